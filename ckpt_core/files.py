@@ -1,0 +1,164 @@
+"""The one door to the operating system's files: every byte that a save writes goes through `Files`.
+
+Tests put a faulty layer here (killed at the n-th operation, power lost at the n-th sync, ENOSPC, EIO)
+under the real engine above. Methods raise plain `OSError`; the callers in persist/ and store/ turn it
+into our errors at one boundary. No method follows a symbolic link in the last component of a path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+_BASE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_SYNC_FILE_RANGE_WRITE = 2
+
+Buffer = bytes | bytearray | memoryview | mmap.mmap
+
+
+class Files:
+    """Real files. Stateless: one instance may serve many threads."""
+
+    # -- names ---------------------------------------------------------------------------------
+
+    def mkdir(self, path: Path) -> None:
+        """Create one directory; its parent exists."""
+        os.mkdir(path)
+
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty directory."""
+        os.rmdir(path)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file (or a symbolic link itself)."""
+        os.unlink(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give `source` the name `target`, atomically; a file there is replaced, a full directory is not."""
+        os.rename(source, target)
+
+    def exchange(self, first: Path, second: Path) -> None:
+        """Swap two existing names atomically (Linux renameat2); OSError where the filesystem cannot."""
+        _renameat2(first, second, _RENAME_EXCHANGE)
+
+    def sync_dir(self, path: Path) -> None:
+        """Make the names in a directory durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _BASE_FLAGS)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    # -- contents ------------------------------------------------------------------------------
+
+    def create(self, path: Path, *, direct: bool = False) -> int:
+        """A descriptor for a new file; FileExistsError if the name is taken."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _direct(direct), 0o644)
+
+    def open_write(self, path: Path, *, direct: bool = False) -> int:
+        """A descriptor for an existing file, whose bytes and blocks stay as they are."""
+        return os.open(path, os.O_RDWR | _direct(direct))
+
+    def open_read(self, path: Path, *, direct: bool = False) -> int:
+        """A read-only descriptor for an existing file."""
+        return os.open(path, os.O_RDONLY | _direct(direct))
+
+    def allocate(self, fd: int, size: int) -> None:
+        """Reserve blocks for bytes 0..size; a no-op where the filesystem has no such call."""
+        if size == 0:
+            return
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as exc:
+            if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                raise
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Set the length of a file."""
+        os.ftruncate(fd, size)
+
+    def pwrite(self, fd: int, data: Buffer, offset: int) -> None:
+        """Write all of `data` at `offset`."""
+        view = memoryview(data).cast("B")
+        while view:
+            written = os.pwrite(fd, view, offset)
+            view = view[written:]
+            offset += written
+
+    def start_writeback(self, fd: int, offset: int, size: int) -> None:
+        """Ask the kernel to begin writing cached pages out; a hint, not a sync."""
+        if _sync_file_range is not None:
+            _sync_file_range(fd, offset, size, _SYNC_FILE_RANGE_WRITE)
+
+    def preadv(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """One scatter read at `offset`; returns the bytes read, 0 at the end of the file."""
+        return os.preadv(fd, buffers, offset)
+
+    def preadv_cached(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """As `preadv`, but only what lies in the page cache now; 0 when that is nothing or cannot be told."""
+        try:
+            return os.preadv(fd, buffers, offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError as exc:
+            if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                raise
+            return 0
+
+    def sync(self, fd: int) -> None:
+        """Make a file's bytes, and the metadata needed to read them, durable."""
+        os.fdatasync(fd)
+
+    def map_shared(self, fd: int, size: int) -> mmap.mmap:
+        """A writable shared mapping of bytes 0..size of a file that is at least that long."""
+        return mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+        os.close(fd)
+
+    # -- compositions --------------------------------------------------------------------------
+
+    def write_new(self, path: Path, data: Buffer) -> None:
+        """Create a small file, write it whole and make its bytes durable (its name needs `sync_dir`)."""
+        fd = self.create(path)
+        try:
+            self.pwrite(fd, data, 0)
+            self.sync(fd)
+        finally:
+            self.close(fd)
+
+    def free_bytes(self, path: Path) -> int:
+        """Bytes that an ordinary user may still write to the filesystem of `path`."""
+        stats = os.statvfs(path)
+        return stats.f_bavail * stats.f_frsize
+
+
+def _direct(direct: bool) -> int:
+    return _BASE_FLAGS | (os.O_DIRECT if direct else 0)
+
+
+def _renameat2(first: Path, second: Path, flags: int) -> None:
+    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if function is None:
+        raise OSError(errno.ENOSYS, "renameat2 is not in this libc", str(first))
+    result = function(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), flags)
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(first), None, str(second))
+
+
+def _load_sync_file_range() -> ctypes._NamedFuncPointer | None:
+    function = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
+    if function is not None:
+        function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return function
+
+
+_sync_file_range = _load_sync_file_range()

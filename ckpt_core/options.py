@@ -1,0 +1,142 @@
+"""What a user can set, checked once and frozen. Explicit argument > environment > default."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from ckpt_core.errors import ConfigError
+from ckpt_core.types import ALIGN_BYTES, DirectIO, Mode, OnError, parse_bytes, parse_duration
+
+ENV_PREFIX = "CKPT_CORE_"
+_SIZES = ("staging_bytes", "chunk_bytes", "eager_leaf_bytes")
+_COUNTS = {"in_flight": 1, "writers": 1, "readers": 1, "keep_last": 1, "keep_every": 1}
+_MODES: dict[str, type[StrEnum]] = {"mode": Mode, "direct_io": DirectIO, "on_error": OnError}
+_FLAGS = ("checksum", "debug_barrier")
+_NONE_ALLOWED = frozenset({"staging_bytes", "keep_last", "keep_every"})
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of a `Checkpointer`. Sizes take an int or text like "2GiB", durations a timedelta or seconds.
+
+    Attributes:
+        in_flight: checkpoints that may be started and not yet committed; one more `save` waits.
+        staging_bytes: bound of host memory for staging, shared by all in-flight checkpoints. None:
+            twice the state, at most a quarter of the free memory.
+        chunk_bytes: size of one staging chunk, of one write and of one checksum; rounded up to 4 KiB.
+        writers: threads that write chunks.
+        readers: threads that read chunks in `restore`.
+        mode: HOST copies to staging chunks, DEVICE clones on the GPU first, DIRECT copies into the
+            memory-mapped shard file, AUTO chooses.
+        direct_io: O_DIRECT writes; AUTO falls back to buffered ones where the filesystem has none.
+        checksum: xxh3 of each chunk, kept in the manifest.
+        keep_last: newest committed steps to keep; None keeps all.
+        keep_every: steps that are multiples of this are kept for ever; None keeps none of them.
+        on_error: what the next `save` does about a save that failed in the background.
+        timeout: longest time that any wait lasts, and longest life of one in-flight checkpoint.
+        eager_leaf_bytes: leaves up to this size are copied inside `save`, since training may change
+            them before the next barrier (BatchNorm buffers, counters, RNG states).
+        debug_barrier: hash every leaf before and after staging, and fail the save of a step whose
+            leaves changed meanwhile, naming them. Costs two passes over the state.
+    """
+
+    in_flight: int = 2
+    staging_bytes: int | str | None = None
+    chunk_bytes: int | str = "16MiB"
+    writers: int = 2
+    readers: int = 4
+    mode: Mode | str = Mode.AUTO
+    direct_io: DirectIO | str = DirectIO.AUTO
+    checksum: bool = True
+    keep_last: int | None = 2
+    keep_every: int | None = None
+    on_error: OnError | str = OnError.RAISE
+    timeout: timedelta | float = timedelta(minutes=10)
+    eager_leaf_bytes: int | str = "16KiB"
+    debug_barrier: bool = False
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.name in _NONE_ALLOWED:
+                continue
+            object.__setattr__(self, field.name, _checked(field.name, value))
+        object.__setattr__(self, "chunk_bytes", -(-self.chunk_size // ALIGN_BYTES) * ALIGN_BYTES)
+
+    @property
+    def chunk_size(self) -> int:
+        """`chunk_bytes` in bytes."""
+        return parse_bytes(self.chunk_bytes, field="chunk_bytes")
+
+    @property
+    def timeout_s(self) -> float:
+        """`timeout` in seconds."""
+        return parse_duration(self.timeout, field="timeout").total_seconds()
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **explicit: Any) -> Options:
+        """Options from `CKPT_CORE_<FIELD>` variables; keyword arguments win over them.
+
+        The only place where ckpt_core reads the environment. "none" stands for None.
+
+        Raises:
+            ConfigError: a variable with our prefix names no field, or its value does not parse.
+        """
+        environ = os.environ if environ is None else environ
+        names = {field.name for field in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for key, text in environ.items():
+            if not key.startswith(ENV_PREFIX):
+                continue
+            name = key.removeprefix(ENV_PREFIX).lower()
+            if name not in names:
+                raise ConfigError(f"{key} is not a setting: known are {', '.join(sorted(names))}")
+            values[name] = _from_text(name, text, key)
+        return cls(**(values | explicit))
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name in _SIZES:
+        size = parse_bytes(value, field=name)
+        if size == 0 and name != "eager_leaf_bytes":
+            raise ConfigError(f"{name}={value!r} must be above zero")
+        return size
+    if name in _COUNTS:
+        if isinstance(value, bool) or not isinstance(value, int) or value < _COUNTS[name]:
+            raise ConfigError(f"{name}={value!r} must be an int of at least {_COUNTS[name]}")
+        return value
+    if name in _MODES:
+        try:
+            return _MODES[name](value)
+        except ValueError as exc:
+            known = ", ".join(repr(member.value) for member in _MODES[name])
+            raise ConfigError(f"{name}={value!r} is unknown: choose one of {known}") from exc
+    if name in _FLAGS:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}={value!r} must be True or False")
+        return value
+    assert name == "timeout", name
+    return parse_duration(value, field=name)
+
+
+def _from_text(name: str, text: str, key: str) -> Any:
+    text = text.strip()
+    if text.lower() == "none" and name in _NONE_ALLOWED:
+        return None
+    if name in _FLAGS:
+        flag = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+        if text.lower() not in flag:
+            raise ConfigError(f"{key}={text!r} is neither true nor false")
+        return flag[text.lower()]
+    if name in _COUNTS or name == "timeout":
+        try:
+            return int(text) if name in _COUNTS else float(text)
+        except ValueError as exc:
+            raise ConfigError(f"{key}={text!r} is not a number") from exc
+    return text
