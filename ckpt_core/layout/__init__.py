@@ -1,0 +1,66 @@
+"""Where every byte of a checkpoint lies, and the files that say so. No I/O, no threads, no torch.
+
+Call order of a save: `ShardLayout.plan` (or `LayoutBuilder`, when the order of leaves becomes known
+one by one) gives offsets and the shard file's header; when the file is written, `RankManifest`
+lists it, and `Manifest` lists the ranks. A load goes back: `Manifest.decode`, `RankManifest.decode`
+and the offsets of its leaves. `parse_header` reads a shard file alone, as other readers do.
+
+Idea: a shard file is a data map and one contiguous tensor region, in the order in which leaves
+become ready, so that staging copies each leaf straight to its place in the file.
+
+Source: LightCheck III-D, DeepFreeze IV-A d. The bytes are specified in docs/format.md.
+"""
+
+from __future__ import annotations
+
+from ckpt_core.layout.dtypes import Storage, itemsize, nbytes, storage
+from ckpt_core.layout.header import MAX_HEADER_BYTES, PAD_PREFIX
+from ckpt_core.layout.manifest import (
+    ChunkSum,
+    FileEntry,
+    Json,
+    LeafEntry,
+    Manifest,
+    RankEntry,
+    RankManifest,
+)
+from ckpt_core.layout.names import (
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    parse_shard_name,
+    rank_manifest_name,
+    shard_name,
+)
+from ckpt_core.layout.parse import HeaderEntry, header_length, parse_header
+from ckpt_core.layout.rules import MAX_MANIFEST_BYTES
+from ckpt_core.layout.shard import Extent, LayoutBuilder, ShardLayout
+
+__all__ = [
+    "FORMAT_NAME",
+    "FORMAT_VERSION",
+    "MANIFEST_NAME",
+    "MAX_HEADER_BYTES",
+    "MAX_MANIFEST_BYTES",
+    "PAD_PREFIX",
+    "ChunkSum",
+    "Extent",
+    "FileEntry",
+    "HeaderEntry",
+    "Json",
+    "LayoutBuilder",
+    "LeafEntry",
+    "Manifest",
+    "RankEntry",
+    "RankManifest",
+    "ShardLayout",
+    "Storage",
+    "header_length",
+    "itemsize",
+    "nbytes",
+    "parse_header",
+    "parse_shard_name",
+    "rank_manifest_name",
+    "shard_name",
+    "storage",
+]

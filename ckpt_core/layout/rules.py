@@ -1,0 +1,134 @@
+"""The rules that a manifest's values keep, checked before it is written and after it was read.
+
+The objects may hold anything that JSON can spell where their types promise an int or a text: every
+check looks at the type first. Each raises `Invalid`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ckpt_core.layout.dtypes import MAX_BYTES, MAX_DIMS, STORAGE, measure
+from ckpt_core.layout.names import MAX_FILES, MAX_RANKS, parse_shard_name, rank_manifest_name
+from ckpt_core.layout.strict_json import Invalid, bounded, brief, is_name, note
+
+if TYPE_CHECKING:
+    from ckpt_core.layout.manifest import FileEntry, LeafEntry, Manifest, RankEntry
+
+MAX_MANIFEST_BYTES = 2**28
+"""Bound of one JSON file: a reader holds it whole, and several times as much while it parses."""
+
+MAX_LEVELS = 512
+"""Deepest nesting of a skeleton: readers recurse, and not every reader starts on an empty stack."""
+
+MAX_STEP = 10**18 - 1
+MAX_UNIX_S = 253_402_300_799
+"""The end of the year 9999: later moments have no calendar date."""
+
+_XXH3 = re.compile(r"[0-9a-f]{16}\Z")
+_ATTEMPT = re.compile(r"([0-9]{12,18})-[0-9a-f]{8}\Z")
+
+
+def check_rank(rank: object) -> None:
+    """A rank is an int of at most five digits."""
+    bounded(rank, "rank", 0, MAX_RANKS - 1)
+
+
+def check_files(files: Sequence[FileEntry], *, rank: int) -> None:
+    """Names are those of this rank, each once; chunks add up to the file."""
+    if len(files) > MAX_FILES:
+        raise Invalid("files", expected=f"at most {MAX_FILES}", got=len(files))
+    seen: set[str] = set()
+    for file in files:
+        parsed = parse_shard_name(file.name) if type(file.name) is str else None
+        if parsed is None or parsed[0] != rank:
+            raise Invalid("file name", expected=f"shard-{rank:05d}-N.safetensors", got=file.name)
+        if file.name in seen:
+            raise Invalid("file name", expected="each once", got=file.name)
+        seen.add(file.name)
+        _check_chunks(file)
+
+
+def _check_chunks(file: FileEntry) -> None:
+    bounded(file.nbytes, f"nbytes of {file.name}", 0, MAX_BYTES)
+    total = 0
+    for chunk in file.chunks:
+        total += bounded(chunk.nbytes, f"chunk of {file.name}", 1, file.nbytes)
+        if chunk.xxh3 is not None:
+            _check_xxh3(chunk.xxh3, f"xxh3 of a chunk of {file.name}")
+    if total != file.nbytes:
+        raise Invalid(f"chunks of {file.name}", expected=f"{file.nbytes} bytes in all", got=total)
+
+
+def check_leaves(leaves: Sequence[LeafEntry], files: Sequence[FileEntry]) -> None:
+    """Each leaf lies inside its file, has the size of its shape, and shares no byte or name."""
+    for leaf in leaves:
+        _check_leaf(leaf, files)
+    names = {leaf.spec.name for leaf in leaves}
+    if len(names) != len(leaves):
+        raise Invalid("leaf names", expected=f"{len(leaves)} different ones", got=len(names))
+    # Overlap would let a small file claim any amount of memory for its leaves.
+    end, file = 0, -1
+    for leaf in sorted(leaves, key=lambda leaf: (leaf.file, leaf.offset, leaf.nbytes)):
+        if leaf.file != file:
+            end, file = 0, leaf.file
+        if leaf.offset < end:
+            raise Invalid(
+                f"offset of leaf {brief(leaf.spec.name)}", expected=f">= {end}", got=leaf.offset
+            )
+        end = leaf.offset + leaf.nbytes
+
+
+def _check_leaf(leaf: LeafEntry, files: Sequence[FileEntry]) -> None:
+    spec = leaf.spec
+    if not is_name(spec.name):
+        raise Invalid("leaf name", expected="a text that UTF-8 can hold", got=spec.name)
+    if type(spec.dtype) is not str or spec.dtype not in STORAGE:
+        raise Invalid(
+            f"dtype of leaf {brief(spec.name)}", expected="a dtype of this version", got=spec.dtype
+        )
+    for dim in spec.shape:
+        if type(dim) is not int:
+            raise Invalid(f"shape of leaf {brief(spec.name)}", expected="ints", got=dim)
+    size = measure(spec.dtype, spec.shape)
+    if size is None:
+        expected = f"up to {MAX_DIMS} dimensions >= 0, 2**60 bytes"
+        got = note(f"{len(spec.shape)} dimensions")
+        raise Invalid(f"shape of leaf {brief(spec.name)}", expected=expected, got=got)
+    if type(leaf.nbytes) is not int or leaf.nbytes != size:
+        raise Invalid(f"nbytes of leaf {brief(spec.name)}", expected=str(size), got=leaf.nbytes)
+    if not files:
+        raise Invalid("file of a leaf", expected="a file", got=note("a rank without files"))
+    bounded(leaf.file, f"file of leaf {brief(spec.name)}", 0, len(files) - 1)
+    room = files[leaf.file].nbytes - size
+    bounded(leaf.offset, f"offset of leaf {brief(spec.name)}", 0, room)
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Step, attempt and time are in range; ranks are 0 .. n-1 in order, each with its own file."""
+    step = bounded(manifest.step, "step", 0, MAX_STEP)
+    match = _ATTEMPT.match(manifest.attempt) if type(manifest.attempt) is str else None
+    if match is None or match[1] != f"{step:012d}":
+        raise Invalid("attempt", expected=f"{step:012d}-<8 hex>", got=manifest.attempt)
+    created = manifest.created_unix_s
+    if type(created) not in (int, float) or not 0 <= created <= MAX_UNIX_S:
+        raise Invalid("created_unix_s", expected=f"seconds in 0..{MAX_UNIX_S}", got=created)
+    bounded(manifest.state_bytes, "state_bytes", 0, MAX_BYTES)
+    bounded(len(manifest.ranks), "number of ranks", 1, MAX_RANKS)
+    for rank, entry in enumerate(manifest.ranks):
+        _check_rank_entry(entry, rank)
+
+
+def _check_rank_entry(entry: RankEntry, rank: int) -> None:
+    bounded(entry.rank, "rank (ranks are in order)", rank, rank)
+    if entry.file != rank_manifest_name(rank):
+        raise Invalid("rank manifest", expected=rank_manifest_name(rank), got=entry.file)
+    bounded(entry.nbytes, f"nbytes of {entry.file}", 1, MAX_MANIFEST_BYTES)
+    _check_xxh3(entry.xxh3, f"xxh3 of {entry.file}")
+
+
+def _check_xxh3(value: object, what: str) -> None:
+    if type(value) is not str or _XXH3.match(value) is None:
+        raise Invalid(what, expected="16 lower-case hex digits", got=value)

@@ -1,0 +1,31 @@
+"""Settings that every test shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+# Two cores serve the tests: more threads would only add noise to the timings that tests rely on.
+torch.set_num_threads(1)
+
+# A shared machine stalls for seconds now and then; a deadline per example would fail at random.
+hypothesis.settings.register_profile(
+    "ci", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("ci")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A place for a checkpoint root that does not exist yet."""
+    return tmp_path / "ckpts"
+
+
+@pytest.fixture
+def seeded() -> int:
+    """Seed torch's generator; the seed, for tests that draw more."""
+    torch.manual_seed(0)
+    return 0

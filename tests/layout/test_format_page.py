@@ -1,0 +1,77 @@
+"""docs/format.md says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ckpt_core import layout
+from ckpt_core.layout.dtypes import MAX_BYTES, MAX_DIMS, STORAGE
+from ckpt_core.layout.names import MAX_FILES, MAX_RANKS
+from ckpt_core.layout.rules import MAX_LEVELS, MAX_STEP, MAX_UNIX_S
+from ckpt_core.state import atoms
+
+PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Cells of the first table after a heading."""
+    found = re.search(r"^\|.*?(?=\n\n)", PAGE[PAGE.index(heading) :], re.MULTILINE | re.DOTALL)
+    assert found is not None
+    lines = found[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def words(cell: str) -> list[str]:
+    spread = re.sub(
+        r"`(u?int)(\d)` to `u?int(\d)`",
+        lambda m: " ".join(f"`{m[1]}{bits}`" for bits in range(int(m[2]), int(m[3]) + 1)),
+        cell,
+    )
+    return re.findall(r"`([^`]+)`", spread)
+
+
+def test_the_table_of_dtypes_is_the_one_of_the_code() -> None:
+    found = {}
+    for names_cell, sizes_cell, codes_cell in rows("### Dtypes"):
+        names, codes, sizes = words(names_cell), words(codes_cell), sizes_cell.split()
+        sizes = sizes * len(names) if len(sizes) == 1 else sizes
+        codes = codes * len(names) if len(codes) == 1 else codes
+        last = re.search(r"last dimension (\d|the itemsize)", codes_cell)
+        for name, size, code in zip(names, sizes, codes, strict=True):
+            trailing = None if last is None else last[1].replace("the itemsize", size)
+            found[name] = (int(size), code, trailing and int(trailing))
+    assert found == {name: (k.itemsize, k.code, k.trailing) for name, k in STORAGE.items()}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"# The format, version {layout.FORMAT_VERSION}",
+        f'| `format`, `version` | `"{layout.FORMAT_NAME}"`, `{layout.FORMAT_VERSION}` |',
+        f"at most {layout.MAX_HEADER_BYTES:,} (safetensors".replace(",", " "),
+        f"at most {layout.MAX_MANIFEST_BYTES:,} bytes".replace(",", " "),
+        f"at most {MAX_RANKS:,} ranks".replace(",", " "),
+        f"0 to {MAX_FILES - 1}",
+        f"at most {MAX_FILES};",
+        f"at most {MAX_LEVELS} levels",
+        f"at most {MAX_DIMS} dimensions",
+        f"at most 2^{MAX_BYTES.bit_length() - 1} ",
+        f"0 to {MAX_UNIX_S} ",
+        f"`{layout.PAD_PREFIX}<number>`",
+    ],
+)
+def test_the_page_states_each_limit(text: str) -> None:
+    assert text in PAGE
+
+
+def test_steps_have_at_most_eighteen_digits() -> None:
+    assert "0 to 10^18 - 1" in PAGE
+    assert MAX_STEP == 10**18 - 1
+
+
+def test_every_atom_of_the_skeleton_has_a_row() -> None:
+    found = [name for cells in rows("Atoms are") for name in words(cells[0])]
+    assert sorted(found) == sorted(atoms.CODEC)
