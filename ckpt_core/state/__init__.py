@@ -1,0 +1,20 @@
+"""State trees <-> leaves (name, tensor) and a skeleton of everything that is not a tensor.
+
+Call order:
+    save (training thread)   flatten(state) -> leaves go to the stager, `skeleton.to_json()` into
+                             the manifest, later and from any thread
+    load                     Skeleton.from_json(...).allocate(specs) -> fill -> .unflatten(tensors)
+    restore                  bind(skeleton, specs, live) -> fill `.destinations` -> `.finish()`
+
+Idea: each piece of memory is one leaf, however many tensors show it, so nothing is written twice
+and sharing survives; the skeleton is JSON, so reading a checkpoint runs no code.
+Source: DeepFreeze (CCGrid '20) section IV-A c.
+"""
+
+from ckpt_core.state.bind import Binding, bind
+from ckpt_core.state.flatten import FlatState, flatten
+from ckpt_core.state.leaf import Leaf
+from ckpt_core.state.rng import RngState
+from ckpt_core.state.skeleton import Skeleton
+
+__all__ = ["Binding", "FlatState", "Leaf", "RngState", "Skeleton", "bind", "flatten"]

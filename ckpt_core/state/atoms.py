@@ -1,0 +1,254 @@
+"""Atoms: immutable values with a JSON form of their own, one row of a table for each kind."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime as dt
+import pathlib
+import struct
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ckpt_core.state import arrays
+from ckpt_core.state.leaf import dtype_name, dtypes
+
+_PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
+_BIG_INT_BITS = 8192
+"""Python refuses to print or parse ints of more than 4300 digits; those travel as hex."""
+
+
+def float_to_hex(value: float) -> str:
+    """The 8 bytes of a float: the only text that keeps the payload of a NaN."""
+    return struct.pack(">d", value).hex()
+
+
+def _float_from_hex(text: Any) -> float:
+    data = bytes.fromhex(_text(text))
+    if len(data) != 8:
+        raise ValueError("a float has 8 bytes")
+    return float(struct.unpack(">d", data)[0])
+
+
+def int_is_big(value: int) -> bool:
+    """Whether JSON cannot carry this int as digits."""
+    return value.bit_length() > _BIG_INT_BITS
+
+
+def has_surrogates(text: str) -> bool:
+    """Whether the text cannot be encoded as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def to_base64(data: bytes) -> str:
+    """Text of bytes."""
+    return base64.b64encode(data).decode("ascii")
+
+
+def from_base64(text: Any) -> bytes:
+    """Bytes of text; raises ValueError."""
+    try:
+        return base64.b64decode(_text(text).encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as exc:
+        raise ValueError("malformed base64") from exc
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected text, found {type(value).__name__}")
+    return value
+
+
+def _ints(value: Any, count: int) -> list[int]:
+    if not isinstance(value, list) or len(value) != count:
+        raise ValueError(f"expected {count} ints")
+    if any(type(item) is not int for item in value):
+        raise ValueError(f"expected {count} ints")
+    return value
+
+
+def _parse_complex(value: Any) -> complex:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError("a complex number has two parts")
+    return complex(_float_from_hex(value[0]), _float_from_hex(value[1]))
+
+
+def _parse_path(value: Any) -> pathlib.PurePath:
+    if not isinstance(value, list) or len(value) != 2 or value[0] not in _PATHS:
+        raise ValueError("not a path")
+    kind = value[0]
+    native = type(pathlib.Path()).__name__
+    if kind in ("PosixPath", "WindowsPath") and kind != native:
+        kind = "Pure" + kind
+    made: pathlib.PurePath = getattr(pathlib, kind)(_unescape(value[1]))
+    return made
+
+
+def _parse_dtype(value: Any) -> torch.dtype:
+    if _text(value) not in dtypes():
+        raise ValueError(f"this torch has no dtype {value[:40]!r}")
+    return dtypes()[value]
+
+
+def _parse_device(value: Any) -> torch.device:
+    try:
+        return torch.device(_text(value))
+    except RuntimeError as exc:
+        raise ValueError(f"{value[:40]!r} is no device") from exc
+
+
+def _parse_enum_like(cls: type, value: Any) -> Any:
+    found = getattr(torch, _text(value), None)
+    if not isinstance(found, cls):
+        raise ValueError(f"{value[:40]!r} is no {cls.__name__}")
+    return found
+
+
+def _escape(text: str) -> str:
+    return to_base64(text.encode("utf-8", "surrogatepass"))
+
+
+def _unescape(text: Any) -> str:
+    return from_base64(text).decode("utf-8", "surrogatepass")
+
+
+def _dump_time(value: Any) -> list[Any]:
+    return [value.isoformat(), value.fold]
+
+
+def _parse_time(cls: Any) -> Callable[[Any], Any]:
+    def parse(value: Any) -> Any:
+        if not isinstance(value, list) or len(value) != 2 or value[1] not in (0, 1):
+            raise ValueError("not a time")
+        return cls.fromisoformat(_text(value[0])).replace(fold=value[1])
+
+    return parse
+
+
+def _parse_timezone(value: Any) -> dt.timezone:
+    return dt.timezone(dt.timedelta(*_ints(value, 3)))
+
+
+def _parse_array(value: Any) -> Any:
+    if not isinstance(value, list) or len(value) != 3:
+        raise ValueError("not an array")
+    data = from_base64(value[2])
+    arrays.unpack_array(value[0], value[1], data)
+    return value[0], value[1], data
+
+
+def _parse_scalar(value: Any) -> Any:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError("not a scalar")
+    data = from_base64(value[1])
+    arrays.unpack_scalar(value[0], data)
+    return value[0], data
+
+
+def _parse_npdtype(value: Any) -> Any:
+    arrays.parse_dtype(value)
+    return value
+
+
+def _parse_range(value: Any) -> range:
+    return range(*_ints(value, 3))
+
+
+def _parse_versions(value: Any) -> tuple[tuple[str, int], ...]:
+    if not isinstance(value, list) or any(
+        not isinstance(row, list) or [type(item) for item in row] != [str, int] for row in value
+    ):
+        raise ValueError("not module versions")
+    return tuple((row[0], row[1]) for row in value)
+
+
+_Row = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+CODEC: dict[str, _Row] = {
+    "float": (float_to_hex, _float_from_hex),
+    "int": (hex, lambda text: int(_text(text), 16)),
+    "str": (_escape, _unescape),
+    "bytes": (to_base64, from_base64),
+    "bytearray": (to_base64, from_base64),
+    "complex": (lambda z: [float_to_hex(z.real), float_to_hex(z.imag)], _parse_complex),
+    "range": (lambda r: [r.start, r.stop, r.step], _parse_range),
+    "ellipsis": (lambda _: None, lambda _: ...),
+    "dtype": (dtype_name, _parse_dtype),
+    "device": (str, _parse_device),
+    "layout": (
+        lambda v: str(v).removeprefix("torch."),
+        lambda v: _parse_enum_like(torch.layout, v),
+    ),
+    "memory_format": (
+        lambda v: str(v).removeprefix("torch."),
+        lambda v: _parse_enum_like(torch.memory_format, v),
+    ),
+    "path": (lambda p: [type(p).__name__, _escape(str(p))], _parse_path),
+    "date": (dt.date.isoformat, lambda v: dt.date.fromisoformat(_text(v))),
+    "datetime": (_dump_time, _parse_time(dt.datetime)),
+    "time": (_dump_time, _parse_time(dt.time)),
+    "timedelta": (
+        lambda d: [d.days, d.seconds, d.microseconds],
+        lambda v: dt.timedelta(*_ints(v, 3)),
+    ),
+    "timezone": (
+        lambda z: [(d := z.utcoffset(None)).days, d.seconds, d.microseconds],
+        _parse_timezone,
+    ),
+    "uuid": (str, lambda v: uuid.UUID(_text(v))),
+    "ndarray": (lambda v: [v[0], v[1], to_base64(v[2])], _parse_array),
+    "npscalar": (lambda v: [v[0], to_base64(v[1])], _parse_scalar),
+    "npdtype": (lambda v: v, _parse_npdtype),
+    "versions": (lambda v: [list(row) for row in v], _parse_versions),
+}
+"""Tag -> (value to JSON, JSON to value). Parsers raise ValueError, TypeError or OverflowError."""
+
+EXACT_TYPES: dict[type, str] = {
+    bytes: "bytes",
+    complex: "complex",
+    range: "range",
+    type(...): "ellipsis",
+    torch.dtype: "dtype",
+    torch.device: "device",
+    torch.layout: "layout",
+    torch.memory_format: "memory_format",
+    dt.date: "date",
+    dt.timedelta: "timedelta",
+    uuid.UUID: "uuid",
+}
+"""Types whose instances are atoms as they are."""
+EXACT_TYPES |= {getattr(pathlib, name): "path" for name in _PATHS}
+
+
+def parse_atom(tag: str, value: Any) -> Any:
+    """The frozen value of an atom's JSON; `thaw` makes the value of the tree from it.
+
+    Raises:
+        ValueError: malformed.
+    """
+    try:
+        return CODEC[tag][1](value)
+    except (ValueError, TypeError, OverflowError, ArithmeticError) as exc:
+        raise ValueError(f"malformed {tag}: {exc}") from exc
+
+
+def thaw(tag: str, value: Any) -> Any:
+    """A fresh value of the tree from a frozen one: mutable values are never shared."""
+    if tag == "bytearray":
+        return bytearray(value)
+    if tag == "ndarray":
+        return arrays.unpack_array(*value)
+    if tag == "npscalar":
+        return arrays.unpack_scalar(*value)
+    if tag == "npdtype":
+        return arrays.parse_dtype(value)
+    if tag == "versions":
+        return OrderedDict((name, {"version": version}) for name, version in value)
+    return value

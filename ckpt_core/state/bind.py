@@ -1,0 +1,172 @@
+"""`bind`: where the bytes of a checkpoint go in a live state, and what remains to do after them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ckpt_core.errors import RestoreError, StateMismatch
+from ckpt_core.state.aliasing import overlaps_itself
+from ckpt_core.state.leaf import dtype_name, extent
+from ckpt_core.state.match import Home, Load, Matcher
+from ckpt_core.state.skeleton import Skeleton
+from ckpt_core.state.special import subbyte_dtypes
+from ckpt_core.types import LeafSpec
+
+_SHOWN = 20
+
+
+def bind(skeleton: Skeleton, specs: Mapping[str, LeafSpec], live: Any, *, trusted: bool) -> Binding:
+    """Pair a checkpoint with a live state; changes nothing yet. Called by `restore`.
+
+    Args:
+        specs: every leaf of the checkpoint, by name.
+        live: the state tree to fill, of the structure that was saved. A plain value in it takes
+            whatever was saved, in the tree that `finish` returns.
+        trusted: unpickle any type and import modules.
+
+    Raises:
+        StateMismatch: names, shapes, dtypes or kinds differ; `.problems` lists all differences.
+        CorruptCheckpoint: skeleton and leaves contradict each other.
+        UntrustedData: it holds something that only `trusted=True` loads.
+    """
+    matcher = Matcher(skeleton, specs, trusted=trusted)
+    matcher.check_refs()
+    matcher.match(skeleton.tree, live, "")
+    if matcher.problems:
+        raise _mismatch(matcher.problems, skeleton)
+    direct, rest = _choose(skeleton, specs, matcher.homes)
+    fresh = skeleton.allocate({name: spec for name, spec in specs.items() if name not in direct})
+    destinations = {name: direct[name] if name in direct else fresh[name] for name in specs}
+    # What cannot be built must show before anything is filled.
+    skeleton.builder(destinations, trusted=trusted, rehearsal=True).build(skeleton.tree)
+    return Binding(skeleton, destinations, copies=rest, loads=matcher.loads, trusted=trusted)
+
+
+class Binding:
+    """Destinations to fill, then `finish`.
+
+    Attributes:
+        destinations: leaf name -> tensor of any strides and device; live where there is a live
+            tensor of the same dtype and shape, else fresh. Its elements take the leaf's bytes in
+            row-major order. No two of them overlap, so they may be filled in parallel.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        destinations: dict[str, Tensor],
+        *,
+        copies: list[Home],
+        loads: list[Load],
+        trusted: bool,
+    ) -> None:
+        self.destinations = destinations
+        self._skeleton = skeleton
+        self._copies = copies
+        self._loads = loads
+        self._trusted = trusted
+
+    def finish(self) -> Any:
+        """Complete the live state and return the tree as loaded; call when all bytes are there.
+
+        Tensors of the tree that were filled in place are the live ones; containers are always new.
+
+        Raises:
+            RestoreError: a `load_state_dict` failed; names the object, which may be half loaded.
+            CorruptCheckpoint: parts of a composite tensor contradict each other.
+        """
+        builder = self._skeleton.builder(self.destinations, trusted=self._trusted)
+        with torch.no_grad():
+            for home in self._copies:
+                _copy(home.tensor, builder.ref(home.number))
+        for load in self._loads:
+            try:
+                load.live.load_state_dict(builder.build(load.node))
+            except Exception as exc:
+                raise RestoreError(
+                    f"{load.path or 'the state itself'}: {type(load.live).__name__}.load_state_dict"
+                    f" refused the saved state: {type(exc).__name__}: {exc}",
+                    path=self._skeleton.path,
+                ) from exc
+        return builder.build(self._skeleton.tree)
+
+
+def _mismatch(problems: list[str], skeleton: Skeleton) -> StateMismatch:
+    lines = "\n  ".join(problems[:_SHOWN])
+    more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    return StateMismatch(
+        f"the checkpoint does not fit the state, in {len(problems)} places; nothing was changed:\n"
+        f"  {lines}{more}\nBuild the state as it was when it was saved, or read the checkpoint with"
+        " ckpt_core.load(path) and pick what fits.",
+        problems=problems,
+    )
+
+
+def _choose(
+    skeleton: Skeleton, specs: Mapping[str, LeafSpec], homes: list[Home]
+) -> tuple[dict[str, Tensor], list[Home]]:
+    """One home for each leaf, where the bytes go directly; the others are filled by copies."""
+    direct: dict[str, Tensor] = {}
+    rest: list[Home] = []
+    claimed: dict[int, list[tuple[int, int]]] = {}
+    known: dict[str, tuple[object, ...]] = {}
+    for home in homes:
+        name = skeleton.refs.leaf[home.number]
+        place = _place(home.tensor)
+        if place is not None and known.get(name) == place:
+            continue  # The same live tensor again: tied weights.
+        fits = name not in direct and _is_direct(skeleton, specs[name], home)
+        if fits and _claim(home.tensor, claimed):
+            direct[name] = home.tensor
+            known[name] = place or ()
+        else:
+            rest.append(home)
+    return direct, rest
+
+
+def _is_direct(skeleton: Skeleton, spec: LeafSpec, home: Home) -> bool:
+    refs, tensor = skeleton.refs, home.tensor
+    if home.number in refs.views or home.number in refs.composites:
+        return False
+    flags = refs.flags.get(home.number, "")
+    return (
+        not ("c" in flags or "n" in flags or tensor.is_conj() or tensor.is_neg())
+        and tensor.layout is torch.strided
+        and dtype_name(tensor.dtype) == spec.dtype
+        and not overlaps_itself(tensor.shape, tensor.stride())
+    )
+
+
+def _place(tensor: Tensor) -> tuple[object, ...] | None:
+    if tensor.layout is not torch.strided:
+        return None
+    bits = (tensor.is_conj(), tensor.is_neg())
+    where = (tensor.untyped_storage()._cdata, tensor.storage_offset(), *bits)
+    return (*where, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _claim(tensor: Tensor, claimed: dict[int, list[tuple[int, int]]]) -> bool:
+    """Whether no other leaf goes to any of these bytes; two writers would race."""
+    low = tensor.data_ptr()
+    high = low + extent(tensor.shape, tensor.stride()) * tensor.itemsize
+    taken = claimed.setdefault(tensor.untyped_storage()._cdata, [])
+    if any(start < high and low < end for start, end in taken):
+        return False
+    taken.append((low, high))
+    return True
+
+
+def _copy(home: Tensor, source: Tensor) -> None:
+    """Fill a live tensor of any form from one of equal dtype and shape."""
+    source = source.detach()
+    if home.layout is torch.strided and not home.is_quantized:
+        for dim, step in enumerate(home.stride()):
+            if step == 0 and home.shape[dim] > 1:  # An expanded dimension is one element.
+                home, source = home.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+        if home.dtype in subbyte_dtypes():
+            home, source = home.view(torch.uint8), source.view(torch.uint8)
+    home.copy_(source)

@@ -1,0 +1,283 @@
+"""Nodes and tensors -> the state tree. Imports nothing and calls no constructor of the user's."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ckpt_core.errors import CorruptCheckpoint, UntrustedData
+from ckpt_core.state.atoms import thaw
+from ckpt_core.state.freeze import FACTORIES
+from ckpt_core.state.leaf import dtype_name, dtypes, empty_leaf, extent, typed_view
+from ckpt_core.state.nodes import (
+    PLAIN,
+    Array,
+    Atom,
+    Map,
+    Member,
+    Node,
+    Obj,
+    Opaque,
+    Record,
+    Ref,
+    RefTable,
+    Seq,
+    View,
+)
+from ckpt_core.state.opaque import open_opaque
+from ckpt_core.state.special import put_bits, rebuild
+
+_SEQ_MAKERS: dict[str, Callable[[list[Any]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "Size": torch.Size,
+    "slice": lambda parts: slice(*parts),
+}
+
+
+class Builder:
+    """Builds trees over one set of tensors; the trees share the tensors, but no container."""
+
+    def __init__(
+        self,
+        refs: RefTable,
+        tensors: Mapping[str, Tensor],
+        *,
+        trusted: bool,
+        path: str,
+        rehearsal: bool = False,
+    ) -> None:
+        self._rehearsal = rehearsal
+        self._refs = refs
+        self._tensors = tensors
+        self._trusted = trusted
+        self._path = path
+        self._made: dict[int, Tensor] = {}
+        self._aligned: dict[str, Tensor] = {}
+
+    def build(self, node: Node) -> Any:
+        """The value of a node.
+
+        Raises:
+            CorruptCheckpoint: parts do not belong together.
+            UntrustedData: it needs a type that is not there, or a pickle that is not harmless.
+        """
+        if type(node) in PLAIN:
+            return node
+        return _BUILDERS[type(node)](self, node)
+
+    def corrupt(self, message: str) -> CorruptCheckpoint:
+        """The error for contents that contradict each other."""
+        return CorruptCheckpoint(f"the skeleton of this checkpoint has {message}", path=self._path)
+
+    # -- containers ----------------------------------------------------------------------------
+
+    def seq(self, node: Seq) -> Any:
+        items = [self.build(item) for item in node.items]
+        if node.kind == "deque":
+            return deque(items, node.maxlen)
+        try:
+            return _SEQ_MAKERS[node.kind](items)
+        except TypeError as exc:
+            raise self.corrupt(f"a {node.kind} of values that cannot be in one") from exc
+
+    def map(self, node: Map) -> Any:
+        keys = [self.build(key) for key in node.keys]
+        try:
+            items = dict(zip(keys, map(self.build, node.values), strict=True))
+        except TypeError as exc:
+            raise self.corrupt("a dict with a key that cannot be one") from exc
+        if len(items) != len(keys):
+            raise self.corrupt("a dict with a key that occurs twice")
+        if node.kind == "dict":
+            return items
+        if node.kind == "defaultdict":
+            return defaultdict(FACTORIES[node.factory] if node.factory else None, items)
+        if node.kind == "Counter":
+            made: Counter[Any] = Counter()
+            dict.update(made, items)
+            return made
+        ordered = OrderedDict(items)
+        if node.attrs is not None:
+            vars(ordered).update(self.build(node.attrs))
+        return ordered
+
+    def record(self, node: Record) -> Any:
+        cls = self._type(node.type_name, f"{node.kind} type", _is_record(node))
+        values = [self.build(value) for value in node.values]
+        if node.kind == "namedtuple":
+            return tuple.__new__(cls, values)
+        made = object.__new__(cls)
+        for name, value in zip(node.fields, values, strict=True):
+            object.__setattr__(made, name, value)
+        return made
+
+    def obj(self, node: Obj) -> Any:
+        return self.build(node.state)
+
+    # -- values --------------------------------------------------------------------------------
+
+    def atom(self, node: Atom) -> Any:
+        return thaw(node.tag, node.value)
+
+    def member(self, node: Member) -> Any:
+        if node.name is None:
+            cls = self._type(node.type_name, "Flag type", lambda c: issubclass(c, enum.Flag))
+            try:
+                return cls(node.value)
+            except ValueError as exc:
+                raise self.corrupt(f"{node.value} as a member of {node.type_name}") from exc
+        cls = self._type(node.type_name, "Enum type", lambda c: issubclass(c, enum.Enum))
+        members: Mapping[str, Any] = cls.__members__
+        if node.name not in members:
+            raise self.corrupt(f"{node.name!r} as a member of {node.type_name}, which has no such")
+        return members[node.name]
+
+    def opaque(self, node: Opaque) -> Any:
+        return open_opaque(node, trusted=self._trusted, path=self._path)
+
+    def _type(self, name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
+        """A type that is loaded already; only trusted=True may import its module."""
+        module_name, _, qualname = name.partition(":")
+        if self._trusted:
+            try:
+                importlib.import_module(module_name)
+            except Exception as exc:
+                raise UntrustedData(
+                    f"the checkpoint holds a {name}, whose module cannot be imported: {exc}",
+                    type_name=name.replace(":", "."),
+                    path=self._path,
+                ) from exc
+        module = sys.modules.get(module_name)
+        try:
+            # Plain lookups in the modules' and classes' own dicts: no __getattr__ of theirs runs.
+            found: Any = module
+            for part in qualname.split("."):
+                found = vars(found)[part]
+        except (KeyError, TypeError):
+            found = None
+        if not isinstance(found, type) or not fits(found):
+            raise UntrustedData(
+                f"the checkpoint holds a {name}, but no {kind} of that name with the same fields is"
+                " loaded: import its module first, or pass trusted=True to let us import it",
+                type_name=name.replace(":", "."),
+                path=self._path,
+            )
+        return found
+
+    # -- tensors -------------------------------------------------------------------------------
+
+    def array(self, node: Array) -> Any:
+        made = self.ref(node.ref).numpy()
+        if node.readonly:
+            made.flags.writeable = False
+        return made
+
+    def ref(self, number: Ref) -> Tensor:
+        """The tensor of an occurrence, the same one each time."""
+        made = self._made.get(number)
+        if made is None:
+            made = self._made[number] = self._flagged(self._composed(number), number)
+        return made
+
+    def _composed(self, number: Ref) -> Tensor:
+        composite = self._refs.composites.get(number)
+        if composite is None:
+            return self.part(number)
+        parts = {name: self.part(part) for name, part in composite.parts.items()}
+        if self._rehearsal:  # The indices of a sparse tensor mean nothing before they are read.
+            return torch.empty(0)
+        try:
+            return rebuild(composite.kind, composite.meta, parts)
+        except (RuntimeError, ValueError, TypeError, IndexError) as exc:
+            raise self.corrupt(f"a {composite.kind} tensor of unfit parts: {exc}") from exc
+
+    def _flagged(self, tensor: Tensor, number: Ref) -> Tensor:
+        flags = self._refs.flags.get(number)
+        if flags is None or self._rehearsal:
+            return tensor
+        try:
+            tensor = put_bits(tensor, flags)
+            if "p" in flags:
+                return Parameter(tensor, requires_grad="g" in flags)
+            return tensor.detach().requires_grad_() if "g" in flags else tensor
+        except RuntimeError as exc:
+            raise self.corrupt(f"a tensor whose dtype does not allow its flags: {exc}") from exc
+
+    def part(self, number: Ref) -> Tensor:
+        """The leaf, or view of a leaf, of an occurrence; without its flags."""
+        name = self._refs.leaf[number]
+        leaf = self._tensors.get(name)
+        if leaf is None:
+            raise self.corrupt(f"a tensor of the leaf {name!r}, which the checkpoint does not list")
+        view = self._refs.views.get(number)
+        return leaf if view is None else self._view(leaf, view, name)
+
+    def _view(self, leaf: Tensor, view: View, name: str) -> Tensor:
+        dtype = dtypes()[view.dtype]
+        check_view(view, leaf.nbytes, name, self._path)
+        leaf = self._aligned.get(name, leaf)
+        if not leaf.is_contiguous():
+            leaf = self._aligned[name] = leaf.contiguous()
+        start = leaf.storage_offset() * leaf.itemsize + view.offset
+        if start % dtype.itemsize:
+            shift = -view.offset % dtype.itemsize
+            moved = empty_leaf(torch.uint8, (leaf.nbytes,), shift_bytes=shift)
+            moved.copy_(leaf.view(torch.uint8).reshape(-1))
+            leaf = self._aligned[name] = moved
+            start = shift + view.offset
+        offset = start // dtype.itemsize
+        return typed_view(leaf, dtype, offset=offset, shape=view.shape, stride=view.stride)
+
+
+_BUILDERS: dict[type, Callable[[Builder, Any], Any]] = {
+    Seq: Builder.seq,
+    Map: Builder.map,
+    Record: Builder.record,
+    Obj: Builder.obj,
+    Atom: Builder.atom,
+    Member: Builder.member,
+    Array: Builder.array,
+    Opaque: Builder.opaque,
+    Ref: Builder.ref,
+}
+
+
+def check_view(view: View, leaf_bytes: int, name: str, path: str) -> None:
+    """Raise CorruptCheckpoint unless the view lies inside its leaf."""
+    size = extent(view.shape, view.stride) * dtypes()[view.dtype].itemsize
+    if view.offset + size > leaf_bytes:
+        raise CorruptCheckpoint(
+            f"the skeleton has a view of bytes {view.offset} to {view.offset + size} of the leaf"
+            f" {name!r}, which has {leaf_bytes}",
+            path=path,
+            expected=f"at most {leaf_bytes}",
+            got=str(view.offset + size),
+        )
+
+
+def _is_record(node: Record) -> Callable[[Any], bool]:
+    def fits(cls: Any) -> bool:
+        if node.kind == "namedtuple":
+            return issubclass(cls, tuple) and list(getattr(cls, "_fields", ())) == list(node.fields)
+        if not dataclasses.is_dataclass(cls):
+            return False
+        return [field.name for field in dataclasses.fields(cls)] == list(node.fields)
+
+    return fits
+
+
+def shown_dtype(tensor: Tensor) -> str:
+    """dtype and shape of a tensor for messages."""
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"

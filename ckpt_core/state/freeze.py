@@ -1,0 +1,339 @@
+"""The walk of `flatten`: from a live state tree to nodes, tensors in the order in which they occur.
+
+Everything that is not a tensor is frozen here, on the training thread: nothing in the nodes is an
+object that training may change later. Tensors are only noted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ckpt_core.errors import ConfigError
+from ckpt_core.state import arrays
+from ckpt_core.state.atoms import EXACT_TYPES
+from ckpt_core.state.nodes import (
+    MAX_DEPTH,
+    PLAIN,
+    Array,
+    Atom,
+    Map,
+    Member,
+    Node,
+    Obj,
+    Record,
+    Ref,
+    Seq,
+)
+from ckpt_core.state.opaque import pickle_opaque
+from ckpt_core.state.special import is_uninitialized
+
+FACTORIES: dict[str, type] = {
+    cls.__name__: cls for cls in (list, dict, int, float, set, str, bool, tuple)
+}
+TENSORS: frozenset[type] = frozenset({Tensor, Parameter})
+_Handler = Callable[["Walker", Any, str], Node]
+
+
+def type_name(cls: type) -> str:
+    """ "module:qualname", the form in which a skeleton names a type."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def shown(path: str) -> str:
+    """A path for messages."""
+    return repr(path) if path else "the state itself"
+
+
+class Walker:
+    """One walk. `segments` says to which object the tensors from a number on belong."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.tensors: list[Tensor] = []
+        self.segments: list[tuple[int, object]] = [(0, None)]
+        self._active: dict[int, None] = {}
+        self._arrays: dict[int, tuple[Any, Tensor | None]] = {}
+
+    def node(self, value: Any, path: str) -> Node:
+        """The node of any value.
+
+        Raises:
+            ConfigError: it holds itself, nests too deeply, or cannot be stored.
+        """
+        cls = type(value)
+        if cls in PLAIN:
+            return value
+        return (_HANDLERS.get(cls) or _handler(cls))(self, value, path)
+
+    def container(self, value: object, path: str, children: Callable[[], Node]) -> Node:
+        """Run `children` with `value` marked as being walked."""
+        if id(value) in self._active:
+            raise ConfigError(
+                f"{shown(path)} contains itself: a checkpoint holds trees; break the cycle"
+            )
+        if len(self._active) >= MAX_DEPTH:
+            raise ConfigError(
+                f"the state nests more than {MAX_DEPTH} containers at {shown(path[:200])}:"
+                " make it flatter"
+            )
+        self._active[id(value)] = None
+        try:
+            return children()
+        except RecursionError as exc:
+            raise ConfigError(
+                f"the state nests too deeply for Python's stack at {shown(path[:200])}:"
+                " make it flatter"
+            ) from exc
+        finally:
+            self._active.pop(id(value), None)
+
+    def ref(self, tensor: Tensor, path: str) -> Ref:
+        """Note one tensor."""
+        number = Ref(len(self.tensors))
+        self.tensors.append(tensor)
+        self.names.append(path)
+        return number
+
+    def values(self, values: Sequence[Any], names: Iterable[str], path: str) -> list[Node]:
+        """Nodes of a container's values; runs of one kind are handled as a whole."""
+        kinds = set(map(type, values))
+        if kinds <= PLAIN:
+            return list(values)
+        prefix = f"{path}." if path else ""
+        if kinds <= TENSORS:
+            first = len(self.tensors)
+            self.tensors.extend(values)
+            self.names.extend([prefix + name for name in names])
+            return list(map(Ref, range(first, first + len(values))))
+        node = self.node
+        return [
+            value if type(value) in PLAIN else node(value, prefix + name)
+            for value, name in zip(values, names, strict=True)
+        ]
+
+    def mapping(self, value: dict[Any, Any], path: str, kind: str, **extra: Any) -> Node:
+        """Node of a dict of any of the known kinds."""
+
+        def children() -> Node:
+            keys: list[Any] = list(value)
+            if set(map(type, keys)) <= {str}:
+                nodes, names = keys, keys
+            else:
+                nodes = [self.key(key, path) for key in keys]
+                names = list(map(str, keys))
+            return Map(kind, nodes, self.values(list(value.values()), names, path), **extra)
+
+        return self.container(value, path, children)
+
+    def key(self, key: Any, path: str) -> Node:
+        """Node of a dict's key: any hashable value without tensors in it."""
+        count = len(self.tensors)
+        node = self.node(key, path)
+        if len(self.tensors) != count:
+            raise ConfigError(
+                f"{shown(path)} has a tensor as a key: use names or numbers as keys"
+                " (for an optimizer, pass the optimizer itself or its state_dict())"
+            )
+        return node
+
+    def sequence(self, value: Any, path: str, kind: str, maxlen: int | None = None) -> Node:
+        """Node of a list, tuple, set, ..."""
+
+        def children() -> Node:
+            items = list(value)
+            return Seq(kind, self.values(items, map(str, range(len(items))), path), maxlen)
+
+        return self.container(value, path, children)
+
+    def array(self, value: Any, path: str) -> Node:
+        """Node of a numpy array; the same array met again is the same tensor."""
+        known = self._arrays.get(id(value))
+        tensor = arrays.as_tensor(value) if known is None else known[1]
+        self._arrays[id(value)] = (value, tensor)
+        if tensor is not None:
+            return Array(self.ref(tensor, path), not value.flags.writeable)
+        packed = arrays.pack_array(value)
+        return pickle_opaque(value, shown(path)) if packed is None else Atom("ndarray", packed)
+
+
+def _dict(walker: Walker, value: Any, path: str) -> Node:
+    return walker.mapping(value, path, "dict")
+
+
+def _ordered(walker: Walker, value: Any, path: str) -> Node:
+    node = walker.mapping(value, path, "OrderedDict")
+    own = vars(value)
+    if own:
+        node.attrs = _attributes(walker, own, path)
+    return node
+
+
+def _attributes(walker: Walker, own: dict[str, Any], path: str) -> Map:
+    """An OrderedDict's own attributes: `_metadata` of a module's state, with thousands of rows."""
+    rows = own.get("_metadata")
+    if len(own) == 1 and type(rows) is OrderedDict and not vars(rows):
+        found = tuple([(name, row.get("version")) for name, row in rows.items() if len(row) == 1])
+        if len(found) == len(rows) and all(
+            type(name) is str and type(version) is int for name, version in found
+        ):
+            return Map("dict", ["_metadata"], [Atom("versions", found)])
+    made: Map = walker.mapping(own, f"{path}.__dict__", "dict")
+    return made
+
+
+def _defaultdict(walker: Walker, value: Any, path: str) -> Node:
+    factory = value.default_factory
+    if factory is not None and FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
+        return pickle_opaque(value, shown(path))
+    name = None if factory is None else factory.__name__
+    return walker.mapping(value, path, "defaultdict", factory=name)
+
+
+def _slice(walker: Walker, value: slice, path: str) -> Node:
+    return walker.sequence((value.start, value.stop, value.step), path, "slice")
+
+
+def _time(walker: Walker, value: Any, path: str) -> Node:
+    zone = value.tzinfo
+    if zone is None or (type(zone) is dt.timezone and zone == dt.timezone(zone.utcoffset(None))):
+        name = zone.tzname(None) if zone is not None else None
+        if zone is None or name == dt.timezone(zone.utcoffset(None)).tzname(None):
+            return Atom(type(value).__name__, value)
+    return pickle_opaque(value, shown(path))
+
+
+def _timezone(walker: Walker, value: dt.timezone, path: str) -> Node:
+    if value.tzname(None) != dt.timezone(value.utcoffset(None)).tzname(None):
+        return pickle_opaque(value, shown(path))
+    return Atom("timezone", value)
+
+
+def _atom(walker: Walker, value: Any, path: str) -> Node:
+    return Atom(EXACT_TYPES[type(value)], value)
+
+
+def _opaque(walker: Walker, value: Any, path: str) -> Node:
+    return pickle_opaque(value, shown(path))
+
+
+def _kind(kind: str) -> _Handler:
+    return lambda walker, value, path: walker.sequence(value, path, kind)
+
+
+_HANDLERS: dict[type, _Handler] = {
+    Tensor: lambda walker, value, path: walker.ref(value, path),
+    Parameter: lambda walker, value, path: walker.ref(value, path),
+    dict: _dict,
+    OrderedDict: _ordered,
+    defaultdict: _defaultdict,
+    Counter: lambda walker, value, path: walker.mapping(value, path, "Counter"),
+    list: _kind("list"),
+    tuple: _kind("tuple"),
+    set: _kind("set"),
+    frozenset: _kind("frozenset"),
+    torch.Size: _kind("Size"),
+    deque: lambda walker, value, path: walker.sequence(value, path, "deque", value.maxlen),
+    slice: _slice,
+    bytearray: lambda walker, value, path: Atom("bytearray", bytes(value)),
+    dt.datetime: _time,
+    dt.time: _time,
+    dt.timezone: _timezone,
+    **dict.fromkeys(EXACT_TYPES, _atom),
+}
+
+
+def _handler(cls: type) -> _Handler:
+    """Handler of a type that is not in the table."""
+    if issubclass(cls, Tensor):
+        return _tensor_subclass
+    if issubclass(cls, enum.Enum):
+        return _member
+    if not issubclass(cls, type) and callable(getattr(cls, "state_dict", None)):
+        return _object
+    if "numpy" in sys.modules:
+        import numpy as np
+
+        if cls is np.ndarray:
+            return Walker.array
+        if issubclass(cls, np.generic):
+            return _npscalar
+        if issubclass(cls, np.dtype):
+            return _npdtype
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        return _namedtuple
+    if dataclasses.is_dataclass(cls):
+        return _dataclass
+    return _opaque
+
+
+def _tensor_subclass(walker: Walker, value: Any, path: str) -> Node:
+    cls = type(value)
+    if is_uninitialized(value):
+        advice = "run one forward pass first, so that its shape is known"
+    elif cls.__name__ == "DTensor":
+        advice = "save each rank's shard with .to_local(), or gather it with .full_tensor()"
+    else:
+        advice = "store .as_subclass(torch.Tensor), or wrap it in an object with state_dict()"
+    raise ConfigError(f"{shown(path)} is a {type_name(cls)}, not a plain tensor: {advice}")
+
+
+def _member(walker: Walker, value: Any, path: str) -> Node:
+    cls = type(value)
+    if isinstance(value, enum.Flag) and type(value._value_) is int:
+        return Member(type_name(cls), None, value._value_)
+    return Member(type_name(cls), value._name_, None)
+
+
+def _object(walker: Walker, value: Any, path: str) -> Node:
+    def children() -> Node:
+        outer = walker.segments[-1][1]
+        walker.segments.append((len(walker.tensors), value))
+        node = Obj(type_name(type(value)), walker.node(value.state_dict(), path))
+        walker.segments.append((len(walker.tensors), outer))
+        return node
+
+    return walker.container(value, path, children)
+
+
+def _npscalar(walker: Walker, value: Any, path: str) -> Node:
+    if value.dtype.hasobject:
+        return pickle_opaque(value, shown(path))
+    return Atom("npscalar", (arrays.describe_dtype(value.dtype), value.tobytes()))
+
+
+def _npdtype(walker: Walker, value: Any, path: str) -> Node:
+    if value.hasobject:
+        return pickle_opaque(value, shown(path))
+    return Atom("npdtype", arrays.describe_dtype(value))
+
+
+def _record(walker: Walker, value: Any, path: str, kind: str, fields: Sequence[str]) -> Node:
+    def children() -> Node:
+        found = [getattr(value, name) for name in fields]
+        nodes = walker.values(found, fields, path)
+        return Record(kind, type_name(type(value)), list(fields), nodes)
+
+    return walker.container(value, path, children)
+
+
+def _namedtuple(walker: Walker, value: Any, path: str) -> Node:
+    return _record(walker, value, path, "namedtuple", value._fields)
+
+
+def _dataclass(walker: Walker, value: Any, path: str) -> Node:
+    fields = [field.name for field in dataclasses.fields(value)]
+    # A dataclass with state beyond its fields would come back incomplete.
+    own = getattr(value, "__dict__", {})
+    if any(name not in fields for name in own) or not all(hasattr(value, name) for name in fields):
+        return pickle_opaque(value, shown(path))
+    return _record(walker, value, path, "dataclass", fields)

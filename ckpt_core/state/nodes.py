@@ -1,0 +1,160 @@
+"""Nodes: the frozen form of a state tree, between `flatten`, the codec, `unflatten` and `bind`.
+
+None, bool, int, float and str are nodes by themselves. A tensor is a `Ref`: its number among the
+tensor occurrences of the tree; what the occurrence shows of which leaf is in the `RefTable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Node = Any
+MAX_DEPTH = 128
+"""Containers inside each other. JSON text nests about twice as deep; Python's own limit is 1000."""
+
+PLAIN: frozenset[type] = frozenset({type(None), bool, int, float, str})
+
+
+class Ref(int):
+    """Number of a tensor occurrence."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True)
+class Seq:
+    """list, tuple, set, frozenset, deque (`maxlen`), Size or slice."""
+
+    kind: str
+    items: Sequence[Node]
+    maxlen: int | None = None
+
+
+@dataclass(slots=True)
+class Map:
+    """dict, OrderedDict, defaultdict (`factory`) or Counter; `attrs` are an OrderedDict's own."""
+
+    kind: str
+    keys: Sequence[Node]
+    values: Sequence[Node]
+    factory: str | None = None
+    attrs: Map | None = None
+
+
+@dataclass(slots=True)
+class Record:
+    """An instance of a dataclass or namedtuple, `type_name` as "module:qualname"."""
+
+    kind: str
+    type_name: str
+    fields: Sequence[str]
+    values: Sequence[Node]
+
+
+@dataclass(slots=True)
+class Obj:
+    """An object with `state_dict()`, and the state that it gave."""
+
+    type_name: str
+    state: Node
+
+
+@dataclass(slots=True)
+class Atom:
+    """An immutable value whose JSON form depends on `tag` (see atoms.py)."""
+
+    tag: str
+    value: Any
+
+
+@dataclass(slots=True)
+class Member:
+    """A member of an Enum: by name, or by value for a Flag."""
+
+    type_name: str
+    name: str | None
+    value: int | None
+
+
+@dataclass(slots=True)
+class Array:
+    """A numpy array whose bytes are a leaf."""
+
+    ref: Ref
+    readonly: bool
+
+
+@dataclass(slots=True)
+class Opaque:
+    """Anything else: a pickle that only the safe unpickler opens."""
+
+    type_name: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class Composite:
+    """A tensor made of others: sparse, quantized, or of a dtype that torch cannot copy."""
+
+    kind: str
+    meta: dict[str, Any]
+    parts: dict[str, Ref]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What an occurrence shows of its leaf, when that is not the leaf itself.
+
+    Attributes:
+        dtype: of the view.
+        offset: in bytes from the leaf's first byte.
+        shape: of the view.
+        stride: in elements of `dtype`, over the leaf's row-major bytes.
+    """
+
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class RefTable:
+    """The tensor occurrences of one tree.
+
+    Attributes:
+        leaf: name of the leaf of each occurrence.
+        views: occurrences that are not the whole leaf.
+        flags: letters: p Parameter, g requires grad, c conjugate bit, n negative bit.
+        composites: occurrences that are made of several; part 0 has the occurrence's own number.
+    """
+
+    leaf: list[str] = field(default_factory=list)
+    views: dict[int, View] = field(default_factory=dict)
+    flags: dict[int, str] = field(default_factory=dict)
+    composites: dict[int, Composite] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Leaves that lie in one storage: bytes of the storage, and where each leaf starts in it."""
+
+    nbytes: int
+    offsets: dict[str, int]
+
+
+@dataclass(slots=True)
+class LeafTable:
+    """How leaves lie in memory when it is not simply row-major and alone.
+
+    Attributes:
+        strides: in elements, of dense leaves that are not row-major.
+        shifts: bytes past an aligned address where a leaf of raw bytes starts.
+        pools: leaves of one storage.
+    """
+
+    strides: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    shifts: dict[str, int] = field(default_factory=dict)
+    pools: list[Pool] = field(default_factory=list)
