@@ -1,0 +1,15 @@
+"""What the engine did and when: one `Event` for each change of state.
+
+    log = EventLog()
+    log.subscribe(print)               any callable; called in the engine's threads
+    log.emit(Event(...))               by the engine
+    log.write_timeline("trace.json")   open it in Perfetto or chrome://tracing
+
+Idea: layers emit facts, and every view (counters, progress bars, timelines) is made from them.
+"""
+
+from ckpt_core.observe.event import Event, EventName
+from ckpt_core.observe.log import EventLog
+from ckpt_core.observe.timeline import timeline
+
+__all__ = ["Event", "EventLog", "EventName", "timeline"]

@@ -1,0 +1,26 @@
+"""The directory of committed steps: who may write, what exists, what goes.
+
+    store.open()                       lock the root, finish what a crash left            (once)
+    attempt = store.begin(step)        an empty directory under .inflight                 (per save)
+    store.check_space(nbytes); store.take_slot(attempt, name, nbytes)
+        ... persist/ writes and syncs the shard files and both manifests there ...
+    store.publish(attempt)             one rename makes the step exist      (or: abandon)
+    store.retire()                     retention; shard files of retired steps become slots
+    store.close()
+
+Readers need none of it: `committed_steps`, `step_path` and `resolve` neither lock nor write.
+
+Idea: a directory named `step-*` exists if and only if it is complete, so names are the only index
+and there is no `latest` file. Every change of names is ordered: bytes are durable before their name
+is, and a step has lost its name durably before any of its bytes is overwritten or deleted.
+
+Source: PCcheck (ASPLOS '25) sections 4.1 and 4.2 (slots; the newest checkpoint is never overwritten
+and never goes back); LightCheck (two mappings).
+"""
+
+from ckpt_core.store.lock import RootLock
+from ckpt_core.store.names import committed_steps, resolve, step_path
+from ckpt_core.store.publish import Attempt
+from ckpt_core.store.store import StepStore
+
+__all__ = ["Attempt", "RootLock", "StepStore", "committed_steps", "resolve", "step_path"]

@@ -1,0 +1,189 @@
+"""One writer per root: a POSIX record lock on `.lock`.
+
+A record lock belongs to a process: the kernel drops it when the process dies, however it dies, and
+a forked child (a data loader worker) does not get it. Danger: it is dropped as well when the
+process closes *any* descriptor of that file, so inside one process the registry below answers
+instead, and `held` takes the lock again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ckpt_core.errors import RootBusy
+from ckpt_core.files import Files
+from ckpt_core.store.failures import mapped
+from ckpt_core.store.names import LOCK
+
+logger = logging.getLogger(__name__)
+
+_BUSY = (errno.EACCES, errno.EAGAIN)
+_OWNER_BYTES = 4096
+
+_held: dict[tuple[int, int, int], RootLock] = {}
+"""Locks of this process by (pid, device, inode of the root). The pid makes a forked child forget
+them; `dict.setdefault` is atomic, so no mutex can be left locked by a fork."""
+
+
+class RootLock:
+    """The right to write to a root; held by at most one `RootLock` of one process at a time."""
+
+    def __init__(self, root: Path, *, files: Files | None = None) -> None:
+        self.root = root
+        self.path = root / LOCK
+        self._files = files or Files()
+        self._fd: int | None = None
+        self._key: tuple[int, int, int] | None = None
+        self._since = ""
+
+    def acquire(self) -> None:
+        """Take the lock, or fail at once: never waits. The root exists.
+
+        Raises:
+            RootBusy: another process, or another `RootLock` of this one, holds it.
+            PersistError: the lock file cannot be made or locked.
+        """
+        with mapped("lock the checkpoint root", path=self.root):
+            self._key = self._claim()
+            try:
+                self._fd = self._lock_file()
+            except BaseException:
+                self.release()
+                raise
+        self._since = _now()
+        self._write_owner(self._fd)
+
+    def held(self) -> bool:
+        """Whether the lock is still ours and `.lock` is still the file that we locked.
+
+        Takes the record lock again, which is free while we have it and heals one that was dropped
+        because other code of this process opened and closed the file.
+        """
+        if self._fd is None or self._key is None or self._key[0] != os.getpid():
+            return False
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.path.samestat(os.fstat(self._fd), there)
+        except OSError:
+            return False
+
+    def release(self) -> None:
+        """Give the lock back. Idempotent; changes nothing on storage."""
+        if self._key is not None and _held.get(self._key) is self:
+            del _held[self._key]
+        self._key = None
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            with contextlib.suppress(OSError):
+                self._files.close(fd)
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def _claim(self) -> tuple[int, int, int]:
+        found = os.stat(self.root)
+        key = (os.getpid(), found.st_dev, found.st_ino)
+        other = _held.setdefault(key, self)
+        if other is self and self._fd is None:
+            return key
+        # A root that was removed leaves its inode number to others: its lock is void.
+        if other is not self and other._fd is not None and not other.held():
+            _held[key] = self
+            return key
+        raise RootBusy(
+            f"{self.root} is already open for writing in this process (pid {os.getpid()}, "
+            f"since {other._since}): use that Checkpointer, or close() it first",
+            path=self.root,
+        )
+
+    def _lock_file(self) -> int:
+        while True:
+            fd = self._open()
+            try:
+                self._lock(fd)
+                if self._is_path(fd):
+                    return fd
+            except BaseException:
+                self._files.close(fd)
+                raise
+            # The file was removed between our open and our lock: lock the new one.
+            self._files.close(fd)
+
+    def _lock(self, fd: int) -> None:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            if exc.errno in _BUSY:
+                raise self._busy(fd) from exc
+            raise
+
+    def _open(self) -> int:
+        while True:
+            try:
+                return self._files.create(self.path)
+            except FileExistsError:
+                with contextlib.suppress(FileNotFoundError):
+                    return self._files.open_write(self.path)
+
+    def _is_path(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(self.path, follow_symlinks=False))
+        except FileNotFoundError:
+            return False
+
+    def _write_owner(self, fd: int) -> None:
+        owner = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": self._since,
+            "command": " ".join(sys.orig_argv)[:1000],
+        }
+        try:
+            self._files.truncate(fd, 0)
+            self._files.pwrite(fd, json.dumps(owner).encode() + b"\n", 0)
+        except OSError as exc:
+            # The text only helps a person; a full disk must not keep a run from restoring.
+            logger.warning("could not note the owner in %s: %s", self.path, exc)
+
+    def _busy(self, fd: int) -> RootBusy:
+        owner = _read_owner(fd)
+        return RootBusy(
+            f"{self.root} is open for writing by pid {owner.get('pid', 'unknown')} on host "
+            f"{owner.get('host', 'unknown')} since {owner.get('since', 'unknown')} "
+            f"({owner.get('command', 'unknown command')}). Only one process writes to a root: wait "
+            "for it, stop it (its lock goes with it), or use another root. Reading needs no lock",
+            path=self.root,
+        )
+
+
+def _read_owner(fd: int) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        owner = json.loads(os.pread(fd, _OWNER_BYTES, 0))
+        if isinstance(owner, dict):
+            return owner
+    return {}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,115 @@
+"""What is where in a root, and reading it. Nothing here writes or locks."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from ckpt_core.errors import NotCommitted, RestoreError
+from ckpt_core.layout import MANIFEST_NAME
+from ckpt_core.types import parse_step_dir, step_dir_name
+
+INFLIGHT = ".inflight"
+SLOTS = ".slots"
+CORRUPT = ".corrupt"
+PINS = ".pins"
+LOCK = ".lock"
+REPLACED = ".replaced"
+RETIRED = ".retired"
+
+
+def entries(path: Path) -> list[os.DirEntry[str]]:
+    """What lies in a directory, sorted by name; nothing where there is no real directory.
+
+    A symbolic link is no directory here: whatever it points at is not ours to list or delete.
+    """
+    if not is_real_dir(path):
+        return []
+    try:
+        with os.scandir(path) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return []
+
+
+def is_real_dir(path: Path) -> bool:
+    """Whether `path` is a directory, and not a symbolic link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def step_path(root: Path, step: int) -> Path:
+    """Where a step lies once it is committed."""
+    return root / step_dir_name(step)
+
+
+def committed_steps(root: Path) -> tuple[int, ...]:
+    """The committed steps of a root, ascending; () when there is no such directory.
+
+    Reads names only, without a lock: it works beside a live writer and on a read-only filesystem.
+
+    Raises:
+        RestoreError: the root is there and cannot be listed.
+    """
+    try:
+        with os.scandir(root) as found:
+            names = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return ()
+    except NotADirectoryError as exc:
+        raise RestoreError(
+            f"{root} is a file: a checkpoint root is a directory", path=root
+        ) from exc
+    except OSError as exc:
+        text = f"cannot list {root}: {exc.strerror}; check its permissions and the disk"
+        raise RestoreError(text, path=root) from exc
+    steps = (parse_step_dir(name) for name in names)
+    return tuple(sorted(step for step in steps if step is not None))
+
+
+def resolve(path: Path) -> Path:
+    """The step directory that `path` means: itself, or the newest committed step of a root.
+
+    Called by `load`, `verify` and the command line. A directory that holds a manifest counts as a
+    step whatever its name (an exported copy), except below `.inflight`.
+
+    Raises:
+        NotCommitted: there is no committed step; the text says what was found instead.
+        RestoreError: the directory cannot be listed.
+    """
+    step = parse_step_dir(path.name)
+    if path.parent.name == INFLIGHT:
+        text = f"{path} is a save that was not committed; load one of the steps beside {INFLIGHT}"
+        raise NotCommitted(text, path=path)
+    if step is not None:
+        if path.is_dir():
+            return path
+        raise _no_such_step(path, step)
+    steps = committed_steps(path)
+    if steps:
+        return step_path(path, steps[-1])
+    if (path / MANIFEST_NAME).is_file():
+        return path
+    raise NotCommitted(f"{path} holds no committed step: {_found(path)}", path=path)
+
+
+def _no_such_step(path: Path, step: int) -> NotCommitted:
+    steps = committed_steps(path.parent)
+    nearest = sorted(sorted(steps, key=lambda other: abs(other - step))[:4])
+    known = f"nearest: {', '.join(map(str, nearest))}" if nearest else "there is none at all"
+    text = f"step {step} is not committed in {path.parent}; {len(steps)} committed steps, {known}"
+    return NotCommitted(text, step=step, path=path)
+
+
+def _found(path: Path) -> str:
+    if not path.exists():
+        return "there is no such directory"
+    names = [entry.name for entry in entries(path)]
+    if not names:
+        return "it is empty"
+    attempts = len(entries(path / INFLIGHT))
+    started = f"; {attempts} saves were begun and not committed" if attempts else ""
+    return f"found {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}{started}"

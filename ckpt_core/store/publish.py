@@ -1,0 +1,117 @@
+"""The commit point: one rename gives a complete attempt the name of its step.
+
+Called by `StepStore` with its lock on names held. Every function here lets `OSError` through.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt_core.files import Files
+from ckpt_core.store.names import INFLIGHT, REPLACED, is_real_dir
+
+logger = logging.getLogger(__name__)
+
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One save that is being written.
+
+    Attributes:
+        id: "<step 12 digits>-<8 hex digits>", unique in its root.
+        step: optimizer step that the state belongs to.
+        path: its directory; a shard file or manifest is made there under its final name.
+    """
+
+    id: str
+    step: int
+    path: Path
+
+
+def sync_names(files: Files, root: Path) -> None:
+    """Make every rename between the root and `.inflight` durable."""
+    # Order matters where renames are not atomic on storage: a step that leaves the root gets its
+    # new name before it loses the old one.
+    if is_real_dir(root / INFLIGHT):
+        files.sync_dir(root / INFLIGHT)
+    files.sync_dir(root)
+
+
+def place(files: Files, attempt: Attempt, target: Path) -> Path | None:
+    """Give the attempt the name `target`, durably; what had that name before comes back as a path.
+
+    The names are as they were before when this raises, unless undoing failed too, which is logged.
+    Whatever comes back is unpublished durably: its files may be overwritten.
+
+    Raises:
+        FileExistsError: `target` is no directory, so it is not one of our steps.
+    """
+    if is_real_dir(target):
+        return _exchange(files, attempt, target)
+    if target.is_symlink() or target.exists():
+        raise FileExistsError(errno.EEXIST, "something that is no step has that name", str(target))
+    _move(files, target.parent, [(attempt.path, target)])
+    return None
+
+
+def _exchange(files: Files, attempt: Attempt, target: Path) -> Path:
+    try:
+        files.exchange(attempt.path, target)
+    except OSError as exc:
+        if exc.errno not in _NO_EXCHANGE:
+            raise
+        return _replace(files, attempt, target)
+    try:
+        sync_names(files, target.parent)
+    except OSError:
+        _undo_exchange(files, attempt, target)
+        raise
+    return attempt.path
+
+
+def _replace(files: Files, attempt: Attempt, target: Path) -> Path:
+    """The same in two renames. Killed between them, the step is found again by `repair`."""
+    aside = attempt.path.with_name(attempt.id + REPLACED)
+    _move(files, target.parent, [(target, aside)])
+    try:
+        _move(files, target.parent, [(attempt.path, target)])
+    except OSError:
+        _undo(files, target.parent, [(target, aside)])
+        raise
+    return aside
+
+
+def _move(files: Files, root: Path, moves: Sequence[tuple[Path, Path]]) -> None:
+    done: list[tuple[Path, Path]] = []
+    try:
+        for source, target in moves:
+            files.rename(source, target)  # Commit point, when the target is a step's name.
+            done.append((source, target))
+        sync_names(files, root)
+    except OSError:
+        _undo(files, root, done)
+        raise
+
+
+def _undo(files: Files, root: Path, moves: Sequence[tuple[Path, Path]]) -> None:
+    try:
+        for source, target in reversed(moves):
+            files.rename(target, source)
+        if moves:
+            sync_names(files, root)
+    except OSError as exc:
+        logger.error("could not undo a failed publish in %s: %s; reopening repairs it", root, exc)
+
+
+def _undo_exchange(files: Files, attempt: Attempt, target: Path) -> None:
+    try:
+        files.exchange(attempt.path, target)
+        sync_names(files, target.parent)
+    except OSError as exc:
+        logger.error("could not undo a failed publish of %s: %s", target, exc)

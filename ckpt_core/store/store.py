@@ -1,0 +1,391 @@
+"""`StepStore`: every change of a root goes through here, in an order that survives any crash."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from ckpt_core.errors import CommitError, ConfigError, NotCommitted, PersistError, RootBusy
+from ckpt_core.files import Files
+from ckpt_core.layout import MANIFEST_NAME
+from ckpt_core.store.failures import mapped
+from ckpt_core.store.lock import RootLock
+from ckpt_core.store.names import CORRUPT, INFLIGHT, committed_steps, step_path
+from ckpt_core.store.pins import add_pin, pinned_steps, remove_pin
+from ckpt_core.store.publish import Attempt, place, sync_names
+from ckpt_core.store.repair import repair
+from ckpt_core.store.retention import choose_retired
+from ckpt_core.store.slots import Slots
+from ckpt_core.store.trash import Trash
+from ckpt_core.store.trees import ensure_dir, ensure_root, remove_tree
+from ckpt_core.types import check_step, step_dir_name
+
+logger = logging.getLogger(__name__)
+
+
+class StepStore:
+    """The committed steps of one root, and the attempts that may become steps.
+
+    Thread-safe. `begin`, `protect`, `take_slot` and the readers never wait for a disk sync of
+    another thread; `publish`, `retire`, `remove` and `quarantine_suspects` take turns.
+
+    Two locks, taken in this order: `_names` for a change of names and its syncs, `_state` for the
+    sets below and for the renames that must see them unchanged.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        files: Files,
+        keep_last: int | None,
+        keep_every: int | None,
+        spare_slots: int,
+    ) -> None:
+        """Writes nothing.
+
+        Args:
+            root: directory of the steps; a link to it is resolved now.
+            files: every change of the filesystem goes through it.
+            keep_last: newest steps that `retire` keeps; None keeps all.
+            keep_every: `retire` keeps the multiples of it; None keeps none for that reason.
+            spare_slots: shard files of retired steps kept for recycling.
+        """
+        self.root = Path(os.path.realpath(root)) if root.is_symlink() else root.absolute()
+        self._files = files
+        self._keep_last = keep_last
+        self._keep_every = keep_every
+        self._lock = RootLock(self.root, files=files)
+        self._slots = Slots(self.root, files=files, spare=spare_slots)
+        self._trash = Trash(files, slots=self._slots)
+        self._names = threading.RLock()
+        self._state = threading.Lock()
+        self._protected: Counter[int] = Counter()
+        self._suspects: set[int] = set()
+        self._unsettled: set[str] = set()
+        self._is_open = False
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Make the root if it is missing, take its lock, and repair what a crash left.
+
+        Raises:
+            ConfigError: the root is no directory.
+            RootBusy: somebody else writes to it.
+            PersistError: it cannot be made, locked or repaired.
+        """
+        with self._names:
+            self._enter()
+            self._is_open = True
+            try:
+                self.repair()
+            except BaseException:
+                self.close()
+                raise
+
+    def repair(self) -> None:
+        """Finish or roll back whatever a kill or power loss left. Only while no attempt is alive.
+
+        Raises:
+            PersistError: a step could not be brought back, or the names not be made durable.
+        """
+        with self._names, mapped("repair the checkpoint root", path=self.root):
+            repair(self.root, files=self._files, slots=self._slots)
+
+    def close(self) -> None:
+        """Give the lock back. Idempotent, never raises, changes nothing on storage."""
+        self._is_open = False
+        self._lock.release()
+
+    def _enter(self) -> None:
+        with mapped("open the checkpoint root", path=self.root):
+            if os.path.lexists(self.root) and not self.root.is_dir():
+                raise ConfigError(f"root={self.root} is no directory: name another", path=self.root)
+            ensure_root(self._files, self.root)
+        self._lock.acquire()
+
+    def _hold(self) -> None:
+        """Be sure that the root is still ours before anything in it is changed."""
+        if not self._is_open:
+            raise ConfigError(f"the store of {self.root} is closed", path=self.root)
+        if self._lock.held():
+            return
+        with self._names:
+            self._lock.release()
+            self._enter()
+            logger.warning(
+                "%s or its lock file was removed while it was in use; made it anew and locked it. "
+                "Steps that were removed with it are gone: %d are there now",
+                self.root,
+                len(self.steps()),
+            )
+
+    # -- one save ------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> Attempt:
+        """A fresh empty directory for one save of a step. Makes the root anew if it was removed.
+
+        Called from the training thread: no disk sync, unless the root has to be made.
+
+        Raises:
+            ConfigError: the step is no step, or the store is closed.
+            RootBusy: the root was removed under us and somebody else has taken it.
+            PersistError: the directory cannot be made; nothing was begun.
+        """
+        step = check_step(step)
+        self._hold()
+        name = f"{step:012d}-{secrets.token_hex(4)}"
+        path = self.root / INFLIGHT / name
+        with mapped("begin a save", path=self.root, step=step):
+            ensure_dir(self._files, path.parent)
+            self._files.mkdir(path)
+        return Attempt(name, step, path)
+
+    def take_slot(self, attempt: Attempt, name: str, nbytes: int) -> bool:
+        """Move the best fitting recycled file into the attempt as `name`; its size may be any.
+
+        Called by persist, before it makes the file. Never fails a save: any trouble gives False,
+        and the caller writes a new file.
+        """
+        return self._slots.take(attempt.path / name, nbytes)
+
+    def check_space(self, nbytes: int) -> None:
+        """Refuse a save that cannot fit, before anything is written; makes a removed root anew.
+
+        Blocks of the slot that `take_slot` would give count as there already.
+
+        Raises:
+            PersistError: the free space is too small; says how much is needed and what to do.
+            RootBusy: the root was removed under us and somebody else has taken it.
+        """
+        self._hold()
+        with mapped("look for free space", path=self.root):
+            need = nbytes - self._slots.reusable_bytes(nbytes)
+            free = self._files.free_bytes(self.root)
+        if need > free:
+            raise PersistError(
+                f"{self.root} has {free:,} bytes free and this checkpoint needs {need:,} more. "
+                "Nothing was written, committed steps are safe; free some space, keep fewer steps "
+                "(keep_last), or use another root",
+                path=self.root,
+            )
+
+    def publish(self, attempt: Attempt) -> Path:
+        """Make a complete attempt the committed step; once this returns it survives a power loss.
+
+        Called by the engine when every rank has persisted: all files in the attempt are durable and
+        the manifest is among them. A step of that number is replaced atomically. An older step may
+        be published after a newer one and never becomes the latest.
+
+        Raises:
+            CommitError: the step is not committed, what was committed before still is.
+
+        Source: PCcheck section 4.1, Listing 1: data, then its durability, then the pointer.
+        """
+        target = step_path(self.root, attempt.step)
+        with self._names:
+            try:
+                with mapped("publish", path=self.root, step=attempt.step, error=CommitError):
+                    replaced = self._publish(attempt, target)
+            except (RootBusy, PersistError, ConfigError) as exc:
+                raise CommitError(str(exc), step=attempt.step, path=self.root) from exc
+            if replaced is not None:
+                # Whoever protects the step from now on reads the new files.
+                self._trash.add(replaced, recycle=not self._protected[attempt.step])
+            ready = self._trash.take()
+        self._trash.discard(ready)
+        return target
+
+    def _publish(self, attempt: Attempt, target: Path) -> Path | None:
+        if not (attempt.path / MANIFEST_NAME).is_file():
+            text = f"{attempt.path} has no manifest (or is gone): a step is published complete"
+            raise CommitError(text, step=attempt.step, path=attempt.path)
+        # Order matters: names in the attempt are durable before the attempt has the step's name,
+        # and a recycled file is durably no slot before it belongs to a step.
+        self._files.sync_dir(attempt.path)
+        self._slots.sync()
+        self._hold()
+        self._unsettled.add(attempt.id)
+        replaced = place(self._files, attempt, target)
+        self._unsettled.discard(attempt.id)
+        with self._state:
+            self._suspects.discard(attempt.step)
+        return replaced
+
+    def abandon(self, attempt: Attempt) -> None:
+        """Delete what a failed save has written. Best effort: never raises, keeps nothing."""
+        try:
+            if attempt.id in self._unsettled:
+                # A publish failed half way: the name must be gone for good before the bytes go.
+                with self._names:
+                    sync_names(self._files, self.root)
+                self._unsettled.discard(attempt.id)
+            remove_tree(self._files, attempt.path)
+        except Exception as exc:
+            logger.warning("could not delete %s: %s; reopening does", attempt.path, exc)
+
+    # -- steps that go -------------------------------------------------------------------------
+
+    def retire(self) -> tuple[int, ...]:
+        """Take away the steps that retention no longer keeps, and return them, ascending.
+
+        Called by the engine after a commit. The newest `keep_last`, multiples of `keep_every`,
+        pinned and protected steps stay, suspects stay and do not count, and the newest committed
+        step stays whatever the settings. Shard files become slots; the rest is deleted.
+
+        Raises:
+            PersistError: a step could not be unpublished durably; none of its bytes was touched.
+        """
+        with self._names:
+            self._hold()
+            with mapped("retire steps", path=self.root):
+                doomed = self._unpublish_retired()
+                ready = self._settled_trash()
+        self._trash.discard(ready)
+        return doomed
+
+    def _unpublish_retired(self) -> tuple[int, ...]:
+        pinned = pinned_steps(self.root)
+        with self._state:
+            # Invariant: no step is protected between this choice and the renames.
+            doomed = choose_retired(
+                self.steps(),
+                keep_last=self._keep_last,
+                keep_every=self._keep_every,
+                kept=pinned | set(self._protected),
+                suspect=self._suspects,
+            )
+            self._unpublish(doomed, recycle=True)
+        return doomed
+
+    def remove(self, steps: Iterable[int]) -> None:
+        """Delete steps that a person names, the newest included; their space is given back.
+
+        Raises:
+            NotCommitted: one of them is not there; nothing was deleted.
+            ConfigError: one of them is pinned, or being read by this process; nothing was deleted.
+            PersistError: one could not be unpublished durably; none of its bytes was touched.
+        """
+        wanted = sorted({check_step(step) for step in steps})
+        with self._names:
+            self._hold()
+            with self._state, mapped("remove steps", path=self.root):
+                self._check_removable(wanted)
+                self._unpublish(wanted, recycle=False)
+            with mapped("remove steps", path=self.root):
+                ready = self._settled_trash()
+        self._trash.discard(ready)
+
+    def _check_removable(self, wanted: list[int]) -> None:
+        missing = sorted(set(wanted) - set(self.steps()))
+        if missing:
+            text = f"steps {missing} are not committed in {self.root}; nothing was removed"
+            raise NotCommitted(text, step=missing[0], path=self.root)
+        kept = sorted(set(wanted) & (pinned_steps(self.root) | set(self._protected)))
+        if kept:
+            text = f"steps {kept} are pinned or being read: unpin them first; nothing was removed"
+            raise ConfigError(text, step=kept[0], path=self.root)
+
+    def _unpublish(self, steps: Iterable[int], *, recycle: bool) -> None:
+        for step in steps:
+            ensure_dir(self._files, self.root / INFLIGHT)
+            gone = self._trash.new_path(self.root, step)
+            self._files.rename(step_path(self.root, step), gone)
+            self._trash.add(gone, recycle=recycle)
+            self._suspects.discard(step)
+
+    def _settled_trash(self) -> list[tuple[Path, bool]]:
+        """What may be recycled or deleted now, since it has lost its name durably."""
+        if not self._trash:
+            return []
+        sync_names(self._files, self.root)
+        return self._trash.take()
+
+    # -- steps that stay -----------------------------------------------------------------------
+
+    def protect(self, step: int) -> None:
+        """Keep a step while this process reads it. Call before opening its files; counts."""
+        with self._state:
+            self._protected[step] += 1
+
+    def unprotect(self, step: int) -> None:
+        """Undo one `protect`."""
+        with self._state:
+            self._protected[step] -= 1
+            self._protected = +self._protected
+
+    def pin(self, step: int) -> None:
+        """Keep a step for ever, durably. It need not be committed yet.
+
+        Raises:
+            PersistError: the pin could not be made durable.
+        """
+        step = check_step(step)
+        with self._names, mapped("pin a step", path=self.root, step=step):
+            add_pin(self.root, step, files=self._files)
+
+    def unpin(self, step: int) -> None:
+        """Let retention decide again, durably; a no-op when the step is not pinned.
+
+        Raises:
+            PersistError: the change could not be made durable.
+        """
+        step = check_step(step)
+        with self._names, mapped("unpin a step", path=self.root, step=step):
+            remove_pin(self.root, step, files=self._files)
+
+    def pinned(self) -> frozenset[int]:
+        """The pinned steps, committed or not."""
+        return pinned_steps(self.root)
+
+    def suspect(self, step: int) -> None:
+        """Remember that a step was found corrupt: it no longer counts as one that retention keeps.
+
+        Called by restore. Nothing is moved or deleted until a newer save begins.
+        """
+        with self._state:
+            self._suspects.add(step)
+
+    def quarantine_suspects(self) -> None:
+        """Move steps that were found corrupt to `.corrupt/`, durably; deletes nothing.
+
+        Called by the engine when the first newer save begins. A suspect that is being read stays
+        for a later call.
+
+        Raises:
+            PersistError: a step could not be moved; it still is where it was, or was moved whole.
+        """
+        with self._names:
+            if not self._suspects:
+                return
+            self._hold()
+            with mapped("move corrupt steps aside", path=self.root):
+                if self._move_suspects():
+                    self._files.sync_dir(self.root / CORRUPT)
+                    self._files.sync_dir(self.root)
+
+    def _move_suspects(self) -> bool:
+        with self._state:
+            doomed = sorted(self._suspects - set(self._protected))
+            for step in doomed:
+                if step in self.steps():
+                    ensure_dir(self._files, self.root / CORRUPT)
+                    name = f"{step_dir_name(step)}-{step:012d}-{secrets.token_hex(4)}"
+                    self._files.rename(step_path(self.root, step), self.root / CORRUPT / name)
+                    logger.warning("step %d is corrupt: moved it to %s/%s", step, CORRUPT, name)
+                self._suspects.discard(step)
+        return bool(doomed)
+
+    def steps(self) -> tuple[int, ...]:
+        """The committed steps, ascending."""
+        return committed_steps(self.root)
+
+    def latest(self) -> int | None:
+        """The newest committed step, or None."""
+        return max(self.steps(), default=None)

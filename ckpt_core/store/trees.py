@@ -1,0 +1,60 @@
+"""Directories of ours: making and deleting them without ever following a symbolic link."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import stat
+from pathlib import Path
+
+from ckpt_core.files import Files
+from ckpt_core.store.names import entries, is_real_dir
+
+
+def ensure_dir(files: Files, path: Path) -> None:
+    """Make one directory unless it is there; its name is durable after a sync of its parent.
+
+    Raises:
+        NotADirectoryError: a file or a symbolic link has that name.
+    """
+    try:
+        files.mkdir(path)
+    except FileExistsError:
+        if not is_real_dir(path):
+            text = "a file or a symbolic link is in the way of a directory"
+            raise NotADirectoryError(errno.ENOTDIR, text, str(path)) from None
+
+
+def ensure_root(files: Files, root: Path) -> None:
+    """Make the root and the parents that are missing, each name durable."""
+    missing = list(itertools.takewhile(lambda path: not path.exists(), (root, *root.parents)))
+    for path in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            files.mkdir(path)
+        _sync_parent(files, path)
+    if not missing:
+        # Its maker may have been killed before the sync. A root that was handed to us below a
+        # directory that we may not read is durable by its owner's care.
+        with contextlib.suppress(PermissionError):
+            _sync_parent(files, root)
+
+
+def _sync_parent(files: Files, path: Path) -> None:
+    # `sync_dir` refuses a link in the last component, and a parent may well be one.
+    files.sync_dir(Path(os.path.realpath(path.parent)))
+
+
+def remove_tree(files: Files, path: Path) -> None:
+    """Delete a file, a link or a directory with all that is in it; links are deleted, not followed.
+
+    Missing names are no error, so a deletion that was cut short can be repeated.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            files.unlink(path)
+            return
+        for entry in entries(path):
+            remove_tree(files, Path(entry.path))
+        files.rmdir(path)

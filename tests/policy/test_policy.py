@@ -1,0 +1,142 @@
+"""When to save, asked step by step as a training loop asks."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt_core.errors import ConfigError
+from ckpt_core.policy import EveryNSteps, EverySeconds, Policy
+
+
+class Clock:
+    """A clock that the test winds."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def saves(policy: Policy, steps: range | list[int]) -> list[int]:
+    return [step for step in steps if policy.should_save(step)]
+
+
+def test_every_n_steps_saves_at_multiples_and_not_at_step_0() -> None:
+    assert saves(EveryNSteps(100), range(350)) == [100, 200, 300]
+
+
+def test_every_step_is_saved_with_an_interval_of_1() -> None:
+    assert saves(EveryNSteps(1), range(4)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("first", [901, 950, 1000])
+def test_a_resumed_run_saves_where_the_run_before_would_have(first: int) -> None:
+    assert saves(EveryNSteps(100), range(first, 1201)) == [1000, 1100, 1200]
+
+
+def test_a_multiple_that_is_jumped_over_is_made_up_for_once() -> None:
+    assert saves(EveryNSteps(100), [0, 90, 350, 351, 399, 400, 401]) == [350, 400]
+
+
+def test_a_step_is_saved_once_when_it_is_asked_about_twice() -> None:
+    assert saves(EveryNSteps(10), [10, 10, 11, 20]) == [10, 20]
+
+
+def test_the_interval_starts_anew_when_training_goes_back() -> None:
+    assert saves(EveryNSteps(10), [19, 20, 21, 5, 9, 10, 11, 20]) == [20, 10, 20]
+
+
+@given(n=st.integers(1, 50), jumps=st.lists(st.integers(1, 120), max_size=60))
+def test_no_interval_holds_two_saves_and_none_goes_without(n: int, jumps: list[int]) -> None:
+    policy, step, saved = EveryNSteps(n), 0, []
+    policy.should_save(0)
+    for jump in jumps:
+        before, step = step, step + jump
+        wanted = policy.should_save(step)
+        assert wanted == (step // n > before // n)
+        saved += [step] if wanted else []
+    assert len({step // n for step in saved}) == len(saved)
+
+
+def test_every_seconds_counts_from_the_first_question() -> None:
+    clock = Clock()
+    policy = EverySeconds(timedelta(minutes=1), clock=clock)
+    clock.now_s += 1e6
+    assert not policy.should_save(0)
+    clock.now_s += 59.5
+    assert not policy.should_save(1)
+    clock.now_s += 0.5
+    assert policy.should_save(2)
+    assert not policy.should_save(3)
+    clock.now_s += 61
+    assert policy.should_save(4)
+
+
+def test_either_policy_may_want_a_save_and_it_counts_for_both() -> None:
+    clock = Clock()
+    policy = EveryNSteps(100) | EverySeconds(60, clock=clock)
+    assert not policy.should_save(1)
+    clock.now_s += 60
+    assert policy.should_save(50)
+    clock.now_s += 30
+    assert policy.should_save(100)
+    clock.now_s += 59
+    assert not policy.should_save(150)
+    clock.now_s += 1
+    assert policy.should_save(151)
+
+
+def test_both_policies_must_want_a_save_and_a_wish_lasts() -> None:
+    clock = Clock()
+    policy = EveryNSteps(100) & EverySeconds(60, clock=clock)
+    assert not policy.should_save(99)
+    assert not policy.should_save(100)
+    clock.now_s += 60
+    assert policy.should_save(130)
+    clock.now_s += 60
+    assert not policy.should_save(199)
+    assert policy.should_save(200)
+
+
+def test_combinations_nest_and_say_what_they_are() -> None:
+    policy = EveryNSteps(10) | (EveryNSteps(3) & EverySeconds(1.5))
+    assert repr(policy) == "(EveryNSteps(10) | (EveryNSteps(3) & EverySeconds(1.5)))"
+
+
+def test_the_default_clock_is_real() -> None:
+    policy = EverySeconds(timedelta(microseconds=1))
+    assert not EverySeconds(3600).should_save(0)
+    policy.should_save(0)
+    time.sleep(0.001)
+    assert policy.should_save(1)
+
+
+@pytest.mark.parametrize("n_steps", [0, -1, 2.5, "3", True, None])
+def test_a_bad_interval_is_refused(n_steps: object) -> None:
+    with pytest.raises(ConfigError, match="n_steps="):
+        EveryNSteps(n_steps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("duration", [0, -1.0, "1m", float("nan"), timedelta(0)])
+def test_a_bad_duration_is_refused(duration: object) -> None:
+    with pytest.raises(ConfigError, match="duration="):
+        EverySeconds(duration)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, None, True])
+def test_a_bad_step_is_refused(step: object) -> None:
+    with pytest.raises(ConfigError, match="step="):
+        EveryNSteps(3).should_save(step)  # type: ignore[arg-type]
+
+
+def test_only_policies_combine() -> None:
+    with pytest.raises(TypeError):
+        EveryNSteps(3) | 4
+    with pytest.raises(TypeError):
+        EveryNSteps(3) & None

@@ -1,0 +1,228 @@
+"""What fails, what stays as it was, and what the error says."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from ckpt_core.errors import CommitError, ConfigError, PersistError
+from ckpt_core.files import Files
+from ckpt_core.store import RootLock, step_path
+from tests.store.harness import (
+    Fault,
+    NoExchange,
+    QuickFiles,
+    faulty,
+    fill,
+    interrupted,
+    left,
+    make_store,
+    mark_of,
+    save,
+    save_quiet,
+)
+
+
+@pytest.mark.parametrize("base", [QuickFiles, NoExchange])
+@pytest.mark.parametrize("name", ["sync_dir", "rename", "exchange"])
+@pytest.mark.parametrize("step", [20, 30])
+@pytest.mark.parametrize("times", [1, 10**9])
+def test_a_publish_that_fails_leaves_every_step_as_it_was(
+    root: Path, base: type[Files], name: str, step: int, times: int
+) -> None:
+    fault = Fault(name, errno.EIO, times=times)
+    store = faulty(root, fault, base)
+    attempt = store.begin(step)
+    fault.armed = False
+    fill(store, attempt, mark=99)
+    fault.armed = True
+    exchanged = step == 20 and base is QuickFiles
+    failed = {"sync_dir": True, "rename": not exchanged, "exchange": step == 20}[name]
+    if failed:
+        with pytest.raises(CommitError, match="Committed steps are safe; the disk is failing") as e:
+            store.publish(attempt)
+        assert e.value.step == step
+        assert isinstance(e.value.__cause__, OSError)
+        fault.armed = False
+        store.abandon(attempt)
+        assert left(root) == []
+    else:
+        store.publish(attempt)
+        fault.armed = False
+    wanted = {10: 10, 20: 20} if failed else {10: 10, 20: 20} | {step: 99}
+    if times == 1 or name != "sync_dir":
+        assert {s: mark_of(step_path(root, s)) for s in store.steps()} == wanted
+    save(store, 40)
+    assert store.latest() == 40
+    store.close()
+
+
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("base", [QuickFiles, NoExchange])
+def test_a_sync_of_the_root_that_fails_late_is_rolled_back(
+    root: Path, base: type[Files], at: int
+) -> None:
+    count = -1
+
+    def fail(name: str, args: tuple[object, ...]) -> None:
+        nonlocal count
+        if name == "sync_dir" and armed:
+            count += 1
+            if count == at:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    armed = False
+    store = make_store(root, interrupted(base, fail))
+    store.open()
+    save(store, 20)
+    attempt = store.begin(20)
+    fill(store, attempt, mark=99)
+    armed = True
+    try:
+        store.publish(attempt)
+        committed = 99
+    except CommitError:
+        committed = 20
+        store.abandon(attempt)
+    assert count >= at or committed == 99
+    assert mark_of(step_path(root, 20)) == committed
+    assert left(root) == []
+    store.close()
+
+
+def test_bytes_of_a_publish_that_may_have_lasted_stay_until_its_name_is_gone(root: Path) -> None:
+    failing = False
+
+    def fail(name: str, args: tuple[object, ...]) -> None:
+        if failing and name == "sync_dir" and args[0] in (root, root / ".inflight"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store = make_store(root, interrupted(QuickFiles, fail))
+    store.open()
+    attempt = store.begin(30)
+    fill(store, attempt, mark=30)
+    failing = True
+    with pytest.raises(CommitError):
+        store.publish(attempt)
+    assert store.steps() == ()
+    store.abandon(attempt)
+    assert len(os.listdir(attempt.path)) == 3
+    failing = False
+    store.abandon(attempt)
+    assert left(root) == []
+    store.close()
+
+
+def test_a_failed_abandon_is_logged_and_cleared_at_the_next_open(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = faulty(root, Fault("unlink", errno.EIO))
+    attempt = store.begin(30)
+    fill(store, attempt, mark=1)
+    store.abandon(attempt)
+    assert "could not delete" in caplog.text
+    store.close()
+    store = make_store(root)
+    store.open()
+    assert left(root) == []
+    store.close()
+
+
+def test_steps_that_cannot_be_unpublished_durably_keep_their_bytes(root: Path) -> None:
+    fault = Fault("sync_dir", errno.EIO)
+    store = faulty(root, fault)
+    save_quiet(store, fault, 30)
+    with pytest.raises(PersistError, match="could not retire"):
+        store.retire()
+    (gone,) = left(root)
+    assert len(left(root, f".inflight/{gone}")) == 3
+    fault.armed = False
+    assert store.retire() == ()
+    assert left(root) == []
+    assert store.steps() == (20, 30)
+    store.close()
+
+
+def test_a_retired_step_that_cannot_be_deleted_is_tried_again(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fault = Fault("unlink", errno.EBUSY)
+    store = faulty(root, fault)
+    save(store, 30)
+    assert store.retire() == (10,)
+    assert len(left(root)) == 1
+    assert "trying again later" in caplog.text
+    fault.armed = False
+    save(store, 40)
+    assert left(root) == []
+    store.close()
+
+
+def test_a_step_that_was_replaced_and_cannot_be_moved_stays_replaced(root: Path) -> None:
+    fault = Fault("rename", errno.EIO, part=".retired")
+    store = faulty(root, fault, NoExchange)
+    save(store, 20, mark=99)
+    assert [name.partition(".")[2] for name in left(root)] == ["replaced"]
+    store.close()
+    store = make_store(root)
+    store.open()
+    assert mark_of(step_path(root, 20)) == 99
+    assert left(root) == []
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (errno.ENOSPC, "keep fewer steps"),
+        (errno.EROFS, "read-only"),
+        (errno.EACCES, "permissions"),
+        (errno.EIO, "disk is failing"),
+        (errno.EMFILE, "kernel log"),
+    ],
+)
+def test_an_error_says_what_is_safe_and_what_to_do(root: Path, code: int, hint: str) -> None:
+    store = faulty(root, Fault("mkdir", code))
+    with pytest.raises(PersistError, match=hint) as caught:
+        store.begin(30)
+    assert "Committed steps are safe" in str(caught.value)
+    assert os.strerror(code) in str(caught.value)
+    assert (caught.value.step, caught.value.path) == (30, root)
+    store.close()
+
+
+def test_pins_and_quarantine_report_a_failing_disk(root: Path) -> None:
+    store = faulty(root, Fault("sync_dir", errno.EIO))
+    with pytest.raises(PersistError, match="pin a step"):
+        store.pin(10)
+    store.suspect(10)
+    with pytest.raises(PersistError, match="move corrupt steps aside"):
+        store.quarantine_suspects()
+    store.close()
+
+
+def test_a_root_that_cannot_be_made_or_locked_says_so(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="no directory"):
+        make_store(tmp_path / "file").open()
+    with pytest.raises(PersistError, match="open the checkpoint root"):
+        make_store(tmp_path / "file" / "below").open()
+    for name in ("mkdir", "create"):
+        with pytest.raises(PersistError, match="read-only"):
+            make_store(root, interrupted(QuickFiles, Fault(name, errno.EROFS))).open()
+    with RootLock(root):
+        pass
+
+
+def test_an_open_that_fails_gives_the_lock_back(root: Path) -> None:
+    fault = Fault("sync_dir", errno.EIO, part="ckpts")
+    store = make_store(root, interrupted(QuickFiles, fault))
+    (root / ".inflight" / "junk").mkdir(parents=True)
+    with pytest.raises(PersistError, match="repair"):
+        store.open()
+    assert (root / ".inflight" / "junk").exists()
+    with RootLock(root):
+        pass

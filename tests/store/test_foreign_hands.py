@@ -1,0 +1,142 @@
+"""A root that others remove, take over, link or litter."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckpt_core.errors import CommitError, PersistError, RootBusy
+from ckpt_core.files import Files
+from ckpt_core.store import RootLock, StepStore, committed_steps
+from tests.store.harness import (
+    fill,
+    left,
+    make_store,
+    save,
+)
+
+
+def test_a_root_that_was_removed_is_made_anew_by_the_next_save(
+    store: StepStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(store, 1)
+    attempt = store.begin(2)
+    fill(store, attempt, mark=2)
+    shutil.rmtree(store.root)
+    with pytest.raises(CommitError, match="is gone"):
+        store.publish(attempt)
+    store.abandon(attempt)
+    with caplog.at_level(logging.WARNING):
+        save(store, 3)
+    assert "made it anew" in caplog.text
+    assert store.steps() == (3,)
+    with pytest.raises(RootBusy):
+        RootLock(store.root).acquire()
+
+
+def test_looking_for_space_makes_a_removed_root_anew(store: StepStore) -> None:
+    shutil.rmtree(store.root)
+    store.check_space(1)
+    assert store.root.is_dir()
+
+
+def test_a_removed_lock_file_is_taken_again_and_attempts_live_on(store: StepStore) -> None:
+    attempt = store.begin(2)
+    fill(store, attempt, mark=2)
+    (store.root / ".lock").unlink()
+    store.begin(3)
+    store.publish(attempt)
+    assert store.steps() == (2,)
+
+
+def test_a_root_that_somebody_else_took_over_is_left_to_them(root: Path) -> None:
+    store = make_store(root)
+    store.open()
+    attempt = store.begin(2)
+    fill(store, attempt, mark=2)
+    (root / ".lock").unlink()
+    with RootLock(root):
+        with pytest.raises(RootBusy):
+            store.begin(3)
+        with pytest.raises(CommitError, match="open for writing"):
+            store.publish(attempt)
+        with pytest.raises(RootBusy):
+            store.retire()
+    assert committed_steps(root) == ()
+    store.close()
+
+
+def test_links_are_never_followed_out_of_the_root(root: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "data").write_text("x")
+    for name in (".inflight", ".slots"):
+        (root / name).mkdir(parents=True)
+        (root / name / "link").symlink_to(precious)
+        (root / name / "tree").mkdir()
+        (root / name / "tree" / "link").symlink_to(precious)
+    (root / "step-000000000001").symlink_to(precious)
+    store = make_store(root, keep_last=1)
+    store.open()
+    save(store, 2)
+    save(store, 3)
+    store.retire()
+    assert (left(root), len(left(root, ".slots"))) == ([], 1)
+    assert (precious / "data").read_text() == "x"
+    store.close()
+
+
+@pytest.mark.parametrize("name", [".inflight", ".slots", ".pins", ".corrupt"])
+def test_a_link_in_place_of_a_directory_of_ours_is_refused(
+    root: Path, tmp_path: Path, name: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "data").write_text("x")
+    root.mkdir()
+    (root / name).symlink_to(elsewhere)
+    store = make_store(root, keep_last=1)
+    store.open()
+    if name == ".inflight":
+        with pytest.raises(PersistError, match="link is where a directory belongs"):
+            store.begin(1)
+        store.close()
+        return
+    for step in (1, 2, 3):
+        save(store, step)
+    store.retire()
+    store.suspect(3)
+    if name == ".pins":
+        with pytest.raises(PersistError, match="link is where"):
+            store.pin(3)
+    if name == ".corrupt":
+        with pytest.raises(PersistError, match="link is where"):
+            store.quarantine_suspects()
+    assert [path.name for path in elsewhere.iterdir()] == ["data"]
+    store.close()
+
+
+def test_foreign_files_in_the_root_are_left_alone(root: Path) -> None:
+    root.mkdir()
+    (root / "notes.txt").write_text("mine")
+    (root / "logs").mkdir()
+    store = make_store(root, keep_last=1)
+    store.open()
+    save(store, 1)
+    save(store, 2)
+    store.retire()
+    store.close()
+    assert (root / "notes.txt").read_text() == "mine"
+    assert (root / "logs").is_dir()
+
+
+def test_a_root_given_as_a_link_works(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(root)
+    store = make_store(tmp_path / "link", Files())
+    store.open()
+    save(store, 1)
+    assert committed_steps(root) == committed_steps(tmp_path / "link") == (1,)
+    store.close()

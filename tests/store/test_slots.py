@@ -1,0 +1,143 @@
+"""Shard files of retired steps, used again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from ckpt_core.errors import PersistError
+from ckpt_core.store import StepStore, step_path
+from tests.store.harness import (
+    SHARD,
+    Fault,
+    QuickFiles,
+    faulty,
+    fill,
+    left,
+    make_store,
+    mark_of,
+    save,
+    save_quiet,
+)
+
+
+def test_the_shard_file_of_a_retired_step_becomes_that_of_a_later_one(root: Path) -> None:
+    store = make_store(root, keep_last=1)
+    store.open()
+    inodes = []
+    for step in range(5):
+        inodes.append((save(store, step) / SHARD).stat().st_ino)
+        store.retire()
+    assert len(set(inodes)) == 2
+    assert mark_of(step_path(root, 4)) == 4
+    store.close()
+
+
+def test_the_best_fitting_slot_is_taken(root: Path) -> None:
+    store = make_store(root, keep_last=1, spare_slots=3)
+    store.open()
+    for step, size in enumerate([4096, 8192, 16384, 4096]):
+        attempt = store.begin(step)
+        fill(store, attempt, mark=step, nbytes=size)
+        store.publish(attempt)
+    store.retire()
+    attempt = store.begin(9)
+    for number, (want, got) in enumerate([(5000, 8192), (5000, 16384), (5000, 4096)]):
+        assert store.take_slot(attempt, f"shard-0000{number}-0.safetensors", want)
+        assert (attempt.path / f"shard-0000{number}-0.safetensors").stat().st_size == got
+    assert not store.take_slot(attempt, SHARD, 1)
+    store.close()
+
+
+def test_no_more_slots_are_kept_than_allowed(root: Path) -> None:
+    store = make_store(root, keep_last=1, spare_slots=2)
+    store.open()
+    for step in range(5):
+        save(store, step)
+    store.retire()
+    assert len(left(root, ".slots")) == 2
+    store.close()
+    fewer = make_store(root, spare_slots=1)
+    fewer.open()
+    assert len(left(root, ".slots")) == 1
+    fewer.close()
+
+
+def test_a_file_that_a_user_linked_elsewhere_is_never_overwritten(root: Path) -> None:
+    store = make_store(root, keep_last=1)
+    store.open()
+    backup = root.parent / "backup"
+    os.link(save(store, 1) / SHARD, backup)
+    for step in (2, 3, 4):
+        save(store, step)
+        store.retire()
+    assert backup.read_bytes() == bytes([1]) * 4096
+    (slot,) = left(root, ".slots")
+    os.link(root / ".slots" / slot, root.parent / "again")
+    assert not store.take_slot(store.begin(9), SHARD, 4096)
+    store.close()
+
+
+def test_a_step_that_is_being_read_is_replaced_without_touching_its_bytes(store: StepStore) -> None:
+    old = save(store, 1, mark=1)
+    with open(old / SHARD, "rb") as reader:
+        store.protect(1)
+        save(store, 1, mark=2)
+        save(store, 2, mark=3)
+        assert reader.read() == bytes([1]) * 4096
+    assert left(store.root, ".slots") == []
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.ENOENT, errno.EXDEV])
+def test_a_slot_that_cannot_be_taken_never_fails_a_save(root: Path, code: int) -> None:
+    fault = Fault("rename", code, part=".slots/")
+    store = faulty(root, fault)
+    save_quiet(store, fault, 30)
+    fault.armed = False
+    assert store.retire() == (10,)
+    fault.armed = True
+    attempt = store.begin(40)
+    assert not store.take_slot(attempt, SHARD, 4096)
+    fill(store, attempt, mark=40)
+    store.publish(attempt)
+    assert mark_of(step_path(root, 40)) == 40
+    store.close()
+
+
+def test_a_name_that_is_taken_gets_no_slot(root: Path) -> None:
+    store = make_store(root, keep_last=1)
+    store.open()
+    save(store, 1)
+    save(store, 2)
+    store.retire()
+    attempt = store.begin(3)
+    (attempt.path / SHARD).write_text("here")
+    assert not store.take_slot(attempt, SHARD, 4096)
+    assert (attempt.path / SHARD).read_text() == "here"
+    store.close()
+
+
+class Nearly(QuickFiles):
+    """A disk with 1000 bytes left."""
+
+    def free_bytes(self, path: Path) -> int:
+        return 1000
+
+
+def test_a_save_that_cannot_fit_is_refused_before_it_is_written(root: Path) -> None:
+    store = make_store(root, Nearly(), keep_last=1)
+    store.open()
+    store.check_space(1000)
+    with pytest.raises(PersistError, match=r"1,000 bytes free.*needs 4,096 more.*keep_last"):
+        store.check_space(4096)
+    save(store, 1)
+    save(store, 2)
+    store.retire()
+    store.check_space(4096)
+    store.check_space(5096)
+    with pytest.raises(PersistError, match="needs 1,001 more"):
+        store.check_space(5097)
+    store.close()

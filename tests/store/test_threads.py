@@ -1,0 +1,57 @@
+"""Saving, retiring and reading at once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from ckpt_core.store import step_path
+from tests.store.harness import (
+    left,
+    make_store,
+    mark_of,
+    save,
+)
+
+
+def test_many_threads_save_retire_and_read_at_once(root: Path) -> None:
+    store = make_store(root, keep_last=2)
+    store.open()
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            step = store.latest()
+            if step is None:
+                continue
+            store.protect(step)
+            if step in store.steps():
+                mark_of(step_path(root, step))
+            store.unprotect(step)
+
+    def write(first: int) -> None:
+        for step in range(first, 120, 3):
+            save(store, step)
+            store.retire()
+
+    def guarded(work: object, *args: int) -> None:
+        try:
+            assert callable(work)
+            work(*args)
+        except BaseException as error:
+            failures.append(error)
+
+    writers = [threading.Thread(target=guarded, args=(write, first)) for first in range(3)]
+    reader = threading.Thread(target=guarded, args=(read,))
+    for thread in (*writers, reader):
+        thread.start()
+    for thread in writers:
+        thread.join(timeout=60)
+    done.set()
+    reader.join(timeout=60)
+    assert not failures
+    store.retire()
+    assert store.steps() == (118, 119)
+    assert left(root) == []
+    store.close()
