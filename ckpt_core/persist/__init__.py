@@ -1,0 +1,11 @@
+"""Make the bytes of a snapshot durable: p writers, direct or buffered or memory-mapped, checksummed.
+
+Call order, per shard file: `ShardFile(request)` -> `WriterPool.submit(WriteJob)` for every piece, from the
+stager -> when all are done `ShardFile.sync()` and `close()`, from the finisher. Idea and source: PCcheck
+(ASPLOS '25) sections 3.3 and 4.1; one write of each byte, large, aligned and sequential.
+"""
+
+from ckpt_core.persist.shard_file import Place, ShardFile, ShardRequest, WriteResult, advice
+from ckpt_core.persist.writers import WriteJob, WriterPool
+
+__all__ = ["Place", "ShardFile", "ShardRequest", "WriteJob", "WriteResult", "WriterPool", "advice"]

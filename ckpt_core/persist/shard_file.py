@@ -1,0 +1,254 @@
+"""One shard file on its way to storage: opened late, written in pieces, synced once.
+
+Called by the writer threads (`write`), by the finisher (`sync`, `close`) and, in DIRECT mode, by the
+stager (`window`). Opening is left to the first of them, since it may block on storage and neither the
+training thread nor staging may wait for that.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import xxhash
+
+from ckpt_core.errors import CkptError, PersistError
+from ckpt_core.files import Files
+from ckpt_core.types import DirectIO
+
+_NO_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
+
+
+class PieceLike(Protocol):
+    """What the writers need of a filled staging chunk (snapshot.Piece)."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def memory(self) -> memoryview: ...
+    @property
+    def ready(self) -> Any: ...
+    @property
+    def release(self) -> Callable[[], None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """One written piece: its length and its xxh3 (16 hex digits; None when checksums are off)."""
+
+    nbytes: int
+    xxh3: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a shard file goes: its path, and whether a recycled file already lies there."""
+
+    path: Path
+    recycled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRequest:
+    """What a shard file is to be.
+
+    Attributes:
+        nbytes: its length, a multiple of 4 KiB.
+        place: finds the path; called once, from a background thread, and may raise our errors.
+        direct_io: whether to go past the page cache.
+        mapped: pieces behind the front are written through `window` (DIRECT mode).
+        checksum: compute xxh3 of each piece.
+        step: for error texts.
+    """
+
+    nbytes: int
+    place: Callable[[], Place]
+    direct_io: DirectIO
+    mapped: bool
+    checksum: bool
+    step: int
+
+
+class ShardFile:
+    """The file behind one ShardRequest. Thread-safe; `close` is idempotent."""
+
+    def __init__(self, request: ShardRequest, *, files: Files) -> None:
+        self.request = request
+        self._files = files
+        self._opening = threading.Lock()
+        self._fd: int | None = None
+        self._path: Path | None = None
+        self._mapping: mmap.mmap | None = None
+        self._direct = False
+        self._results: dict[int, WriteResult] = {}
+
+    @property
+    def path(self) -> Path | None:
+        """Where the file is, once it has been opened."""
+        return self._path
+
+    def write(self, piece: PieceLike) -> None:
+        """Make a piece part of the file (durable only after `sync`). Called from a writer thread.
+
+        Raises:
+            PersistError: the bytes could not be written.
+        """
+        if piece.ready is not None:
+            piece.ready.synchronize()
+        # Hash before writing: both read the piece, and it has just been filled.
+        checksum = xxhash.xxh3_64(piece.memory).hexdigest() if self.request.checksum else None
+        with self._errors("write"):
+            fd = self._open()
+            if not self._is_window(piece):
+                self._pwrite(fd, piece)
+                if not self._direct:
+                    self._files.start_writeback(fd, piece.offset, piece.nbytes)
+        self._results[piece.index] = WriteResult(piece.nbytes, checksum)
+
+    def window(self, offset: int, nbytes: int) -> memoryview:
+        """Memory that is bytes offset .. offset+nbytes of the file. Called from the stager thread.
+
+        Raises:
+            PersistError: the file could not be made, or its blocks not be reserved: without that a
+                full filesystem would kill the process (SIGBUS) instead of failing the save.
+        """
+        with self._errors("map"):
+            self._open()
+            assert self._mapping is not None
+            return memoryview(self._mapping)[offset : offset + nbytes]
+
+    def sync(self) -> tuple[WriteResult, ...]:
+        """Make everything written durable; the pieces in file order. Called once all are written.
+
+        Raises:
+            PersistError: the bytes may not be durable.
+        """
+        with self._errors("sync"):
+            fd = self._open()
+            self._files.sync(fd)
+        results = tuple(self._results[index] for index in sorted(self._results))
+        assert sum(result.nbytes for result in results) == self.request.nbytes
+        return results
+
+    def close(self) -> None:
+        """Close the descriptor; nobody writes any more."""
+        with self._opening:
+            fd, self._fd = self._fd, None
+            self._mapping = None
+            if fd is not None:
+                self._files.close(fd)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _is_window(self, piece: PieceLike) -> bool:
+        return self._mapping is not None and piece.memory.obj is self._mapping
+
+    def _pwrite(self, fd: int, piece: PieceLike) -> None:
+        try:
+            self._files.pwrite(fd, piece.memory, piece.offset)
+        except OSError as exc:
+            # Some filesystems accept O_DIRECT at open and refuse the first write.
+            if not (self._direct and exc.errno in _NO_DIRECT):
+                raise
+            if self.request.direct_io is DirectIO.ON:
+                raise
+            self._files.pwrite(self._reopen_buffered(fd), piece.memory, piece.offset)
+
+    def _reopen_buffered(self, refused: int) -> int:
+        with self._opening:
+            if self._fd == refused and self._direct:
+                assert self._path is not None
+                fresh = self._files.open_write(self._path, direct=False)
+                # dup2 keeps the number: other writers may be using it right now.
+                os.dup2(fresh, refused, inheritable=False)
+                self._files.close(fresh)
+                self._direct = False
+            assert self._fd is not None
+            return self._fd
+
+    def _open(self) -> int:
+        with self._opening:
+            if self._fd is None:
+                place = self.request.place()
+                self._path = place.path
+                self._fd = self._open_file(place)
+                self._size(self._fd, recycled=place.recycled)
+                if self.request.mapped:
+                    self._mapping = self._files.map_shared(self._fd, self.request.nbytes)
+            return self._fd
+
+    def _open_file(self, place: Place) -> int:
+        opener = self._files.open_write if place.recycled else self._files.create
+        wanted = self.request.direct_io is not DirectIO.OFF and not self.request.mapped
+        if wanted:
+            try:
+                fd = opener(place.path, direct=True)
+            except OSError as exc:
+                if exc.errno not in _NO_DIRECT or self.request.direct_io is DirectIO.ON:
+                    raise
+                # Linux creates the name before it finds that O_DIRECT is not to be had.
+                opener = self._files.open_write if place.path.exists() else opener
+            else:
+                self._direct = True
+                return fd
+        return opener(place.path, direct=False)
+
+    def _size(self, fd: int, *, recycled: bool) -> None:
+        # A recycled file keeps its blocks: it is cut only when the new file is shorter.
+        size = os.fstat(fd).st_size if recycled else 0
+        if size > self.request.nbytes:
+            self._files.truncate(fd, self.request.nbytes)
+        if size != self.request.nbytes or self.request.mapped:
+            self._files.allocate(fd, self.request.nbytes)
+            if os.fstat(fd).st_size < self.request.nbytes:
+                self._files.truncate(fd, self.request.nbytes)
+
+    def _errors(self, action: str) -> _Boundary:
+        return _Boundary(self, action)
+
+
+class _Boundary:
+    """Turns an OSError of the file layer into PersistError, with what happened and what to do."""
+
+    def __init__(self, shard: ShardFile, action: str) -> None:
+        self._shard = shard
+        self._action = action
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, CkptError) or not isinstance(error, OSError):
+            return
+        path = self._shard.path
+        step = self._shard.request.step
+        raise PersistError(
+            f"step {step} was not saved: cannot {self._action} {path}: {error.strerror or error}. "
+            f"Earlier steps are untouched. {advice(error)}",
+            step=step,
+            path=path,
+        ) from error
+
+
+def advice(error: OSError) -> str:
+    """What a user can do about an error of the operating system."""
+    known = {
+        errno.ENOSPC: "Free some space, lower keep_last, or use another disk; then save again.",
+        errno.EDQUOT: "The disk quota is used up: free some space or raise it; then save again.",
+        errno.EROFS: "The filesystem is read-only: a disk error may have made it so (see dmesg).",
+        errno.EIO: "The device reports an error: see dmesg, and save to another disk.",
+        errno.EACCES: "Check who owns the root and its permissions.",
+        errno.EPERM: "Check who owns the root and its permissions.",
+        errno.ENOENT: "The root was removed or renamed while training ran.",
+    }
+    return known.get(error.errno or 0, "The next save tries again.")

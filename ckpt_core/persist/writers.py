@@ -1,0 +1,89 @@
+"""The writer threads: p of them take filled pieces from one queue and write each to its shard file.
+
+Pieces of an older checkpoint come before those of a newer one, since the stager is first-in first-out; so
+the older one commits first and its chunks are free first. PCcheck (ASPLOS '25) 3.1 and 3.3 give each
+checkpoint p threads; here the p threads are shared, which bounds the load on the device by p.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ckpt_core.persist.shard_file import PieceLike, ShardFile
+
+_log = logging.getLogger("ckpt_core")
+
+
+@dataclass(frozen=True, slots=True)
+class WriteJob:
+    """A piece to write.
+
+    Attributes:
+        shard: the file it belongs to.
+        piece: the bytes; released when the job is over, whatever came of it.
+        cancelled: true means: do not write any more, only release.
+        done: called with None or the error, after the release.
+    """
+
+    shard: ShardFile
+    piece: PieceLike
+    cancelled: Callable[[], bool]
+    done: Callable[[BaseException | None], None]
+
+
+class WriterPool:
+    """Owns the writer threads, which start with the first job. `close` is idempotent."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._jobs: queue.SimpleQueue[WriteJob | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
+
+    def submit(self, job: WriteJob) -> None:
+        """Queue a piece; returns at once."""
+        if not self._threads:
+            self._start()
+        self._jobs.put(job)
+
+    def close(self, *, timeout_s: float) -> None:
+        """End the threads after the jobs already queued."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(timeout_s)
+        self._threads = []
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._threads:
+                return
+            self._threads = [
+                threading.Thread(target=self._run, name=f"ckpt-writer-{index}", daemon=True)
+                for index in range(self._count)
+            ]
+            for thread in self._threads:
+                thread.start()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            _write(job)
+            # A finished job holds a piece of the staging pool; do not keep it until the next one.
+            del job
+
+
+def _write(job: WriteJob) -> None:
+    error: BaseException | None = None
+    try:
+        if not job.cancelled():
+            job.shard.write(job.piece)
+    except BaseException as exc:  # every failure belongs to the checkpoint, none to the thread
+        error = exc
+    try:
+        job.piece.release()
+    finally:
+        job.done(error)

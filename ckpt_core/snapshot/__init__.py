@@ -1,0 +1,32 @@
+"""Copy a state out of the way of training: a bounded pool of chunks, one stager thread, barriers.
+
+Call order: `plan_pool` -> `StagingPool` once; per checkpoint a `ShardImage` for each file and one `Snapshot`
+for the barriers. `save` fills the front of the image on the training thread, the `Stager` the rest; filled
+chunks leave as `Piece`s to a `ChunkSink` while later leaves are still being copied. Sources: CheckFreq
+(FAST '21), snapshot(); LightCheck III-B; PCcheck 3.1.
+"""
+
+from ckpt_core.snapshot.copying import memory_of
+from ckpt_core.snapshot.cuda import event_now, on_stream, side_stream, synchronize
+from ckpt_core.snapshot.cuda import free_bytes as device_free_bytes
+from ckpt_core.snapshot.image import ChunkSink, Piece, ShardImage
+from ckpt_core.snapshot.pool import PoolPlan, StagingPool, plan_pool
+from ckpt_core.snapshot.stager import Snapshot, StageItem, Stager
+
+__all__ = [
+    "ChunkSink",
+    "Piece",
+    "PoolPlan",
+    "ShardImage",
+    "Snapshot",
+    "StageItem",
+    "Stager",
+    "StagingPool",
+    "device_free_bytes",
+    "event_now",
+    "memory_of",
+    "on_stream",
+    "plan_pool",
+    "side_stream",
+    "synchronize",
+]

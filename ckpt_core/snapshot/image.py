@@ -1,0 +1,253 @@
+"""Fill the image of one shard file, chunk by chunk, from front to back.
+
+The image is written in file order: header, eager leaves, then the other leaves in the order in which they
+become ready. A chunk that is full goes to the sink at once, so that writing overlaps copying. There is no
+serialization step: bytes go from the live leaf to their place in the file image and nowhere else.
+
+Only the training thread inside `save`, and after it only the stager thread, use an image: it has no lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ckpt_core.snapshot.copying import copy_range, is_flat, move, zero
+from ckpt_core.snapshot.cuda import event_now
+from ckpt_core.snapshot.pool import Chunk, Part, StagingPool
+from ckpt_core.types import align_up
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A filled piece of a shard file, on its way to the writers.
+
+    Attributes:
+        index: its place in the sequence of chunks of the file.
+        offset: its place in the file, bytes.
+        nbytes: how much of the chunk counts.
+        memory: the bytes.
+        ready: CUDA event after which the bytes are there; None when they are there now.
+        release: gives the memory back; called exactly once, also on failure.
+    """
+
+    index: int
+    offset: int
+    nbytes: int
+    memory: memoryview
+    ready: Any
+    release: Callable[[], None]
+
+
+class ChunkSink(Protocol):
+    """Where filled pieces go. persist/ implements it."""
+
+    def submit(self, piece: Piece) -> None:
+        """Take over a piece; returns at once. Never raises: a failure ends the checkpoint."""
+
+    def window(self, offset: int, nbytes: int) -> memoryview:
+        """Memory that *is* bytes offset .. offset+nbytes of the shard file (DIRECT mode)."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A chunk that is being filled."""
+
+    memory: memoryview
+    address: int
+    tensor: Callable[[], torch.Tensor]
+    release: Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Held:
+    """The first chunks of a file whose header is not known yet."""
+
+    until: int
+    pieces: list[tuple[int, _Open, int]] = field(default_factory=list)
+
+
+class ShardImage:
+    """The bytes of one shard file, in the making.
+
+    Args:
+        pool: where chunks come from.
+        sink: where filled ones go.
+        file_bytes: length of the file, known from the start.
+        front_bytes: everything before this offset uses front chunks.
+        mapped: write everything behind the front straight into the file's memory (DIRECT).
+        hold_bytes: keep the chunks before this offset back until `set_header` (layer-wise form).
+        cancelled: asked while waiting for a chunk.
+        deadline: on the monotonic clock; no wait lasts longer.
+    """
+
+    def __init__(
+        self,
+        pool: StagingPool,
+        sink: ChunkSink,
+        *,
+        file_bytes: int,
+        front_bytes: int,
+        mapped: bool,
+        hold_bytes: int,
+        cancelled: Callable[[], bool],
+        deadline: float,
+    ) -> None:
+        self._pool = pool
+        self._sink = sink
+        self._chunk_bytes = pool.plan.chunk_bytes
+        self._file_bytes = file_bytes
+        self._front_end = align_up(front_bytes, self._chunk_bytes)
+        self._mapped = mapped
+        self._cancelled = cancelled
+        self._deadline = deadline
+        self._held = _Held(until=hold_bytes)
+        self._open: _Open | None = None
+        self._cursor = 0
+        self.waited_s = 0.0
+
+    def header(self, header: bytes) -> None:
+        """Write the header at the start of the image; called first, when the layout is known."""
+        assert self._cursor == 0
+        self._write_bytes(header)
+
+    def skip_header(self, nbytes: int) -> None:
+        """Leave room for a header that `set_header` brings later."""
+        assert self._cursor == 0 and nbytes <= self._held.until
+        self._zero_to(nbytes)
+
+    def set_header(self, header: bytes) -> None:
+        """Fill the room that was left and let the held chunks go."""
+        assert len(header) <= self._held.until
+        done = 0
+        pieces, self._held = self._held.pieces, _Held(until=0)
+        current = self._open
+        for _, chunk, _ in [*pieces, *([(0, current, 0)] if current is not None else [])]:
+            part = header[done : done + self._chunk_bytes]
+            chunk.memory[: len(part)] = part
+            done += len(part)
+        for offset, chunk, nbytes in pieces:
+            self._submit(chunk, offset, nbytes, ready=event_now())
+
+    def leaf(self, tensor: torch.Tensor, *, offset: int, nbytes: int) -> None:
+        """Copy one leaf to its place; blocks while no chunk is free.
+
+        Leaves come in file order; the gap before each is filled with zeros.
+
+        Raises:
+            StagingError: no chunk became free in time.
+        """
+        if nbytes == 0:
+            return
+        if offset != self._cursor:
+            self._zero_to(offset)
+        source = tensor.data_ptr() if is_flat(tensor) else None
+        start = 0
+        while start < nbytes:
+            chunk, inside, room = self._room()
+            part = min(room, nbytes - start)
+            if source is not None:
+                move(chunk.address + inside, source + start, part)
+            else:
+                copy_range(tensor, start, chunk.tensor()[inside : inside + part])
+            start += part
+            self._advance(part)
+
+    def leaves(self, items: Sequence[tuple[torch.Tensor, int, int]]) -> None:
+        """Copy leaves (tensor, offset, nbytes) in file order; quick for many small ones.
+
+        The same as `leaf` for each; leaves that fit into the open chunk take a path without calls.
+        """
+        for tensor, offset, nbytes in items:
+            chunk = self._open
+            inside = self._cursor % self._chunk_bytes
+            if (
+                chunk is not None
+                and offset == self._cursor
+                and nbytes < self._chunk_bytes - inside
+                and is_flat(tensor)
+            ):
+                move(chunk.address + inside, tensor.data_ptr(), nbytes)
+                self._cursor = offset + nbytes
+            else:
+                self.leaf(tensor, offset=offset, nbytes=nbytes)
+
+    def finish(self) -> None:
+        """Fill the rest of the file with zeros and hand over the last chunk."""
+        self._zero_to(self._file_bytes)
+        assert self._open is None and not self._held.pieces
+
+    def abandon(self) -> None:
+        """Give back whatever is still held; the image is of no use after this. Idempotent."""
+        pieces, self._held = self._held.pieces, _Held(until=0)
+        for _, chunk, _ in pieces:
+            chunk.release()
+        if self._open is not None:
+            self._open.release()
+            self._open = None
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _write_bytes(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            chunk, inside, room = self._room()
+            part = min(room, len(view))
+            chunk.memory[inside : inside + part] = view[:part]
+            view = view[part:]
+            self._advance(part)
+
+    def _zero_to(self, offset: int) -> None:
+        # Chunks are reused: what is not overwritten would carry bytes of an older checkpoint.
+        assert offset >= self._cursor
+        while self._cursor < offset:
+            chunk, inside, room = self._room()
+            part = min(room, offset - self._cursor)
+            zero(chunk.address + inside, part)
+            self._advance(part)
+
+    def _room(self) -> tuple[_Open, int, int]:
+        """The open chunk, the place of the cursor in it, and how much still fits."""
+        inside = self._cursor % self._chunk_bytes
+        if self._open is None:
+            self._open = self._next_chunk()
+        return self._open, inside, self._chunk_bytes - inside
+
+    def _next_chunk(self) -> _Open:
+        offset = self._cursor - self._cursor % self._chunk_bytes
+        if self._mapped and offset >= self._front_end:
+            length = min(self._chunk_bytes, self._file_bytes - offset)
+            memory = self._sink.window(offset, length)
+            tensor = torch.frombuffer(memory, dtype=torch.uint8)
+            return _Open(memory, tensor.data_ptr(), lambda: tensor, lambda: None)
+        part = Part.FRONT if offset < self._front_end else Part.STREAM
+        began = time.monotonic()
+        chunk = self._pool.acquire(part, deadline=self._deadline, cancelled=self._cancelled)
+        self.waited_s += time.monotonic() - began
+        return _pooled(self._pool, chunk)
+
+    def _advance(self, nbytes: int) -> None:
+        self._cursor += nbytes
+        full = self._cursor % self._chunk_bytes == 0 or self._cursor == self._file_bytes
+        if not full:
+            return
+        chunk, self._open = self._open, None
+        assert chunk is not None
+        offset = (self._cursor - 1) // self._chunk_bytes * self._chunk_bytes
+        length = self._cursor - offset
+        if offset < self._held.until:
+            self._held.pieces.append((offset, chunk, length))
+        else:
+            self._submit(chunk, offset, length, ready=event_now())
+
+    def _submit(self, chunk: _Open, offset: int, nbytes: int, *, ready: Any) -> None:
+        index = offset // self._chunk_bytes
+        self._sink.submit(Piece(index, offset, nbytes, chunk.memory[:nbytes], ready, chunk.release))
+
+
+def _pooled(pool: StagingPool, chunk: Chunk) -> _Open:
+    return _Open(chunk.memory, chunk.address, lambda: chunk.tensor, lambda: pool.release(chunk))

@@ -1,0 +1,204 @@
+"""Shard files on real filesystems: direct, buffered, mapped and recycled ones hold the same bytes."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from ckpt_core.errors import PersistError
+from ckpt_core.files import Files
+from ckpt_core.persist import Place, ShardFile, ShardRequest, WriteJob, WriterPool
+from ckpt_core.types import DirectIO
+
+CHUNK = 8192
+
+
+@dataclass
+class FakePiece:
+    """A piece as the stager would give it, in page-aligned memory."""
+
+    index: int
+    offset: int
+    nbytes: int
+    memory: memoryview
+    ready: Any = None
+    releases: int = 0
+
+    def release(self) -> None:
+        self.releases += 1
+
+
+def pieces_of(data: bytes) -> list[FakePiece]:
+    memory = mmap.mmap(-1, len(data))
+    memory.write(data)
+    view = memoryview(memory)
+    return [
+        FakePiece(at // CHUNK, at, len(view[at : at + CHUNK]), view[at : at + CHUNK])
+        for at in range(0, len(data), CHUNK)
+    ]
+
+
+def shard(path: Path, nbytes: int, *, recycled: bool = False, **changes: Any) -> ShardFile:
+    settings: dict[str, Any] = {
+        "nbytes": nbytes,
+        "place": lambda: Place(path, recycled),
+        "direct_io": DirectIO.AUTO,
+        "mapped": False,
+        "checksum": True,
+        "step": 3,
+    }
+    files = changes.pop("files", Files())
+    return ShardFile(ShardRequest(**(settings | changes)), files=files)
+
+
+DATA = os.urandom(5 * CHUNK + 4096)
+
+
+@pytest.mark.parametrize("direct_io", list(DirectIO))
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "backwards"])
+def test_written_bytes_and_checksums_are_those_of_the_pieces(
+    tmp_path: Path, direct_io: DirectIO, order: int
+) -> None:
+    file = shard(tmp_path / "s", len(DATA), direct_io=direct_io)
+    for piece in pieces_of(DATA)[::order]:
+        file.write(piece)
+    results = file.sync()
+    file.close()
+    file.close()
+    assert (tmp_path / "s").read_bytes() == DATA
+    assert [r.nbytes for r in results] == [CHUNK] * 5 + [4096]
+    assert results[1].xxh3 == xxhash.xxh3_64(DATA[CHUNK : 2 * CHUNK]).hexdigest()
+
+
+def test_without_checksums_none_is_computed(tmp_path: Path) -> None:
+    file = shard(tmp_path / "s", CHUNK, checksum=False)
+    file.write(pieces_of(DATA[:CHUNK])[0])
+    assert file.sync()[0].xxh3 is None
+    file.close()
+
+
+@pytest.mark.parametrize("old_bytes", [4096, len(DATA), 3 * len(DATA)])
+def test_a_recycled_file_is_overwritten_in_place_and_has_the_new_length(
+    tmp_path: Path, old_bytes: int
+) -> None:
+    path = tmp_path / "s"
+    path.write_bytes(b"\xaa" * old_bytes)
+    inode = path.stat().st_ino
+    file = shard(path, len(DATA), recycled=True)
+    for piece in pieces_of(DATA):
+        file.write(piece)
+    file.sync()
+    file.close()
+    assert path.read_bytes() == DATA
+    assert path.stat().st_ino == inode
+
+
+def test_windows_are_the_file_itself(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    file = shard(path, len(DATA), mapped=True)
+    for piece in pieces_of(DATA):
+        window = file.window(piece.offset, piece.nbytes)
+        window[:] = piece.memory
+        file.write(FakePiece(piece.index, piece.offset, piece.nbytes, window))
+    results = file.sync()
+    file.close()
+    assert path.read_bytes() == DATA
+    assert results[0].xxh3 == xxhash.xxh3_64(DATA[:CHUNK]).hexdigest()
+
+
+class NoDirectOpen(Files):
+    """A filesystem that refuses O_DIRECT when a file is opened, after it has made the name."""
+
+    def create(self, path: Path, *, direct: bool = False) -> int:
+        fd = super().create(path)
+        if direct:
+            os.close(fd)
+            raise OSError(errno.EINVAL, "no O_DIRECT here", str(path))
+        return fd
+
+
+class NoDirectWrite(Files):
+    """A filesystem that takes O_DIRECT at open and refuses the first such write."""
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> None:
+        import fcntl
+
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "alignment")
+        super().pwrite(fd, data, offset)
+
+
+@pytest.mark.parametrize("files", [NoDirectOpen(), NoDirectWrite()], ids=["open", "write"])
+def test_where_direct_io_is_refused_the_same_file_is_written_buffered(
+    tmp_path: Path, files: Files
+) -> None:
+    file = shard(tmp_path / "s", len(DATA), files=files)
+    for piece in pieces_of(DATA):
+        file.write(piece)
+    file.sync()
+    file.close()
+    assert (tmp_path / "s").read_bytes() == DATA
+
+
+@pytest.mark.parametrize("files", [NoDirectOpen(), NoDirectWrite()], ids=["open", "write"])
+def test_direct_io_on_means_an_error_where_it_is_refused(tmp_path: Path, files: Files) -> None:
+    file = shard(tmp_path / "s", len(DATA), files=files, direct_io=DirectIO.ON)
+    with pytest.raises(PersistError, match="step 3 was not saved"):
+        file.write(pieces_of(DATA)[0])
+    file.close()
+
+
+def test_an_error_names_step_path_cause_and_advice(tmp_path: Path) -> None:
+    file = shard(tmp_path / "missing" / "s", CHUNK)
+    with pytest.raises(PersistError, match="Earlier steps are untouched") as info:
+        file.write(pieces_of(DATA[:CHUNK])[0])
+    assert info.value.step == 3
+    assert info.value.path == tmp_path / "missing" / "s"
+    assert isinstance(info.value.__cause__, FileNotFoundError)
+
+
+def test_writers_release_every_piece_and_report_every_error(tmp_path: Path) -> None:
+    import threading
+
+    pool = WriterPool(3)
+    good = shard(tmp_path / "good", len(DATA))
+    bad = shard(tmp_path / "missing" / "bad", len(DATA))
+    jobs = [(good, piece) for piece in pieces_of(DATA)] + [(bad, p) for p in pieces_of(DATA)]
+    results: list[BaseException | None] = []
+    ended = threading.Semaphore(0)
+
+    def done(error: BaseException | None) -> None:
+        results.append(error)
+        ended.release()
+
+    for file, piece in jobs:
+        pool.submit(WriteJob(file, piece, lambda: False, done))
+    for _ in jobs:
+        assert ended.acquire(timeout=60)
+    pool.close(timeout_s=60)
+    good.sync()
+    good.close()
+    assert (tmp_path / "good").read_bytes() == DATA
+    assert all(piece.releases == 1 for _, piece in jobs)
+    assert sum(isinstance(error, PersistError) for error in results) == len(jobs) // 2
+
+
+def test_a_cancelled_piece_is_released_and_not_written(tmp_path: Path) -> None:
+    import threading
+
+    pool = WriterPool(1)
+    file = shard(tmp_path / "s", CHUNK)
+    piece = pieces_of(DATA[:CHUNK])[0]
+    ended = threading.Event()
+    pool.submit(WriteJob(file, piece, lambda: True, lambda error: ended.set()))
+    assert ended.wait(60)
+    pool.close(timeout_s=60)
+    assert piece.releases == 1
+    assert not (tmp_path / "s").exists()

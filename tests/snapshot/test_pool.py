@@ -1,0 +1,135 @@
+"""The staging pool: its plan, its bound, and its waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt_core.errors import ConfigError, StagingError
+from ckpt_core.snapshot import PoolPlan, StagingPool, plan_pool
+from ckpt_core.snapshot.pool import Part
+
+MIB = 2**20
+SMALL = PoolPlan(chunk_bytes=4096, fronts_per_save=1, front_chunks=2, stream_chunks=2)
+
+
+def never() -> bool:
+    return False
+
+
+def soon() -> float:
+    return time.monotonic() + 0.05
+
+
+@given(
+    file_bytes=st.integers(1, 2**36),
+    front=st.floats(0, 1),
+    in_flight=st.integers(1, 8),
+    chunk_bytes=st.integers(1, 64 * 256).map(lambda pages: pages * 4096),
+    staging_bytes=st.none() | st.integers(2**20, 2**36),
+    free_bytes=st.integers(0, 2**38),
+)
+def test_a_plan_keeps_within_its_budget_and_serves_every_checkpoint_in_flight(
+    file_bytes: int,
+    front: float,
+    in_flight: int,
+    chunk_bytes: int,
+    staging_bytes: int | None,
+    free_bytes: int,
+) -> None:
+    front_bytes = max(1, int(file_bytes * front))
+    try:
+        plan = plan_pool(
+            file_bytes=file_bytes,
+            front_bytes=front_bytes,
+            in_flight=in_flight,
+            chunk_bytes=chunk_bytes,
+            staging_bytes=staging_bytes,
+            free_bytes=free_bytes,
+        )
+    except ConfigError:
+        assert staging_bytes is not None
+        assert staging_bytes < in_flight * (front_bytes + 4 * 65536)
+        return
+    assert plan.chunk_bytes % 4096 == 0
+    assert plan.fronts_per_save * plan.chunk_bytes >= front_bytes
+    assert plan.front_chunks == in_flight * plan.fronts_per_save
+    assert plan.stream_chunks >= in_flight
+    if staging_bytes is not None:
+        assert plan.total_bytes <= staging_bytes
+
+
+def test_too_small_a_budget_is_an_error_that_says_how_much_is_needed() -> None:
+    with pytest.raises(
+        ConfigError, match=r"staging_bytes=1048576 is too small.*at least \d+ bytes"
+    ):
+        plan_pool(
+            file_bytes=8 * MIB,
+            front_bytes=2 * MIB,
+            in_flight=2,
+            chunk_bytes=MIB,
+            staging_bytes=MIB,
+            free_bytes=MIB,
+        )
+
+
+def test_by_default_a_pool_takes_at_most_a_quarter_of_the_free_memory() -> None:
+    plan = plan_pool(
+        file_bytes=1024 * MIB,
+        front_bytes=4096,
+        in_flight=2,
+        chunk_bytes=16 * MIB,
+        staging_bytes=None,
+        free_bytes=1024 * MIB,
+    )
+    assert plan.total_bytes <= 256 * MIB
+
+
+def test_chunks_are_page_aligned_and_do_not_overlap() -> None:
+    pool = StagingPool(SMALL)
+    chunks = [
+        pool.acquire(part, deadline=soon(), cancelled=never)
+        for part in (Part.FRONT, Part.FRONT, Part.STREAM, Part.STREAM)
+    ]
+    assert all(chunk.address % 4096 == 0 for chunk in chunks)
+    for number, chunk in enumerate(chunks):
+        chunk.tensor.fill_(number + 1)
+    assert [set(chunk.memory) for chunk in chunks] == [{1}, {2}, {3}, {4}]
+    assert pool.most_held_bytes == SMALL.total_bytes
+
+
+def test_stream_chunks_running_out_leaves_the_fronts_free() -> None:
+    pool = StagingPool(SMALL)
+    for _ in range(2):
+        pool.acquire(Part.STREAM, deadline=soon(), cancelled=never)
+    with pytest.raises(StagingError, match="the deadline passed"):
+        pool.acquire(Part.STREAM, deadline=soon(), cancelled=never)
+    pool.acquire(Part.FRONT, deadline=soon(), cancelled=never)
+
+
+def test_a_waiter_gets_the_chunk_that_is_released() -> None:
+    pool = StagingPool(SMALL)
+    held = [pool.acquire(Part.STREAM, deadline=soon(), cancelled=never) for _ in range(2)]
+    threading.Timer(0.05, pool.release, args=(held[0],)).start()
+    got = pool.acquire(Part.STREAM, deadline=time.monotonic() + 30, cancelled=never)
+    assert got is held[0]
+
+
+def test_giving_up_ends_the_wait_before_the_deadline() -> None:
+    pool = StagingPool(SMALL)
+    for _ in range(2):
+        pool.acquire(Part.STREAM, deadline=soon(), cancelled=never)
+    with pytest.raises(StagingError, match="given up"):
+        pool.acquire(Part.STREAM, deadline=time.monotonic() + 3600, cancelled=lambda: True)
+
+
+def test_idle_means_that_every_chunk_is_back() -> None:
+    pool = StagingPool(SMALL)
+    chunk = pool.acquire(Part.FRONT, deadline=soon(), cancelled=never)
+    assert not pool.wait_idle(deadline=soon())
+    pool.release(chunk)
+    assert pool.wait_idle(deadline=soon())
