@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from ckpt_core.errors import ConfigError
@@ -140,3 +141,23 @@ def _from_text(name: str, text: str, key: str) -> Any:
         except ValueError as exc:
             raise ConfigError(f"{key}={text!r} is not a number") from exc
     return text
+
+
+def checked_options(options: object) -> Options:
+    """`options`, or the defaults for None; ConfigError for anything else."""
+    if options is None:
+        return Options()
+    if not isinstance(options, Options):
+        raise ConfigError(f"options={options!r} is no Options: pass ckpt_core.Options(...)")
+    return options
+
+
+def checked_root(root: object) -> Path:
+    """`root` as an absolute path, since the loop may change its working directory later.
+
+    Raises:
+        ConfigError: it is no path, or empty.
+    """
+    if not isinstance(root, str | os.PathLike) or not os.fspath(root):
+        raise ConfigError(f"root={root!r} is not a path: give the directory for the checkpoints")
+    return Path(os.path.abspath(os.fspath(root)))

@@ -9,12 +9,13 @@ chunks leave as `Piece`s to a `ChunkSink` while later leaves are still being cop
 from ckpt_core.snapshot.copying import memory_of
 from ckpt_core.snapshot.cuda import event_now, on_stream, side_stream, synchronize
 from ckpt_core.snapshot.cuda import free_bytes as device_free_bytes
-from ckpt_core.snapshot.image import ChunkSink, Piece, ShardImage
+from ckpt_core.snapshot.image import ChunkSink, ImageSpec, Piece, ShardImage
 from ckpt_core.snapshot.pool import PoolPlan, StagingPool, plan_pool
 from ckpt_core.snapshot.stager import Snapshot, StageItem, Stager
 
 __all__ = [
     "ChunkSink",
+    "ImageSpec",
     "Piece",
     "PoolPlan",
     "ShardImage",

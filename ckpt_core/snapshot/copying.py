@@ -15,6 +15,10 @@ import torch
 GIL_RELEASE_BYTES = 128 * 1024
 """Copies of at least this size release the GIL: about 20 microseconds of memmove."""
 
+ONE_THREAD_ELEMENTS = 32 * 1024 - 1
+"""torch spreads a copy_ of more elements over its intra-op threads, which training needs. Setting the number
+of threads instead is no way out: set_num_threads also counts for every thread started later."""
+
 _MEMMOVE = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 _SIGNATURE = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _move_large = ctypes.CFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
@@ -61,28 +65,30 @@ def copy_range(tensor: torch.Tensor, start: int, target: torch.Tensor) -> None:
     """
     item = tensor.element_size()
     words = target.view(tensor.dtype)
-    for view, offset in _blocks(tensor, start // item, words.numel()):
+    most = ONE_THREAD_ELEMENTS if tensor.device.type == "cpu" else words.numel()
+    for view, offset in _blocks(tensor, start // item, words.numel(), most):
         words[offset : offset + view.numel()].view(view.shape).copy_(view, non_blocking=True)
 
 
-def _blocks(tensor: torch.Tensor, start: int, count: int) -> Iterator[tuple[torch.Tensor, int]]:
-    """Views that together are elements start .. start+count in row-major order, with their offsets."""
-    if tensor.is_contiguous():
-        yield tensor.view(-1)[start : start + count], 0
-        return
-    if tensor.dim() == 1:
-        yield tensor[start : start + count], 0
+def _blocks(
+    tensor: torch.Tensor, start: int, count: int, most: int
+) -> Iterator[tuple[torch.Tensor, int]]:
+    """Views of at most `most` elements that together are elements start .. start+count, with offsets."""
+    flat = tensor.view(-1) if tensor.is_contiguous() else tensor
+    if flat.dim() == 1:
+        for done in range(0, count, most):
+            yield flat[start + done : start + min(done + most, count)], done
         return
     row = tensor[0].numel()
     done = 0
     while done < count:
         index, inside = divmod(start + done, row)
-        if inside or count - done < row:
+        rows = min(count - done, most) // row
+        if inside or rows == 0:
             part = min(row - inside, count - done)
-            for view, offset in _blocks(tensor[index], inside, part):
+            for view, offset in _blocks(tensor[index], inside, part, most):
                 yield view, done + offset
         else:
-            rows = (count - done) // row
             part = rows * row
             yield tensor[index : index + rows], done
         done += part

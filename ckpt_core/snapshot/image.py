@@ -9,7 +9,6 @@ Only the training thread inside `save`, and after it only the stager thread, use
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -71,44 +70,39 @@ class _Held:
     pieces: list[tuple[int, _Open, int]] = field(default_factory=list)
 
 
-class ShardImage:
-    """The bytes of one shard file, in the making.
+@dataclass(frozen=True, slots=True)
+class ImageSpec:
+    """What a shard image is to be.
 
-    Args:
-        pool: where chunks come from.
-        sink: where filled ones go.
+    Attributes:
         file_bytes: length of the file, known from the start.
         front_bytes: everything before this offset uses front chunks.
-        mapped: write everything behind the front straight into the file's memory (DIRECT).
         hold_bytes: keep the chunks before this offset back until `set_header` (layer-wise form).
+        mapped: write everything behind the front straight into the file's memory (DIRECT).
+        deadline: on the monotonic clock; no wait for a chunk lasts longer.
         cancelled: asked while waiting for a chunk.
-        deadline: on the monotonic clock; no wait lasts longer.
     """
 
-    def __init__(
-        self,
-        pool: StagingPool,
-        sink: ChunkSink,
-        *,
-        file_bytes: int,
-        front_bytes: int,
-        mapped: bool,
-        hold_bytes: int,
-        cancelled: Callable[[], bool],
-        deadline: float,
-    ) -> None:
+    file_bytes: int
+    front_bytes: int
+    hold_bytes: int
+    mapped: bool
+    deadline: float
+    cancelled: Callable[[], bool]
+
+
+class ShardImage:
+    """The bytes of one shard file, in the making: chunks come from `pool` and go, filled, to `sink`."""
+
+    def __init__(self, pool: StagingPool, sink: ChunkSink, spec: ImageSpec) -> None:
         self._pool = pool
         self._sink = sink
+        self._spec = spec
         self._chunk_bytes = pool.plan.chunk_bytes
-        self._file_bytes = file_bytes
-        self._front_end = align_up(front_bytes, self._chunk_bytes)
-        self._mapped = mapped
-        self._cancelled = cancelled
-        self._deadline = deadline
-        self._held = _Held(until=hold_bytes)
+        self._front_end = align_up(spec.front_bytes, self._chunk_bytes)
+        self._held = _Held(until=spec.hold_bytes)
         self._open: _Open | None = None
         self._cursor = 0
-        self.waited_s = 0.0
 
     def header(self, header: bytes) -> None:
         """Write the header at the start of the image; called first, when the layout is known."""
@@ -178,7 +172,7 @@ class ShardImage:
 
     def finish(self) -> None:
         """Fill the rest of the file with zeros and hand over the last chunk."""
-        self._zero_to(self._file_bytes)
+        self._zero_to(self._spec.file_bytes)
         assert self._open is None and not self._held.pieces
 
     def abandon(self) -> None:
@@ -219,20 +213,20 @@ class ShardImage:
 
     def _next_chunk(self) -> _Open:
         offset = self._cursor - self._cursor % self._chunk_bytes
-        if self._mapped and offset >= self._front_end:
-            length = min(self._chunk_bytes, self._file_bytes - offset)
+        if self._spec.mapped and offset >= self._front_end:
+            length = min(self._chunk_bytes, self._spec.file_bytes - offset)
             memory = self._sink.window(offset, length)
             tensor = torch.frombuffer(memory, dtype=torch.uint8)
             return _Open(memory, tensor.data_ptr(), lambda: tensor, lambda: None)
         part = Part.FRONT if offset < self._front_end else Part.STREAM
-        began = time.monotonic()
-        chunk = self._pool.acquire(part, deadline=self._deadline, cancelled=self._cancelled)
-        self.waited_s += time.monotonic() - began
+        chunk = self._pool.acquire(
+            part, deadline=self._spec.deadline, cancelled=self._spec.cancelled
+        )
         return _pooled(self._pool, chunk)
 
     def _advance(self, nbytes: int) -> None:
         self._cursor += nbytes
-        full = self._cursor % self._chunk_bytes == 0 or self._cursor == self._file_bytes
+        full = self._cursor % self._chunk_bytes == 0 or self._cursor == self._spec.file_bytes
         if not full:
             return
         chunk, self._open = self._open, None

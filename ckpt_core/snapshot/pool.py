@@ -26,7 +26,7 @@ from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.snapshot.cuda import pin, unpin
 from ckpt_core.types import ALIGN_BYTES, align_up
 
-_SMALLEST_CHUNK = 64 * 1024
+_SMALLEST_CHUNK = ALIGN_BYTES
 _POLL_S = 0.5
 
 

@@ -137,9 +137,6 @@ class Stager:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        # A large copy_ spreads over torch's intra-op threads, which training needs; the setting
-        # is per thread.
-        torch.set_num_threads(1)
         while (job := self._jobs.get()) is not None:
             try:
                 job()

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_core.snapshot import Piece, PoolPlan, ShardImage, StagingPool
+from ckpt_core.snapshot import ImageSpec, Piece, PoolPlan, ShardImage, StagingPool
 from ckpt_core.snapshot.copying import copy_range, is_flat
 
 CHUNK = 4096
@@ -38,16 +38,15 @@ class Sink:
 def image_of(sink: Sink, *, front: int = 1, mapped: bool = False, hold: int = 0) -> ShardImage:
     fronts = -(-front // CHUNK)
     pool = StagingPool(PoolPlan(CHUNK, fronts, fronts, 1))
-    return ShardImage(
-        pool,
-        sink,
+    spec = ImageSpec(
         file_bytes=len(sink.file),
         front_bytes=front,
-        mapped=mapped,
         hold_bytes=hold,
-        cancelled=lambda: False,
+        mapped=mapped,
         deadline=time.monotonic() + 60,
+        cancelled=lambda: False,
     )
+    return ShardImage(pool, sink, spec)
 
 
 def row_major(tensor: torch.Tensor) -> bytes:

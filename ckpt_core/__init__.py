@@ -1,0 +1,97 @@
+"""Asynchronous, crash-proof checkpoints for PyTorch training.
+
+    from ckpt_core import Checkpointer, EveryNSteps, Options, RngState
+
+    with Checkpointer("ckpts", Options(in_flight=2)) as ck:
+        found = ck.restore(state)            # newest valid step, in place; None if there is none
+        for step in range(...):
+            loss.backward()
+            ck.wait_staged()                 # the previous snapshot is out of the way
+            optimizer.step()
+            if policy.should_save(step):
+                ck.save(step, state)         # returns at once; durable behind training
+
+Names are loaded at first use: `ckpt-core ls` starts without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ckpt_core._version import __version__ as __version__
+from ckpt_core.errors import (
+    BarrierError,
+    CkptError,
+    CommitError,
+    ConfigError,
+    CoordinationTimeout,
+    CorruptCheckpoint,
+    NotCommitted,
+    PersistError,
+    RestoreError,
+    RootBusy,
+    StagingError,
+    StateMismatch,
+    UnknownFormat,
+    UntrustedData,
+)
+from ckpt_core.options import Options
+from ckpt_core.policy import EveryNSteps, EverySeconds
+from ckpt_core.types import DirectIO, Mode, OnError
+
+if TYPE_CHECKING:
+    from ckpt_core.checkpointer import Checkpointer
+    from ckpt_core.handle import SaveHandle
+    from ckpt_core.layerwise import LayerwiseSave
+    from ckpt_core.restore import Report, RestoredStep, load, verify
+    from ckpt_core.state import RngState
+
+_LAZY = {
+    "Checkpointer": "ckpt_core.checkpointer",
+    "LayerwiseSave": "ckpt_core.layerwise",
+    "Report": "ckpt_core.restore",
+    "RestoredStep": "ckpt_core.restore",
+    "RngState": "ckpt_core.state",
+    "SaveHandle": "ckpt_core.handle",
+    "load": "ckpt_core.restore",
+    "verify": "ckpt_core.restore",
+}
+
+__all__ = [
+    "BarrierError",
+    "Checkpointer",
+    "CkptError",
+    "CommitError",
+    "ConfigError",
+    "CoordinationTimeout",
+    "CorruptCheckpoint",
+    "DirectIO",
+    "EveryNSteps",
+    "EverySeconds",
+    "LayerwiseSave",
+    "Mode",
+    "NotCommitted",
+    "OnError",
+    "Options",
+    "PersistError",
+    "Report",
+    "RestoreError",
+    "RestoredStep",
+    "RngState",
+    "RootBusy",
+    "SaveHandle",
+    "StagingError",
+    "StateMismatch",
+    "UnknownFormat",
+    "UntrustedData",
+    "__version__",
+    "load",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,253 @@
+"""Start the snapshot of one checkpoint: what is copied inside `save`, and what the stager copies behind it.
+
+    save():    flatten -> layout -> [header | eager leaves] on the training thread -> job for the stager
+    stager:    lazy leaves in file order -> last chunk -> staged
+
+On a CUDA device nothing is copied to the host on the training thread: eager leaves are cloned on the device,
+in the stream of training, so that later work of that stream cannot reach the clone; the stager then copies
+clones and lazy leaves on a stream of its own, behind an event that training recorded inside `save`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+
+from ckpt_core.errors import BarrierError, StagingError
+from ckpt_core.inflight import InFlight, ShardSink
+from ckpt_core.layout import ShardLayout
+from ckpt_core.persist import WriterPool
+from ckpt_core.snapshot import (
+    ImageSpec,
+    ShardImage,
+    Snapshot,
+    StageItem,
+    StagingPool,
+    device_free_bytes,
+    event_now,
+    memory_of,
+    on_stream,
+    synchronize,
+)
+from ckpt_core.state import Leaf
+from ckpt_core.types import Mode
+
+_BATCH_BYTES = 64 * 1024
+_BATCH_LEAVES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where and how the leaves of one shard file are read.
+
+    Attributes:
+        front: leaves copied inside `save`, in file order.
+        frozen: clones of leaves, made inside `save` on the device; copied by the stager before `lazy`.
+        lazy: leaves copied by the stager, in file order.
+        names: names of the lazy leaves.
+        mode: HOST, DEVICE or DIRECT; never AUTO.
+        behind: CUDA event that the stager's stream waits for; None without CUDA.
+    """
+
+    front: tuple[StageItem, ...]
+    frozen: tuple[StageItem, ...]
+    lazy: tuple[StageItem, ...]
+    names: tuple[str, ...]
+    mode: Mode
+    behind: Any
+
+
+def source_of(leaves: Sequence[Leaf], layout: ShardLayout, *, mode: Mode) -> Source:
+    """Split leaves by when they are copied. Called on the training thread inside `save`."""
+    tensors = {leaf.spec.name: leaf.tensor for leaf in leaves}
+    eager = {leaf.spec.name for leaf in leaves if leaf.eager}
+    items = [(tensors[e.name], e.offset, e.nbytes) for e in layout.extents]
+    count = len(eager)
+    names = tuple(extent.name for extent in layout.extents[count:])
+    behind = event_now(tensors.values())
+    if behind is None:
+        return Source(tuple(items[:count]), (), tuple(items[count:]), names, mode, None)
+    frozen = tuple((tensor.clone(), offset, size) for tensor, offset, size in items[:count])
+    return Source((), frozen, tuple(items[count:]), names, mode, behind)
+
+
+def open_image(
+    sink: ShardSink, pool: StagingPool, layout_bytes: tuple[int, int], *, hold: bool, mapped: bool
+) -> ShardImage:
+    """The image of a shard file of (front_bytes, file_bytes), fed to `sink`."""
+    front_bytes, file_bytes = layout_bytes
+    spec = ImageSpec(
+        file_bytes=file_bytes,
+        front_bytes=front_bytes,
+        hold_bytes=front_bytes if hold else 0,
+        mapped=mapped,
+        deadline=sink.inflight.deadline,
+        cancelled=sink.inflight.failed,
+    )
+    return ShardImage(pool, sink, spec)
+
+
+class StageJob:
+    """Copies the lazy leaves of one source; runs on the stager thread, or inline when there are none."""
+
+    def __init__(
+        self, inflight: InFlight, image: ShardImage, source: Source, *, check: bool, stream: Any
+    ) -> None:
+        self._inflight = inflight
+        self._image = image
+        self._source = source
+        self._stream = stream
+        self._watch = LeafWatch(inflight.step, on=check)
+        self._watch.begin(source.names, source.lazy)
+
+    def run(self) -> None:
+        """Copy; every error fails the checkpoint. Once this returns no live leaf is read any more."""
+        with guarded(self._inflight, [self._image]):
+            with on_stream(self._stream, self._source.behind):
+                # Clones count for no barrier: nobody else has them.
+                self._image.leaves(self._source.frozen)
+                items = self._cloned() if self._source.mode is Mode.DEVICE else self._source.lazy
+                stage_items(self._inflight.snapshot, self._image, items, settle=self._settle)
+                synchronize(self._stream)
+            self._watch.raise_if_changed()
+            self._inflight.snapshot.complete()
+            with on_stream(self._stream, None):
+                self._image.finish()
+        self._inflight.staging_ended()
+
+    def _cloned(self) -> tuple[StageItem, ...]:
+        """Clones on the device; the live leaves are free as soon as they are made (LightCheck-G)."""
+        need = sum(size for tensor, _, size in self._source.lazy if tensor.is_cuda)
+        free = device_free_bytes() if need else 0
+        if need * 5 > free * 4:  # a fifth stays for training's own peaks
+            return self._source.lazy
+        clones = tuple((_clone(tensor), offset, size) for tensor, offset, size in self._source.lazy)
+        self._settle(self._source.lazy)
+        self._watch.raise_if_changed()
+        self._inflight.snapshot.arrived(len(self._source.names))
+        self._inflight.snapshot.complete()
+        return clones
+
+    def _settle(self, items: Sequence[StageItem]) -> None:
+        synchronize(self._stream)
+        self._watch.end(items)
+
+
+class LeafWatch:
+    """Finds leaves that change between their hand-over and the end of their copy (debug_barrier).
+
+    Costs a pass over the leaves at either end. One for each shard file: offsets tell leaves apart.
+    """
+
+    def __init__(self, step: int, *, on: bool) -> None:
+        self._step = step
+        self._on = on
+        self._before: dict[int, tuple[str, str]] = {}
+        self._changed: list[str] = []
+
+    def begin(self, names: Sequence[str], items: Sequence[StageItem]) -> None:
+        """Leaves as they are handed over. Called on the training thread."""
+        if self._on:
+            for name, (tensor, offset, _) in zip(names, items, strict=True):
+                self._before[offset] = (name, fingerprint(tensor))
+
+    def end(self, items: Sequence[StageItem]) -> None:
+        """Their copy has ended. Called by the stager before training may change them."""
+        if not self._on:
+            return
+        for tensor, offset, nbytes in items:
+            name, before = self._before.get(offset, ("", ""))
+            if nbytes and name and fingerprint(tensor) != before:
+                self._changed.append(name)
+
+    def raise_if_changed(self) -> None:
+        """End the snapshot if a leaf changed too early.
+
+        Raises:
+            BarrierError: names the leaves.
+        """
+        if not self._changed:
+            return
+        shown = ", ".join(self._changed[:10]) + (" ..." if len(self._changed) > 10 else "")
+        raise BarrierError(
+            f"step {self._step} was not saved: {len(self._changed)} leaves changed while they were "
+            f"being staged: {shown}. Call wait_staged() before whatever changes them (usually "
+            f"optimizer.step())",
+            step=self._step,
+        )
+
+
+def fingerprint(tensor: torch.Tensor) -> str:
+    """xxh3 of the row-major bytes of a leaf."""
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    if flat.numel() == 0:
+        return ""
+    flat = flat.resolve_conj().resolve_neg()
+    return xxhash.xxh3_64(memory_of(flat)).hexdigest()
+
+
+def stage_items(
+    snapshot: Snapshot,
+    image: ShardImage,
+    items: Sequence[StageItem],
+    *,
+    settle: Callable[[Sequence[StageItem]], None],
+) -> None:
+    """Copy items in batches, telling the snapshot after each.
+
+    Args:
+        settle: called after each batch; waits for copies of a device that are still under way.
+
+    Raises:
+        StagingError: the checkpoint was given up meanwhile.
+    """
+    for batch in _batches(items):
+        if not snapshot.enter_copy():
+            if snapshot.staged.exception() is None:
+                image.leaves(batch)  # clones: the barrier is open already
+                continue
+            raise StagingError(f"step {snapshot.step} was given up while it was being staged")
+        try:
+            image.leaves(batch)
+            # Order matters: training may change these leaves as soon as the snapshot knows.
+            settle(batch)
+        finally:
+            snapshot.leave_copy()
+        snapshot.arrived(len(batch))
+
+
+def _batches(items: Sequence[StageItem]) -> Iterator[Sequence[StageItem]]:
+    start, size = 0, 0
+    for index, (_, _, nbytes) in enumerate(items):
+        size += nbytes
+        if size >= _BATCH_BYTES or index + 1 - start >= _BATCH_LEAVES:
+            yield items[start : index + 1]
+            start, size = index + 1, 0
+    if start < len(items):
+        yield items[start:]
+
+
+@contextlib.contextmanager
+def guarded(inflight: InFlight, images: Sequence[ShardImage]) -> Iterator[None]:
+    """Staging work whose errors fail the checkpoint and give its chunks back."""
+    try:
+        yield
+    except BaseException as exc:
+        inflight.fail(exc)
+        for image in images:
+            image.abandon()
+
+
+def make_sink(inflight: InFlight, shard: Any, writers: WriterPool) -> ShardSink:
+    """Register a shard file with its checkpoint; returns where its pieces go."""
+    inflight.shards.append(shard)
+    return ShardSink(inflight, shard, writers)
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone() if tensor.is_cuda else tensor

@@ -1,0 +1,413 @@
+"""The engine's face: `Checkpointer` wires the layers together and owns no algorithm.
+
+save -> state.flatten -> layout -> capture (snapshot/) -> inflight (persist/) -> commit (store/)
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from datetime import timedelta
+from multiprocessing.util import Finalize
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+
+from ckpt_core.commit import Committer
+from ckpt_core.coordination import Coordination, NoCoordination
+from ckpt_core.errors import ConfigError, PersistError, StagingError
+from ckpt_core.files import Files
+from ckpt_core.handle import SaveHandle
+from ckpt_core.inflight import Flights, InFlight, failing, settle_all
+from ckpt_core.layerwise import LayerwiseSave
+from ckpt_core.observe import Event, EventLog, EventName
+from ckpt_core.options import Options, checked_options, checked_root
+from ckpt_core.pipeline import Pipeline
+from ckpt_core.restore import RestoredStep, Restorer
+from ckpt_core.sigterm import SigtermGuard
+from ckpt_core.store import Attempt, StepStore
+from ckpt_core.types import OnError, check_step
+
+_log = logging.getLogger("ckpt_core")
+
+
+class Checkpointer:
+    """Saves and restores the state of one training run, in one root directory.
+
+    Made once, before training, by the process that trains; used from its training thread. The root is
+    locked for writing until `close`. A save costs the training thread a flattening of the state and the
+    copy of its small leaves; everything else happens behind it.
+
+    Args:
+        root: directory of this run's checkpoints; made if it is missing.
+        options: see `Options`.
+        coordination: how the ranks of one job agree; None for one process.
+        on_sigterm: "save" turns SIGTERM into `stop_requested`, so that the loop can save once more and leave.
+        sigterm_grace: how long after SIGTERM the process may live on (timedelta or seconds).
+        files: the file layer; for tests.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        RootBusy: another process, or another Checkpointer, has the root open for writing.
+        PersistError: the root cannot be made or written to.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        options: Options | None = None,
+        *,
+        coordination: Coordination | None = None,
+        on_sigterm: Literal["save"] | None = None,
+        sigterm_grace: timedelta | float = 30.0,
+        files: Files | None = None,
+    ) -> None:
+        self._options = options = checked_options(options)
+        if on_sigterm not in (None, "save"):
+            raise ConfigError(f"on_sigterm={on_sigterm!r} is unknown: use 'save' or None")
+        self.root = checked_root(root)
+        self.events = EventLog()
+        self._files = files or Files()
+        self._coordination = coordination or NoCoordination()
+        self._pid = os.getpid()
+        self._closed = False
+        self._failures: collections.deque[BaseException] = collections.deque()
+        self._store = StepStore(
+            self.root,
+            files=self._files,
+            keep_last=options.keep_last,
+            keep_every=options.keep_every,
+            spare_slots=options.in_flight,
+        )
+        self._committer = Committer(self._store, self._coordination, files=self._files)
+        self._flights = Flights(options.in_flight, finish=self._finish)
+        self._pipeline = Pipeline(
+            options, self._store, rank=self._coordination.info.rank, files=self._files
+        )
+        self._guard: SigtermGuard | None = None
+        self._store.open()
+        try:
+            self._guard = SigtermGuard(sigterm_grace) if on_sigterm else None
+        except BaseException:
+            self._store.close()
+            raise
+        # Runs at exit also in children of multiprocessing, which skip atexit: the threads are daemons,
+        # and a started checkpoint must not die with them. `close` cancels it.
+        self._at_exit = Finalize(None, _close_quietly, args=(self,), exitpriority=10)
+
+    # -- saving ----------------------------------------------------------------------------------
+
+    def save(self, step: int, state: Any) -> SaveHandle:
+        """Start a checkpoint of `state` as of `step`; returns before it is staged or durable.
+
+        Called on the training thread between two steps. From its return until `wait_staged`, large leaves
+        (parameters, optimizer state) must not change; everything else may: it has been copied. Blocks only
+        while `in_flight` checkpoints are under way.
+
+        Args:
+            step: optimizer step, 0 or more. A committed step of this number is replaced as a whole.
+            state: nested dict, list, tuple or dataclass of tensors, plain values, and objects with
+                `state_dict()`.
+
+        Raises:
+            ConfigError: the step or something in the state cannot be saved; names its place in the tree.
+            CkptError: with on_error="raise", an earlier save failed in the background; this one was not
+                started, and the next call tries again.
+            StagingError: no earlier checkpoint ended within `timeout`.
+        """
+        began = time.monotonic()
+        self._check_usable()
+        step = check_step(step)
+        self._report_failures()
+        plan = self._pipeline.plan(state)
+        inflight = self._admit(step)
+        with failing(inflight):
+            self._pipeline.start(inflight, plan)
+        return SaveHandle.of(inflight, began)
+
+    def begin(self, step: int, tensors: Mapping[str, torch.Tensor]) -> LayerwiseSave:
+        """Start a layer-wise checkpoint: say later, name by name, when each tensor is final for `step`.
+
+        Called on the training thread before the first of `tensors` is final. Then `stage(names)` as they
+        become final, and `seal(state)` at the end of the step; `state` may hold any of `tensors` again,
+        which are then not copied twice.
+
+        Args:
+            step: as for `save`.
+            tensors: distinct tensors by name; the order is irrelevant.
+
+        Raises:
+            ConfigError: the step is wrong, or two tensors share memory.
+            CkptError, StagingError: as for `save`.
+
+        Source: LightCheck III-B, on the caller's own hooks.
+        """
+        self._check_usable()
+        step = check_step(step)
+        self._report_failures()
+        plan = self._pipeline.plan_layerwise(tensors)
+        return LayerwiseSave(self._pipeline, self._admit(step), plan)
+
+    def wait_staged(self, names: Iterable[str] | None = None) -> None:
+        """Block until training may change the leaves of every started snapshot.
+
+        Called on the training thread right before leaves change, usually before `optimizer.step()`.
+
+        Args:
+            names: wait for these leaves alone; None for all.
+
+        Raises:
+            StagingError: not within `timeout`.
+        """
+        began = time.monotonic()
+        names = None if names is None else tuple(names)
+        deadline = began + self._options.timeout_s
+        waited = False
+        for inflight in self._flights.active():
+            if not inflight.snapshot.is_clear(names):
+                waited = True
+                inflight.snapshot.wait(names, deadline=deadline)
+        if waited:
+            self._emit(EventName.WAITED, None, seconds=time.monotonic() - began)
+
+    def wait(self) -> None:
+        """Block until nothing is in flight.
+
+        Raises:
+            CkptError: with on_error="raise", a save failed in the background.
+            StagingError: something was still in flight after `timeout`.
+        """
+        if not self._flights.wait_empty(deadline=time.monotonic() + self._options.timeout_s):
+            raise StagingError("checkpoints are still in flight after `timeout`: storage is stuck")
+        self._report_failures()
+
+    def prepare(self, state: Any) -> None:
+        """Allocate and touch the staging memory for `state` now, instead of during the first save.
+
+        Called once before training. Optional: the first save is then as cheap as the later ones.
+
+        Raises:
+            ConfigError: the state cannot be saved, or `staging_bytes` is too small for it.
+        """
+        self._check_usable()
+        self._pipeline.prepare(state)
+
+    # -- restoring and looking -------------------------------------------------------------------
+
+    def restore(
+        self, state: Any, *, step: int | None = None, strict: bool = False, trusted: bool = False
+    ) -> RestoredStep | None:
+        """Fill `state` in place from the newest valid step; None when the root holds no step.
+
+        Called on the training thread before training. Tensors and objects with `load_state_dict` are
+        filled in place; plain values are in `.state` of the result. A corrupt step is passed over with a
+        warning, for the next older one.
+
+        Args:
+            state: the tree that was saved, of live objects; any placeholder does for plain values.
+            step: this step and no other.
+            strict: raise for a corrupt step instead of falling back.
+            trusted: allow objects that could run code when they are loaded.
+
+        Raises:
+            StateMismatch: names, shapes or dtypes differ; nothing was changed.
+            CorruptCheckpoint: no step is valid (or the one asked for is not).
+            NotCommitted: `step` is not there.
+            UntrustedData, UnknownFormat: see there.
+        """
+        self._check_usable()
+        step = None if step is None else check_step(step)
+        self._flights.wait_empty(deadline=time.monotonic() + self._options.timeout_s)
+        began = time.monotonic()
+        restorer = Restorer(
+            self.root,
+            files=self._files,
+            readers=self._options.readers,
+            timeout_s=self._options.timeout_s,
+            store=self._store,
+        )
+        found = restorer.restore(state, step=step, strict=strict, trusted=trusted)
+        if found is not None:
+            self._emit(EventName.RESTORED, found.step, seconds=time.monotonic() - began)
+        return found
+
+    def steps(self) -> tuple[int, ...]:
+        """The committed steps, ascending."""
+        return self._store.steps()
+
+    def latest_step(self) -> int | None:
+        """The newest committed step; None when there is none."""
+        return max(self._store.steps(), default=None)
+
+    def pin(self, step: int) -> None:
+        """Keep a committed step until `unpin`, whatever the retention says; survives restarts."""
+        self._store.pin(check_step(step))
+
+    def unpin(self, step: int) -> None:
+        """Give a step back to retention."""
+        self._store.unpin(check_step(step))
+
+    @property
+    def options(self) -> Options:
+        """The settings in force."""
+        return self._options
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether SIGTERM has come (on_sigterm="save"): save once more, `close`, and leave."""
+        return self._guard is not None and self._guard.asked
+
+    @property
+    def staging_peak_bytes(self) -> int:
+        """Most staging memory that was in use at one time; never above `staging_bytes`."""
+        return self._pipeline.staging_peak_bytes
+
+    # -- end -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Finish what is in flight, within `timeout`, then end the threads and unlock the root. Idempotent.
+
+        Raises:
+            CkptError: with on_error="raise", a save failed in the background and was not reported yet.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._at_exit.cancel()
+        for inflight in self._flights.active():
+            if inflight.is_open_ended:
+                inflight.fail(
+                    StagingError(f"step {inflight.step} was never sealed", step=inflight.step)
+                )
+        done = self._flights.wait_empty(deadline=time.monotonic() + self._options.timeout_s)
+        if not done:
+            error = PersistError("the Checkpointer was closed while storage was stuck")
+            settle_all(self._flights.active(), error)
+        grace_s = self._options.timeout_s if done else 1.0
+        self._pipeline.close(timeout_s=grace_s)
+        self._flights.close(timeout_s=grace_s)
+        if self._guard is not None:
+            self._guard.close()
+        self._store.close()
+        self._report_failures()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            # The error of the loop is the one that counts; ours has been logged.
+            _close_quietly(self)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ConfigError(f"the Checkpointer of {self.root} is closed: make a new one")
+        if os.getpid() != self._pid:
+            raise ConfigError(
+                f"the Checkpointer of {self.root} was made in process {self._pid}, and this is a fork of "
+                f"it: make one in this process, with a root of its own"
+            )
+
+    def _report_failures(self) -> None:
+        while self._failures:
+            error = self._failures.popleft()
+            if self._options.on_error is OnError.RAISE:
+                raise error
+            # OnError.WARN: it was logged when it happened.
+
+    def _admit(self, step: int) -> InFlight:
+        deadline = time.monotonic() + self._options.timeout_s
+
+        def make() -> InFlight:
+            return InFlight(
+                step,
+                deadline=time.monotonic() + self._options.timeout_s,
+                make_attempt=self._make_attempt,
+                on_ready=self._flights.ready,
+                on_failed=self._note_failure,
+            )
+
+        inflight = self._flights.admit(make, deadline=deadline)
+        self._emit(EventName.BEGIN, step)
+        inflight.snapshot.staged.add_done_callback(
+            lambda staged: self._note_staged(inflight, staged)
+        )
+        return inflight
+
+    def _make_attempt(self, inflight: InFlight) -> Attempt:
+        # A newer valid step is coming: what was found corrupt must not stand as the newest any more.
+        self._store.quarantine_suspects()
+        self._store.check_space(inflight.file_bytes)
+        return self._store.begin(inflight.step)
+
+    def _finish(self, inflight: InFlight) -> None:
+        """Publish, or clean up; on the finisher thread."""
+        if not inflight.begin_commit():
+            self._committer.clean_up(inflight)
+            return
+        self._emit(EventName.PERSISTED, inflight.step, seconds=time.monotonic() - inflight.began)
+        try:
+            path = self._committer.commit(inflight)
+        except BaseException as exc:
+            inflight.fail(exc)
+            self._committer.clean_up(inflight)
+            return
+        for step in self._committer.retire():
+            self._emit(EventName.RETIRED, step)
+        if inflight.succeed(path):
+            assert inflight.contents is not None
+            nbytes, seconds = inflight.contents.state_bytes, time.monotonic() - inflight.began
+            self._emit(EventName.COMMITTED, inflight.step, seconds=seconds, nbytes=nbytes)
+        else:
+            _log.warning("step %d was committed after its deadline had passed", inflight.step)
+
+    def _note_staged(self, inflight: InFlight, staged: Future[None]) -> None:
+        if staged.exception() is None:
+            self._emit(EventName.STAGED, inflight.step, seconds=time.monotonic() - inflight.began)
+
+    def _note_failure(self, inflight: InFlight) -> None:
+        assert inflight.error is not None
+        _log.error("save of step %d failed: %s", inflight.step, inflight.error)
+        self._emit(EventName.FAILED, inflight.step, detail=str(inflight.error))
+        self._failures.append(inflight.error)
+
+    def _emit(
+        self,
+        name: EventName,
+        step: int | None,
+        *,
+        seconds: float = 0.0,
+        nbytes: int = 0,
+        detail: str = "",
+    ) -> None:
+        self.events.emit(
+            Event(
+                name=name,
+                step=step,
+                time_s=time.monotonic(),
+                seconds=seconds,
+                nbytes=nbytes,
+                detail=detail,
+            )
+        )
+
+
+def _close_quietly(checkpointer: Checkpointer) -> None:
+    try:
+        checkpointer.close()
+    except Exception as exc:
+        _log.error("closing the Checkpointer of %s: %s", checkpointer.root, exc)

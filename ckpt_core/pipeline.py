@@ -1,0 +1,247 @@
+"""From a state to staged and written shard files: joins layout, staging memory, stager and writers.
+
+Made by the Checkpointer; called on the training thread. `plan` finds everything that can be wrong with the
+input before a checkpoint is started; `start` copies what must be copied now and queues the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ckpt_core.capture import StageJob, make_sink, open_image, source_of
+from ckpt_core.errors import ConfigError
+from ckpt_core.files import Files
+from ckpt_core.inflight import Contents, InFlight, ShardSink
+from ckpt_core.layout import LayoutBuilder, ShardLayout, shard_name
+from ckpt_core.options import Options
+from ckpt_core.persist import Place, ShardFile, ShardRequest, WriterPool
+from ckpt_core.snapshot import ShardImage, Stager, StagingPool, side_stream
+from ckpt_core.staging_memory import StagingMemory
+from ckpt_core.state import FlatState, Leaf, flatten
+from ckpt_core.store import StepStore
+from ckpt_core.types import DirectIO, LeafSpec, Mode, parse_bytes
+
+_Structure = tuple[tuple[LeafSpec, ...], tuple[LeafSpec, ...]]
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """A state that can be saved: its leaves, where they go, and the memory for it."""
+
+    flat: FlatState
+    layout: ShardLayout
+    pool: StagingPool
+
+
+@dataclass(frozen=True)
+class LayerwisePlan:
+    """Tensors that will be staged one by one.
+
+    Attributes:
+        flat: the tensors as a flat state.
+        leaf_of: name that the caller gave -> leaf (two names of one tensor share a leaf).
+        builder: places each leaf when it is staged.
+        pool: the memory for it.
+    """
+
+    flat: FlatState
+    leaf_of: Mapping[str, Leaf]
+    builder: LayoutBuilder
+    pool: StagingPool
+
+
+class Pipeline:
+    """Owns the stager thread, the writer threads and the staging memory."""
+
+    def __init__(self, options: Options, store: StepStore, *, rank: int, files: Files) -> None:
+        self._options = options
+        self._store = store
+        self._rank = rank
+        self._files = files
+        self._eager_leaf_bytes = parse_bytes(options.eager_leaf_bytes, field="eager_leaf_bytes")
+        self._memory = StagingMemory(options)
+        self._stager = Stager()
+        self._writers = WriterPool(options.writers)
+        self._cached: tuple[_Structure, ShardLayout] | None = None
+        self._stream: Any = None
+        self._mode = Mode(options.mode)
+
+    @property
+    def staging_peak_bytes(self) -> int:
+        """Most staging memory that was in use at one time."""
+        return self._memory.most_held_bytes
+
+    @property
+    def check_barriers(self) -> bool:
+        """Whether leaves are hashed before and after staging."""
+        return self._options.debug_barrier
+
+    def plan(self, state: Any) -> SavePlan:
+        """Flatten and lay out a state, and have memory for it.
+
+        Raises:
+            ConfigError: the state cannot be saved.
+        """
+        flat = flatten(state, eager_leaf_bytes=self._eager_leaf_bytes)
+        layout = self._layout(flat)
+        pool = self._pool(flat.leaves, layout.front_bytes, layout.file_bytes)
+        return SavePlan(flat, layout, pool)
+
+    def prepare(self, state: Any) -> None:
+        """Allocate and touch the memory for a state."""
+        self.plan(state).pool.touch()
+
+    def start(self, inflight: InFlight, plan: SavePlan) -> None:
+        """Copy the front on this thread and queue the rest; the checkpoint then goes on by itself."""
+        specs = {leaf.spec.name: leaf.spec for leaf in plan.flat.leaves}
+        leaves = tuple((specs[extent.name], 0, extent) for extent in plan.layout.extents)
+        inflight.contents = Contents(leaves, plan.flat.skeleton)
+        mode = self._resolve_mode(plan.flat.leaves)
+        source = source_of(plan.flat.leaves, plan.layout, mode=mode)
+        sink = self.open_shard(inflight, plan.layout.file_bytes, mapped=mode is Mode.DIRECT)
+        sizes = (plan.layout.front_bytes, plan.layout.file_bytes)
+        image = open_image(sink, plan.pool, sizes, hold=False, mapped=mode is Mode.DIRECT)
+        stream = self._side_stream(plan.flat.leaves)
+        job = StageJob(inflight, image, source, check=self.check_barriers, stream=stream)
+        inflight.snapshot.expect(source.names)
+        try:
+            image.header(plan.layout.header)
+            image.leaves(source.front)
+        except BaseException:
+            image.abandon()
+            raise
+        if source.frozen or source.lazy:
+            self._stager.submit(job.run)
+        else:
+            job.run()
+
+    def plan_layerwise(self, tensors: Mapping[str, torch.Tensor]) -> LayerwisePlan:
+        """Lay out tensors whose order is not known yet.
+
+        Raises:
+            ConfigError: a name is no text, a value no tensor, or two tensors overlap in memory.
+        """
+        untyped: Mapping[object, object] = dict(tensors.items())
+        for name, tensor in untyped.items():
+            if not (isinstance(name, str) and isinstance(tensor, torch.Tensor)):
+                raise ConfigError(
+                    f"tensors[{name!r}] is a {type(tensor).__name__}: begin() takes tensors by name"
+                )
+        flat = flatten(dict(tensors), eager_leaf_bytes=0)
+        leaf_of = _leaves_by_name(tensors, flat)
+        builder = LayoutBuilder([leaf.spec for leaf in flat.leaves])
+        pool = self._pool(flat.leaves, builder.header_bytes, builder.file_bytes)
+        return LayerwisePlan(flat, leaf_of, builder, pool)
+
+    def open_shard(self, inflight: InFlight, nbytes: int, *, mapped: bool) -> ShardSink:
+        """Register the next shard file of a checkpoint; nothing is opened yet."""
+        name = shard_name(self._rank, len(inflight.shards))
+
+        def place() -> Place:
+            attempt = inflight.directory()
+            recycled = self._store.take_slot(attempt, name, nbytes)
+            return Place(attempt.path / name, recycled)
+
+        request = ShardRequest(
+            nbytes=nbytes,
+            place=place,
+            direct_io=DirectIO(self._options.direct_io),
+            mapped=mapped,
+            checksum=self._options.checksum,
+            step=inflight.step,
+        )
+        return make_sink(inflight, ShardFile(request, files=self._files), self._writers)
+
+    def open_held_image(self, sink: ShardSink, plan: LayerwisePlan) -> ShardImage:
+        """The image of a layer-wise shard file, whose header comes last."""
+        sizes = (plan.builder.header_bytes, plan.builder.file_bytes)
+        return open_image(sink, plan.pool, sizes, hold=True, mapped=False)
+
+    def rest_image(
+        self, inflight: InFlight, pool: StagingPool, leaves: tuple[Leaf, ...]
+    ) -> tuple[ShardImage, ShardLayout]:
+        """Image and layout of a second shard file, for what a layer-wise save brings at its end.
+
+        It takes stream chunks only: the fronts of the pool were cut for the first file.
+        """
+        layout = ShardLayout.plan([], [leaf.spec for leaf in leaves])
+        sink = self.open_shard(inflight, layout.file_bytes, mapped=False)
+        return open_image(sink, pool, (0, layout.file_bytes), hold=False, mapped=False), layout
+
+    def flatten_rest(self, state: Any, staged: tuple[Leaf, ...]) -> FlatState:
+        """The state at the end of a layer-wise save, without what has been staged."""
+        return flatten(state, eager_leaf_bytes=self._eager_leaf_bytes, staged=staged)
+
+    def stage(self, job: Any) -> None:
+        """Run a job on the stager thread."""
+        self._stager.submit(job)
+
+    def stream_for(self, leaves: tuple[Leaf, ...]) -> Any:
+        """The CUDA stream of the stager; None when no leaf is on CUDA."""
+        return self._side_stream(leaves)
+
+    def close(self, *, timeout_s: float) -> None:
+        """End the threads and let go of the memory. Idempotent."""
+        self._stager.close(timeout_s=timeout_s)
+        self._writers.close(timeout_s=timeout_s)
+        self._memory.close(deadline=time.monotonic() + timeout_s)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _layout(self, flat: FlatState) -> ShardLayout:
+        eager = tuple(leaf.spec for leaf in flat.leaves if leaf.eager)
+        lazy = tuple(leaf.spec for leaf in flat.leaves if not leaf.eager)
+        structure = (eager, lazy)
+        if self._cached is None or self._cached[0] != structure:
+            self._cached = (structure, ShardLayout.plan(eager, lazy))
+        return self._cached[1]
+
+    def _pool(self, leaves: tuple[Leaf, ...], front_bytes: int, file_bytes: int) -> StagingPool:
+        return self._memory.pool_for(
+            file_bytes=file_bytes,
+            front_bytes=front_bytes,
+            pinned=any(leaf.tensor.is_cuda for leaf in leaves),
+            deadline=time.monotonic() + self._options.timeout_s,
+        )
+
+    def _side_stream(self, leaves: tuple[Leaf, ...]) -> Any:
+        if self._stream is None:
+            self._stream = side_stream(leaf.tensor for leaf in leaves)
+        return self._stream if any(leaf.tensor.is_cuda for leaf in leaves) else None
+
+    def _resolve_mode(self, leaves: tuple[Leaf, ...]) -> Mode:
+        if self._mode is not Mode.AUTO:
+            return self._mode
+        on_device = any(leaf.tensor.is_cuda for leaf in leaves)
+        return Mode.DEVICE if on_device else Mode.HOST
+
+
+def _leaves_by_name(tensors: Mapping[str, torch.Tensor], flat: FlatState) -> dict[str, Leaf]:
+    """Which leaf each of the caller's names stands for."""
+    by_name = {leaf.spec.name: leaf for leaf in flat.leaves}
+    by_view = {_view(leaf.tensor): leaf for leaf in flat.leaves}
+    found = {}
+    for name, tensor in tensors.items():
+        leaf = by_view.get(_view(tensor)) or by_name.get(name)
+        if leaf is None or leaf.spec.shape != tuple(tensor.shape):
+            raise ConfigError(
+                f"tensors[{name!r}] overlaps another tensor in memory without being the same: a "
+                f"layer-wise save takes distinct tensors; pass the one that covers both"
+            )
+        found[name] = leaf
+    return found
+
+
+def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (
+        tensor.data_ptr(),
+        tensor.numel() and tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+    )

@@ -1,0 +1,58 @@
+"""Newest valid step -> live tensors, in parallel, verified on the way.
+
+    read_manifests(step_dir)          what the step consists of; sizes and names checked against the disk
+    Restorer(root, ...).restore(...)  bind to the live state, fill it in place, fall back if corrupt
+    load(path)                        the same into fresh tensors, without a live state
+    verify(path)                      the same into nothing: a report
+
+Idea: the unit of work is a run of checksum chunks of a file, not a leaf, so ten thousand small leaves cost
+no more than one large one, and each byte is verified while it is still in the cache that the copy left it
+in. Nothing here writes to storage or takes a lock; the owner of the root is told what is being read and what
+was found corrupt.
+
+Source: LightCheck and PCcheck restore by one sequential read; torchsnapshot's memory budget.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ckpt_core.restore.manifests import StepManifest, read_manifests
+from ckpt_core.restore.units import BadChunk
+from ckpt_core.restore.verifying import Report, StepReport, verify
+
+if TYPE_CHECKING:
+    from ckpt_core.restore.loading import load
+    from ckpt_core.restore.restorer import Guard, NoGuard, RestoredStep, Restorer, RestoreWarning
+
+# These import torch: whoever only looks at manifests or verifies starts without it.
+_LAZY = {
+    "Guard": "ckpt_core.restore.restorer",
+    "NoGuard": "ckpt_core.restore.restorer",
+    "RestoreWarning": "ckpt_core.restore.restorer",
+    "RestoredStep": "ckpt_core.restore.restorer",
+    "Restorer": "ckpt_core.restore.restorer",
+    "load": "ckpt_core.restore.loading",
+}
+
+__all__ = [
+    "BadChunk",
+    "Guard",
+    "NoGuard",
+    "Report",
+    "RestoreWarning",
+    "RestoredStep",
+    "Restorer",
+    "StepManifest",
+    "StepReport",
+    "load",
+    "read_manifests",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,41 @@
+"""Run something that may block on storage for ever, and stop waiting for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from ckpt_core.restore.failures import ReadHung
+
+_Result = TypeVar("_Result")
+
+
+def within(timeout_s: float, action: Callable[[], _Result], *, path: Path) -> _Result:
+    """What `action` returns or raises. It changes nothing, so it may be left behind.
+
+    Raises:
+        ReadHung: it took longer than `timeout_s`; `path` is what it was reading.
+    """
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(action())
+        except BaseException as exc:  # raised again in the thread that waits
+            errors.append(exc)
+
+    thread = threading.Thread(target=work, name="ckpt-restore", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if errors:
+        raise errors[0]
+    if results:
+        return results[0]
+    raise ReadHung(
+        f"{path}: reading it has not ended after {timeout_s:g} s: the storage is probably stuck. "
+        "Nothing was changed, on storage or in memory",
+        path=path,
+    )

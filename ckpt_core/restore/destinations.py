@@ -1,0 +1,150 @@
+"""File bytes into tensors: the sink of a restore.
+
+A contiguous CPU tensor is filled through its address, without torch: ten thousand small leaves cost one
+scatter read for every thousand. A strided or CUDA tensor is filled from the reader's buffer with `copy_`,
+block by block along its outer dimensions, so that no whole copy of it ever exists.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ckpt_core.restore.units import HOT_BYTES, READ_BYTES
+
+_SERIAL_ELEMENTS = 32_000
+"""torch spreads a `copy_` of 32768 or more elements over its intra-op threads. The readers are the
+threads here, and `set_num_threads` in one of them would change every thread that starts later."""
+
+_GIL_RELEASE_BYTES = 128 * 1024
+"""Copies of at least this size release the GIL: about 20 microseconds."""
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+_WRITABLE = 0x200  # PyBUF_WRITE
+
+_view_of = ctypes.pythonapi.PyMemoryView_FromMemory
+_view_of.restype = ctypes.py_object
+_view_of.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+
+
+class TensorSink:
+    """Fills tensors with the bytes of one file. Keeps them alive; used by several readers at once."""
+
+    def __init__(self, placed: Sequence[tuple[int, Tensor]]) -> None:
+        """
+        Args:
+            placed: offset in the file and destination of each leaf; row-major bytes, no overlap.
+                Empty tensors may be among them.
+        """
+        full = [(offset, tensor.detach()) for offset, tensor in placed if tensor.numel()]
+        full.sort(key=lambda item: item[0])
+        self._tensors = [tensor for _, tensor in full]
+        self._starts = [offset for offset, _ in full]
+        self._ends = [offset + tensor.nbytes for offset, tensor in full]
+        self._memory = [memory_of(tensor) if is_flat(tensor) else None for tensor in self._tensors]
+        # Every transfer to a device and every strided copy has a fixed cost: fewer, larger ones.
+        self.block_bytes = HOT_BYTES if None not in self._memory else READ_BYTES
+
+    def window(self, start: int, stop: int, spare: memoryview) -> list[memoryview] | None:
+        """Memory for file bytes start..stop; None when a strided or CUDA tensor is among it."""
+        views: list[memoryview] = []
+        position = start
+        for index in self._between(start, stop):
+            memory = self._memory[index]
+            if memory is None:
+                return None
+            begin, end = max(start, self._starts[index]), min(stop, self._ends[index])
+            if begin > position:
+                views.append(spare[position - start : begin - start])
+            offset = self._starts[index]
+            whole = begin == offset and end == self._ends[index]
+            views.append(memory if whole else memory[begin - offset : end - offset])
+            position = end
+        if position < stop:
+            views.append(spare[position - start : stop - start])
+        return views
+
+    def deliver(self, start: int, data: memoryview) -> None:
+        """Copy file bytes from `start` on to where they belong."""
+        for index in self._between(start, start + len(data)):
+            begin = max(start, self._starts[index])
+            end = min(start + len(data), self._ends[index])
+            piece = data[begin - start : end - start]
+            memory = self._memory[index]
+            offset = begin - self._starts[index]
+            if memory is None:
+                fill_range(self._tensors[index], offset, piece)
+            else:
+                _move(memory[offset : offset + len(piece)], piece)
+
+    def _between(self, start: int, stop: int) -> Iterator[int]:
+        """Leaves that have bytes in start..stop, in file order."""
+        index = bisect_right(self._ends, start)
+        while index < len(self._starts) and self._starts[index] < stop:
+            yield index
+            index += 1
+
+
+def is_flat(tensor: Tensor) -> bool:
+    """Whether the row-major bytes of `tensor` are one run of host memory."""
+    plain = not tensor.is_conj() and not tensor.is_neg()
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and plain
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """Writable bytes of a flat tensor; the caller keeps the tensor alive."""
+    view: memoryview = _view_of(tensor.data_ptr(), tensor.nbytes, _WRITABLE)
+    return view
+
+
+def fill_range(tensor: Tensor, start: int, data: memoryview) -> None:
+    """Write row-major bytes of a tensor of any strides and device, from byte `start` on.
+
+    `start` and the length are multiples of the item size. `data` may be used again on return.
+    """
+    plain = not tensor.is_conj() and not tensor.is_neg()
+    # As whole numbers: some dtypes have no copy_ of their own.
+    words = tensor.view(_WORDS[tensor.element_size()]) if plain else tensor
+    source = torch.frombuffer(data, dtype=torch.uint8).view(words.dtype)
+    item = tensor.element_size()
+    most = _SERIAL_ELEMENTS if tensor.device.type == "cpu" else max(source.numel(), 1)
+    for target, offset in _blocks(words, start // item, source.numel(), most):
+        target.copy_(source[offset : offset + target.numel()].view(target.shape))
+
+
+def _blocks(tensor: Tensor, start: int, count: int, most: int) -> Iterator[tuple[Tensor, int]]:
+    """Views of at most about `most` elements: together elements start .. start+count, row-major.
+
+    With each comes its offset from `start`.
+    """
+    if tensor.dim() == 0 or tensor.is_contiguous():
+        flat = tensor.view(-1)
+        for done in range(0, count, most):
+            yield flat[start + done : start + min(done + most, count)], done
+        return
+    row = tensor[0].numel()
+    done = 0
+    while done < count:
+        index, inside = divmod(start + done, row)
+        rows = min((count - done) // row, max(most // row, 1))
+        if inside or rows == 0 or (row > most and tensor.dim() > 1):
+            part = min(row - inside, count - done)
+            for view, offset in _blocks(tensor[index], inside, part, most):
+                yield view, done + offset
+        else:
+            part = rows * row
+            yield tensor[index : index + rows], done
+        done += part
+
+
+def _move(target: memoryview, source: memoryview) -> None:
+    if len(source) < _GIL_RELEASE_BYTES:
+        target[:] = source
+        return
+    into = (ctypes.c_char * 1).from_buffer(target)
+    out = (ctypes.c_char * 1).from_buffer(source)
+    ctypes.memmove(into, out, len(source))  # Releases the GIL, which a slice assignment does not.

@@ -1,0 +1,70 @@
+"""`load`: a checkpoint as a fresh tree, without a live state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ckpt_core.errors import NotCommitted
+from ckpt_core.files import Files
+from ckpt_core.restore.deadline import within
+from ckpt_core.restore.failures import ReadHung
+from ckpt_core.restore.filling import fill, specs_of
+from ckpt_core.restore.manifests import read_manifests
+from ckpt_core.restore.reading import ParallelReader
+from ckpt_core.restore.watch import Watch
+from ckpt_core.state import Skeleton
+from ckpt_core.store import resolve
+
+_READ_TIMEOUT_S = 600.0
+_MOST_TRIES = 5
+
+
+def load(
+    path: str | Path, *, trusted: bool = False, readers: int = 4, files: Files | None = None
+) -> Any:
+    """The tree that was saved, with fresh CPU tensors.
+
+    Called by tools and for evaluation; takes no lock and changes nothing on storage.
+
+    Args:
+        path: a step directory, or a root: then its newest step, and no other if that one is corrupt.
+        trusted: allow objects that could run code when they are loaded.
+        readers: threads that read.
+        files: how files are read.
+
+    Raises:
+        NotCommitted: there is no step.
+        CorruptCheckpoint: bytes differ from what was saved.
+        UntrustedData: it holds objects that need `trusted=True`.
+        UnknownFormat: written by a newer format.
+        RestoreError: the system refused a read, a read hangs, or several ranks saved it.
+    """
+    path = Path(path)
+    how = ParallelReader(files=files or Files(), readers=readers, timeout_s=_READ_TIMEOUT_S)
+    for _ in range(_MOST_TRIES - 1):
+        step_dir = within(_READ_TIMEOUT_S, lambda: resolve(path), path=path)
+        watch = Watch(step_dir)
+        try:
+            tree = _load(step_dir, how, trusted=trusted)
+        except Exception as exc:
+            if step_dir == path or isinstance(exc, ReadHung) or watch.still_there():
+                raise
+        else:
+            if step_dir == path or watch.still_there():
+                return tree
+        # A writer retired the step meanwhile, which it does only when there is a newer one.
+    raise NotCommitted(
+        f"{path}: steps are retired faster than they can be read: keep more of them (keep_last), "
+        "or pin one and load that",
+        path=path,
+    )
+
+
+def _load(step_dir: Path, how: ParallelReader, *, trusted: bool) -> Any:
+    step = within(how.timeout_s, lambda: read_manifests(step_dir, files=how.files), path=step_dir)
+    specs = specs_of(step)
+    skeleton = Skeleton.from_json(step.ranks[0].skeleton, path=step_dir)
+    tensors = skeleton.allocate(specs)
+    fill(step, tensors, how=how)
+    return skeleton.unflatten(tensors, trusted=trusted)

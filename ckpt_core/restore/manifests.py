@@ -1,0 +1,191 @@
+"""Read what a step consists of. Torch-free; nothing is allocated by a size that the disk does not confirm."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from ckpt_core.errors import CorruptCheckpoint, NotCommitted
+from ckpt_core.files import Files
+from ckpt_core.layout import (
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    FileEntry,
+    Manifest,
+    RankEntry,
+    RankManifest,
+    itemsize,
+)
+from ckpt_core.restore.failures import ReadRefused
+from ckpt_core.types import parse_step_dir
+
+
+@dataclass(frozen=True)
+class StepManifest:
+    """A step as its manifests describe it.
+
+    Attributes:
+        path: its directory.
+        manifest: the step, and what belongs to it.
+        ranks: what each rank wrote, in rank order.
+    """
+
+    path: Path
+    manifest: Manifest
+    ranks: tuple[RankManifest, ...]
+
+    def files(self) -> Iterator[tuple[RankManifest, int, FileEntry]]:
+        """Every shard file with the rank that wrote it and its index there."""
+        for rank in self.ranks:
+            for index, entry in enumerate(rank.files):
+                yield rank, index, entry
+
+
+def read_manifests(step_dir: Path, *, files: Files) -> StepManifest:
+    """Manifests of a step, with the real size of every file compared to them. Takes no lock.
+
+    Called by restore, load and verify, and by tools that list a step.
+
+    Raises:
+        CorruptCheckpoint: something is missing, no regular file, of another size, or malformed.
+        UnknownFormat: written by a newer format.
+        NotCommitted: there is no such directory (any more).
+        RestoreError: the system refused to read; the OSError is its cause.
+    """
+    step = read_json(step_dir, files=files)
+    for problem in file_problems(step):
+        raise problem
+    return step
+
+
+def read_json(step_dir: Path, *, files: Files) -> StepManifest:
+    """`read_manifests` without a look at the shard files."""
+    with _reading(step_dir):
+        path = step_dir / MANIFEST_NAME
+        manifest = Manifest.decode(_read_file(path, files=files), path=path)
+        _check_step(step_dir, manifest)
+        ranks = tuple([_read_rank(step_dir, entry, files=files) for entry in manifest.ranks])
+    return StepManifest(step_dir, manifest, ranks)
+
+
+def file_problems(step: StepManifest) -> Iterator[CorruptCheckpoint]:
+    """What is wrong with the names, kinds and sizes of the shard files, without reading them."""
+    for _, _, entry in step.files():
+        problem = file_problem(step.path / entry.name, nbytes=entry.nbytes)
+        if problem is not None:
+            yield problem
+
+
+def file_problem(path: Path, *, nbytes: int) -> CorruptCheckpoint | None:
+    """Why `path` cannot be a file of `nbytes`; None when it is one.
+
+    Raises:
+        RestoreError, NotCommitted: as `read_manifests`.
+    """
+    try:
+        with _reading(path.parent):
+            size = _regular_size(path)
+            if size != nbytes:
+                raise _corrupt(path, expected=f"{nbytes} bytes", got=f"{size} bytes")
+    except CorruptCheckpoint as exc:
+        return exc
+    return None
+
+
+def read_start(path: Path, nbytes: int, *, files: Files) -> bytes:
+    """The first `nbytes` of a file, fewer if it ends before; the caller has checked its size."""
+    fd = files.open_read(path)
+    try:
+        return _read_fd(fd, nbytes, files=files)
+    finally:
+        files.close(fd)
+
+
+def _check_step(step_dir: Path, manifest: Manifest) -> None:
+    named = parse_step_dir(step_dir.name)
+    if named is not None and named != manifest.step:
+        path = step_dir / MANIFEST_NAME
+        raise _corrupt(path, expected=f"step {named}", got=f"step {manifest.step}")
+
+
+def _read_rank(step_dir: Path, entry: RankEntry, *, files: Files) -> RankManifest:
+    path = step_dir / entry.file
+    data = _read_file(path, files=files)
+    if len(data) != entry.nbytes:
+        raise _corrupt(path, expected=f"{entry.nbytes} bytes", got=f"{len(data)} bytes")
+    actual = xxhash.xxh3_64_hexdigest(data)
+    if actual != entry.xxh3:
+        raise _corrupt(path, expected=f"xxh3 {entry.xxh3}", got=f"xxh3 {actual}")
+    manifest = RankManifest.decode(data, path=path)
+    if manifest.rank != entry.rank:
+        raise _corrupt(path, expected=f"rank {entry.rank}", got=f"rank {manifest.rank}")
+    _check_alignment(path, manifest)
+    return manifest
+
+
+def _check_alignment(path: Path, manifest: RankManifest) -> None:
+    # Elements are moved as whole numbers: one that straddles two reads could not be.
+    for leaf in manifest.leaves:
+        unit = itemsize(leaf.spec.dtype)
+        if leaf.nbytes and leaf.offset % unit:
+            what = f"leaf {leaf.spec.name[:60]!r} at a multiple of {unit}"
+            raise _corrupt(path, expected=what, got=f"offset {leaf.offset}")
+
+
+def _read_file(path: Path, *, files: Files) -> bytes:
+    size = _regular_size(path)
+    if size > MAX_MANIFEST_BYTES:
+        raise _corrupt(path, expected=f"at most {MAX_MANIFEST_BYTES} bytes", got=f"{size} bytes")
+    data = read_start(path, size, files=files)
+    if len(data) != size:
+        raise _corrupt(path, expected=f"{size} bytes", got=f"{len(data)} bytes")
+    return data
+
+
+def _read_fd(fd: int, nbytes: int, *, files: Files) -> bytes:
+    data = bytearray(nbytes)
+    done = 0
+    while done < nbytes:
+        got = files.preadv(fd, [memoryview(data)[done:]], done)
+        if got == 0:
+            break
+        done += got
+    return bytes(data[:done])
+
+
+def _regular_size(path: Path) -> int:
+    # Before opening: a named pipe would block there, and a device might do anything.
+    found = os.lstat(path)
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no regular file"
+        raise _corrupt(path, expected="a regular file", got=kind)
+    return found.st_size
+
+
+@contextmanager
+def _reading(step_dir: Path) -> Iterator[None]:
+    """Where an OSError becomes an error of ours."""
+    try:
+        yield
+    except OSError as exc:
+        path = Path(exc.filename) if isinstance(exc.filename, str) else step_dir
+        if exc.errno in (errno.ENOENT, errno.ENOTDIR) and not step_dir.is_dir():
+            text = f"{step_dir} is not there: it was never committed, or has been retired"
+            raise NotCommitted(text, step=parse_step_dir(step_dir.name), path=step_dir) from exc
+        if exc.errno == errno.ENOENT:
+            raise _corrupt(path, expected="a file", got="nothing of that name") from exc
+        if exc.errno == errno.ELOOP:
+            raise _corrupt(path, expected="a regular file", got="a symbolic link") from exc
+        raise ReadRefused(path, exc) from exc
+
+
+def _corrupt(path: Path, *, expected: str, got: str) -> CorruptCheckpoint:
+    text = f"{path}: expected {expected}, got {got}"
+    return CorruptCheckpoint(text, path=path, expected=expected, got=got)

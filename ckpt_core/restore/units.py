@@ -1,0 +1,174 @@
+"""What is read and how it is checked: jobs, units of work, and the checksum that runs along.
+
+A job is one file. It is cut into units, runs of whole checksum chunks, which the readers take one by one.
+Torch-free: `verify` runs the same code with nowhere to put the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import xxhash
+
+from ckpt_core.layout import FileEntry
+from ckpt_core.types import ALIGN_BYTES
+
+UNIT_BYTES = 16 * 1024 * 1024
+"""A unit is at least this long, unless the file ends: small chunks are read many at a time."""
+
+READ_BYTES = 4 * 1024 * 1024
+"""One read from storage, and the size of each reader's buffer. 16 MiB reads were 20 % slower here."""
+
+HOT_BYTES = 256 * 1024
+"""One read from the page cache: the bytes are hashed while they are in the L2 cache. Measured, 2 cores,
+GB/s with hashing: 128 KiB 7.9, 256 KiB 8.8, 512 KiB 8.6, 2 MiB 8.2."""
+
+
+class Sink(Protocol):
+    """Where the bytes of one file go. Called by several readers at once, for disjoint ranges."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Best length of a read from the page cache, at most READ_BYTES."""
+
+    def window(self, start: int, stop: int, spare: memoryview) -> list[memoryview] | None:
+        """Memory that stands for file bytes start..stop, in order; None when there is none.
+
+        Bytes that nobody wants go to consecutive parts of `spare`, which is long enough.
+        """
+
+    def deliver(self, start: int, data: memoryview) -> None:
+        """Take file bytes from `start` on; `data` is used again afterwards."""
+
+
+class Discard:
+    """The sink of `verify`: the bytes are only hashed."""
+
+    block_bytes = HOT_BYTES
+
+    def window(self, start: int, stop: int, spare: memoryview) -> list[memoryview] | None:
+        """The whole range goes to `spare`."""
+        return [spare[: stop - start]]
+
+    def deliver(self, start: int, data: memoryview) -> None:
+        """Nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadJob:
+    """Read a whole file into a sink, checking each chunk that has a checksum."""
+
+    path: Path
+    entry: FileEntry
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class BadChunk:
+    """A piece of a file whose bytes are not the ones that were written.
+
+    Attributes:
+        path: the file.
+        file: its name in the manifest.
+        index: number of the chunk in the file; `offset` and `nbytes` say where it lies.
+        expected: xxh3 in the manifest (16 hex digits).
+        got: xxh3 of the bytes that are there, or why they could not be read.
+    """
+
+    path: Path
+    file: str
+    index: int
+    offset: int
+    nbytes: int
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        end = self.offset + self.nbytes
+        where = f"{self.path}: chunk {self.index} (bytes {self.offset}..{end})"
+        return f"{where}: expected xxh3 {self.expected}, got {self.got}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A run of whole chunks of one job: file bytes offset .. offset+nbytes, from chunk `first` on."""
+
+    job: ReadJob
+    first: int
+    offset: int
+    nbytes: int
+
+
+def cut(job: ReadJob) -> Iterator[Unit]:
+    """The units of a job, in file order.
+
+    Each begins at a multiple of 4 KiB, whatever the chunks are: direct reads need it, and no element
+    of a leaf straddles two reads then.
+    """
+    first, offset, nbytes = 0, 0, 0
+    for index, chunk in enumerate(job.entry.chunks):
+        nbytes += chunk.nbytes
+        if nbytes >= UNIT_BYTES and (offset + nbytes) % ALIGN_BYTES == 0:
+            yield Unit(job, first, offset, nbytes)
+            first, offset, nbytes = index + 1, offset + nbytes, 0
+    if nbytes:
+        yield Unit(job, first, offset, nbytes)
+
+
+class ChunkCheck:
+    """Checksums of the consecutive chunks of one unit, fed with its bytes in order."""
+
+    def __init__(self, unit: Unit, report: Callable[[BadChunk], None]) -> None:
+        self._job = unit.job
+        self._report = report
+        self._index = unit.first
+        self._offset = unit.offset
+        self._begin()
+
+    def feed(self, views: Sequence[memoryview]) -> None:
+        """The next bytes of the unit."""
+        for view in views:
+            while len(view) >= self._left:
+                self._update(view[: self._left])
+                view = view[self._left :]
+                self._end()
+                if not view:
+                    break
+            else:
+                self._update(view)
+                self._left -= len(view)
+
+    def broken(self, reason: str) -> BadChunk:
+        """The chunk that was being read when reading failed."""
+        return self._bad(reason)
+
+    def _begin(self) -> None:
+        chunks = self._job.entry.chunks
+        chunk = chunks[self._index] if self._index < len(chunks) else None
+        self._left = chunk.nbytes if chunk is not None else 0
+        self._hash = xxhash.xxh3_64()
+        # No checksum was asked for when the step was saved: nothing to compare with.
+        checked = chunk is not None and chunk.xxh3 is not None
+        self._update = self._hash.update if checked else _ignore
+
+    def _end(self) -> None:
+        chunk = self._job.entry.chunks[self._index]
+        if chunk.xxh3 is not None and self._hash.hexdigest() != chunk.xxh3:
+            self._report(self._bad(self._hash.hexdigest()))
+        self._index += 1
+        self._offset += chunk.nbytes
+        self._begin()
+
+    def _bad(self, got: str) -> BadChunk:
+        job, chunk = self._job, self._job.entry.chunks[self._index]
+        expected = chunk.xxh3 or "(no checksum)"
+        return BadChunk(
+            job.path, job.entry.name, self._index, self._offset, chunk.nbytes, expected, got
+        )
+
+
+def _ignore(data: memoryview) -> None:
+    """Stands in for `update` where there is no checksum."""

@@ -1,0 +1,198 @@
+"""Read every byte of a step, or of all steps, and say what is wrong. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt_core.errors import CorruptCheckpoint, RestoreError
+from ckpt_core.files import Files
+from ckpt_core.layout import (
+    FileEntry,
+    HeaderEntry,
+    LeafEntry,
+    RankManifest,
+    header_length,
+    parse_header,
+    storage,
+)
+from ckpt_core.restore.deadline import within
+from ckpt_core.restore.manifests import StepManifest, file_problem, read_json, read_start
+from ckpt_core.restore.reading import ParallelReader, Progress
+from ckpt_core.restore.units import BadChunk, Discard, ReadJob
+from ckpt_core.store import committed_steps, resolve, step_path
+from ckpt_core.types import parse_step_dir
+
+_READ_TIMEOUT_S = 600.0
+_LENGTH_BYTES = 8
+_PAD_PREFIX = "__pad__"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What `verify` found in one step.
+
+    Attributes:
+        step: its number; None when the directory's name and manifest say none.
+        path: its directory.
+        bad_chunks: pieces of shard files whose bytes differ, in file order.
+        problems: everything else that is wrong, one sentence each.
+        checked_bytes: bytes of shard files that were compared with a checksum.
+        unchecked_bytes: bytes that were read and have no checksum (`checksum=False` at the save).
+    """
+
+    step: int | None
+    path: Path
+    bad_chunks: tuple[BadChunk, ...] = ()
+    problems: tuple[str, ...] = ()
+    checked_bytes: int = 0
+    unchecked_bytes: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.bad_chunks and not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `verify` found: `steps` ascending, one for a step directory, all of them for a root."""
+
+    path: Path
+    steps: tuple[StepReport, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every step is sound."""
+        return all(step.ok for step in self.steps)
+
+    @property
+    def bad_chunks(self) -> tuple[BadChunk, ...]:
+        """Those of all steps."""
+        return tuple(bad for step in self.steps for bad in step.bad_chunks)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Those of all steps."""
+        return tuple(problem for step in self.steps for problem in step.problems)
+
+    @property
+    def checked_bytes(self) -> int:
+        """Bytes that were compared with a checksum."""
+        return sum(step.checked_bytes for step in self.steps)
+
+    @property
+    def unchecked_bytes(self) -> int:
+        """Bytes that were read and have no checksum."""
+        return sum(step.unchecked_bytes for step in self.steps)
+
+
+def verify(
+    path: str | Path,
+    *,
+    readers: int = 4,
+    progress: Progress | None = None,
+    files: Files | None = None,
+) -> Report:
+    """Compare every byte of a step directory, or of every step of a root, with its manifests.
+
+    Called by tools and by users; takes no lock, changes nothing, needs no state. Also checks that the
+    header of each shard file tells other safetensors readers what the manifest tells us. A step that a
+    writer retires meanwhile is left out of the report of a root.
+
+    Args:
+        readers: threads that read.
+        progress: called now and then with bytes done and bytes in all of the step that is being read.
+        files: how files are read.
+
+    Raises:
+        NotCommitted: there is no step at `path`.
+        RestoreError: the root cannot be listed. Nothing that is wrong inside a step raises.
+    """
+    path = Path(path)
+    how = ParallelReader(files=files or Files(), readers=readers, timeout_s=_READ_TIMEOUT_S)
+    found = resolve(path)
+    if found == path:
+        return Report(path, (_verify_step(path, how, progress),))
+    reports = [_verify_step(step_path(path, step), how, progress) for step in committed_steps(path)]
+    return Report(path, tuple(report for report in reports if report.path.is_dir()))
+
+
+def _verify_step(path: Path, how: ParallelReader, progress: Progress | None) -> StepReport:
+    number = parse_step_dir(path.name)
+    try:
+        step = within(how.timeout_s, lambda: read_json(path, files=how.files), path=path)
+    except RestoreError as exc:  # all that can be wrong with a manifest
+        return StepReport(number, path, problems=(str(exc),))
+    try:
+        return _verify_files(step, how, progress)
+    except RestoreError as exc:  # the storage hangs
+        return StepReport(step.manifest.step, path, problems=(str(exc),))
+
+
+def _verify_files(step: StepManifest, how: ParallelReader, progress: Progress | None) -> StepReport:
+    problems, jobs = within(how.timeout_s, lambda: _inspect(step, how.files), path=step.path)
+    outcome = how.run(jobs, keep_going=True, progress=progress)
+    problems += [f"{path}: cannot be read: {error}" for path, error in outcome.failed]
+    unchecked = sum(_unchecked_bytes(job.entry) for job in jobs)
+    return StepReport(
+        step.manifest.step,
+        step.path,
+        tuple(sorted(outcome.bad, key=lambda bad: (bad.file, bad.index))),
+        tuple(problems),
+        checked_bytes=max(outcome.done_bytes - unchecked, 0),
+        unchecked_bytes=min(outcome.done_bytes, unchecked),
+    )
+
+
+def _inspect(step: StepManifest, files: Files) -> tuple[list[str], list[ReadJob]]:
+    """What is wrong with files and headers, and which files can be read."""
+    problems: list[str] = []
+    jobs: list[ReadJob] = []
+    for rank, index, entry in step.files():
+        path = step.path / entry.name
+        problem = file_problem(path, nbytes=entry.nbytes)
+        if problem is not None:
+            problems.append(str(problem))
+            continue
+        problems += _header_problems(path, rank, index, files=files)
+        jobs.append(ReadJob(path, entry, Discard()))
+    return problems, jobs
+
+
+def _unchecked_bytes(entry: FileEntry) -> int:
+    return sum(chunk.nbytes for chunk in entry.chunks if chunk.xxh3 is None)
+
+
+def _header_problems(path: Path, rank: RankManifest, index: int, *, files: Files) -> Iterator[str]:
+    """Where the header of a shard file and the manifest disagree."""
+    size = rank.files[index].nbytes
+    try:
+        length = header_length(
+            read_start(path, _LENGTH_BYTES, files=files), file_bytes=size, path=path
+        )
+        start = read_start(path, length, files=files)
+        header = parse_header(start, file_bytes=size, path=path)
+    except CorruptCheckpoint as exc:
+        yield str(exc)
+        return
+    except OSError as exc:
+        yield f"{path}: cannot be read: {exc}"
+        return
+    for leaf in rank.leaves:
+        if leaf.file == index:
+            yield from _leaf_problems(path, leaf, header.pop(leaf.spec.name, None))
+    for name, entry in header.items():
+        if not name.startswith(_PAD_PREFIX) or entry.dtype != "U8":
+            yield f"{path}: the header has {name[:60]!r}, which the manifest does not know"
+
+
+def _leaf_problems(path: Path, leaf: LeafEntry, entry: HeaderEntry | None) -> Iterator[str]:
+    kept = storage(leaf.spec.dtype)
+    shape = leaf.spec.shape if kept.trailing is None else (*leaf.spec.shape, kept.trailing)
+    expected = HeaderEntry(kept.code, shape, leaf.offset, leaf.nbytes)
+    if entry is None:
+        yield f"{path}: the header lacks leaf {leaf.spec.name[:60]!r}"
+    elif entry != expected:
+        yield f"{path}: the header says {entry} of leaf {leaf.spec.name[:60]!r}, not {expected}"

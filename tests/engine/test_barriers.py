@@ -1,0 +1,236 @@
+"""Training changes leaves as soon as it may; every committed step is exactly the state at its step."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_training import Run, clone, same
+
+import ckpt_core
+from ckpt_core import BarrierError, Checkpointer, ConfigError, Options, StagingError
+from ckpt_core.files import Files
+
+
+class SlowFiles(Files):
+    """A disk that takes its time, at random."""
+
+    def __init__(self, seed: int, most_s: float = 0.01) -> None:
+        self._random = random.Random(seed)
+        self._most_s = most_s
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> None:
+        time.sleep(self._random.random() * self._most_s)
+        super().pwrite(fd, data, offset)
+
+
+class GatedFiles(Files):
+    """A disk on which writes of shard files stand still while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> None:
+        if isinstance(data, memoryview):
+            assert self.gate.wait(60)
+        super().pwrite(fd, data, offset)
+
+
+TINY = Options(chunk_bytes=4096, staging_bytes="96KiB", in_flight=2, keep_last=None)
+
+
+@pytest.mark.parametrize("mode", ["host", "direct"])
+def test_every_committed_step_is_the_state_at_its_step(tmp_path: Path, mode: str) -> None:
+    options = Options(
+        chunk_bytes=4096,
+        staging_bytes="96KiB",
+        eager_leaf_bytes=64,
+        mode=mode,
+        keep_last=None,
+        in_flight=3,
+    )
+    run, copies = Run(), {}
+    with Checkpointer(tmp_path, options, files=SlowFiles(1)) as ck:
+        for _ in range(25):
+            run.forward()
+            ck.wait_staged()
+            run.update()
+            copies[run.step] = run.copy()
+            ck.save(run.step, run.state())
+    for step, copy in copies.items():
+        other = Run(seed=5)
+        with Checkpointer(tmp_path) as ck:
+            found = ck.restore(other.state(), step=step)
+        assert found is not None
+        other.step = found.state["step"]
+        assert same(other.copy(), copy), step
+
+
+def test_buffers_and_counters_may_change_right_after_save(tmp_path: Path) -> None:
+    run = Run()
+    run.train()
+    counters = {"seen": 1, "history": [1, 2], "ema": torch.ones(4)}
+    with Checkpointer(tmp_path, TINY, files=SlowFiles(2)) as ck:
+        ck.save(1, {"run": run.model, "counters": counters})
+        before = clone(run.model.state_dict())
+        counters["seen"] = 2
+        counters["history"].append(3)  # type: ignore[attr-defined]
+        counters["ema"].zero_()  # type: ignore[attr-defined]
+        run.forward()  # no wait_staged: only BatchNorm buffers change here
+    tree = ckpt_core.load(tmp_path)
+    assert tree["counters"]["seen"] == 1
+    assert tree["counters"]["history"] == [1, 2]
+    assert tree["counters"]["ema"].sum() == 4
+    assert same(dict(tree["run"]), dict(before))
+
+
+def big() -> dict[str, torch.Tensor]:
+    return {name: torch.full((40_000,), float(number)) for number, name in enumerate("abcd")}
+
+
+def test_a_missing_barrier_is_found_and_the_leaves_are_named(tmp_path: Path) -> None:
+    state = big()
+    files = GatedFiles()
+    options = Options(chunk_bytes=4096, staging_bytes="32KiB", debug_barrier=True)
+    with Checkpointer(tmp_path, options, files=files) as ck:
+        handle = ck.save(1, state)
+        state["d"].add_(1)  # the pool is full of "a": "d" has not been copied
+        files.gate.set()
+        with pytest.raises(BarrierError, match=r"1 leaves changed.*: d\."):
+            handle.committed.result(timeout=60)
+        with pytest.raises(BarrierError):
+            ck.save(2, state)
+        ck.save(3, state)
+        ck.wait()
+        assert ck.steps()[-1] == 3
+
+
+def test_wait_staged_for_names_waits_for_those_alone(tmp_path: Path) -> None:
+    state = big()
+    files = GatedFiles()
+    # Room for "a" and part of "b" while the disk stands still.
+    options = Options(chunk_bytes="64KiB", staging_bytes="384KiB", in_flight=2)
+    with Checkpointer(tmp_path, options, files=files) as ck:
+        handle = ck.save(1, state)
+        ck.wait_staged(["a"])
+        state["a"].zero_()
+        assert not handle.staged.done()
+        files.gate.set()
+        ck.wait_staged()
+        assert handle.staged.done()
+    assert ckpt_core.load(tmp_path)["a"].sum() == big()["a"].sum()
+
+
+def test_a_barrier_that_never_opens_is_an_error_at_the_deadline(tmp_path: Path) -> None:
+    files = GatedFiles()
+    options = Options(chunk_bytes="64KiB", staging_bytes="256KiB", timeout=0.5)
+    ck = Checkpointer(tmp_path, options, files=files)
+    handle = ck.save(1, big())
+    with pytest.raises(ckpt_core.CkptError):
+        handle.committed.result(timeout=60)
+    began = time.monotonic()
+    ck.wait_staged()  # the save was given up: nobody reads the leaves any more
+    assert time.monotonic() - began < 30
+    files.gate.set()
+    with pytest.raises(ckpt_core.CkptError):
+        ck.close()
+
+
+def layerwise(ck: Checkpointer, run: Run, order: Callable[[list[str]], list[str]]) -> None:
+    names = dict(run.model.named_parameters())
+    save = ck.begin(run.step, names)
+    for name in order(list(names)):
+        save.stage([name])
+    save.seal(run.state())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_layer_by_layer_gives_the_same_state_as_save(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    run, copies = Run(), {}
+    options = Options(chunk_bytes=4096, staging_bytes="128KiB", keep_last=None)
+    with Checkpointer(tmp_path, options, files=SlowFiles(seed)) as ck:
+        for _ in range(8):
+            run.forward()
+            ck.wait_staged([name for name, _ in run.model.named_parameters()])
+            ck.wait_staged()
+            run.update()
+            copies[run.step] = run.copy()
+            layerwise(ck, run, lambda names: rng.sample(names, len(names)))
+    for step, copy in copies.items():
+        other = Run(seed=5)
+        with Checkpointer(tmp_path) as ck:
+            found = ck.restore(other.state(), step=step)
+        assert found is not None
+        other.step = found.state["step"]
+        assert same(other.copy(), copy), step
+
+
+def test_each_layer_may_change_once_it_alone_is_staged(tmp_path: Path) -> None:
+    state = big()
+    with Checkpointer(tmp_path, TINY, files=SlowFiles(3)) as ck:
+        save = ck.begin(1, state)
+        for name in "dbca":
+            save.stage([name])
+            ck.wait_staged([name])
+            state[name].fill_(-1)
+        handle = save.seal()
+        handle.committed.result(timeout=60)
+    tree = ckpt_core.load(tmp_path)
+    assert {name: tensor[0].item() for name, tensor in tree.items()} == dict(
+        zip("abcd", (0.0, 1.0, 2.0, 3.0), strict=True)
+    )
+
+
+def test_a_layerwise_save_tells_what_is_wrong_with_its_use(tmp_path: Path) -> None:
+    state = big()
+    with Checkpointer(tmp_path, TINY) as ck:
+        with pytest.raises(ConfigError, match="overlaps"):
+            ck.begin(1, {"a": state["a"], "half": state["a"][:100]})
+        with pytest.raises(ConfigError, match="takes tensors by name"):
+            ck.begin(1, {"a": 3})  # type: ignore[dict-item]
+        save = ck.begin(1, state)
+        with pytest.raises(ConfigError, match="not among"):
+            save.stage(["z"])
+        save.stage("abc")
+        with pytest.raises(ConfigError, match=r"1 tensors .* were not staged, first 'd'"):
+            save.seal()
+        save.stage("d")
+        with pytest.raises(ConfigError, match="nowhere in the state"):
+            save.seal({"only": state["a"]})
+        save.seal({"all": state}).committed.result(timeout=60)
+        with pytest.raises(ConfigError, match="sealed"):
+            save.seal()
+        ck.begin(2, state).abort()
+        ck.save(3, state)
+        ck.wait()
+        assert ck.steps() == (1, 3)
+
+
+def test_closing_gives_up_a_layerwise_save_that_was_never_sealed(tmp_path: Path) -> None:
+    began = time.monotonic()
+    ck = Checkpointer(tmp_path, Options(timeout=600))
+    ck.begin(1, big()).stage("ab")
+    with pytest.raises(StagingError, match="never sealed"):
+        ck.close()
+    assert time.monotonic() - began < 300
+    with Checkpointer(tmp_path) as ck:
+        assert ck.steps() == ()
+
+
+def test_a_layerwise_save_given_up_by_the_watchdog_gives_its_memory_back(tmp_path: Path) -> None:
+    options = Options(timeout=4, in_flight=1, chunk_bytes=4096, staging_bytes="64KiB")
+    with Checkpointer(tmp_path, options) as ck:
+        save = ck.begin(1, big())
+        save.stage("ab")
+        ck.save(2, big())  # waits for the place of step 1, and does not know of its failure yet
+        with pytest.raises(ckpt_core.PersistError, match="given up"):
+            ck.save(3, big())
+        ck.save(3, {"w": torch.ones(10)}).committed.result(timeout=60)
+        assert ck.steps()[-1] == 3

@@ -1,0 +1,48 @@
+"""What import-linter cannot say: a folder is entered by its door."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "ckpt_core"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.fixture(params=MODULES, ids=_name)
+def module(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: write imports in full"
+            assert node.module is not None
+            yield node.module
+
+
+def test_another_folder_is_entered_by_its_door(module: Path) -> None:
+    home = module.relative_to(PACKAGE).parts[0]
+    for name in _imports(ast.parse(module.read_text())):
+        parts = name.split(".")
+        if parts[0] != "ckpt_core" or len(parts) < 3 or not (PACKAGE / parts[1]).is_dir():
+            continue
+        assert parts[1] == home, f"import from ckpt_core.{parts[1]}, not from {name}"
+
+
+def test_every_folder_has_a_door_that_says_what_is_behind_it() -> None:
+    for folder in sorted({path.parent for path in MODULES}):
+        door = folder / "__init__.py"
+        assert door.exists(), f"{_name(folder)} has no __init__.py"
+        assert ast.get_docstring(ast.parse(door.read_text())), f"{_name(door)} has no docstring"
