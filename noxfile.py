@@ -1,0 +1,42 @@
+"""What CI runs: `nox` with no arguments. Each session sets itself up on a fresh machine."""
+
+from __future__ import annotations
+
+import nox
+
+CONSTRAINTS = ".ci/constraints.txt"
+
+nox.needs_version = ">=2024.4.15"
+nox.options.sessions = ["lint", "tests"]
+nox.options.reuse_venv = "yes"
+
+
+def install(session: nox.Session, *requirements: str) -> None:
+    # Order matters: torch comes first and alone, so that no other requirement picks another build.
+    session.install("-c", CONSTRAINTS, "torch")
+    session.install("-c", CONSTRAINTS, *requirements)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, types, import direction, spelling."""
+    install(session, "-e", ".[bench]", "codespell", "import-linter", "mypy", "ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+    session.run("lint-imports")
+    session.run("codespell")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Every test, the example that is killed and resumed among them. Arguments go to pytest."""
+    install(session, "-e", ".[test,bench]")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session(default=False)
+def build(session: nox.Session) -> None:
+    """The source archive and the wheel, into dist/."""
+    session.install("build")
+    session.run("python", "-m", "build")

@@ -1,0 +1,128 @@
+"""The main example, however often it is killed, ends in the bits of a run that nobody touched."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
+STEPS, EVERY, KILLS = 40, 4, 4
+STOPPED = 143
+
+
+@dataclass(frozen=True)
+class Run:
+    returncode: int
+    output: str
+
+    @property
+    def resumed(self) -> int | None:
+        match = re.search(r"^resumed from step (\d+)$", self.output, re.MULTILINE)
+        return None if match is None else int(match[1])
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training job: its root, its result, the one command that starts and resumes it."""
+
+    folder: Path
+
+    @property
+    def result(self) -> Path:
+        return self.folder / "result.txt"
+
+    def run(self, *, kill: signal.Signals | None = None, after_s: float = 0.0) -> Run:
+        """The command, to its end, or until `kill` is sent `after_s` after the first step began."""
+        command = [sys.executable, "-W", "error", str(EXAMPLE), "--steps", str(STEPS)]
+        command += ["--root", str(self.folder / "ckpts"), "--every", str(EVERY)]
+        command += ["--result", str(self.result)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            output = _read_until_training(process.stdout)
+            if kill is not None:
+                time.sleep(after_s)
+                process.send_signal(kill)
+            output += process.stdout.read()
+        return Run(process.returncode, output)
+
+
+def _read_until_training(lines: IO[str]) -> str:
+    output = ""
+    for line in lines:
+        output += line
+        if line == "training\n":
+            break
+    return output
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job that ran to its end, and what it left."""
+
+    job: Job
+    result: bytes
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run that nobody interrupts."""
+    job = Job(tmp_path_factory.mktemp("untouched"))
+    started = time.monotonic()
+    run = job.run()
+    assert run.returncode == 0, run.output
+    assert run.resumed is None
+    return Finished(job, job.result.read_bytes(), time.monotonic() - started)
+
+
+def test_a_job_that_is_killed_again_and_again_ends_in_the_same_bits(
+    untouched: Finished, tmp_path: Path
+) -> None:
+    job, dice = Job(tmp_path), random.Random(20)
+    resumed: list[int] = []
+    for _ in range(KILLS):
+        # A third of the whole run at most, so that four kills rarely reach the end of the job.
+        run = job.run(kill=signal.SIGKILL, after_s=dice.uniform(0.0, untouched.seconds / 3))
+        resumed += [] if run.resumed is None else [run.resumed]
+        assert run.returncode in (-signal.SIGKILL, 0), run.output
+    last = job.run()
+
+    assert last.returncode == 0, last.output
+    assert last.resumed is not None
+    assert resumed == sorted(resumed), "a restart never goes back behind an earlier one"
+    assert last.resumed % EVERY == 0
+    assert job.result.read_bytes() == untouched.result
+
+
+def test_a_job_that_gets_sigterm_saves_the_step_it_is_in_and_resumes_there(
+    untouched: Finished, tmp_path: Path
+) -> None:
+    job = Job(tmp_path)
+    first = job.run(kill=signal.SIGTERM, after_s=untouched.seconds / 6)
+    stopped = re.search(r"^stopped at step (\d+)$", first.output, re.MULTILINE)
+    assert first.returncode == STOPPED, first.output
+    assert stopped is not None, first.output
+    assert not job.result.exists()
+
+    second = job.run()
+    assert second.returncode == 0, second.output
+    assert second.resumed == int(stopped[1])
+    assert job.result.read_bytes() == untouched.result
+
+
+def test_a_job_that_is_done_only_repeats_its_result(untouched: Finished) -> None:
+    untouched.job.result.unlink()
+    again = untouched.job.run()
+
+    assert again.returncode == 0, again.output
+    assert again.resumed == STEPS
+    assert untouched.job.result.read_bytes() == untouched.result
