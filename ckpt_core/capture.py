@@ -11,6 +11,7 @@ clones and lazy leaves on a stream of its own, behind an event that training rec
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,9 @@ from typing import Any
 import torch
 import xxhash
 
+from ckpt_core.arrangement import Arrangement
 from ckpt_core.errors import BarrierError, StagingError
 from ckpt_core.inflight import InFlight, ShardSink
-from ckpt_core.layout import ShardLayout
 from ckpt_core.persist import WriterPool
 from ckpt_core.snapshot import (
     ImageSpec,
@@ -33,6 +34,7 @@ from ckpt_core.snapshot import (
     memory_of,
     on_stream,
     synchronize,
+    uses_cuda,
 )
 from ckpt_core.state import Leaf
 from ckpt_core.types import Mode
@@ -54,26 +56,31 @@ class Source:
         behind: CUDA event that the stager's stream waits for; None without CUDA.
     """
 
-    front: tuple[StageItem, ...]
-    frozen: tuple[StageItem, ...]
-    lazy: tuple[StageItem, ...]
+    front: Sequence[StageItem]
+    frozen: Sequence[StageItem]
+    lazy: Sequence[StageItem]
     names: tuple[str, ...]
     mode: Mode
     behind: Any
 
 
-def source_of(leaves: Sequence[Leaf], layout: ShardLayout, *, mode: Mode) -> Source:
+def source_of(leaves: Sequence[Leaf], arrangement: Arrangement, *, mode: Mode) -> Source:
     """Split leaves by when they are copied. Called on the training thread inside `save`."""
-    tensors = {leaf.spec.name: leaf.tensor for leaf in leaves}
-    eager = {leaf.spec.name for leaf in leaves if leaf.eager}
-    items = [(tensors[e.name], e.offset, e.nbytes) for e in layout.extents]
-    count = len(eager)
-    names = tuple(extent.name for extent in layout.extents[count:])
-    behind = event_now(tensors.values())
+    items = [
+        (leaves[index].tensor, extent.offset, extent.nbytes)
+        for index, extent in zip(arrangement.order, arrangement.layout.extents, strict=True)
+    ]
+    count, names = arrangement.front_count, arrangement.lazy_names
+    behind = event_now(tensor for tensor, _, _ in items)
     if behind is None:
-        return Source(tuple(items[:count]), (), tuple(items[count:]), names, mode, None)
-    frozen = tuple((tensor.clone(), offset, size) for tensor, offset, size in items[:count])
-    return Source((), frozen, tuple(items[count:]), names, mode, behind)
+        return Source(items[:count], (), items[count:], names, mode, None)
+    frozen = [(tensor.clone(), offset, size) for tensor, offset, size in items[:count]]
+    return Source((), frozen, items[count:], names, mode, behind)
+
+
+def on_device(leaves: Sequence[Leaf]) -> bool:
+    """Whether a leaf is on a CUDA device."""
+    return uses_cuda() and any(leaf.tensor.is_cuda for leaf in leaves)
 
 
 def open_image(
@@ -120,13 +127,14 @@ class StageJob:
                 self._image.finish()
         self._inflight.staging_ended()
 
-    def _cloned(self) -> tuple[StageItem, ...]:
+    def _cloned(self) -> Sequence[StageItem]:
         """Clones on the device; the live leaves are free as soon as they are made (LightCheck-G)."""
         need = sum(size for tensor, _, size in self._source.lazy if tensor.is_cuda)
         free = device_free_bytes() if need else 0
-        if need * 5 > free * 4:  # a fifth stays for training's own peaks
+        on_host = any(not tensor.is_cuda for tensor, _, _ in self._source.lazy)
+        if on_host or need * 5 > free * 4:  # a fifth stays for training's own peaks
             return self._source.lazy
-        clones = tuple((_clone(tensor), offset, size) for tensor, offset, size in self._source.lazy)
+        clones = tuple((tensor.clone(), offset, size) for tensor, offset, size in self._source.lazy)
         self._settle(self._source.lazy)
         self._watch.raise_if_changed()
         self._inflight.snapshot.arrived(len(self._source.names))
@@ -233,6 +241,21 @@ def _batches(items: Sequence[StageItem]) -> Iterator[Sequence[StageItem]]:
 
 
 @contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """No cyclic garbage collection inside: it would walk the whole heap on the training thread.
+
+    A save of many leaves allocates enough objects to set it off, and none of them is part of a cycle.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def guarded(inflight: InFlight, images: Sequence[ShardImage]) -> Iterator[None]:
     """Staging work whose errors fail the checkpoint and give its chunks back."""
     try:
@@ -247,7 +270,3 @@ def make_sink(inflight: InFlight, shard: Any, writers: WriterPool) -> ShardSink:
     """Register a shard file with its checkpoint; returns where its pieces go."""
     inflight.shards.append(shard)
     return ShardSink(inflight, shard, writers)
-
-
-def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clone() if tensor.is_cuda else tensor

@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 
 import torch
 
+from ckpt_core.capture import collector_paused
 from ckpt_core.commit import Committer
 from ckpt_core.coordination import Coordination, NoCoordination
 from ckpt_core.errors import ConfigError, PersistError, StagingError
@@ -124,9 +125,10 @@ class Checkpointer:
         self._check_usable()
         step = check_step(step)
         self._report_failures()
-        plan = self._pipeline.plan(state)
+        with collector_paused():
+            plan = self._pipeline.plan(state)
         inflight = self._admit(step)
-        with failing(inflight):
+        with failing(inflight), collector_paused():
             self._pipeline.start(inflight, plan)
         return SaveHandle.of(inflight, began)
 
@@ -159,7 +161,8 @@ class Checkpointer:
         Called on the training thread right before leaves change, usually before `optimizer.step()`.
 
         Args:
-            names: wait for these leaves alone; None for all.
+            names: wait for these leaves alone; None for all. A name that a save does not know waits for
+                all leaves of that save.
 
         Raises:
             StagingError: not within `timeout`.

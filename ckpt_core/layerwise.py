@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
-
 from ckpt_core.capture import LeafWatch, guarded, stage_items
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.handle import SaveHandle
@@ -40,6 +38,7 @@ class LayerwiseSave:
         self._watch = LeafWatch(inflight.step, on=pipeline.check_barriers)
         self._sealed = False
         self._stream = pipeline.stream_for(plan.flat.leaves)
+        inflight.snapshot.name_leaves(self._leaf_name)
         sink = pipeline.open_shard(inflight, plan.builder.file_bytes, mapped=False)
         self._image = pipeline.open_held_image(sink, plan)
         # Also when the watchdog gives it up: the chunks that it holds must go back.
@@ -117,6 +116,10 @@ class LayerwiseSave:
     def _check_open(self) -> None:
         if self._sealed:
             raise ConfigError(f"the layer-wise save of step {self.step} is sealed: begin a new one")
+
+    def _leaf_name(self, name: str) -> str | None:
+        leaf = self._plan.leaf_of.get(name)
+        return None if leaf is None else leaf.spec.name
 
     def _place(self, leaf: Leaf) -> StageItem:
         extent = self._plan.builder.append(leaf.spec.name)

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ckpt_core.capture import StageJob, make_sink, open_image, source_of
+from ckpt_core.arrangement import Arrangement, Arranger
+from ckpt_core.capture import StageJob, make_sink, on_device, open_image, source_of
 from ckpt_core.errors import ConfigError
 from ckpt_core.files import Files
 from ckpt_core.inflight import Contents, InFlight, ShardSink
@@ -22,11 +23,9 @@ from ckpt_core.options import Options
 from ckpt_core.persist import Place, ShardFile, ShardRequest, WriterPool
 from ckpt_core.snapshot import ShardImage, Stager, StagingPool, side_stream
 from ckpt_core.staging_memory import StagingMemory
-from ckpt_core.state import FlatState, Leaf, flatten
+from ckpt_core.state import FlatState, Leaf, SpecMemo, flatten
 from ckpt_core.store import StepStore
-from ckpt_core.types import DirectIO, LeafSpec, Mode, parse_bytes
-
-_Structure = tuple[tuple[LeafSpec, ...], tuple[LeafSpec, ...]]
+from ckpt_core.types import DirectIO, Mode, parse_bytes
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class SavePlan:
     """A state that can be saved: its leaves, where they go, and the memory for it."""
 
     flat: FlatState
-    layout: ShardLayout
+    arrangement: Arrangement
     pool: StagingPool
 
 
@@ -67,7 +66,8 @@ class Pipeline:
         self._memory = StagingMemory(options)
         self._stager = Stager()
         self._writers = WriterPool(options.writers)
-        self._cached: tuple[_Structure, ShardLayout] | None = None
+        self._arranger = Arranger()
+        self._memo = SpecMemo()
         self._stream: Any = None
         self._mode = Mode(options.mode)
 
@@ -87,10 +87,11 @@ class Pipeline:
         Raises:
             ConfigError: the state cannot be saved.
         """
-        flat = flatten(state, eager_leaf_bytes=self._eager_leaf_bytes)
-        layout = self._layout(flat)
+        flat = flatten(state, eager_leaf_bytes=self._eager_leaf_bytes, memo=self._memo)
+        arrangement = self._arranger.arrange(flat)
+        layout = arrangement.layout
         pool = self._pool(flat.leaves, layout.front_bytes, layout.file_bytes)
-        return SavePlan(flat, layout, pool)
+        return SavePlan(flat, arrangement, pool)
 
     def prepare(self, state: Any) -> None:
         """Allocate and touch the memory for a state."""
@@ -98,19 +99,19 @@ class Pipeline:
 
     def start(self, inflight: InFlight, plan: SavePlan) -> None:
         """Copy the front on this thread and queue the rest; the checkpoint then goes on by itself."""
-        specs = {leaf.spec.name: leaf.spec for leaf in plan.flat.leaves}
-        leaves = tuple((specs[extent.name], 0, extent) for extent in plan.layout.extents)
-        inflight.contents = Contents(leaves, plan.flat.skeleton)
+        arrangement, layout = plan.arrangement, plan.arrangement.layout
+        inflight.contents = Contents(arrangement.contents, plan.flat.skeleton)
         mode = self._resolve_mode(plan.flat.leaves)
-        source = source_of(plan.flat.leaves, plan.layout, mode=mode)
-        sink = self.open_shard(inflight, plan.layout.file_bytes, mapped=mode is Mode.DIRECT)
-        sizes = (plan.layout.front_bytes, plan.layout.file_bytes)
+        source = source_of(plan.flat.leaves, arrangement, mode=mode)
+        sink = self.open_shard(inflight, layout.file_bytes, mapped=mode is Mode.DIRECT)
+        sizes = (layout.front_bytes, layout.file_bytes)
         image = open_image(sink, plan.pool, sizes, hold=False, mapped=mode is Mode.DIRECT)
         stream = self._side_stream(plan.flat.leaves)
         job = StageJob(inflight, image, source, check=self.check_barriers, stream=stream)
+        inflight.snapshot.name_leaves(lambda name: name if name in arrangement.names else None)
         inflight.snapshot.expect(source.names)
         try:
-            image.header(plan.layout.header)
+            image.header(layout.header)
             image.leaves(source.front)
         except BaseException:
             image.abandon()
@@ -193,32 +194,23 @@ class Pipeline:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _layout(self, flat: FlatState) -> ShardLayout:
-        eager = tuple(leaf.spec for leaf in flat.leaves if leaf.eager)
-        lazy = tuple(leaf.spec for leaf in flat.leaves if not leaf.eager)
-        structure = (eager, lazy)
-        if self._cached is None or self._cached[0] != structure:
-            self._cached = (structure, ShardLayout.plan(eager, lazy))
-        return self._cached[1]
-
     def _pool(self, leaves: tuple[Leaf, ...], front_bytes: int, file_bytes: int) -> StagingPool:
         return self._memory.pool_for(
             file_bytes=file_bytes,
             front_bytes=front_bytes,
-            pinned=any(leaf.tensor.is_cuda for leaf in leaves),
+            pinned=on_device(leaves),
             deadline=time.monotonic() + self._options.timeout_s,
         )
 
     def _side_stream(self, leaves: tuple[Leaf, ...]) -> Any:
-        if self._stream is None:
+        if self._stream is None and on_device(leaves):
             self._stream = side_stream(leaf.tensor for leaf in leaves)
-        return self._stream if any(leaf.tensor.is_cuda for leaf in leaves) else None
+        return self._stream if on_device(leaves) else None
 
     def _resolve_mode(self, leaves: tuple[Leaf, ...]) -> Mode:
         if self._mode is not Mode.AUTO:
             return self._mode
-        on_device = any(leaf.tensor.is_cuda for leaf in leaves)
-        return Mode.DEVICE if on_device else Mode.HOST
+        return Mode.DEVICE if on_device(leaves) else Mode.HOST
 
 
 def _leaves_by_name(tensors: Mapping[str, torch.Tensor], flat: FlatState) -> dict[str, Leaf]:

@@ -7,7 +7,7 @@ chunks leave as `Piece`s to a `ChunkSink` while later leaves are still being cop
 """
 
 from ckpt_core.snapshot.copying import memory_of
-from ckpt_core.snapshot.cuda import event_now, on_stream, side_stream, synchronize
+from ckpt_core.snapshot.cuda import event_now, on_stream, side_stream, synchronize, uses_cuda
 from ckpt_core.snapshot.cuda import free_bytes as device_free_bytes
 from ckpt_core.snapshot.image import ChunkSink, ImageSpec, Piece, ShardImage
 from ckpt_core.snapshot.pool import PoolPlan, StagingPool, plan_pool
@@ -30,4 +30,5 @@ __all__ = [
     "plan_pool",
     "side_stream",
     "synchronize",
+    "uses_cuda",
 ]

@@ -42,13 +42,11 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
 
 
 def is_flat(tensor: torch.Tensor) -> bool:
-    """Whether the row-major bytes of `tensor` are one run of host memory that may be read as it is."""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
+    """Whether the row-major bytes of a leaf are one run of host memory that may be read as it is.
+
+    Leaves carry no conjugate and no negative bit: state/ has cleared them.
+    """
+    return tensor.is_cpu and tensor.is_contiguous()
 
 
 def copy_range(tensor: torch.Tensor, start: int, target: torch.Tensor) -> None:

@@ -14,12 +14,17 @@ import torch
 from ckpt_core.errors import StagingError
 
 
+def uses_cuda() -> bool:
+    """Whether this process has used CUDA; if not, no tensor can be on a device."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def event_now(tensors: Iterable[torch.Tensor] | None = None) -> Any:
     """An event behind the work queued on the current stream.
 
     None when CUDA is not in use, or when none of `tensors` is on it.
     """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not uses_cuda():
         return None
     if tensors is not None and not any(tensor.is_cuda for tensor in tensors):
         return None

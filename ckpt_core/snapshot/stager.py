@@ -32,12 +32,22 @@ class Snapshot:
 
     def __init__(self, step: int) -> None:
         self.step = step
+        self._leaf_of: Callable[[str], str | None] = lambda name: None
         self.staged: Future[None] = Future()
         self._changed = threading.Condition()
         self._queued: dict[str, int] = {}
         self._handed = 0
         self._copied = 0
         self._busy = 0
+
+    def name_leaves(self, leaf_of: Callable[[str], str | None]) -> None:
+        """Say which leaf a name stands for; None for a name that is not known.
+
+        Called before the first `expect`. A tensor may have several names in a state, and whoever waits
+        may know another one than its leaf has: a name that nobody knows waits for all leaves.
+        """
+        with self._changed:
+            self._leaf_of = leaf_of
 
     def expect(self, names: Sequence[str]) -> None:
         """Note that these leaves have been handed to the stager and may not change until copied."""
@@ -112,8 +122,14 @@ class Snapshot:
             return self._busy == 0
         if names is None:
             return self._copied >= self._handed and self._busy == 0
-        places = (self._queued.get(name, 0) for name in names)
-        return max(places, default=0) <= self._copied
+        return max(map(self._place, names), default=0) <= self._copied
+
+    def _place(self, name: str) -> int:
+        """How many leaves must have been copied before training may change the one of this name."""
+        leaf = self._leaf_of(name)
+        if leaf is None:
+            return self._queued.get(name, self._handed)
+        return self._queued.get(leaf, 0)
 
 
 class Stager:

@@ -12,9 +12,9 @@ Source: DeepFreeze (CCGrid '20) section IV-A c.
 """
 
 from ckpt_core.state.bind import Binding, bind
-from ckpt_core.state.flatten import FlatState, flatten
+from ckpt_core.state.flatten import FlatState, SpecMemo, flatten
 from ckpt_core.state.leaf import Leaf
 from ckpt_core.state.rng import RngState
 from ckpt_core.state.skeleton import Skeleton
 
-__all__ = ["Binding", "FlatState", "Leaf", "RngState", "Skeleton", "bind", "flatten"]
+__all__ = ["Binding", "FlatState", "Leaf", "RngState", "Skeleton", "SpecMemo", "bind", "flatten"]
