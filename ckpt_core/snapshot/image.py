@@ -154,7 +154,8 @@ class ShardImage:
     def leaves(self, items: Sequence[tuple[torch.Tensor, int, int]]) -> None:
         """Copy leaves (tensor, offset, nbytes) in file order; quick for many small ones.
 
-        The same as `leaf` for each; leaves that fit into the open chunk take a path without calls.
+        The same as `leaf` for each; leaves that fit into the open chunk without filling it, or the
+        file, take a path without calls.
         """
         for tensor, offset, nbytes in items:
             chunk = self._open
@@ -163,6 +164,7 @@ class ShardImage:
                 chunk is not None
                 and offset == self._cursor
                 and nbytes < self._chunk_bytes - inside
+                and offset + nbytes < self._spec.file_bytes
                 and is_flat(tensor)
             ):
                 move(chunk.address + inside, tensor.data_ptr(), nbytes)

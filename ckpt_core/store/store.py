@@ -366,6 +366,9 @@ class StepStore:
                 return
             self._hold()
             with mapped("move corrupt steps aside", path=self.root):
+                # Order matters: the new directory has a name before a step goes there.
+                ensure_dir(self._files, self.root / CORRUPT)
+                self._files.sync_dir(self.root)
                 if self._move_suspects():
                     self._files.sync_dir(self.root / CORRUPT)
                     self._files.sync_dir(self.root)
@@ -375,7 +378,6 @@ class StepStore:
             doomed = sorted(self._suspects - set(self._protected))
             for step in doomed:
                 if step in self.steps():
-                    ensure_dir(self._files, self.root / CORRUPT)
                     name = f"{step_dir_name(step)}-{step:012d}-{secrets.token_hex(4)}"
                     self._files.rename(step_path(self.root, step), self.root / CORRUPT / name)
                     logger.warning("step %d is corrupt: moved it to %s/%s", step, CORRUPT, name)

@@ -24,7 +24,7 @@ class Sink:
 
     def submit(self, piece: Piece) -> None:
         assert piece.memory.nbytes == piece.nbytes
-        assert piece.offset == piece.index * CHUNK
+        assert piece.offset % CHUNK == 0
         self.file[piece.offset : piece.offset + piece.nbytes] = piece.memory
         self.indices.append(piece.index)
         if piece.memory.obj is not self.file:
@@ -35,9 +35,16 @@ class Sink:
         return memoryview(self.file)[offset : offset + nbytes]
 
 
-def image_of(sink: Sink, *, front: int = 1, mapped: bool = False, hold: int = 0) -> ShardImage:
+def image_of(
+    sink: Sink,
+    *,
+    front: int = 1,
+    mapped: bool = False,
+    hold: int = 0,
+    pool: StagingPool | None = None,
+) -> ShardImage:
     fronts = -(-front // CHUNK)
-    pool = StagingPool(PoolPlan(CHUNK, fronts, fronts, 1))
+    pool = pool or StagingPool(PoolPlan(CHUNK, fronts, fronts, 1))
     spec = ImageSpec(
         file_bytes=len(sink.file),
         front_bytes=front,
@@ -103,6 +110,21 @@ def test_any_sizes_and_gaps_give_the_same_file_as_one_buffer(sizes: list[int], g
     image.leaves(items)
     image.finish()
     assert sink.file == expected
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("leaf", [CHUNK // 4, CHUNK, 3 * CHUNK])
+def test_a_last_leaf_that_ends_with_the_file_is_handed_over(chunks: int, leaf: int) -> None:
+    data = [torch.randint(0, 256, (leaf,), dtype=torch.uint8) for _ in range(4 * chunks)]
+    sink = Sink(CHUNK + leaf * len(data))
+    pool = StagingPool(PoolPlan(4 * CHUNK, 1, 1, 2))
+    sink_chunk = pool.plan.chunk_bytes
+    image = image_of(sink, pool=pool)
+    image.header(bytes(CHUNK))
+    image.leaves([(tensor, CHUNK + leaf * i, leaf) for i, tensor in enumerate(data)])
+    image.finish()
+    assert sink.file == bytes(CHUNK) + b"".join(tensor.numpy().tobytes() for tensor in data)
+    assert sink.indices == list(range(-(-len(sink.file) // sink_chunk)))
 
 
 def test_a_held_header_is_filled_in_last_and_its_chunks_go_last() -> None:

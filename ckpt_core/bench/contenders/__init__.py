@@ -1,0 +1,53 @@
+"""Who is measured: one class for each way to save a state, all behind one protocol.
+
+A contender lives in a process of its own. Call order, all from that process's main thread:
+`available` -> construct -> `save` and the handle's `barrier`, `wait_durable`, then `tidy`, any number
+of times -> `load_into` -> `close`. To add one, write the class and name it in `REGISTRY`.
+
+Baselines run with the best settings their documentation gives, not with defaults that are known to
+be slow; where defaults are what most people use, they are a contender of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from ckpt_core.bench.contenders.base import Contender, Handle, Profile, State
+
+REGISTRY = {
+    "ckpt_core": "ours:CkptCore",
+    "torch_save": "torch_save:TorchSave",
+    "torch_save_fsync": "torch_save:TorchSaveFsync",
+    "safetensors": "safetensors_file:Safetensors",
+    "safetensors_fsync": "safetensors_file:SafetensorsFsync",
+    "dcp_save": "dcp:DcpSave",
+    "dcp_async_default": "dcp:DcpAsyncDefault",
+    "dcp_async_reused": "dcp:DcpAsyncReused",
+    "dcp_async_overlapped": "dcp:DcpAsyncOverlapped",
+    "torchsnapshot": "torchsnapshot_take:TorchSnapshot",
+    "torch_checkpointing": "torch_checkpointing_manager:TorchCheckpointing",
+    "raw_disk": "raw_disk:RawDisk",
+}
+"""Name -> module and class. The first is the one that the others are compared with."""
+
+OURS = "ckpt_core"
+NAMES = tuple(REGISTRY)
+
+
+def contender_class(name: str) -> type[Contender]:
+    """The class of a contender; its module is imported only now."""
+    module, _, attribute = REGISTRY[name].partition(":")
+    found: type[Contender] = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    return found
+
+
+__all__ = [
+    "NAMES",
+    "OURS",
+    "REGISTRY",
+    "Contender",
+    "Handle",
+    "Profile",
+    "State",
+    "contender_class",
+]

@@ -1,0 +1,93 @@
+"""What the kernel says about a process and its children, read from outside it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+_PERIOD_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class IoBytes:
+    """Bytes that a process tree caused to be read from and written to storage."""
+
+    read: int
+    written: int
+
+    def since(self, earlier: IoBytes) -> IoBytes:
+        """What was added after `earlier`."""
+        return IoBytes(self.read - earlier.read, self.written - earlier.written)
+
+
+def tree(pid: int) -> list[int]:
+    """`pid` and all its living descendants; those that end meanwhile are left out."""
+    found = [pid]
+    for parent in found:
+        try:
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += [int(child) for child in (task / "children").read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def memory_bytes(pid: int) -> int:
+    """Proportional memory of a process tree: a page that n of its processes share counts once."""
+    return sum(_field(member, "smaps_rollup", "Pss:") * 1024 for member in tree(pid))
+
+
+def io_bytes(pid: int) -> IoBytes:
+    """Storage traffic of a process tree since its start.
+
+    Buffered writes count when a page becomes dirty, direct ones when they are submitted; a child
+    that ended counts with the parent that waited for it.
+    """
+    members = tree(pid)
+    return IoBytes(
+        sum(_field(member, "io", "read_bytes:") for member in members),
+        sum(_field(member, "io", "write_bytes:") for member in members),
+    )
+
+
+class PeakMemory:
+    """Samples the memory of a process tree in a `with` block; `peak_bytes` is the highest seen."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="bench-memory", daemon=True)
+        self.peak_bytes = 0
+
+    def __enter__(self) -> PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while True:
+            last = self._stop.wait(_PERIOD_S)
+            self.peak_bytes = max(self.peak_bytes, memory_bytes(self._pid))
+            if last:
+                return
+
+
+def _field(pid: int, file: str, name: str) -> int:
+    try:
+        text = Path(f"/proc/{pid}/{file}").read_text()
+    except OSError:
+        return 0  # it ended between listing and reading
+    for line in text.splitlines():
+        if line.startswith(name):
+            return int(line.split()[1])
+    return 0

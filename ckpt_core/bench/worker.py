@@ -1,0 +1,220 @@
+"""The process of one contender: it obeys the parent, times with its own clock, and holds one state.
+
+Started as `python -m ckpt_core.bench.worker NAME ROOT FD`; requests and answers are JSON messages over the
+inherited connection FD. It ends when the parent closes that connection.
+
+Requests, in this order for each workload: build -> open -> save, restore, check or train -> close.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ckpt_core.bench import workloads
+from ckpt_core.bench.contenders import Contender, Handle, Profile, State, contender_class
+
+Answer = dict[str, Any]
+
+
+class Worker:
+    """One contender and its state."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        self._class = contender_class(name)
+        self._root = root
+        self._state: State = {}
+        self._training: workloads.Training | None = None
+        self._contender: Contender | None = None
+        self._step = 0
+
+    def hello(self) -> Answer:
+        """What the parent must know before anything is written."""
+        reason = self._class.available(self._root)
+        return {
+            "reason": reason,
+            "version": "" if reason else self._class.version(),
+            "fsyncs": self._class.fsyncs,
+            "disk_states": self._class.disk_states,
+            "memory_states": self._class.memory_states,
+            "reference": self._class.reference,
+        }
+
+    def build(self, workload: str, **size: Any) -> Answer:
+        """Allocate and fill the state of a workload: "large", "small_leaves" or "training"."""
+        if workload == "training":
+            self._training = workloads.Training.start(size)
+            self._state = self._training.state()
+        elif workload == "small_leaves":
+            self._state = workloads.small_leaves_state(**size)
+        elif self._class.reference:
+            self._state = workloads.untouched_state(state_bytes=size["state_bytes"])
+        else:
+            self._state = workloads.large_state(**size)
+        gc.collect()
+        return {"state_bytes": sum(tensor.nbytes for tensor in self._state.values())}
+
+    def open(self, folder: str, staging_bytes: int | None, timeout_s: float) -> Answer:
+        """Construct the contender on a new directory below its root."""
+        root = self._root / folder
+        root.mkdir()
+        self._contender = self._class(Profile(root, staging_bytes, timeout_s))
+        return {}
+
+    def save(self) -> Answer:
+        """One save, with the barrier right behind it: no compute hides the copy."""
+        contender = self._opened()
+        self._step += 1
+        workloads.mark(self._state, self._step)
+        gc.collect()
+        began = time.perf_counter()
+        handle = contender.save(self._state, self._step)
+        returned = time.perf_counter()
+        handle.barrier()
+        released = time.perf_counter()
+        handle.wait_durable()
+        ended = time.perf_counter()
+        return {
+            "call_s": returned - began,
+            "barrier_s": released - returned,
+            "persist_s": ended - began if handle.persist_s is None else handle.persist_s,
+        }
+
+    def tidy(self) -> Answer:
+        """Leave no old step and no dirty page behind for the next turn, whoever has it."""
+        contender = self._opened()
+        contender.tidy()
+        os.sync()
+        return {"settings": contender.settings}
+
+    def restore(self) -> Answer:
+        """One restore into the live tensors."""
+        contender = self._opened()
+        gc.collect()
+        began = time.perf_counter()
+        own_s = contender.load_into(self._state)
+        return {"restore_s": time.perf_counter() - began if own_s is None else own_s}
+
+    def check(self, step: int) -> Answer:
+        """Save a state that every contender has at that step, destroy it, restore it, compare."""
+        contender = self._opened()
+        self._step = step - 1
+        self.save()
+        saved = workloads.digest(self._state)
+        workloads.scramble(self._state)
+        contender.load_into(self._state)
+        return {"saved": saved, "restored": workloads.digest(self._state)}
+
+    def train(self, every: int, steps: int) -> Answer:
+        """Train `steps` steps, saving after each `every`-th from the first on; 0 saves never.
+
+        What is in flight at the end is waited for outside the clock; that of earlier windows never
+        reaches into this one.
+        """
+        assert self._training is not None, "build the training workload first"
+        stalls = _Stalls()
+        began = time.perf_counter()
+        for number in range(steps):
+            self._training.step(stalls.before_update)
+            if every and number % every == 0:
+                self._step += 1
+                stalls.start(lambda: self._opened().save(self._state, self._step))
+        seconds = time.perf_counter() - began
+        stalls.finish()
+        return {"step_s": seconds / steps, "stalls_s": stalls.seconds}
+
+    def close(self) -> Answer:
+        """Close the contender and free the state."""
+        contender, self._contender = self._contender, None
+        self._training, self._state, self._step = None, {}, 0
+        if contender is not None:
+            contender.close()
+        gc.collect()
+        return {}
+
+    def _opened(self) -> Contender:
+        assert self._contender is not None, "open comes first"
+        return self._contender
+
+
+class _Stalls:
+    """Time that the training thread spends in saves: the call, then the wait before the update."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._handle: Handle | None = None
+        self._released = True
+
+    def start(self, save: Callable[[], Handle]) -> None:
+        began = time.perf_counter()
+        self._handle = save()
+        self._released = False
+        self.seconds.append(time.perf_counter() - began)
+
+    def before_update(self) -> None:
+        if self._handle is None or self._released:
+            return
+        began = time.perf_counter()
+        self._handle.barrier()
+        self._released = True
+        self.seconds[-1] += time.perf_counter() - began
+
+    def finish(self) -> None:
+        if self._handle is None:
+            return
+        if not self._released:
+            self.seconds.pop()  # no update came after the last save: its stall is not known
+            self._handle.barrier()
+        self._handle.wait_durable()
+
+
+def serve(connection: Connection, worker: Worker) -> None:
+    """Answer requests until the parent closes the connection."""
+    operations: dict[str, Callable[..., Answer]] = {
+        name: getattr(worker, name)
+        for name in ("hello", "build", "open", "save", "tidy", "restore", "check", "train", "close")
+    }
+    while True:
+        try:
+            request = json.loads(connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            return
+        try:
+            answer = operations[request.pop("op")](**request)
+        except Exception as exc:
+            traceback.print_exc()
+            answer = {"error": f"{type(exc).__name__}: {exc} (in {_place(exc)})"}
+        connection.send_bytes(json.dumps(answer).encode())
+
+
+def _place(error: Exception) -> str:
+    """File and line that raised it; the log that has the rest is removed with the run."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
+
+
+def main(arguments: list[str]) -> None:
+    """Entry of the process."""
+    name, root, descriptor = arguments
+    # Shared memory costs a descriptor for each tensor: more than the usual limit for many leaves.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    worker = Worker(name, Path(root))
+    try:
+        with Connection(int(descriptor)) as connection:
+            serve(connection, worker)
+    finally:
+        worker.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,123 @@
+"""States to save and a model to train. Imported only by the contenders' processes: it needs torch."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+from torch import nn
+
+from ckpt_core.bench.contenders import State
+
+_SHORT = 1024
+_COLUMNS = 256
+
+
+def large_state(*, state_bytes: int, leaves: int) -> State:
+    """About `state_bytes` in float32: three quarters matrices of one size, one quarter vectors."""
+    vectors = leaves // 4
+    matrices = leaves - vectors
+    rows = max(1, (state_bytes - 4 * _SHORT * vectors) // matrices // (4 * _COLUMNS))
+    shapes: list[tuple[int, ...]] = [(rows, _COLUMNS)] * matrices + [(_SHORT,)] * vectors
+    return _filled(shapes)
+
+
+def small_leaves_state(*, leaves: int, leaf_bytes: int) -> State:
+    """Many leaves of one small size."""
+    return _filled([(leaf_bytes // 4,)] * leaves)
+
+
+def untouched_state(*, state_bytes: int) -> State:
+    """A size without content: its memory is never touched, so it takes none."""
+    return {"raw": torch.empty(state_bytes // 4)}
+
+
+def _filled(shapes: list[tuple[int, ...]]) -> State:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        f"block{index:05d}.weight": torch.rand(shape, generator=generator)
+        for index, shape in enumerate(shapes)
+    }
+
+
+def mark(state: State, step: int) -> None:
+    """Make the state of one step differ from that of any other."""
+    for tensor in (next(iter(state.values())), next(reversed(state.values()))):
+        tensor.view(-1)[0] = step
+
+
+def digest(state: State) -> str:
+    """Checksum of all names and bytes."""
+    total = xxhash.xxh3_64()
+    for name, tensor in state.items():
+        assert tensor.is_contiguous(), name
+        total.update(name.encode())
+        total.update((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
+    return total.hexdigest()
+
+
+def scramble(state: State) -> None:
+    """Overwrite every leaf, so that nothing is equal by accident afterwards."""
+    for tensor in state.values():
+        tensor.fill_(-1.0)
+
+
+@dataclass(slots=True)
+class Training:
+    """A small language model with AdamW on random tokens."""
+
+    model: nn.Module
+    optimizer: torch.optim.AdamW
+    batches: itertools.cycle[torch.Tensor]
+
+    @classmethod
+    def start(cls, size: dict[str, Any]) -> Training:
+        """Build it and take the first step, so that the optimizer has all its state.
+
+        Args:
+            size: fields of `ModelSize`.
+        """
+        torch.manual_seed(0)
+        model = _model(size["width"], size["layers"], size["vocabulary"])
+        shape = (size["batch"], size["tokens"] + 1)
+        batches = [torch.randint(size["vocabulary"], shape) for _ in range(8)]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        training = cls(model, optimizer, itertools.cycle(batches))
+        training.step(lambda: None)
+        return training
+
+    def step(self, before_update: Callable[[], None]) -> None:
+        """One optimizer step; `before_update` runs after backward, before anything changes."""
+        batch = next(self.batches)
+        logits = self.model(batch[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        before_update()
+        self.optimizer.step()
+
+    def state(self) -> State:
+        """Aliases of every live parameter and optimizer tensor."""
+        state: State = {}
+        for name, parameter in self.model.named_parameters():
+            state[f"model.{name}"] = parameter.detach()
+            for key, value in self.optimizer.state[parameter].items():
+                state[f"optimizer.{name}.{key}"] = value
+        return state
+
+
+def _model(width: int, layers: int, vocabulary: int) -> nn.Module:
+    blocks = [
+        nn.TransformerEncoderLayer(
+            width, max(1, width // 64), 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        for _ in range(layers)
+    ]
+    return nn.Sequential(
+        nn.Embedding(vocabulary, width), *blocks, nn.Linear(width, vocabulary, bias=False)
+    )

@@ -1,0 +1,144 @@
+"""What is read from outside a process, and what becomes of a contender that fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_core.bench import Report, Settings, cache, proc
+from ckpt_core.bench.crew import Crew
+from ckpt_core.bench.machine import describe
+from ckpt_core.bench.remote import ContenderFailed, Remote
+
+MIB = 2**20
+
+CHILD = """
+import os, sys
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def tell(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "done\n"
+
+
+def test_peak_memory_sees_what_was_allocated_and_freed_again(
+    child: subprocess.Popen[str],
+) -> None:
+    tell(child, "pass")
+    before = proc.memory_bytes(child.pid)
+    with proc.PeakMemory(child.pid) as memory:
+        tell(child, "import time; data = bytearray(64 * 2**20); time.sleep(0.3); del data")
+    assert 64 * MIB <= memory.peak_bytes - before < 72 * MIB
+
+
+def test_the_memory_of_a_grandchild_counts(child: subprocess.Popen[str]) -> None:
+    tell(child, "import subprocess")
+    before = proc.memory_bytes(child.pid)
+    code = "data = bytearray(32 * 2**20); print(1, flush=True); input()"
+    tell(
+        child,
+        f"p = subprocess.Popen([sys.executable, '-c', {code!r}], stdin=-1, stdout=-1); "
+        "p.stdout.readline()",
+    )
+    assert len(proc.tree(child.pid)) == 2
+    assert proc.memory_bytes(child.pid) - before >= 32 * MIB
+    tell(child, "p.communicate(b'x')")
+
+
+def test_bytes_written_are_counted_exactly(child: subprocess.Popen[str], tmp_path: Path) -> None:
+    tell(child, "pass")
+    before = proc.io_bytes(child.pid)
+    tell(child, f"open({str(tmp_path / 'x')!r}, 'wb').write(bytes(8 * 2**20))")
+    written = proc.io_bytes(child.pid).since(before).written
+    if written == 0:
+        pytest.skip("this filesystem does not count what is written")
+    assert written == 8 * MIB
+
+
+def test_a_dropped_file_is_read_from_storage_again(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    path = tmp_path / "below" / "x"
+    path.write_bytes(os.urandom(4 * MIB))
+    cache.warm(tmp_path)
+    before = proc.io_bytes(os.getpid())
+    path.read_bytes()
+    assert proc.io_bytes(os.getpid()).since(before).read == 0
+    cache.drop(tmp_path)
+    path.read_bytes()
+    if proc.io_bytes(os.getpid()).since(before).read == 0:
+        pytest.skip("this filesystem keeps its pages")
+    assert proc.io_bytes(os.getpid()).since(before).read == 4 * MIB
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[Remote]:
+    (tmp_path / "torch_save").mkdir()
+    remote = Remote("torch_save", tmp_path / "torch_save", timeout_s=60.0)
+    yield remote
+    remote.close()
+
+
+def test_an_error_in_a_contender_is_reported_and_leaves_it_usable(remote: Remote) -> None:
+    with pytest.raises(ContenderFailed, match="torch_save: save failed: AssertionError"):
+        remote.call("save")
+    assert remote.call("hello")["reason"] is None
+
+
+def test_a_contender_that_dies_is_noticed(remote: Remote) -> None:
+    remote.call("hello")
+    os.kill(remote.pid, signal.SIGKILL)
+    with pytest.raises(ContenderFailed, match="its process ended"):
+        remote.call("hello")
+
+
+def test_a_contender_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "torch_save").mkdir()
+    remote = Remote("torch_save", tmp_path / "torch_save", timeout_s=0.0)
+    try:
+        with pytest.raises(ContenderFailed, match="no answer to hello"):
+            remote.call("hello")
+    finally:
+        remote.close()
+
+
+def test_closing_twice_is_harmless(remote: Remote) -> None:
+    remote.close()
+    remote.close()
+
+
+def test_who_fails_sits_out_until_the_next_workload(tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path, contenders=("torch_save", "torch_save_fsync")).quick()
+    report = Report("core", {}, describe(tmp_path))
+    with Crew(settings, tmp_path, report, lambda message: None) as crew:
+        os.kill(crew.pid("torch_save"), signal.SIGKILL)
+        assert crew.ask("torch_save", "hello") is None
+        assert crew.names() == ["torch_save_fsync"]
+        assert crew.ask("torch_save", "hello") is None
+        crew.next_workload()
+        assert set(crew.names()) == {"torch_save", "torch_save_fsync"}
+        assert crew.ask("torch_save", "hello") is not None
+    assert report.entrants["torch_save"].failed
+    assert not report.entrants["torch_save_fsync"].failed

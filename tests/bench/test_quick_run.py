@@ -1,0 +1,164 @@
+"""One quick run with every contender that is installed here. No test looks at how long anything took."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ckpt_core.bench import NAMES, OURS
+from ckpt_core.cli.bench import bench
+
+ALWAYS_HERE = {OURS, "torch_save", "torch_save_fsync", "dcp_save", "dcp_async_reused"}
+STALLS = ("stall", "stall_call", "small_leaves_stall", "slowdown_every_1", "slowdown_every_2")
+FOR_ALL_BUT_THE_DISK = (*STALLS, "restore_warm", "peak_memory", "train_stall_every_1")
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def app() -> typer.Typer:
+    application = typer.Typer()
+    application.command()(bench)
+    return application
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "root").mkdir()
+    arguments = ["--quick", "--root", str(folder / "root")]
+    arguments += ["--json", str(folder / "out.json"), "--plot", str(folder / "out.png")]
+    result = CliRunner().invoke(app(), arguments, env={"COLUMNS": "200"})
+    (folder / "stdout").write_text(result.stdout)
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(output: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((output / "out.json").read_text())
+    return loaded
+
+
+def ran(report: dict[str, Any]) -> set[str]:
+    return {name for name, entry in report["contenders"].items() if entry["reason"] is None}
+
+
+def test_every_contender_is_listed_and_says_whether_it_fsyncs_or_why_it_did_not_run(
+    report: dict[str, Any],
+) -> None:
+    assert list(report["contenders"]) == list(NAMES)
+    assert ran(report) >= ALWAYS_HERE
+    for entry in report["contenders"].values():
+        assert entry["reason"] or (entry["fsyncs"] and entry["version"] and entry["settings"])
+
+
+def test_no_contender_failed(report: dict[str, Any]) -> None:
+    failed = {name: e["reason"] for name, e in report["contenders"].items() if e["failed"]}
+    assert failed == {}
+
+
+def test_every_contender_restores_the_very_same_bytes(report: dict[str, Any]) -> None:
+    entries = [report["contenders"][name] for name in ran(report) - {"raw_disk"}]
+    assert all(entry["restored"] for entry in entries)
+    assert len({entry["digest"] for entry in entries}) == 1
+
+
+@pytest.mark.parametrize("key", FOR_ALL_BUT_THE_DISK)
+def test_a_figure_is_there_for_every_contender_that_ran(report: dict[str, Any], key: str) -> None:
+    assert set(report["results"][key]["contenders"]) == ran(report) - {"raw_disk"}
+
+
+def test_throughput_is_there_for_the_disk_too(report: dict[str, Any]) -> None:
+    assert set(report["results"]["persist"]["contenders"]) == ran(report)
+
+
+def test_all_numbers_are_positive_and_ordered(report: dict[str, Any]) -> None:
+    for key, result in report["results"].items():
+        for name, row in result["contenders"].items():
+            assert 0 < row["min"] <= row["median"] <= row["max"], (key, name)
+            assert row["min"] == min(row["values"])
+            assert row["max"] == max(row["values"])
+
+
+def test_ours_is_the_measure_of_all_ratios(report: dict[str, Any]) -> None:
+    for result in report["results"].values():
+        ours = result["contenders"][OURS]
+        assert ours["ratio_to_ours"] == 1
+        for row in result["contenders"].values():
+            assert row["ratio_to_ours"] == pytest.approx(row["median"] / ours["median"])
+
+
+def test_each_round_gives_one_value(report: dict[str, Any]) -> None:
+    for key in ("persist", "stall", "restore_warm", "slowdown_every_1"):
+        for row in report["results"][key]["contenders"].values():
+            assert len(row["values"]) == report["settings"]["rounds"]
+
+
+def test_the_machine_is_described_without_a_name_or_a_path(
+    report: dict[str, Any], output: Path
+) -> None:
+    assert set(report["machine"]) >= {
+        "cpu",
+        "cpus",
+        "filesystem",
+        "disk",
+        "kernel",
+        "torch",
+        "date",
+    }
+    assert str(output) not in json.dumps(report)
+
+
+def test_the_tables_show_every_contender(output: Path) -> None:
+    text = (output / "stdout").read_text()
+    for name in NAMES:
+        assert name in text
+
+
+def test_the_picture_is_a_png(output: Path) -> None:
+    assert (output / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_is_left_on_the_disk(output: Path, report: dict[str, Any]) -> None:
+    assert list((output / "root").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--suite", "all"], "choose of core"),
+        (["--measure", "joy"], "choose of save"),
+        (["--contender", "nobody"], "nobody"),
+        (["--state-bytes", "1KiB"], "too small"),
+        (["--interval", "0"], "at least 1"),
+        (["--root", "/nowhere"], "not an existing directory"),
+        (["--json", "/nowhere/x.json"], "does not exist"),
+        (["--plot", "x.txt"], ".png"),
+    ],
+)
+def test_a_wrong_option_is_explained_before_anything_runs(arguments: list[str], text: str) -> None:
+    result = CliRunner().invoke(app(), arguments, env={"COLUMNS": "500"})
+    assert result.exit_code == 2
+    assert text in result.output
+
+
+def test_a_run_that_does_not_fit_on_the_disk_writes_nothing(tmp_path: Path) -> None:
+    arguments = ["--root", str(tmp_path), "--contender", "torch_save", "--state-bytes", "900TiB"]
+    result = CliRunner().invoke(app(), arguments, env={"COLUMNS": "500"})
+    assert result.exit_code == 2
+    assert "free" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_loads_neither_torch_nor_the_benchmark_until_it_runs() -> None:
+    code = "import sys, ckpt_core.cli.bench; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "'torch'" not in done.stdout
+    assert "'ckpt_core.bench'" not in done.stdout
