@@ -16,8 +16,10 @@ from ckpt_core.types import LeafSpec
 
 Image = Callable[[ShardLayout, Mapping[str, bytes]], bytes]
 
-NATIVE = sorted(name for name, kept in STORAGE.items() if kept.trailing is None)
-VIEWED = sorted(name for name, kept in STORAGE.items() if kept.trailing is not None)
+# The format knows dtypes that an older torch does not have.
+HERE = {name: kept for name, kept in STORAGE.items() if hasattr(torch, name)}
+NATIVE = sorted(name for name, kept in HERE.items() if kept.trailing is None)
+VIEWED = sorted(name for name, kept in HERE.items() if kept.trailing is not None)
 
 
 def dtype_of(name: str) -> torch.dtype:
