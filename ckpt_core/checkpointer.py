@@ -21,7 +21,7 @@ import torch
 from ckpt_core.capture import collector_paused
 from ckpt_core.commit import Committer
 from ckpt_core.coordination import Coordination, NoCoordination
-from ckpt_core.errors import ConfigError, PersistError, StagingError
+from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.files import Files
 from ckpt_core.handle import SaveHandle
 from ckpt_core.inflight import Flights, InFlight, failing, settle_all
@@ -35,6 +35,9 @@ from ckpt_core.store import Attempt, StepStore
 from ckpt_core.types import OnError, check_step
 
 _log = logging.getLogger("ckpt_core")
+
+_GRACE_S = 1.0
+"""How long `close` waits for the threads when it finds storage stuck."""
 
 
 class Checkpointer:
@@ -275,6 +278,9 @@ class Checkpointer:
     def close(self) -> None:
         """Finish what is in flight, within `timeout`, then end the threads and unlock the root. Idempotent.
 
+        A thread that hangs on storage is left behind: all it can do once storage is back is to delete
+        its own attempt.
+
         Raises:
             CkptError: with on_error="raise", a save failed in the background and was not reported yet.
         """
@@ -287,13 +293,14 @@ class Checkpointer:
                 inflight.fail(
                     StagingError(f"step {inflight.step} was never sealed", step=inflight.step)
                 )
-        done = self._flights.wait_empty(deadline=time.monotonic() + self._options.timeout_s)
-        if not done:
-            error = PersistError("the Checkpointer was closed while storage was stuck")
-            settle_all(self._flights.active(), error)
-        grace_s = self._options.timeout_s if done else 1.0
-        self._pipeline.close(timeout_s=grace_s)
-        self._flights.close(timeout_s=grace_s)
+        deadline = time.monotonic() + self._options.timeout_s
+        if not self._flights.wait_empty(deadline=deadline):
+            settle_all(self._flights.active())
+        try:
+            self._pipeline.close(timeout_s=max(deadline - time.monotonic(), _GRACE_S))
+        except StagingError as exc:
+            _log.warning("staging memory is left to threads that hang: %s", exc)
+        self._flights.close(timeout_s=max(deadline - time.monotonic(), _GRACE_S))
         if self._guard is not None:
             self._guard.close()
         self._store.close()
@@ -338,6 +345,7 @@ class Checkpointer:
         def make() -> InFlight:
             return InFlight(
                 step,
+                root=self.root,
                 deadline=time.monotonic() + self._options.timeout_s,
                 make_attempt=self._make_attempt,
                 on_ready=self._flights.ready,

@@ -65,6 +65,7 @@ class InFlight:
 
     Args:
         step: the step it is of.
+        root: where it goes, for errors that come before it has a directory.
         deadline: on the monotonic clock; the watchdog fails the checkpoint then.
         make_attempt: creates its directory; called once, from a background thread.
         on_ready: called once when nothing is being staged or written for it any more.
@@ -75,12 +76,14 @@ class InFlight:
         self,
         step: int,
         *,
+        root: Path,
         deadline: float,
         make_attempt: Callable[[InFlight], Attempt],
         on_ready: Callable[[InFlight], None],
         on_failed: Callable[[InFlight], None],
     ) -> None:
         self.step = step
+        self.root = root
         self.deadline = deadline
         self.began = time.monotonic()
         self.snapshot = Snapshot(step)
@@ -148,7 +151,11 @@ class InFlight:
         return self._when_failed is not None
 
     def fail(self, error: BaseException) -> None:
-        """Give it up. The first error counts; later ones, and one after the commit, change nothing."""
+        """Give it up. The first error counts; later ones, and one after the commit, change nothing.
+
+        The error is told the step and the path, where whoever raised it did not know them.
+        """
+        self._place(error)
         with self._lock:
             if self._phase in (Phase.COMMITTED, Phase.FAILED):
                 return
@@ -163,6 +170,13 @@ class InFlight:
         self.committed.set_exception(error)
         if callback is not None:
             callback()
+
+    def _place(self, error: BaseException) -> None:
+        if isinstance(error, CkptError):
+            error.step = self.step if error.step is None else error.step
+            attempt = self.attempt
+            place = self.root if attempt is None else attempt.path
+            error.path = place if error.path is None else error.path
 
     def begin_commit(self) -> bool:
         """Enter COMMITTING; False when it has been given up. Called by the finisher."""
@@ -291,13 +305,14 @@ class Flights:
             return True
 
     def close(self, *, timeout_s: float) -> None:
-        """End both threads. Idempotent."""
+        """End both threads; a thread that hangs is left behind after `timeout_s`. Idempotent."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._ready.put(None)
+        deadline = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(deadline - time.monotonic(), 0.0))
 
     # -- threads ---------------------------------------------------------------------------------
 
@@ -350,10 +365,11 @@ def _overdue(inflight: InFlight) -> CkptError:
     )
 
 
-def settle_all(flights: Iterable[InFlight], error: BaseException) -> None:
+def settle_all(flights: Iterable[InFlight]) -> None:
     """Give up every one of them. Called when the Checkpointer closes before they could end."""
     for inflight in flights:
-        inflight.fail(error)
+        text = "the Checkpointer was closed while storage was stuck; earlier steps are untouched"
+        inflight.fail(PersistError(f"step {inflight.step} was not saved: {text}"))
 
 
 @contextlib.contextmanager

@@ -218,7 +218,7 @@ class ShardFile:
 
 
 class _Boundary:
-    """Turns an OSError of the file layer into PersistError, with what happened and what to do."""
+    """Turns whatever the file layer raises into PersistError, with what happened and what to do."""
 
     def __init__(self, shard: ShardFile, action: str) -> None:
         self._shard = shard
@@ -228,19 +228,20 @@ class _Boundary:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, CkptError) or not isinstance(error, OSError):
+        if isinstance(error, CkptError) or not isinstance(error, Exception):
             return
         path = self._shard.path
         step = self._shard.request.step
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise PersistError(
-            f"step {step} was not saved: cannot {self._action} {path}: {error.strerror or error}. "
+            f"step {step} was not saved: cannot {self._action} {path}: {reason}. "
             f"Earlier steps are untouched. {advice(error)}",
             step=step,
             path=path,
         ) from error
 
 
-def advice(error: OSError) -> str:
+def advice(error: Exception) -> str:
     """What a user can do about an error of the operating system."""
     known = {
         errno.ENOSPC: "Free some space, lower keep_last, or use another disk; then save again.",
@@ -251,4 +252,5 @@ def advice(error: OSError) -> str:
         errno.EPERM: "Check who owns the root and its permissions.",
         errno.ENOENT: "The root was removed or renamed while training ran.",
     }
-    return known.get(error.errno or 0, "The next save tries again.")
+    code = error.errno if isinstance(error, OSError) else None
+    return known.get(code or 0, "The next save tries again.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,11 +52,12 @@ class WriterPool:
         self._jobs.put(job)
 
     def close(self, *, timeout_s: float) -> None:
-        """End the threads after the jobs already queued."""
+        """End the threads after the jobs already queued; one that hangs is left behind."""
         for _ in self._threads:
             self._jobs.put(None)
+        deadline = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(deadline - time.monotonic(), 0.0))
         self._threads = []
 
     def _start(self) -> None:

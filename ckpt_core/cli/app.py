@@ -1,0 +1,279 @@
+"""The commands and their options, and the boundary where an error becomes one line.
+
+A command's options are the fields of a frozen request, `typer` reads them from there. Modules that do
+the work are imported when their command runs: `ckpt-core ls` starts without torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+from ckpt_core._version import __version__
+from ckpt_core.cli.bench import bench
+from ckpt_core.cli.text import clean
+from ckpt_core.errors import CkptError
+
+FOUND, FAILED, INTERRUPTED = 1, 2, 130
+"""Exit codes: a finding (bad chunks, differences); the command could not be carried out; Ctrl-C."""
+
+_Request = TypeVar("_Request")
+
+Root = Annotated[Path, typer.Argument(metavar="ROOT", help="Directory that holds the steps.")]
+Step = Annotated[
+    Path, typer.Argument(metavar="STEP", help="A step's directory, or a root: its newest step.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON object.")]
+Number = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Number of the step.")]
+AtStep = Annotated[int | None, typer.Option("--step", min=0, help="This step of the root.")]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def takes(request: type[_Request]) -> Callable[[Callable[[_Request], bool]], Callable[..., None]]:
+    """Make a command of a function of one request; its answer False means a finding."""
+
+    def decorate(run: Callable[[_Request], bool]) -> Callable[..., None]:
+        @functools.wraps(run)
+        def command(**options: Any) -> None:
+            try:
+                ok = run(request(**options))
+            except KeyboardInterrupt:
+                raise typer.Exit(INTERRUPTED) from None
+            if not ok:
+                raise typer.Exit(FOUND)
+
+        signature = inspect.signature(request, eval_str=True).replace(return_annotation=None)
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class ListRequest:
+    """`ls`."""
+
+    root: Root
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class ShowRequest:
+    """`show`."""
+
+    path: Step
+    step: AtStep = None
+    depth: Annotated[int | None, typer.Option(min=1, help="Levels of the tree; default: all.")] = (
+        None
+    )
+    offsets: Annotated[bool, typer.Option(help="File and offset of each leaf.")] = False
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """`verify`."""
+
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A root, all its steps; or one step's directory.")
+    ]
+    step: AtStep = None
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class DiffRequest:
+    """`diff`."""
+
+    a: Annotated[Path, typer.Argument(metavar="A", help="A step's directory, or a root.")]
+    b: Annotated[Path, typer.Argument(metavar="B", help="The other one.")]
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """`export`."""
+
+    path: Step
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")]
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="safetensors|torch", help="Format; default: by the file's name."),
+    ] = None
+    step: AtStep = None
+    only: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Only what is below this key: model")
+    ] = None
+    prefix: Annotated[
+        str | None, typer.Option(help="Only tensors whose names begin so: model.layers.")
+    ] = None
+    strip: Annotated[
+        bool, typer.Option("--strip", help="Take KEY or the prefix off the names.")
+    ] = False
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class RemoveRequest:
+    """`rm`."""
+
+    root: Root
+    step: Annotated[
+        list[int] | None, typer.Option("--step", min=0, help="This step; repeatable.")
+    ] = None
+    after: Annotated[int | None, typer.Option(min=0, help="Every step after this one.")] = None
+    keep_last: Annotated[
+        int | None, typer.Option(min=1, help="All but the newest N; pinned ones stay.")
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = (
+        False
+    )
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class PinRequest:
+    """`pin` and `unpin`."""
+
+    root: Root
+    step: Number
+    json: Json = False
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"ckpt-core {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Say it.")
+    ] = False,
+) -> None:
+    """Look at checkpoints of ckpt-core: list, show, verify, compare, export, remove; and measure.
+
+    Ends with 0 when all is well, 1 for a finding (bad chunks, differences), 2 when the command could
+    not be carried out.
+    """
+
+
+@app.command("ls")
+@takes(ListRequest)
+def list_root(request: ListRequest) -> bool:
+    """The steps of a root, and what else takes space there."""
+    from ckpt_core.cli.listing import list_steps
+
+    return list_steps(request.root, as_json=request.json)
+
+
+@app.command()
+@takes(ShowRequest)
+def show(request: ShowRequest) -> bool:
+    """What a step holds: leaves with dtype, shape and size, and all plain values."""
+    from ckpt_core.cli.showing import show_step
+
+    return show_step(request)
+
+
+@app.command()
+@takes(VerifyRequest)
+def verify(request: VerifyRequest) -> bool:
+    """Read every byte and compare it with its checksum; ends with 1 if anything is wrong."""
+    from ckpt_core.cli.verifying import verify_path
+
+    return verify_path(request)
+
+
+@app.command()
+@takes(DiffRequest)
+def diff(request: DiffRequest) -> bool:
+    """Which tensors and values of two steps differ, and by how much; ends with 1 if any does."""
+    from ckpt_core.cli.comparing import compare
+
+    return compare(request.a, request.b, as_json=request.json)
+
+
+@app.command()
+@takes(ExportRequest)
+def export(request: ExportRequest) -> bool:
+    """Write a step, or a part of it, as one file for safetensors or torch.load."""
+    from ckpt_core.cli.exporting import export_step
+
+    return export_step(request)
+
+
+@app.command("rm")
+@takes(RemoveRequest)
+def remove(request: RemoveRequest) -> bool:
+    """Remove steps: --step N, --after N or --keep-last N."""
+    from ckpt_core.cli.managing import remove_steps
+
+    return remove_steps(request)
+
+
+@app.command()
+@takes(PinRequest)
+def pin(request: PinRequest) -> bool:
+    """Keep a step, whatever retention says."""
+    from ckpt_core.cli.managing import set_pin
+
+    return set_pin(request, pinned=True)
+
+
+@app.command()
+@takes(PinRequest)
+def unpin(request: PinRequest) -> bool:
+    """Let retention decide about a step again."""
+    from ckpt_core.cli.managing import set_pin
+
+    return set_pin(request, pinned=False)
+
+
+app.command()(bench)
+
+
+def main() -> None:
+    """Run the command of `sys.argv`. Called by the `ckpt-core` script; always ends the process."""
+    for stream in (sys.stdout, sys.stderr):
+        # A name may hold what this terminal's encoding lacks.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app(prog_name="ckpt-core")
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`): nothing is left to say, not at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+    except CkptError as exc:
+        _fail(str(exc))
+    except OSError as exc:
+        where = f"{exc.filename}: " if exc.filename else ""
+        _fail(f"{where}{exc.strerror or exc}")
+    except RecursionError:
+        _fail("this checkpoint nests deeper than any that ckpt-core writes")
+    except MemoryError:
+        _fail("not enough memory for this")
+
+
+def _fail(text: str) -> NoReturn:
+    sys.stderr.write(f"ckpt-core: {clean(' '.join(text.split()))}\n")
+    sys.exit(FAILED)

@@ -1,0 +1,153 @@
+"""One safetensors file: bytes go from the shard file to it in blocks, torch is not needed.
+
+Every place of the tree where a tensor occurs becomes an entry of its own, with its own bytes: a file in
+which two entries shared them would be refused by safetensors. Only a view of a leaf is put together in
+memory, one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ckpt_core.cli.exporting import Exported, check_room
+from ckpt_core.cli.leaf_bytes import LeafReader
+from ckpt_core.cli.parts import Part
+from ckpt_core.cli.tree import Item, TensorRef, read_tree, walk
+from ckpt_core.cli.values import value_text
+from ckpt_core.errors import ConfigError, CorruptCheckpoint
+from ckpt_core.layout import (
+    MAX_HEADER_BYTES,
+    LeafEntry,
+    RankManifest,
+    nbytes,
+    parse_header,
+    storage,
+)
+from ckpt_core.types import LeafSpec, align_up
+
+_ALIGN = 8
+_RESERVED = "__metadata__"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor of the exported file."""
+
+    spec: LeafSpec
+    nbytes: int
+    tensor: TensorRef
+
+
+def write_safetensors(
+    file: IO[bytes], rank: RankManifest, part: Part, reader: LeafReader, made: Exported
+) -> None:
+    """Write the chosen tensors into an empty file.
+
+    Raises:
+        ConfigError: nothing is chosen, a name cannot be one, or the disk is too small.
+        CorruptCheckpoint: the step's bytes or manifest are not what was written.
+    """
+    entries = sorted(
+        _entries(rank, part, reader, made), key=lambda entry: -storage(entry.spec.dtype).itemsize
+    )
+    if not entries:
+        raise ConfigError(f"{part.shown}: no tensor has such a name; `ckpt-core show` lists them")
+    header = _header(entries)
+    total = len(header) + sum(entry.nbytes for entry in entries)
+    check_room(file, total)
+    file.write(header)
+    for entry in entries:
+        for block in _bytes(entry.tensor, reader):
+            file.write(block)
+    # What safetensors would refuse must not be left behind.
+    parse_header(header, file_bytes=file.tell(), path=Path(file.name))
+    made.tensors = len(entries)
+
+
+def _entries(
+    rank: RankManifest, part: Part, reader: LeafReader, made: Exported
+) -> Iterator[_Entry]:
+    used = {_RESERVED}
+    for item in walk(read_tree(rank.skeleton)):
+        if not part.keeps(item.path):
+            continue
+        if item.tensor is None:
+            if item.is_value and item.kind != "meta":
+                made.left_out[item.path] = value_text(item.value)
+            elif item.kind == "composite":
+                made.changed[item.path] = f"{item.type_name} tensor, as its parts"
+            continue
+        leaf = reader.leaf(item.tensor.leaf)
+        if leaf is None:
+            raise CorruptCheckpoint(
+                f"{item.path}: the leaf {item.tensor.leaf!r} is not in the manifest",
+                path=file_of(rank),
+            )
+        spec = _spec(item, leaf, _unique(part.name(item.path), used))
+        if storage(spec.dtype).trailing is not None:
+            made.changed[item.path] = f"{spec.dtype} as {storage(spec.dtype).code} parts"
+        yield _Entry(spec, nbytes(spec), item.tensor)
+
+
+def file_of(rank: RankManifest) -> str:
+    """Name of a rank's first file, for errors."""
+    return rank.files[0].name if rank.files else "the step"
+
+
+def _spec(item: Item, leaf: LeafEntry, name: str) -> LeafSpec:
+    assert item.tensor is not None
+    if item.tensor.view is None:
+        return LeafSpec(name, leaf.spec.dtype, leaf.spec.shape)
+    from ckpt_core.cli.tensors import View
+
+    view = View.of(item.tensor, leaf)
+    return LeafSpec(name, view.dtype, view.shape)
+
+
+def _unique(name: str, used: set[str]) -> str:
+    """A name that safetensors and UTF-8 can hold, and that no other tensor has."""
+    name = name.encode("utf-8", "backslashreplace").decode() or "tensor"
+    number, made = 0, name
+    while made in used:
+        number += 1
+        made = f"{name}~{number}"
+    used.add(made)
+    return made
+
+
+def _header(entries: Iterable[_Entry]) -> bytes:
+    table: dict[str, object] = {_RESERVED: {"format": "pt"}}
+    position = 0
+    for entry in entries:
+        kept = storage(entry.spec.dtype)
+        shape = entry.spec.shape if kept.trailing is None else (*entry.spec.shape, kept.trailing)
+        end = position + entry.nbytes
+        table[entry.spec.name] = {
+            "dtype": kept.code,
+            "shape": shape,
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
+    if len(text) + _ALIGN > MAX_HEADER_BYTES:
+        raise ConfigError(
+            f"too many tensors for one safetensors file: a header of {len(text)} bytes"
+        )
+    text = text.ljust(align_up(len(text), _ALIGN))
+    return struct.pack("<Q", len(text)) + text
+
+
+def _bytes(tensor: TensorRef, reader: LeafReader) -> Iterator[memoryview]:
+    if tensor.is_whole:
+        yield from reader.blocks(tensor.leaf)
+        return
+    from ckpt_core.cli.tensors import View, view_bytes
+
+    leaf = reader.leaf(tensor.leaf)
+    assert leaf is not None
+    yield view_bytes(View.of(tensor, leaf), reader)

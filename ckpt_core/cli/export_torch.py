@@ -1,0 +1,194 @@
+"""One file for `torch.load(..., weights_only=True)`: tensors and plain values in their containers.
+
+The skeleton is rewritten before anything is built from it: what `weights_only` refuses takes a plain
+form or is left out. Then the file is opened the same way as its readers will, which reads no tensor.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import IO
+
+import torch
+
+from ckpt_core.cli.exporting import Exported, check_room
+from ckpt_core.cli.leaf_bytes import LeafReader
+from ckpt_core.cli.parts import Part
+from ckpt_core.cli.tensors import fill
+from ckpt_core.cli.tree import Json, key_text, read_tree, walk
+from ckpt_core.cli.values import value_text
+from ckpt_core.errors import ConfigError, RestoreError
+from ckpt_core.layout import RankManifest
+from ckpt_core.state import Skeleton
+
+_GONE = object()
+_ATOMS = (
+    "int",
+    "float",
+    "str",
+    "complex",
+    "bytes",
+    "bytearray",
+    "dtype",
+    "device",
+    "layout",
+    "versions",
+)
+_SEQS = {
+    "list": "list",
+    "tuple": "tuple",
+    "set": "set",
+    "Size": "Size",
+    "frozenset": "set",
+    "deque": "list",
+}
+_MAPS = {"dict": "dict", "OrderedDict": "OrderedDict", "Counter": "Counter", "defaultdict": "dict"}
+
+
+def write_torch(
+    file: IO[bytes], rank: RankManifest, part: Part, reader: LeafReader, made: Exported
+) -> None:
+    """Write the chosen part into an empty file; the part is in memory once.
+
+    Raises:
+        ConfigError: nothing is chosen, the disk is too small, or torch cannot hold a dtype.
+        CorruptCheckpoint: the step's bytes or manifest are not what was written.
+        RestoreError: torch cannot build or read back what the skeleton says.
+    """
+    obj = rank.skeleton if isinstance(rank.skeleton, dict) else {}
+    node = _Rewriter(part, made).rewrite(obj.get("tree"))
+    if node is _GONE:
+        raise ConfigError(f"{part.shown}: nothing has such a name; `ckpt-core show` lists them")
+    used = {item.tensor.leaf for item in walk(read_tree({"tree": node})) if item.tensor is not None}
+    specs = {leaf.spec.name: leaf.spec for leaf in rank.leaves if leaf.spec.name in used}
+    check_room(file, sum(leaf.nbytes for leaf in rank.leaves if leaf.spec.name in used))
+    skeleton = Skeleton.from_json({**obj, "tree": node, "pools": _pools(obj, used)}, path=file.name)
+    try:
+        tensors = skeleton.allocate(specs)
+        for name in specs:
+            fill(tensors[name], reader.blocks(name))
+        torch.save(skeleton.unflatten(tensors, trusted=False), file)
+        file.flush()
+        torch.load(file.name, weights_only=True, mmap=True)
+    except (RuntimeError, pickle.UnpicklingError) as exc:
+        text = f"torch cannot hold this step in one file: {' '.join(str(exc).split())[:300]}"
+        raise RestoreError(text) from exc
+    made.tensors = len(specs)
+
+
+def _pools(obj: dict[str, Json], used: set[str]) -> list[Json]:
+    """Storages that are exported whole; leaves of the others get one each."""
+    pools = obj.get("pools")
+    rows = [row for row in pools if isinstance(row, dict)] if isinstance(pools, list) else []
+    return [
+        row for row in rows if isinstance(row.get("offsets"), dict) and used >= set(row["offsets"])
+    ]
+
+
+class _Rewriter:
+    """Takes the chosen part out of a skeleton's tree, in forms that `weights_only` accepts."""
+
+    def __init__(self, part: Part, made: Exported) -> None:
+        self._part = part
+        self._made = made
+        self._found: list[tuple[str, Json]] = []
+
+    def rewrite(self, tree: Json) -> Json:
+        """The new tree, or _GONE when nothing of it is chosen."""
+        made = self._chosen(tree, "")
+        if not self._part.strip:
+            return made
+        if not self._found:
+            return _GONE
+        if len(self._found) == 1 and not self._part.name(self._found[0][0]):
+            return self._found[0][1]
+        return {"!": "dict", "v": {self._part.name(path): node for path, node in self._found}}
+
+    def _chosen(self, node: Json, path: str) -> Json:
+        if self._is_chosen(path):
+            made = self._plain(node, path)
+            if made is not _GONE:
+                self._found.append((path, made))
+            return made
+        if not self._part.enters(path):
+            return _GONE
+        if isinstance(node, dict) and node.get("!") == "object":
+            return self._chosen(node.get("state"), path)
+        rows = [
+            [key, made]
+            for key, child in _children(node)
+            if (made := self._chosen(child, _join(path, key_text(key)))) is not _GONE
+        ]
+        return {"!": "dict", "items": rows} if rows else _GONE
+
+    def _is_chosen(self, path: str) -> bool:
+        # `--prefix model.` means what is below "model": the container itself, with its own type.
+        return self._part.keeps(path) or (bool(path) and self._part.prefix == f"{path}.")
+
+    def _plain(self, node: Json, path: str) -> Json:
+        if node is None or isinstance(node, bool | int | float | str):
+            return node
+        if isinstance(node, list):
+            return self._items(node, path)
+        tag = node.get("!") if isinstance(node, dict) else None
+        tag = tag if isinstance(tag, str) else ""
+        if tag in _ATOMS or tag in ("tensor", "composite"):
+            return node
+        if tag in _SEQS and isinstance(node.get("v"), list):
+            self._note(path, tag, _SEQS[tag])
+            return {"!": _SEQS[tag], "v": self._items(node["v"], path)}
+        if tag in _MAPS:
+            return self._map(node, tag, path)
+        if tag in ("dataclass", "namedtuple"):
+            self._note(path, tag, "dict")
+            return {"!": "dict", "items": list(self._rows(_children(node), path))}
+        if tag == "object":
+            return self._plain(node.get("state"), path)
+        if tag == "array":
+            self._note(path, "numpy array", "tensor")
+            return node.get("leaf")
+        self._made.left_out[path] = value_text(node)
+        return _GONE
+
+    def _map(self, node: dict[str, Json], tag: str, path: str) -> Json:
+        self._note(path, tag, _MAPS[tag])
+        made: dict[str, Json] = {"!": _MAPS[tag]}
+        made["items"] = list(self._rows(_children(node), path))
+        if isinstance(node.get("attrs"), dict) and tag == "OrderedDict":
+            made["attrs"] = self._plain(node["attrs"], _join(path, "__dict__"))
+        return made
+
+    def _rows(self, rows: list[tuple[Json, Json]], path: str) -> Iterator[list[Json]]:
+        for key, child in rows:
+            inner = _join(path, key_text(key))
+            pair = [self._plain(key, inner), self._plain(child, inner)]
+            if _GONE not in pair:
+                yield pair
+
+    def _items(self, items: list[Json], path: str) -> list[Json]:
+        made = [self._plain(item, _join(path, str(index))) for index, item in enumerate(items)]
+        # None in its place: the items after it keep their numbers.
+        return [None if item is _GONE else item for item in made]
+
+    def _note(self, path: str, before: str, after: str) -> None:
+        if before != after:
+            self._made.changed[path] = f"{before} as {after}"
+
+
+def _children(node: Json) -> list[tuple[Json, Json]]:
+    """Key and value nodes below a container."""
+    if isinstance(node, list):
+        return list(enumerate(node))
+    held = node.get("v") if isinstance(node, dict) else None
+    if isinstance(held, dict):
+        return list(held.items())
+    if isinstance(held, list):
+        return list(enumerate(held)) if node.get("!") in list(_SEQS) else []
+    rows = (node.get("items") or node.get("fields")) if isinstance(node, dict) else None
+    rows = rows if isinstance(rows, list) else []
+    return [(row[0], row[1]) for row in rows if isinstance(row, list) and len(row) == 2]
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key

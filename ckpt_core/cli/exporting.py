@@ -1,0 +1,183 @@
+"""`export`: one file that other programs read, from a step or a part of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from ckpt_core.cli.leaf_bytes import LeafReader
+from ckpt_core.cli.parts import Part
+from ckpt_core.cli.steps import opened
+from ckpt_core.cli.text import count_text, note, say, say_json, shorten, size_text
+from ckpt_core.errors import ConfigError
+from ckpt_core.files import Files
+from ckpt_core.restore import StepManifest
+
+if TYPE_CHECKING:
+    from ckpt_core.cli.app import ExportRequest
+
+_SHOWN = 4
+
+
+class Format(StrEnum):
+    """What `--to` takes."""
+
+    SAFETENSORS = "safetensors"
+    TORCH = "torch"
+
+
+_SUFFIXES = {
+    ".safetensors": Format.SAFETENSORS,
+    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), Format.TORCH),
+}
+_REASONS = {
+    Format.SAFETENSORS: "safetensors holds tensors only",
+    Format.TORCH: "torch.load refuses them with weights_only",
+}
+
+
+@dataclass
+class Exported:
+    """What was written, and what was not as it was.
+
+    Attributes:
+        tensors: how many entries the file has.
+        nbytes: size of the file.
+        left_out: paths that the format cannot hold, with what they are.
+        changed: paths that are there in another form, and which.
+    """
+
+    tensors: int = 0
+    nbytes: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+    changed: dict[str, str] = field(default_factory=dict)
+
+
+def export_step(request: ExportRequest) -> bool:
+    """Write the file and say what is in it; always a success.
+
+    Raises:
+        ConfigError: the options contradict each other, or the file is there already.
+        NotCommitted, CorruptCheckpoint, UnknownFormat, RestoreError: the step cannot be read.
+        OSError: the file cannot be written. It is not there then, or is the one that was there.
+    """
+    part = Part(request.only, request.prefix, request.strip)
+    kind = _format(request)
+    made = Exported()
+    with replacing(request.file, force=request.force) as file:
+        with opened(request.path, request.step) as step, LeafReader(step) as reader:
+            _check_ranks(step)
+            if kind is Format.TORCH:
+                from ckpt_core.cli.export_torch import write_torch
+
+                write_torch(file, step.ranks[0], part, reader, made)
+            else:
+                from ckpt_core.cli.export_safetensors import write_safetensors
+
+                write_safetensors(file, step.ranks[0], part, reader, made)
+        made.nbytes = file.seek(0, os.SEEK_END)
+    _tell(request, kind, step, made)
+    return True
+
+
+def check_room(file: IO[bytes], nbytes: int) -> None:
+    """Refuse before anything is written when the disk is too small.
+
+    Raises:
+        ConfigError: it is; nothing was written.
+    """
+    free = Files().free_bytes(Path(file.name).parent)
+    if nbytes > free:
+        raise ConfigError(
+            f"the exported file takes {size_text(nbytes)} and {Path(file.name).parent} has "
+            f"{size_text(free)} free: nothing was written"
+        )
+
+
+@contextmanager
+def replacing(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
+    """A file beside `path` to write to; it gets the name `path`, durably, when the body succeeds.
+
+    Raises:
+        ConfigError: `path` is there and `force` is not given, or it is a directory.
+        OSError: it cannot be written.
+    """
+    _check_free(path, force=force)
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "x+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _check_free(path, force=force)
+        os.rename(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    Files().sync_dir(Path(os.path.realpath(path.parent)))
+
+
+def _check_free(path: Path, *, force: bool) -> None:
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory: name the file to write", path=path)
+    if os.path.lexists(path) and not force:
+        raise ConfigError(f"{path} is there already: --force replaces it", path=path)
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path.parent}: there is no such directory", path=path)
+
+
+def _format(request: ExportRequest) -> Format:
+    if request.to is None:
+        kind = _SUFFIXES.get(request.file.suffix)
+        if kind is None:
+            raise ConfigError(
+                f"{request.file}: its name tells no format: add --to safetensors|torch"
+            )
+        return kind
+    try:
+        return Format(request.to)
+    except ValueError as exc:
+        known = " or ".join(Format)
+        raise ConfigError(f"--to {request.to}: that is no format; choose {known}") from exc
+
+
+def _check_ranks(step: StepManifest) -> None:
+    count = step.manifest.world_size
+    if count != 1:
+        raise ConfigError(f"{step.path} was saved by {count} ranks: only a step of one is exported")
+
+
+def _tell(request: ExportRequest, kind: Format, step: StepManifest, made: Exported) -> None:
+    if request.json:
+        say_json(
+            {
+                "path": str(step.path),
+                "step": step.manifest.step,
+                "file": str(request.file),
+                "format": str(kind),
+                "nbytes": made.nbytes,
+                "tensors": made.tensors,
+                "left_out": made.left_out,
+                "changed": made.changed,
+            }
+        )
+        return
+    tensors = count_text(made.tensors, "tensor")
+    say(f"{request.file}: {tensors} of step {step.manifest.step}, {size_text(made.nbytes)}, {kind}")
+    if made.left_out:
+        note(f"left out ({_REASONS[kind]}): {_listed(made.left_out)}")
+    if made.changed:
+        note(f"changed: {_listed(made.changed)}")
+
+
+def _listed(paths: dict[str, str]) -> str:
+    shown = [f"{shorten(path, 60)} ({what})" for path, what in list(paths.items())[:_SHOWN]]
+    more = f" and {len(paths) - _SHOWN:,} more" if len(paths) > _SHOWN else ""
+    return f"{', '.join(shown)}{more}"

@@ -1,0 +1,242 @@
+"""`ls`: the steps of a root, and what else takes space there. Neither locks nor writes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckpt_core.cli.text import age_text, count_text, say, say_json, say_rich, size_text, table
+from ckpt_core.errors import CkptError, ConfigError, NotCommitted
+from ckpt_core.files import Files
+from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from ckpt_core.store import StepStore, committed_steps, step_path
+from ckpt_core.types import parse_step_dir
+
+_INFLIGHT, _CORRUPT, _SLOTS, _LOCK = ".inflight", ".corrupt", ".slots", ".lock"
+_OWNER_BYTES = 4096
+_FLOCK = "hhqqi4x"
+"""struct flock of 64-bit Linux: type, whence, start, length, process."""
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A committed step; what its manifest says is None when that cannot be read, see `problem`."""
+
+    step: int
+    path: str
+    file_bytes: int
+    newest: bool
+    pinned: bool
+    attempt: str | None = None
+    created_unix_s: float | None = None
+    state_bytes: int | None = None
+    ranks: int | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class OtherRow:
+    """A directory that is no committed step: begun and not committed, or moved aside as corrupt."""
+
+    name: str
+    step: int | None
+    path: str
+    file_bytes: int
+    modified_unix_s: float
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Everything that `ls` shows."""
+
+    root: str
+    writer: dict[str, Any] | None
+    steps: tuple[StepRow, ...]
+    in_flight: tuple[OtherRow, ...]
+    corrupt: tuple[OtherRow, ...]
+    slots: dict[str, int]
+    pinned_only: tuple[int, ...]
+    file_bytes: int
+
+
+def list_steps(root: Path, *, as_json: bool) -> bool:
+    """Print the listing of a root; always a success.
+
+    Raises:
+        NotCommitted: there is no such directory.
+        ConfigError: it is one step, not a root.
+        RestoreError: it cannot be listed.
+    """
+    found = survey(root)
+    if as_json:
+        say_json(asdict(found))
+    else:
+        _print(found)
+    return True
+
+
+def survey(root: Path) -> Listing:
+    """What is in a root, as of now; raises as `list_steps`."""
+    if parse_step_dir(root.name) is not None and (root / MANIFEST_NAME).exists():
+        raise ConfigError(f"{root} is one step, not a root: `ckpt-core show {root}` shows it")
+    if not root.exists():
+        raise NotCommitted(f"{root}: there is no such directory", path=root)
+    steps = committed_steps(root)
+    store = StepStore(root, files=Files(), keep_last=None, keep_every=None, spare_slots=0)
+    pinned = store.pinned()
+    rows = tuple([_step_row(root, step, newest=step == steps[-1], pins=pinned) for step in steps])
+    in_flight, corrupt = tuple(_others(root / _INFLIGHT)), tuple(_others(root / _CORRUPT))
+    slots = [size for size, _ in _files(root / _SLOTS)]
+    total = sum(row.file_bytes for row in rows) + sum(slots)
+    total += sum(other.file_bytes for other in (*in_flight, *corrupt))
+    return Listing(
+        root=str(root),
+        writer=_writer(root / _LOCK),
+        steps=rows,
+        in_flight=in_flight,
+        corrupt=corrupt,
+        slots={"files": len(slots), "file_bytes": sum(slots)},
+        pinned_only=tuple(sorted(pinned - set(steps))),
+        file_bytes=total,
+    )
+
+
+def _step_row(root: Path, step: int, *, newest: bool, pins: frozenset[int]) -> StepRow:
+    path = step_path(root, step)
+    size = sum(size for size, _ in _files(path))
+    row = StepRow(step, str(path), size, newest=newest, pinned=step in pins)
+    try:
+        manifest = _manifest(path / MANIFEST_NAME)
+    except CkptError as exc:
+        return replace(row, problem=str(exc))
+    except OSError as exc:
+        return replace(row, problem=f"{path / MANIFEST_NAME}: {exc.strerror}")
+    return replace(
+        row,
+        attempt=manifest.attempt,
+        created_unix_s=manifest.created_unix_s,
+        state_bytes=manifest.state_bytes,
+        ranks=manifest.world_size,
+    )
+
+
+def _manifest(path: Path) -> Manifest:
+    # Before opening: a named pipe would block there.
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise OSError(errno.EINVAL, "no regular file")
+    fd = Files().open_read(path)
+    with open(fd, "rb") as file:
+        return Manifest.decode(file.read(MAX_MANIFEST_BYTES + 1), path=path)
+
+
+def _others(folder: Path) -> Iterator[OtherRow]:
+    for entry in _entries(folder):
+        files = list(_files(Path(entry.path)))
+        with suppress(FileNotFoundError):
+            modified = max([entry.stat(follow_symlinks=False).st_mtime, *(at for _, at in files)])
+            name = entry.name.removeprefix("step-")
+            yield OtherRow(
+                name=entry.name,
+                step=parse_step_dir(f"step-{name.partition('-')[0]}"),
+                path=entry.path,
+                file_bytes=sum(size for size, _ in files),
+                modified_unix_s=modified,
+            )
+
+
+def _files(folder: Path) -> Iterator[tuple[int, float]]:
+    """Size and time of change of the files in a directory; links are not followed."""
+    for entry in _entries(folder):
+        with suppress(FileNotFoundError):
+            found = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode):
+                yield found.st_size, found.st_mtime
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        if folder.is_symlink():
+            return []
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+
+
+def _writer(lock: Path) -> dict[str, Any] | None:
+    """Who holds the lock of the root; None when nobody does. Asks, and does not take it."""
+    try:
+        fd = Files().open_read(lock)
+    except OSError:
+        return None
+    try:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+        if kind == fcntl.F_UNLCK:
+            return None
+        owner = json.loads(os.pread(fd, _OWNER_BYTES, 0))
+        known = {key: owner[key] for key in ("host", "since", "command") if key in owner}
+        return {"pid": pid, **known}
+    except (OSError, ValueError, TypeError):
+        return None
+    finally:
+        os.close(fd)
+
+
+# -- for people --------------------------------------------------------------------------------
+
+
+def _print(found: Listing) -> None:
+    now = time.time()
+    rows = [_cells(row, now) for row in found.steps]
+    begun = "in flight" if found.writer else "left over"
+    for others, state in ((found.in_flight, begun), (found.corrupt, "corrupt, moved aside")):
+        rows += [_other_cells(other, state, now) for other in others]
+    if rows:
+        say_rich(
+            table(("step", "age", "size", "ranks", "state"), rows, right=("step", "size", "ranks"))
+        )
+    for row in found.steps:
+        if row.problem is not None:
+            say(f"step {row.step}: {row.problem}")
+    say(_summary(found))
+
+
+def _cells(row: StepRow, now: float) -> list[str]:
+    states = ["committed" if row.problem is None else "unreadable"]
+    states += ["pinned"] if row.pinned else []
+    states += ["newest"] if row.newest else []
+    age = "" if row.created_unix_s is None else age_text(now - row.created_unix_s)
+    ranks = "" if row.ranks is None else str(row.ranks)
+    return [str(row.step), age, size_text(row.file_bytes), ranks, ", ".join(states)]
+
+
+def _other_cells(other: OtherRow, state: str, now: float) -> list[str]:
+    step = "?" if other.step is None else str(other.step)
+    return [step, age_text(now - other.modified_unix_s), size_text(other.file_bytes), "", state]
+
+
+def _summary(found: Listing) -> str:
+    if not found.steps:
+        text = f"{found.root} holds no committed step"
+    else:
+        text = f"{count_text(len(found.steps), 'committed step')}, {size_text(found.file_bytes)} in all"
+    if found.slots["files"]:
+        slots = count_text(found.slots["files"], "recycled file")
+        text += f"; {slots} ({size_text(found.slots['file_bytes'])}) for the next saves"
+    if found.pinned_only:
+        text += f"; pinned and not there: {', '.join(map(str, found.pinned_only))}"
+    if found.writer is not None:
+        host = found.writer.get("host", "another host")
+        text += f"; open for writing by pid {found.writer['pid']} on {host}"
+    return text

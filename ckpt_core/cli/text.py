@@ -1,0 +1,120 @@
+"""What every command says, and how: sizes, ages, clean names, tables, JSON."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+_PIPE_COLUMNS = 4000
+"""Width where there is no terminal: whoever reads a pipe wants whole lines."""
+
+_PLURALS = {"leaf": "leaves"}
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+_AGES = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "hours"), (120, 60, "minutes"))
+
+
+def size_text(nbytes: int) -> str:
+    """Bytes for people: `512 B`, `16.0 MiB`."""
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    size, unit = float(nbytes), ""
+    for unit in _UNITS:  # noqa: B007
+        size /= 1024
+        if size < 1023.95:
+            break
+    return f"{size:.1f} {unit}"
+
+
+def age_text(seconds: float) -> str:
+    """How long ago: `3 minutes ago`; a clock that went back gives `in the future`."""
+    if seconds < -60:
+        return "in the future"
+    for least, unit, name in _AGES:
+        if seconds >= least:
+            return f"{int(seconds // unit)} {name} ago"
+    return f"{max(int(seconds), 0)} s ago"
+
+
+def count_text(count: int, noun: str) -> str:
+    """A number with its noun: `1 step`, `2 steps`."""
+    return f"{count:,} {noun if count == 1 else _PLURALS.get(noun, noun + 's')}"
+
+
+def clean(text: str) -> str:
+    """Text from a file, harmless for a terminal: what does not print is escaped.
+
+    Escape sequences, line breaks and marks that turn the direction of writing could make a hostile
+    name look like something else.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def shorten(text: str, most: int) -> str:
+    """At most `most` characters."""
+    return text if len(text) <= most else f"{text[: max(most - 3, 0)]}..."
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where tables go: colours and the width of the terminal if it is one, else whole plain lines."""
+    from rich.console import Console
+
+    columns = shutil.get_terminal_size(fallback=(0, 0)).columns
+    return Console(
+        stderr=stderr,
+        width=columns or _PIPE_COLUMNS,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=not columns,
+    )
+
+
+def say(text: str) -> None:
+    """One line of the command's answer."""
+    sys.stdout.write(f"{clean(text)}\n")
+
+
+def note(text: str) -> None:
+    """One line about the answer, beside it."""
+    sys.stderr.write(f"{clean(text)}\n")
+
+
+def say_json(value: Any) -> None:
+    """The answer of `--json`: one object, ASCII, so that any tool and any terminal can take it."""
+    json.dump(value, sys.stdout, indent=2, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def say_rich(*parts: RenderableType) -> None:
+    """Tables and trees, and texts between them."""
+    out = console()
+    for part in parts:
+        out.print(part)
+
+
+def table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
+) -> Table:
+    """A plain table; `right` names the headings of columns of numbers."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for heading in headings:
+        numeric = heading in right
+        made.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric)
+    for row in rows:
+        made.add_row(*[Text(clean(cell), overflow="fold") for cell in row])
+    return made

@@ -1,0 +1,165 @@
+"""The command as a whole: what it promises whichever command is run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckpt_core
+from ckpt_core.cli.text import age_text, clean, count_text, shorten, size_text
+
+TOP = Path(__file__).parents[2]
+COMMANDS = ("ls", "show", "verify", "diff", "export", "rm", "pin", "unpin", "bench")
+_WITHOUT_TORCH = """
+import sys
+sys.argv = ["ckpt-core", *sys.argv[1:]]
+from ckpt_core.cli import main
+try:
+    main()
+finally:
+    loaded = [name for name in ("torch", "numpy") if name in sys.modules]
+    assert not loaded, loaded
+"""
+
+Cli = Callable[..., Any]
+
+
+def test_version_is_the_one_in_the_code(cli: Cli) -> None:
+    answer = cli("--version")
+    assert (answer.code, answer.out) == (0, f"ckpt-core {ckpt_core.__version__}\n")
+
+
+def test_help_lists_every_command(cli: Cli) -> None:
+    answer = cli("--help")
+    assert answer.code == 0
+    for command in COMMANDS:
+        assert f"\n  {command} " in answer.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_itself(cli: Cli, command: str) -> None:
+    answer = cli(command, "--help")
+    assert answer.code == 0
+    assert "Options:" in answer.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["ls"], ["ls", "--nonsense"], ["nonsense"], ["show", "x", "--step", "-1"], ["pin", "x", "y"]],
+)
+def test_wrong_usage_ends_with_2_and_says_why(cli: Cli, arguments: list[str]) -> None:
+    answer = cli(*arguments)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert "Error: " in answer.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ls", "nowhere"],
+        ["show", "nowhere"],
+        ["verify", "nowhere"],
+        ["diff", "nowhere", "nowhere"],
+        ["export", "nowhere", "x.pt"],
+        ["rm", "nowhere", "--after", "1"],
+        ["pin", "nowhere", "1"],
+        ["unpin", "nowhere", "1"],
+    ],
+)
+def test_a_root_that_is_not_there_is_one_clear_line(
+    cli: Cli, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = cli(*arguments)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert answer.err.startswith("ckpt-core: ")
+    assert answer.err.count("\n") == 1
+    assert "nowhere" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["show"], ["show", "--json"], ["verify"]])
+def test_looking_works_without_torch(ckpts: Path, arguments: list[str]) -> None:
+    command = [sys.executable, "-c", _WITHOUT_TORCH, arguments[0], str(ckpts), *arguments[1:]]
+    made = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=False, timeout=60)
+    assert made.returncode == 0, made.stderr
+
+
+def test_piped_output_is_plain_and_its_lines_are_whole(process: Cli, ckpts: Path) -> None:
+    answer = process("show", ckpts, "--offsets", COLUMNS="")
+    assert answer.code == 0
+    assert "\x1b" not in answer.out
+    line = next(line for line in answer.out.splitlines() if "running_mean" in line)
+    assert "float32 [16]" in line
+    assert ".safetensors at " in line
+
+
+def test_a_narrow_terminal_loses_nothing(process: Cli, ckpts: Path) -> None:
+    for width in ("60", "40"):
+        answer = process("ls", ckpts, COLUMNS=width)
+        assert answer.code == 0
+        assert max(map(len, answer.out.splitlines()[:5])) <= int(width)
+        assert "pinned" in answer.out
+
+
+def test_a_terminal_without_unicode_gets_ascii(process: Cli, ckpts: Path) -> None:
+    for command in ("ls", "show"):
+        answer = process(command, ckpts, PYTHONIOENCODING="ascii", LC_ALL="C")
+        assert answer.code == 0
+        assert answer.out.isascii()
+
+
+def test_a_reader_that_goes_away_is_no_crash(ckpts: Path) -> None:
+    command = f"{sys.executable} -m ckpt_core show {ckpts} --json | head -n 1"
+    made = subprocess.run(
+        ["bash", "-c", command], cwd=TOP, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert made.stdout == "{\n"
+    assert made.stderr == ""
+
+
+def test_python_dash_m_is_the_same_command(process: Cli, ckpts: Path) -> None:
+    answer = process("ls", ckpts, "--json")
+    assert [row["step"] for row in json.loads(answer.out)["steps"]] == [10, 20, 30]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1024**2 - 1, "1.0 MiB"),
+        (3 << 40, "3.0 TiB"),
+    ],
+)
+def test_sizes_are_for_people(nbytes: int, text: str) -> None:
+    assert size_text(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3600, "in the future"), (5.9, "5 s ago"), (150, "2 minutes ago"), (90000, "25 hours ago")],
+)
+def test_ages_are_for_people(seconds: float, text: str) -> None:
+    assert age_text(seconds) == text
+
+
+def test_names_from_files_cannot_command_a_terminal() -> None:
+    assert clean("a\x1b[2Jb\n") == "a\\x1b[2Jb\\n"
+    assert clean("gnp.\u202etxt") == "gnp.\\u202etxt"
+    assert clean("größe") == "größe"
+
+
+def test_counts_and_long_texts() -> None:
+    assert count_text(1, "leaf") == "1 leaf"
+    assert count_text(2000, "leaf") == "2,000 leaves"
+    assert shorten("abcdef", 5) == "ab..."

@@ -1,0 +1,183 @@
+"""`diff`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt_core.cli import comparing
+from ckpt_core.cli.numbers import Distance
+
+Cli = Callable[..., Any]
+Save = Callable[..., Path]
+
+
+def _diff(cli: Cli, a: Path, b: Path) -> Any:
+    answer = cli("diff", a, b, "--json")
+    found = json.loads(answer.out)
+    assert answer.code == (0 if found["same"] else 1)
+    return found
+
+
+def test_a_step_is_the_same_as_itself(cli: Cli, ckpts: Path) -> None:
+    answer = cli("diff", ckpts, ckpts / "step-000000000030")
+    assert answer.code == 0
+    assert answer.out.startswith("the same: ")
+
+
+def test_two_steps_of_training_differ_in_what_training_changed(cli: Cli, ckpts: Path) -> None:
+    found = _diff(cli, ckpts / "step-000000000010", ckpts)
+    paths = {row["path"] for row in found["tensors"]}
+    assert "model.embed.weight" in paths
+    assert "model.head.weight" not in paths  # the same memory: compared once
+    assert "model.norm.running_mean" in found["equal"]
+    assert found["only_a"] == found["only_b"] == []
+    assert cli("diff", ckpts / "step-000000000010", ckpts).code == 1
+
+
+def test_how_far_two_tensors_are_apart(cli: Cli, save: Save) -> None:
+    a = torch.zeros(1000, 3)
+    b = a.clone()
+    b[5, 1], b[900, 2] = 2.0, -0.5
+    c = torch.ones(4)
+    found = _diff(cli, save({"x": a, "c": c}), save({"x": b, "c": c}, "b"))
+    (row,) = found["tensors"]
+    assert row["path"] == "x"
+    assert row["reason"] == "values"
+    assert (row["elements"], row["differing"]) == (3000, 2)
+    assert (row["max_abs"], row["max_rel"], row["not_finite"]) == (2.0, 1.0, 0)
+    assert found["equal"] == ["c"]
+
+
+def test_nan_and_infinity_are_counted_and_not_measured(cli: Cli, save: Save) -> None:
+    a = torch.tensor([1.0, 2.0, math.nan, math.inf])
+    b = torch.tensor([1.5, math.nan, math.nan, -math.inf])
+    (row,) = _diff(cli, save({"x": a}), save({"x": b}, "b"))["tensors"]
+    assert (row["differing"], row["not_finite"], row["max_abs"]) == (3, 2, 0.5)
+    out = cli("diff", save({"x": a}, "c"), save({"x": b}, "d")).out
+    assert "+2 inf/nan" in out
+
+
+def test_other_dtypes_shapes_and_names(cli: Cli, save: Save) -> None:
+    a = save({"d": torch.ones(2), "s": torch.ones(2, 3), "a": torch.ones(1), "z": 1})
+    b = save({"d": torch.ones(2).half(), "s": torch.ones(3, 2), "b": torch.ones(1)}, "b")
+    found = _diff(cli, a, b)
+    assert [(row["path"], row["reason"]) for row in found["tensors"]] == [
+        ("d", "dtype"),
+        ("s", "shape"),
+    ]
+    assert (found["only_a"], found["only_b"]) == (["a", "z"], ["b"])
+    out = cli("diff", a, b).out
+    assert "only in A: a\n" in out
+    assert "d: float32 [2] -> float16 [2]\n" in out
+
+
+def test_plain_values_show_old_and_new(cli: Cli, save: Save) -> None:
+    a = save({"epoch": 1, "lr": 1e-3, "flag": True, "t": (1, 2), "same": [1, "x"]})
+    b = save({"epoch": 2, "lr": 1e-4, "flag": 1, "t": [1, 2], "same": [1, "x"]}, "b")
+    found = _diff(cli, a, b)
+    assert {row["path"]: (row["a"], row["b"]) for row in found["values"]} == {
+        "epoch": ("1", "2"),
+        "lr": ("0.001", "0.0001"),
+        "flag": ("True", "1"),
+        "t": ("(1, 2)", "[1, 2]"),
+    }
+    assert "epoch: 1 -> 2\n" in cli("diff", a, b).out
+
+
+def test_sharing_of_memory_is_compared(cli: Cli, save: Save) -> None:
+    x = torch.ones(5)
+    a, b = save({"x": x, "y": x}), save({"x": x, "y": x.clone()}, "b")
+    found = _diff(cli, a, b)
+    assert found["tensors"] == []
+    (row,) = found["values"]
+    assert (row["path"], row["a"], row["b"]) == ("y", "tensor, same memory as x", "tensor")
+
+
+def test_views_of_one_memory_are_compared_by_what_they_show(cli: Cli, save: Save) -> None:
+    x = torch.arange(10.0)
+    a = save({"x": x, "v": x[2:6]})
+    assert _diff(cli, a, save({"x": x, "v": x[2:6]}, "b"))["same"]
+    (row,) = _diff(cli, a, save({"x": x, "v": x[3:7]}, "c"))["tensors"]
+    assert (row["path"], row["reason"]) == ("v", "view")
+
+
+def test_parts_of_sparse_tensors_are_compared(cli: Cli, save: Save) -> None:
+    x = torch.eye(4).to_sparse()
+    found = _diff(cli, save({"x": x}), save({"x": x * 2}, "b"))
+    assert [row["path"] for row in found["tensors"]] == ["x.values"]
+
+
+def test_a_corrupt_leaf_is_no_difference_but_an_error(
+    cli: Cli, ckpts: Path, damage: Callable[[Path, int], None]
+) -> None:
+    damage(ckpts / "step-000000000010" / "shard-00000-0.safetensors", 9000)
+    answer = cli("diff", ckpts / "step-000000000010", ckpts)
+    assert answer.code == 2
+    assert "expected xxh3" in answer.err
+
+
+def test_pieces_and_chunks_of_any_size_give_the_same(
+    cli: Cli, save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = (torch.arange(50_000) % 1000).to(torch.int16)
+    b = a.clone()
+    b[::7] += 1
+    steps = save({"x": a}, chunk_bytes=4096), save({"x": b}, "b", chunk_bytes=8192)
+    for piece in (1000, 32_000, 1 << 18):
+        monkeypatch.setattr(comparing, "_PIECE_ELEMENTS", piece)
+        (row,) = _diff(cli, *steps)["tensors"]
+        assert (row["differing"], row["max_abs"]) == (len(b[::7]), 1.0)
+
+
+@pytest.mark.parametrize("name", ["int64", "uint64", "int8", "uint8", "bool", "uint16", "uint32"])
+@given(st.data())
+def test_distances_of_whole_numbers_are_exact(name: str, data: st.DataObject) -> None:
+    dtype = getattr(torch, name)
+    low, high = (0, 1) if name == "bool" else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    numbers = st.lists(st.integers(low, high), min_size=1, max_size=5)
+    a = data.draw(numbers)
+    b = [data.draw(st.one_of(st.just(x), st.integers(low, high))) for x in a]
+    size = dtype.itemsize
+    raw = [b"".join((x % 256**size).to_bytes(size, "little") for x in xs) for xs in (a, b)]
+    distance = Distance(name)
+    distance.feed(bytearray(raw[0]), bytearray(raw[1]), itemsize=size)
+    gaps = [abs(x - y) for x, y in zip(a, b, strict=True) if x != y]
+    assert distance.differing == len(gaps)
+    if gaps:
+        assert distance.max_abs == pytest.approx(max(gaps), rel=1e-12)
+        assert distance.max_rel is not None
+        assert 0 < distance.max_rel <= 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz complex32 complex64"
+    " complex128".split(),
+)
+def test_distances_of_every_dtype_with_numbers(name: str) -> None:
+    dtype = getattr(torch, name)
+    kind = {"complex32": torch.float16}.get(name, dtype)
+    values = torch.tensor([1.0, 2.0, 1.0, 2.0]).to(kind)
+    other = torch.tensor([1.0, 2.0, 3.0, 2.0]).to(kind)
+    if name == "complex32":
+        values, other = values.view(2, 2), other.view(2, 2)
+    raw = [bytearray(t.contiguous().view(torch.uint8).numpy().tobytes()) for t in (values, other)]
+    distance = Distance(name)
+    distance.feed(*raw, itemsize=dtype.itemsize)
+    assert distance.differing == 1
+    assert distance.max_abs == 2.0
+
+
+def test_dtypes_without_numbers_are_counted_only() -> None:
+    distance = Distance("float4_e2m1fn_x2")
+    distance.feed(bytearray(b"\x01\x02"), bytearray(b"\x01\x03"), itemsize=1)
+    assert (distance.differing, distance.max_abs) == (1, None)

@@ -1,0 +1,144 @@
+"""`rm`, `pin`, `unpin`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_core import Checkpointer, Options
+from ckpt_core.store import committed_steps
+
+Cli = Callable[..., Any]
+TOP = Path(__file__).parents[2]
+
+
+def test_named_steps_are_removed(cli: Cli, ckpts: Path) -> None:
+    answer = cli("rm", ckpts, "--step", 10, "--step", 30, "--yes")
+    assert answer.code == 0
+    assert answer.out.startswith("removed 2 steps: 10, 30 (")
+    assert committed_steps(ckpts) == (20,)
+    assert not any((ckpts / ".inflight").iterdir())
+
+
+def test_steps_after_one_are_removed(cli: Cli, ckpts: Path) -> None:
+    assert cli("rm", ckpts, "--after", 20, "--yes").code == 0
+    assert committed_steps(ckpts) == (10, 20)
+
+
+def test_keep_last_keeps_pinned_steps_as_well(cli: Cli, ckpts: Path) -> None:
+    answer = cli("rm", ckpts, "--keep-last", 1, "--yes")
+    assert answer.code == 0
+    assert committed_steps(ckpts) == (20, 30)
+    assert "pinned steps stay: 20" in answer.err
+
+
+def test_a_dry_run_changes_nothing(cli: Cli, ckpts: Path) -> None:
+    answer = cli("rm", ckpts, "--keep-last", 1, "--dry-run")
+    assert answer.code == 0
+    assert answer.out.startswith("would remove 1 step: 10 (")
+    assert committed_steps(ckpts) == (10, 20, 30)
+    found = json.loads(cli("rm", ckpts, "--keep-last", 1, "--dry-run", "--json").out)
+    assert (found["steps"], found["removed"], found["steps_left"]) == ([10], False, 3)
+
+
+def test_nothing_is_removed_unless_somebody_says_yes(process: Cli, ckpts: Path) -> None:
+    answer = process("rm", ckpts, "--step", 10)
+    assert answer.code == 2
+    assert "--yes" in answer.err
+    assert committed_steps(ckpts) == (10, 20, 30)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("reply", "code", "left"), [("y", 0, 2), ("n", 2, 3), ("", 2, 3)])
+def test_on_a_terminal_it_asks(ckpts: Path, reply: str, code: int, left: int) -> None:
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "ckpt_core", "rm", str(ckpts), "--step", "10"]
+    with subprocess.Popen(command, cwd=TOP, stdin=follower, stderr=subprocess.PIPE) as made:
+        os.write(leader, f"{reply}\n".encode())
+        assert made.stderr is not None
+        said = made.stderr.read().decode()
+    os.close(follower)
+    os.close(leader)
+    assert "remove 1 step: 10 (" in said
+    assert made.returncode == code
+    assert len(committed_steps(ckpts)) == left
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--step", 10, "--after", 5], ["--keep-last", 0], ["--step", 11], ["--step", 20]],
+)
+def test_unclear_missing_or_pinned_steps_are_refused(
+    cli: Cli, ckpts: Path, options: list[Any]
+) -> None:
+    answer = cli("rm", ckpts, *options, "--yes")
+    assert answer.code == 2
+    assert committed_steps(ckpts) == (10, 20, 30)
+
+
+def test_nothing_to_remove_is_no_error(cli: Cli, ckpts: Path) -> None:
+    answer = cli("rm", ckpts, "--after", 30, "--yes")
+    assert (answer.code, answer.out) == (0, "nothing to remove\n")
+
+
+def test_a_live_writer_is_named_and_nothing_is_removed(process: Cli, ckpts: Path) -> None:
+    with Checkpointer(ckpts, Options(keep_last=None)):
+        answer = process("rm", ckpts, "--step", 10, "--yes")
+    assert answer.code == 2
+    assert f"is open for writing by pid {os.getpid()}" in answer.err
+    assert answer.err.count("\n") == 1
+    assert committed_steps(ckpts) == (10, 20, 30)
+
+
+def test_recycled_files_are_left_for_the_next_job(cli: Cli, tmp_path: Path) -> None:
+    root = tmp_path / "r"
+    with Checkpointer(root, Options(keep_last=2)) as checkpointer:
+        for step in range(4):
+            checkpointer.save(step, {"x": 1}).committed.result(60)
+        checkpointer.wait()
+    before = sorted(os.listdir(root / ".slots"))
+    assert cli("rm", root, "--keep-last", 1, "--yes").code == 0
+    assert sorted(os.listdir(root / ".slots")) == before
+
+
+def test_a_pin_is_set_and_taken_away(cli: Cli, ckpts: Path) -> None:
+    assert cli("pin", ckpts, 30).out == "step 30 is pinned\n"
+    assert cli("pin", ckpts, 30).out == "step 30 is pinned, as it was before\n"
+    found = json.loads(cli("unpin", ckpts, 30, "--json").out)
+    assert (found["pinned"], found["changed"]) == (False, True)
+    assert cli("unpin", ckpts, 30).out == "step 30 is not pinned, as it was before\n"
+
+
+def test_a_pin_needs_no_lock(process: Cli, ckpts: Path) -> None:
+    with Checkpointer(ckpts, Options(keep_last=1)) as checkpointer:
+        assert process("pin", ckpts, 10).code == 0
+        checkpointer.save(40, {"x": 1}).committed.result(60)
+        checkpointer.wait()
+        assert tuple(checkpointer.steps()) == (10, 20, 40)
+
+
+def test_a_step_that_is_not_there_cannot_be_pinned(cli: Cli, ckpts: Path) -> None:
+    answer = cli("pin", ckpts, 31)
+    assert answer.code == 2
+    assert "nearest: 10, 20, 30" in answer.err
+    assert not (ckpts / ".pins" / "000000000031").exists()
+
+
+def test_a_pin_whose_step_has_gone_can_be_taken_away(cli: Cli, ckpts: Path) -> None:
+    (ckpts / ".pins" / "000000000031").touch()
+    assert cli("unpin", ckpts, 31).code == 0
+    assert not (ckpts / ".pins" / "000000000031").exists()
+
+
+def test_a_step_directory_is_no_root(cli: Cli, ckpts: Path) -> None:
+    for command in (["pin"], ["unpin"]):
+        assert cli(*command, ckpts / "step-000000000010", 10).code == 2
+    assert cli("rm", ckpts / "step-000000000010", "--step", 10, "--yes").code == 2

@@ -1,0 +1,63 @@
+"""docs/cli.md says what the command does: every command, option and JSON field."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+COMMANDS = ("ls", "show", "verify", "diff", "export", "rm", "pin", "unpin")
+NAMED_BY_PATH = ("left_out", "changed")
+
+
+def _section(command: str) -> str:
+    title = "pin and unpin" if command in ("pin", "unpin") else command
+    found = re.search(rf"^## {title}$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"docs/cli.md has no section {title}"
+    return found[1]
+
+
+def _fields(value: Any) -> Iterator[str]:
+    for item in value if isinstance(value, list) else []:
+        yield from _fields(item)
+    for key, item in value.items() if isinstance(value, dict) else []:
+        yield key
+        if key not in (*NAMED_BY_PATH, "value", "a_value", "b_value"):
+            yield from _fields(item)
+
+
+def _assert_documented(command: str, out: str) -> None:
+    for field in set(_fields(json.loads(out))):
+        assert f"`{field}`" in _section(command), f"docs/cli.md: {command} lacks `{field}`"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_page_names_every_option(cli: Callable[..., Any], command: str) -> None:
+    for option in re.findall(r"^ +(?:-\w, )?(--[\w-]+)", cli(command, "--help").out, re.MULTILINE):
+        if option != "--help":
+            assert option in (PAGE if option == "--json" else _section(command)), option
+
+
+def test_the_page_names_every_json_field(
+    cli: Callable[..., Any], ckpts: Path, tmp_path: Path, damage: Callable[[Path, int], None]
+) -> None:
+    (ckpts / ".inflight" / "000000000040-0123abcd").mkdir(parents=True)
+    old = ckpts / "step-000000000010"
+    arguments: dict[str, list[Any]] = {
+        "ls": [ckpts],
+        "show": [ckpts],
+        "diff": [old, ckpts],
+        "export": [ckpts, tmp_path / "x.pt"],
+        "pin": [ckpts, 10],
+        "unpin": [ckpts, 10],
+        "rm": [ckpts, "--step", 30, "--yes"],
+    }
+    for command, rest in arguments.items():
+        _assert_documented(command, cli(command, *rest, "--json").out)
+    damage(old / "shard-00000-0.safetensors", 9000)
+    _assert_documented("verify", cli("verify", ckpts, "--json").out)
