@@ -96,6 +96,9 @@ def open_image(
         deadline=sink.inflight.deadline,
         cancelled=sink.inflight.failed,
     )
+    # The pool must not be replaced by a larger one while this image may still ask it for chunks.
+    pool.lease()
+    sink.inflight.until_staged(pool.end_lease)
     return ShardImage(pool, sink, spec)
 
 

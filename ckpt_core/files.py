@@ -119,6 +119,10 @@ class Files:
         """A writable shared mapping of bytes 0..size of a file that is at least that long."""
         return mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
 
+    def map_private(self, fd: int, size: int) -> mmap.mmap:
+        """A mapping of bytes 0..size for reading; what is written to it reaches no file."""
+        return mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+
     def close(self, fd: int) -> None:
         """Close a descriptor."""
         os.close(fd)

@@ -103,6 +103,7 @@ class InFlight:
         self._phase = Phase.STAGING
         self._pending = 0
         self._staging = True
+        self._leases: list[Callable[[], None]] = []
         for future in (self.committed, self.snapshot.staged):
             # From here on cancel() does nothing: a started checkpoint ends, well or badly.
             future.set_running_or_notify_cancel()
@@ -197,6 +198,11 @@ class InFlight:
 
     # -- progress --------------------------------------------------------------------------------
 
+    def until_staged(self, end_lease: Callable[[], None]) -> None:
+        """Call `end_lease` when nothing more will be staged for it."""
+        with self._lock:
+            self._leases.append(end_lease)
+
     def staging_ended(self) -> None:
         """Nothing more will be staged for it. Called by the stager or by `save`. Idempotent."""
         with self._lock:
@@ -206,6 +212,9 @@ class InFlight:
             if self._phase is Phase.STAGING:
                 self._phase = Phase.PERSISTING
             ready = self._pending == 0
+            leases, self._leases = self._leases, []
+        for end_lease in leases:
+            end_lease()
         if ready:
             self._on_ready(self)
 

@@ -49,8 +49,8 @@ class Options:
 
     in_flight: int = 2
     staging_bytes: int | str | None = None
-    chunk_bytes: int | str = "16MiB"
-    writers: int = 2
+    chunk_bytes: int | str = "8MiB"
+    writers: int = 4
     readers: int = 4
     mode: Mode | str = Mode.AUTO
     direct_io: DirectIO | str = DirectIO.AUTO

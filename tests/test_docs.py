@@ -110,7 +110,7 @@ def test_the_readme_lists_every_option_with_its_default() -> None:
 
 
 def test_the_readme_runs_the_tests_as_ci_does() -> None:
-    line = "python3 -m venv .venv && .venv/bin/pip install nox && .venv/bin/nox"
+    line = "python3 -m venv .venv && .venv/bin/pip install nox && .venv/bin/python -m nox"
     assert line in _page("README.md")
     assert line in _page(".ci/run")
 

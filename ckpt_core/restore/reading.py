@@ -1,6 +1,9 @@
 """Parallel reading: `readers` threads take units of work, verify each chunk, and fill the sinks.
 
-Two ways, chosen for each unit by asking for its first page with RWF_NOWAIT:
+Three ways, chosen for each unit by what the page cache holds (mincore; its first page with RWF_NOWAIT):
+
+    all in the cache    by the owner of the root: hashed and copied from a mapping, 1 MiB at a time; on 2
+                        cores 9.8 GB/s with hashing, where torch.load(mmap=True) and copy_ reach 9.1
 
     in the page cache   scatter `preadv` straight into the destinations, 256 KiB at a time, hashed while in
                         the L2 cache; on 2 cores 8.8 GB/s with hashing, through a bounce buffer 7.3
@@ -26,7 +29,16 @@ from pathlib import Path
 from ckpt_core.files import Files
 from ckpt_core.restore.failures import ReadHung
 from ckpt_core.restore.shard_reader import ShardReader, Truncated
-from ckpt_core.restore.units import READ_BYTES, BadChunk, ChunkCheck, ReadJob, Unit, cut
+from ckpt_core.restore.units import (
+    HOT_BYTES,
+    MAPPED_BYTES,
+    READ_BYTES,
+    BadChunk,
+    ChunkCheck,
+    ReadJob,
+    Unit,
+    cut,
+)
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all, from the thread that waits."""
@@ -57,12 +69,15 @@ class ParallelReader:
     Attributes:
         readers: threads.
         timeout_s: longest time that one read may take.
+        exclusive: nobody else changes the files meanwhile (the owner of the root restores): what is in the
+            page cache may be read through a mapping.
         new_buffer: gives a reader its page-aligned buffer; pinned memory when CUDA tensors are filled.
     """
 
     files: Files
     readers: int
     timeout_s: float
+    exclusive: bool = False
     new_buffer: Callable[[int], memoryview] = page_buffer
 
     def run(
@@ -165,6 +180,9 @@ class _Run:
                 if last:
                     self._close()
                 self._changed.notify_all()
+        if last:  # after whoever waits has been told: nobody needs to wait for it
+            for shard in self.shards.values():
+                shard.unmap()
 
     def _close(self) -> None:
         for shard in self.shards.values():
@@ -233,6 +251,9 @@ class _Worker:
         shard = self._run.shards[unit.job.path]
         shard.open()
         position, stop = unit.offset, unit.offset + unit.nbytes
+        if self._may_map(unit) and shard.is_resident(position, unit.nbytes):
+            self._read_mapped(unit, check)
+            return
         cached = shard.is_cached(position, self._buffer)
         while position < stop and not self._run.halted:
             self._at(position)
@@ -246,6 +267,21 @@ class _Worker:
                 self._read_cold(unit, check, position, end)
             self.done_bytes += end - position
             position = end
+
+    def _may_map(self, unit: Unit) -> bool:
+        # A mapping answers with SIGBUS when the file shrinks: only for files that nobody else changes.
+        return self._run.how.exclusive and unit.job.sink.block_bytes == HOT_BYTES
+
+    def _read_mapped(self, unit: Unit, check: ChunkCheck) -> None:
+        shard, stop = self._run.shards[unit.job.path], unit.offset + unit.nbytes
+        for start in range(unit.offset, stop, MAPPED_BYTES):
+            if self._run.halted:
+                return
+            self._at(start)
+            piece = shard.mapped(start, min(start + MAPPED_BYTES, stop))
+            check.feed([piece])
+            unit.job.sink.deliver(start, piece)
+            self.done_bytes += len(piece)
 
     def _read_cached(self, unit: Unit, check: ChunkCheck, start: int, stop: int) -> bool:
         window = unit.job.sink.window(start, stop, self._buffer)

@@ -124,7 +124,9 @@ class Restorer:
         """
         self._root = root
         self._guard: Guard = NoGuard() if store is None else store
-        self._how = ParallelReader(files=files, readers=readers, timeout_s=timeout_s)
+        self._how = ParallelReader(
+            files=files, readers=readers, timeout_s=timeout_s, exclusive=store is not None
+        )
 
     def restore(
         self, state: Any, *, step: int | None = None, strict: bool = False, trusted: bool = False

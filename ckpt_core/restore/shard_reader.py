@@ -1,8 +1,10 @@
-"""One open file and the three ways to read it: from the page cache, past it, or through it."""
+"""One open file and the ways to read it: mapped, from the page cache, past it, or through it."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 import os
 import stat
 import threading
@@ -14,6 +16,12 @@ from ckpt_core.types import ALIGN_BYTES
 
 _IOV_MAX = 1024
 _NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
+
+
+_MADV_POPULATE_READ = 22
+_mincore = getattr(ctypes.CDLL(None, use_errno=True), "mincore", None)
+if _mincore is not None:
+    _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
 class Truncated(Exception):
@@ -30,6 +38,8 @@ class ShardReader:
         self._opening = threading.Lock()
         self._fd: int | None = None
         self._direct: int | None = None
+        self._mapping: mmap.mmap | None = None
+        self._address = 0
 
     def open(self) -> None:
         """Make the file ready for reading.
@@ -53,12 +63,16 @@ class ShardReader:
             self._fd = fd
 
     def close(self) -> None:
-        """Close both descriptors. Called once nobody reads any more."""
+        """Close the descriptors. Called once nobody reads any more."""
         with self._opening:
             for fd in (self._fd, self._direct):
                 if fd is not None:
                     self._files.close(fd)
             self._fd = self._direct = None
+
+    def unmap(self) -> None:
+        """Let go of the mapping; takes milliseconds for a large file. Called after `close`."""
+        self._mapping = None
 
     def is_cached(self, offset: int, probe: memoryview) -> bool:
         """Whether the page at `offset` is in the page cache; `probe` is overwritten.
@@ -80,6 +94,36 @@ class ShardReader:
                 return False
             offset += wanted
         return True
+
+    def is_resident(self, offset: int, nbytes: int) -> bool:
+        """Whether all of it is in the page cache, mapped and ready to be read through `mapped`.
+
+        Populating reports what a plain access would answer with SIGBUS, so it comes first.
+        """
+        with self._opening:
+            assert self._fd is not None
+            if self._mapping is None:
+                try:
+                    self._mapping = self._files.map_private(self._fd, self._nbytes)
+                except OSError:  # not every filesystem can
+                    return False
+                self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
+        pages = -(-nbytes // ALIGN_BYTES)
+        found = (ctypes.c_ubyte * pages)()
+        if _mincore is None or _mincore(self._address + offset, nbytes, found) != 0:
+            return False
+        if bytes(found).count(1) != pages:
+            return False
+        try:
+            self._mapping.madvise(_MADV_POPULATE_READ, offset, nbytes)
+        except OSError:  # before Linux 5.14, or a page that cannot be read
+            return False
+        return True
+
+    def mapped(self, start: int, stop: int) -> memoryview:
+        """Bytes start..stop where `is_resident` said yes; not to be written."""
+        assert self._mapping is not None
+        return memoryview(self._mapping)[start:stop]
 
     def read(self, views: Sequence[memoryview], offset: int) -> None:
         """Fill `views` through the page cache.

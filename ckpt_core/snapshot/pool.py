@@ -131,6 +131,7 @@ class StagingPool:
         self.plan = plan
         self._changed = threading.Condition()
         self._held = 0
+        self._leases = 0
         self.most_held_bytes = 0
         self._mapping = mmap.mmap(-1, max(plan.total_bytes, ALIGN_BYTES))
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
@@ -184,10 +185,21 @@ class StagingPool:
             self._free[chunk.part].append(chunk)
             self._changed.notify_all()
 
-    def wait_idle(self, *, deadline: float) -> bool:
-        """Wait until every chunk is back; False when the deadline passed first."""
+    def lease(self) -> None:
+        """Somebody will acquire chunks from now on, even if none is held at the moment."""
         with self._changed:
-            while self._held:
+            self._leases += 1
+
+    def end_lease(self) -> None:
+        """Undo one `lease`."""
+        with self._changed:
+            self._leases -= 1
+            self._changed.notify_all()
+
+    def wait_idle(self, *, deadline: float) -> bool:
+        """Wait until every chunk is back and no more are wanted; False when the deadline passed first."""
+        with self._changed:
+            while self._held or self._leases:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False

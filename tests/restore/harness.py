@@ -6,6 +6,7 @@ Nothing here uses the engine: what it writes is what docs/format.md says, and ea
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -229,7 +230,14 @@ def assert_same(got: Any, expected: Any) -> None:
 # -- file layers that misbehave ---------------------------------------------------------------------
 
 
-class BufferedOnly(Files):
+class Unmapped(Files):
+    """Files cannot be mapped: every byte comes by a read."""
+
+    def map_private(self, fd: int, size: int) -> mmap.mmap:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+
+class BufferedOnly(Unmapped):
     """A filesystem without O_DIRECT, where nothing is known about the page cache."""
 
     def open_read(self, path: Path, *, direct: bool = False) -> int:
@@ -241,7 +249,7 @@ class BufferedOnly(Files):
         return 0
 
 
-class Cold(Files):
+class Cold(Unmapped):
     """Nothing is ever in the page cache."""
 
     def preadv_cached(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
@@ -268,7 +276,7 @@ class RefusesDirectReads(Cold):
         return super().preadv(fd, buffers, offset)
 
 
-class ShortReads(Files):
+class ShortReads(Unmapped):
     """Every read gives at most `most` bytes."""
 
     def __init__(self, most: int, *, cached: bool) -> None:
@@ -283,7 +291,7 @@ class ShortReads(Files):
         return super().preadv_cached(fd, buffers, offset) if self._cached else 0
 
 
-class HalfCached(Files):
+class HalfCached(Unmapped):
     """The page cache holds the first bytes of every range that is asked for, and never all."""
 
     def preadv_cached(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
