@@ -51,7 +51,7 @@ class Options:
     staging_bytes: int | str | None = None
     chunk_bytes: int | str = "8MiB"
     writers: int = 4
-    readers: int = 4
+    readers: int = 8
     mode: Mode | str = Mode.AUTO
     direct_io: DirectIO | str = DirectIO.AUTO
     checksum: bool = True

@@ -21,7 +21,7 @@ _MOST_TRIES = 5
 
 
 def load(
-    path: str | Path, *, trusted: bool = False, readers: int = 4, files: Files | None = None
+    path: str | Path, *, trusted: bool = False, readers: int = 8, files: Files | None = None
 ) -> Any:
     """The tree that was saved, with fresh CPU tensors.
 

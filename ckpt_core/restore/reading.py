@@ -7,7 +7,7 @@ Three ways, chosen for each unit by what the page cache holds (mincore; its firs
 
     in the page cache   scatter `preadv` straight into the destinations, 256 KiB at a time, hashed while in
                         the L2 cache; on 2 cores 8.8 GB/s with hashing, through a bounce buffer 7.3
-    not there           O_DIRECT reads of 4 MiB into the reader's page-aligned buffer, hashed, copied on;
+    not there           O_DIRECT reads of 1 MiB into the reader's page-aligned buffer, hashed, copied on;
                         2.0 GB/s where the bare reads reach 2.0 and buffered ones 1.7, and the page
                         cache keeps what it holds
 

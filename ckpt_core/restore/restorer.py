@@ -118,7 +118,7 @@ class Restorer:
         Args:
             root: directory of the steps.
             files: how files are read.
-            readers: threads that read, each with a buffer of 4 MiB.
+            readers: threads that read, each with a buffer of 1 MiB.
             timeout_s: longest time that one read may take.
             store: told which steps are read and which are corrupt; None for a mere reader.
         """

@@ -91,7 +91,7 @@ class Report:
 def verify(
     path: str | Path,
     *,
-    readers: int = 4,
+    readers: int = 8,
     progress: Progress | None = None,
     files: Files | None = None,
 ) -> Report:
