@@ -26,7 +26,7 @@ from ckpt_core.files import Files
 from ckpt_core.handle import SaveHandle
 from ckpt_core.inflight import Flights, InFlight, failing, settle_all
 from ckpt_core.layerwise import LayerwiseSave
-from ckpt_core.observe import Event, EventLog, EventName
+from ckpt_core.observe import EventLog, EventName
 from ckpt_core.options import Options, checked_options, checked_root
 from ckpt_core.pipeline import Pipeline
 from ckpt_core.restore import RestoredStep, Restorer
@@ -88,8 +88,10 @@ class Checkpointer:
             keep_every=options.keep_every,
             spare_slots=options.in_flight,
         )
-        self._committer = Committer(self._store, self._coordination, files=self._files)
-        self._flights = Flights(options.in_flight, finish=self._finish)
+        self._committer = Committer(
+            self._store, self._coordination, files=self._files, events=self.events
+        )
+        self._flights = Flights(options.in_flight, finish=self._committer.finish)
         self._pipeline = Pipeline(
             options, self._store, rank=self._coordination.info.rank, files=self._files
         )
@@ -179,7 +181,7 @@ class Checkpointer:
                 waited = True
                 inflight.snapshot.wait(names, deadline=deadline)
         if waited:
-            self._emit(EventName.WAITED, None, seconds=time.monotonic() - began)
+            self.events.tell(EventName.WAITED, None, seconds=time.monotonic() - began)
 
     def wait(self) -> None:
         """Block until nothing is in flight.
@@ -239,7 +241,7 @@ class Checkpointer:
         )
         found = restorer.restore(state, step=step, strict=strict, trusted=trusted)
         if found is not None:
-            self._emit(EventName.RESTORED, found.step, seconds=time.monotonic() - began)
+            self.events.tell(EventName.RESTORED, found.step, seconds=time.monotonic() - began)
         return found
 
     def steps(self) -> tuple[int, ...]:
@@ -353,7 +355,7 @@ class Checkpointer:
             )
 
         inflight = self._flights.admit(make, deadline=deadline)
-        self._emit(EventName.BEGIN, step)
+        self.events.tell(EventName.BEGIN, step)
         inflight.snapshot.staged.add_done_callback(
             lambda staged: self._note_staged(inflight, staged)
         )
@@ -365,56 +367,17 @@ class Checkpointer:
         self._store.check_space(inflight.file_bytes)
         return self._store.begin(inflight.step)
 
-    def _finish(self, inflight: InFlight) -> None:
-        """Publish, or clean up; on the finisher thread."""
-        if not inflight.begin_commit():
-            self._committer.clean_up(inflight)
-            return
-        self._emit(EventName.PERSISTED, inflight.step, seconds=time.monotonic() - inflight.began)
-        try:
-            path = self._committer.commit(inflight)
-        except BaseException as exc:
-            inflight.fail(exc)
-            self._committer.clean_up(inflight)
-            return
-        for step in self._committer.retire():
-            self._emit(EventName.RETIRED, step)
-        if inflight.succeed(path):
-            assert inflight.contents is not None
-            nbytes, seconds = inflight.contents.state_bytes, time.monotonic() - inflight.began
-            self._emit(EventName.COMMITTED, inflight.step, seconds=seconds, nbytes=nbytes)
-        else:
-            _log.warning("step %d was committed after its deadline had passed", inflight.step)
-
     def _note_staged(self, inflight: InFlight, staged: Future[None]) -> None:
         if staged.exception() is None:
-            self._emit(EventName.STAGED, inflight.step, seconds=time.monotonic() - inflight.began)
+            self.events.tell(
+                EventName.STAGED, inflight.step, seconds=time.monotonic() - inflight.began
+            )
 
     def _note_failure(self, inflight: InFlight) -> None:
         assert inflight.error is not None
         _log.error("save of step %d failed: %s", inflight.step, inflight.error)
-        self._emit(EventName.FAILED, inflight.step, detail=str(inflight.error))
+        self.events.tell(EventName.FAILED, inflight.step, detail=str(inflight.error))
         self._failures.append(inflight.error)
-
-    def _emit(
-        self,
-        name: EventName,
-        step: int | None,
-        *,
-        seconds: float = 0.0,
-        nbytes: int = 0,
-        detail: str = "",
-    ) -> None:
-        self.events.emit(
-            Event(
-                name=name,
-                step=step,
-                time_s=time.monotonic(),
-                seconds=seconds,
-                nbytes=nbytes,
-                detail=detail,
-            )
-        )
 
 
 def _close_quietly(checkpointer: Checkpointer) -> None:

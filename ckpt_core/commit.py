@@ -29,6 +29,7 @@ from ckpt_core.layout import (
     rank_manifest_name,
     shard_name,
 )
+from ckpt_core.observe import EventLog, EventName
 from ckpt_core.persist import advice
 from ckpt_core.store import Attempt, StepStore
 
@@ -38,10 +39,37 @@ _log = logging.getLogger("ckpt_core")
 class Committer:
     """Publishes or cleans up; runs on the finisher thread only."""
 
-    def __init__(self, store: StepStore, coordination: Coordination, *, files: Files) -> None:
+    def __init__(
+        self, store: StepStore, coordination: Coordination, *, files: Files, events: EventLog
+    ) -> None:
         self._store = store
         self._coordination = coordination
         self._files = files
+        self._events = events
+
+    def finish(self, inflight: InFlight) -> None:
+        """Publish a checkpoint that is complete and apply retention, or clean up one that failed."""
+        if not inflight.begin_commit():
+            self.clean_up(inflight)
+            return
+        self._tell(EventName.PERSISTED, inflight)
+        try:
+            path = self.commit(inflight)
+        except BaseException as exc:
+            inflight.fail(exc)
+            self.clean_up(inflight)
+            return
+        for step in self.retire():
+            self._events.tell(EventName.RETIRED, step)
+        if inflight.succeed(path):
+            self._tell(EventName.COMMITTED, inflight)
+        else:
+            _log.warning("step %d was committed after its deadline had passed", inflight.step)
+
+    def _tell(self, name: EventName, inflight: InFlight) -> None:
+        assert inflight.contents is not None
+        seconds, nbytes = time.monotonic() - inflight.began, inflight.contents.state_bytes
+        self._events.tell(name, inflight.step, seconds=seconds, nbytes=nbytes)
 
     def commit(self, inflight: InFlight) -> Path:
         """Make the checkpoint durable and visible; returns the directory of the step.

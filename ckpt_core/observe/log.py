@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from ckpt_core.errors import PersistError
-from ckpt_core.observe.event import Event
+from ckpt_core.observe.event import Event, EventName
 from ckpt_core.observe.timeline import timeline
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,19 @@ class EventLog:
             subscribers = tuple(self._subscribers)
         for subscriber in subscribers:
             subscriber.call(event)
+
+    def tell(
+        self,
+        name: EventName,
+        step: int | None = None,
+        *,
+        seconds: float = 0.0,
+        nbytes: int = 0,
+        detail: str = "",
+    ) -> None:
+        """Emit an event that has happened now; the arguments are the attributes of `Event`."""
+        now = time.monotonic()
+        self.emit(Event(name, now, step, seconds=seconds, nbytes=nbytes, detail=detail))
 
     def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
         """Pass every later event to `callback`, from whichever thread emits it, until undone.

@@ -20,8 +20,8 @@ UNIT_BYTES = 16 * 1024 * 1024
 """A unit is at least this long, unless the file ends: small chunks are read many at a time."""
 
 READ_BYTES = 1024 * 1024
-"""One read from storage, and the size of each reader's buffer. With 4 MiB and 4 readers a cold restore reached 1.3
-GB/s, with 1 MiB and 8 readers 1.8; 16 MiB was slower still."""
+"""One read from storage, and the size of each reader's buffer. A cold restore reached 1.3 GB/s with 4 MiB and
+4 readers, 1.8 with 1 MiB and 8 readers; 16 MiB was slower still."""
 
 HOT_BYTES = 256 * 1024
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from ckpt_core.errors import CommitError, ConfigError, NotCommitted, PersistError, RootBusy
 from ckpt_core.files import Files
 from ckpt_core.layout import MANIFEST_NAME
-from ckpt_core.store.failures import mapped
+from ckpt_core.store.failures import REWOUND, mapped
 from ckpt_core.store.lock import RootLock
 from ckpt_core.store.names import CORRUPT, INFLIGHT, committed_steps, step_path
 from ckpt_core.store.pins import add_pin, pinned_steps, remove_pin
@@ -68,6 +68,8 @@ class StepStore:
         self._protected: Counter[int] = Counter()
         self._suspects: set[int] = set()
         self._unsettled: set[str] = set()
+        self._rewound: set[str] = set()
+        self._last_rewound = -1
         self._is_open = False
 
     # -- life ----------------------------------------------------------------------------------
@@ -145,7 +147,17 @@ class StepStore:
         with mapped("begin a save", path=self.root, step=step):
             ensure_dir(self._files, path.parent)
             self._files.mkdir(path)
+        self._note_rewind(step, name)
         return Attempt(name, step, path)
+
+    def _note_rewind(self, step: int, attempt_id: str) -> None:
+        """A save below the newest step: training went back by hand, and goes on from an older one."""
+        newest = self.latest()
+        if newest is None or step >= newest:
+            return
+        if not self._rewound:
+            logger.warning(REWOUND, step, self.root, newest, newest, self.root, step)
+        self._rewound.add(attempt_id)
 
     def take_slot(self, attempt: Attempt, name: str, nbytes: int) -> bool:
         """Move the best fitting recycled file into the attempt as `name`; its size may be any.
@@ -216,6 +228,7 @@ class StepStore:
         self._unsettled.discard(attempt.id)
         with self._state:
             self._suspects.discard(attempt.step)
+            self._last_rewound = attempt.step if attempt.id in self._rewound else -1
         return replaced
 
     def abandon(self, attempt: Attempt) -> None:
@@ -235,9 +248,10 @@ class StepStore:
     def retire(self) -> tuple[int, ...]:
         """Take away the steps that retention no longer keeps, and return them, ascending.
 
-        Called by the engine after a commit. The newest `keep_last`, multiples of `keep_every`,
-        pinned and protected steps stay, suspects stay and do not count, and the newest committed
-        step stays whatever the settings. Shard files become slots; the rest is deleted.
+        Called by the engine after a commit. What stays: the newest `keep_last`, multiples of `keep_every`,
+        pinned and protected steps, suspects (which do not count), the newest step whatever the
+        settings, and the last one saved if it was below the newest. Shard files become slots; the
+        rest is deleted.
 
         Raises:
             PersistError: a step could not be unpublished durably; none of its bytes was touched.
@@ -258,7 +272,7 @@ class StepStore:
                 self.steps(),
                 keep_last=self._keep_last,
                 keep_every=self._keep_every,
-                kept=pinned | set(self._protected),
+                kept=pinned | set(self._protected) | {self._last_rewound},
                 suspect=self._suspects,
             )
             self._unpublish(doomed, recycle=True)

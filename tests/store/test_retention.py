@@ -28,6 +28,23 @@ def test_the_newest_steps_stay_and_the_others_go(store: StepStore) -> None:
     assert store.retire() == ()
 
 
+def test_a_run_that_went_back_keeps_its_last_save_beside_the_newest_steps(
+    store: StepStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (20, 30, 40):
+        save(store, step)
+        store.retire()
+    assert "restart resumes" not in caplog.text
+    for step in (11, 12, 13):
+        save(store, step)
+        store.retire()
+        assert store.steps() == (step, 30, 40)
+    assert caplog.text.count("a restart resumes from step 40") == 1
+    save(store, 41)
+    assert store.retire() == (13, 30)
+    assert store.steps() == (40, 41)
+
+
 def test_multiples_stay_for_ever(root: Path) -> None:
     store = StepStore(root, files=QuickFiles(), keep_last=1, keep_every=10, spare_slots=0)
     store.open()

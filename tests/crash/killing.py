@@ -1,0 +1,136 @@
+"""Runs a scenario once for every operation at which it can be killed. Called in the warm process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tests.crash.layers import CHANGES, NAME_CHANGES, KillAt
+from tests.crash.promises import Found, check_restart
+from tests.crash.scenarios import SCENARIOS, Scenario
+from tests.crash.warm import forked
+
+POINTS = {"before": CHANGES, "after": NAME_CHANGES, "torn": ("pwrite",)}
+_MOST = 2000
+_CHECKS_PER_CHILD = 20
+
+
+def kill_everywhere(scenario: str, point: str, place: str, *, writers: int) -> int:
+    """Kill at every operation, restart after each, and check; how many kills there were."""
+    plan = SCENARIOS[scenario]
+    prepared = _prepared(plan, Path(place))
+    checks = Checks(plan)
+    for n, (root, acknowledged) in enumerate(
+        _killed(plan, prepared, point, Path(place), writers=writers)
+    ):
+        checks.add(root, acknowledged, f"{scenario}, killed {point} operation {n}")
+    return checks.finish()
+
+
+def kill_twice(scenario: str, place: str) -> int:
+    """Kill at every operation, and then the restart at every operation of its repair."""
+    plan = SCENARIOS[scenario]
+    prepared = _prepared(plan, Path(place))
+    repair = Scenario(lambda run: None, base=plan.base)
+    checks = Checks(plan)
+    for at, (root, acknowledged) in enumerate(_killed(plan, prepared, "before", Path(place))):
+        for again, (twice, _) in enumerate(_killed(repair, root, "before", Path(place) / str(at))):
+            what = f"{scenario}, killed before operation {at}, and its repair at {again}"
+            checks.add(twice, acknowledged, what)
+        shutil.rmtree(root, ignore_errors=True)
+    return checks.finish()
+
+
+class Checks:
+    """Looks at killed roots, many in one child: a fork costs more than a look."""
+
+    def __init__(self, plan: Scenario) -> None:
+        self._plan = plan
+        self._waiting: list[tuple[Path, set[Found], str]] = []
+        self._count = 0
+
+    def add(self, root: Path, acknowledged: set[Found], what: str) -> None:
+        """Look at a root before long; it is deleted then."""
+        self._waiting.append((root, acknowledged, what))
+        self._count += 1
+        if len(self._waiting) == _CHECKS_PER_CHILD:
+            self.finish()
+
+    def finish(self) -> int:
+        """Look at what is left; how many there were in all."""
+        sent, problem = forked(self._look_at_all)
+        assert sent == 0 and not problem, f"signal {sent}: {problem}"
+        for root, _, _ in self._waiting:
+            shutil.rmtree(root)
+        self._waiting = []
+        return self._count
+
+    def _look_at_all(self) -> None:
+        for root, acknowledged, what in self._waiting:
+            least = promised(self._plan, acknowledged)
+            try:
+                check_restart(
+                    root, least=least, started=self._plan.known, corrupt=self._plan.corrupt
+                )
+            except BaseException as exc:
+                raise AssertionError(f"{what}; acknowledged {acknowledged}") from exc
+
+
+def _prepared(plan: Scenario, place: Path) -> Path:
+    root = place / "prepared"
+    _must(forked(lambda: plan.prepare(root)))
+    return root
+
+
+def _killed(
+    plan: Scenario, prepared: Path, point: str, place: Path, *, writers: int | None = None
+) -> Iterator[tuple[Path, set[Found]]]:
+    """A root for each kill, with what had been acknowledged before it; ends when none dies."""
+    changes = {} if writers is None else {"writers": writers}
+    for n in range(_MOST):
+        root, log = place / f"killed-{n}", place / f"acknowledged-{n}"
+        if prepared.exists():
+            shutil.copytree(prepared, root)
+        place.mkdir(exist_ok=True)
+        sent, problem = forked(lambda: _run(plan, root, log, n, point, changes))  # noqa: B023
+        assert not problem and sent in (0, signal.SIGKILL), f"at {n}: signal {sent}: {problem}"
+        acknowledged = _read(log)
+        if sent == 0:
+            assert set(plan.started) <= acknowledged, f"only {acknowledged} were committed"
+            shutil.rmtree(root)
+            return
+        yield root, acknowledged
+    raise AssertionError("the scenario does not end")
+
+
+def _run(
+    plan: Scenario, root: Path, log: Path, n: int, point: str, changes: dict[str, int]
+) -> None:
+    kill = KillAt(n, point=point, names=POINTS[point])
+    pipe = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def acknowledge(step: int, mark: int) -> None:
+        os.write(pipe, f"{step} {mark}\n".encode())
+
+    replace(plan, options=plan.options | changes).run(root, kill.files(plan.base), acknowledge)
+
+
+def _read(log: Path) -> set[Found]:
+    lines = log.read_text().splitlines() if log.exists() else []
+    return {(int(step), int(mark)) for step, mark in (line.split() for line in lines)}
+
+
+def promised(plan: Scenario, acknowledged: set[Found]) -> set[Found]:
+    """Forms of the newest promised step that may be found: the last acknowledged, or a later one."""
+    sure = {*acknowledged, *plan.promised}
+    newest = max((step for step, _ in sure), default=None)
+    floor = max((mark for step, mark in sure if step == newest), default=0)
+    return {(step, mark) for step, mark in plan.known if step == newest and mark >= floor}
+
+
+def _must(outcome: tuple[int, str]) -> None:
+    assert outcome == (0, ""), outcome

@@ -1,0 +1,55 @@
+"""Small real filesystems for tests, mounted by root; whoever is not root skips with a reason."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SIZE_MIB = 24
+
+
+def _command(*words: str | Path) -> None:
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        pytest.skip(f"cannot run {words[0]} here: {done.stderr.strip() or done.stdout.strip()}")
+
+
+@contextmanager
+def mounted(kind: str, place: Path) -> Iterator[Path]:
+    """A filesystem of 24 MiB, of type "tmpfs" or "ext4", below `place`."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a filesystem needs root")
+    where = place / kind
+    where.mkdir()
+    mount(kind, place)
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", "-l", str(where)], check=False, timeout=60)
+
+
+def mount(kind: str, place: Path) -> None:
+    """Mount it, making it if it is not there yet."""
+    where = place / kind
+    if kind == "tmpfs":
+        _command("mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "tmpfs", where)
+        return
+    image = place / "image"
+    if not image.exists():
+        image.touch()
+        os.truncate(image, SIZE_MIB * 2**20)
+        try:
+            _command("mkfs.ext4", "-q", "-F", "-O", "^has_journal", image)
+        except FileNotFoundError:
+            pytest.skip("mkfs.ext4 is not installed")
+    _command("mount", "-o", "loop", image, where)
+
+
+def remount(where: Path, options: str) -> None:
+    """Change the options of a mounted filesystem."""
+    _command("mount", "-o", f"remount,{options}", where)
