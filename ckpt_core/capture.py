@@ -31,12 +31,11 @@ from ckpt_core.snapshot import (
     StagingPool,
     device_free_bytes,
     event_now,
-    memory_of,
     on_stream,
     synchronize,
     uses_cuda,
 )
-from ckpt_core.state import Leaf
+from ckpt_core.state import Leaf, memory_of
 from ckpt_core.types import Mode
 
 _BATCH_BYTES = 64 * 1024

@@ -15,20 +15,9 @@ import torch
 from torch import Tensor
 
 from ckpt_core.restore.units import HOT_BYTES, READ_BYTES
-
-_SERIAL_ELEMENTS = 32_000
-"""torch spreads a `copy_` of 32768 or more elements over its intra-op threads. The readers are the
-threads here, and `set_num_threads` in one of them would change every thread that starts later."""
-
-_GIL_RELEASE_BYTES = 128 * 1024
-"""Copies of at least this size release the GIL: about 20 microseconds."""
+from ckpt_core.state import GIL_RELEASE_BYTES, blocks, memory_of, one_thread_limit
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-_WRITABLE = 0x200  # PyBUF_WRITE
-
-_view_of = ctypes.pythonapi.PyMemoryView_FromMemory
-_view_of.restype = ctypes.py_object
-_view_of.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 
 
 class TensorSink:
@@ -95,12 +84,6 @@ def is_flat(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_contiguous() and plain
 
 
-def memory_of(tensor: Tensor) -> memoryview:
-    """Writable bytes of a flat tensor; the caller keeps the tensor alive."""
-    view: memoryview = _view_of(tensor.data_ptr(), tensor.nbytes, _WRITABLE)
-    return view
-
-
 def fill_range(tensor: Tensor, start: int, data: memoryview) -> None:
     """Write row-major bytes of a tensor of any strides and device, from byte `start` on.
 
@@ -111,38 +94,13 @@ def fill_range(tensor: Tensor, start: int, data: memoryview) -> None:
     words = tensor.view(_WORDS[tensor.element_size()]) if plain else tensor
     source = torch.frombuffer(data, dtype=torch.uint8).view(words.dtype)
     item = tensor.element_size()
-    most = _SERIAL_ELEMENTS if tensor.device.type == "cpu" else max(source.numel(), 1)
-    for target, offset in _blocks(words, start // item, source.numel(), most):
+    most = one_thread_limit(tensor, source.numel())
+    for target, offset in blocks(words, start // item, source.numel(), most):
         target.copy_(source[offset : offset + target.numel()].view(target.shape))
 
 
-def _blocks(tensor: Tensor, start: int, count: int, most: int) -> Iterator[tuple[Tensor, int]]:
-    """Views of at most about `most` elements: together elements start .. start+count, row-major.
-
-    With each comes its offset from `start`.
-    """
-    if tensor.dim() == 0 or tensor.is_contiguous():
-        flat = tensor.view(-1)
-        for done in range(0, count, most):
-            yield flat[start + done : start + min(done + most, count)], done
-        return
-    row = tensor[0].numel()
-    done = 0
-    while done < count:
-        index, inside = divmod(start + done, row)
-        rows = min((count - done) // row, max(most // row, 1))
-        if inside or rows == 0 or (row > most and tensor.dim() > 1):
-            part = min(row - inside, count - done)
-            for view, offset in _blocks(tensor[index], inside, part, most):
-                yield view, done + offset
-        else:
-            part = rows * row
-            yield tensor[index : index + rows], done
-        done += part
-
-
 def _move(target: memoryview, source: memoryview) -> None:
-    if len(source) < _GIL_RELEASE_BYTES:
+    if len(source) < GIL_RELEASE_BYTES:
         target[:] = source
         return
     into = (ctypes.c_char * 1).from_buffer(target)

@@ -19,9 +19,10 @@ _NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 _MADV_POPULATE_READ = 22
-_mincore = getattr(ctypes.CDLL(None, use_errno=True), "mincore", None)
-if _mincore is not None:
-    _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_libc = ctypes.CDLL(None)
+_mincore, _madvise = _libc.mincore, _libc.madvise
+_mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Truncated(Exception):
@@ -110,15 +111,13 @@ class ShardReader:
                 self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
         pages = -(-nbytes // ALIGN_BYTES)
         found = (ctypes.c_ubyte * pages)()
-        if _mincore is None or _mincore(self._address + offset, nbytes, found) != 0:
+        if _mincore(self._address + offset, nbytes, found) != 0:
             return False
         if bytes(found).count(1) != pages:
             return False
-        try:
-            self._mapping.madvise(_MADV_POPULATE_READ, offset, nbytes)
-        except OSError:  # before Linux 5.14, or a page that cannot be read
-            return False
-        return True
+        # Not mmap.madvise, which keeps the GIL meanwhile. Fails before Linux 5.14, and where a page
+        # cannot be read.
+        return int(_madvise(self._address + offset, nbytes, _MADV_POPULATE_READ)) == 0
 
     def mapped(self, start: int, stop: int) -> memoryview:
         """Bytes start..stop where `is_resident` said yes; not to be written."""

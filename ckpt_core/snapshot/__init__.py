@@ -6,7 +6,6 @@ chunks leave as `Piece`s to a `ChunkSink` while later leaves are still being cop
 (FAST '21), snapshot(); LightCheck III-B; PCcheck 3.1.
 """
 
-from ckpt_core.snapshot.copying import memory_of
 from ckpt_core.snapshot.cuda import event_now, on_stream, side_stream, synchronize, uses_cuda
 from ckpt_core.snapshot.cuda import free_bytes as device_free_bytes
 from ckpt_core.snapshot.image import ChunkSink, ImageSpec, Piece, ShardImage
@@ -25,7 +24,6 @@ __all__ = [
     "StagingPool",
     "device_free_bytes",
     "event_now",
-    "memory_of",
     "on_stream",
     "plan_pool",
     "side_stream",

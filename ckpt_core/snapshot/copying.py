@@ -8,16 +8,10 @@ than the copy, and may cost a whole switch interval); large ones release it, so 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 
 import torch
 
-GIL_RELEASE_BYTES = 128 * 1024
-"""Copies of at least this size release the GIL: about 20 microseconds of memmove."""
-
-ONE_THREAD_ELEMENTS = 32 * 1024 - 1
-"""torch spreads a copy_ of more elements over its intra-op threads, which training needs. Setting the number
-of threads instead is no way out: set_num_threads also counts for every thread started later."""
+from ckpt_core.state import GIL_RELEASE_BYTES, blocks, one_thread_limit
 
 _MEMMOVE = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 _SIGNATURE = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -33,12 +27,6 @@ def move(target: int, source: int, nbytes: int) -> None:
 def zero(target: int, nbytes: int) -> None:
     """Zero `nbytes` at an address."""
     ctypes.memset(target, 0, nbytes)
-
-
-def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous, non-empty CPU tensor; the caller keeps the tensor alive."""
-    nbytes = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def is_flat(tensor: torch.Tensor) -> bool:
@@ -63,30 +51,6 @@ def copy_range(tensor: torch.Tensor, start: int, target: torch.Tensor) -> None:
     """
     item = tensor.element_size()
     words = target.view(tensor.dtype)
-    most = ONE_THREAD_ELEMENTS if tensor.device.type == "cpu" else words.numel()
-    for view, offset in _blocks(tensor, start // item, words.numel(), most):
+    most = one_thread_limit(tensor, words.numel())
+    for view, offset in blocks(tensor, start // item, words.numel(), most):
         words[offset : offset + view.numel()].view(view.shape).copy_(view, non_blocking=True)
-
-
-def _blocks(
-    tensor: torch.Tensor, start: int, count: int, most: int
-) -> Iterator[tuple[torch.Tensor, int]]:
-    """Views of at most `most` elements that together are elements start .. start+count, with offsets."""
-    flat = tensor.view(-1) if tensor.is_contiguous() else tensor
-    if flat.dim() == 1:
-        for done in range(0, count, most):
-            yield flat[start + done : start + min(done + most, count)], done
-        return
-    row = tensor[0].numel()
-    done = 0
-    while done < count:
-        index, inside = divmod(start + done, row)
-        rows = min(count - done, most) // row
-        if inside or rows == 0:
-            part = min(row - inside, count - done)
-            for view, offset in _blocks(tensor[index], inside, part, most):
-                yield view, done + offset
-        else:
-            part = rows * row
-            yield tensor[index : index + rows], done
-        done += part

@@ -14,7 +14,21 @@ Source: DeepFreeze (CCGrid '20) section IV-A c.
 from ckpt_core.state.bind import Binding, bind
 from ckpt_core.state.flatten import FlatState, SpecMemo, flatten
 from ckpt_core.state.leaf import Leaf
+from ckpt_core.state.memory import GIL_RELEASE_BYTES, blocks, memory_of, one_thread_limit
 from ckpt_core.state.rng import RngState
 from ckpt_core.state.skeleton import Skeleton
 
-__all__ = ["Binding", "FlatState", "Leaf", "RngState", "Skeleton", "SpecMemo", "bind", "flatten"]
+__all__ = [
+    "GIL_RELEASE_BYTES",
+    "Binding",
+    "FlatState",
+    "Leaf",
+    "RngState",
+    "Skeleton",
+    "SpecMemo",
+    "bind",
+    "blocks",
+    "flatten",
+    "memory_of",
+    "one_thread_limit",
+]

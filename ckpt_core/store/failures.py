@@ -22,13 +22,6 @@ _HINTS = {
 }
 
 
-REWOUND = (
-    "step %d is saved while %s holds step %d: a restart resumes from step %d, not from this one. To go on "
-    "from here, remove what is newer (ckpt-core rm %s --after %d) or use another root. Until then the "
-    "last save of this run is kept beside the newest steps"
-)
-
-
 @contextmanager
 def mapped(
     doing: str,

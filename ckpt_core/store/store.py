@@ -13,13 +13,14 @@ from pathlib import Path
 from ckpt_core.errors import CommitError, ConfigError, NotCommitted, PersistError, RootBusy
 from ckpt_core.files import Files
 from ckpt_core.layout import MANIFEST_NAME
-from ckpt_core.store.failures import REWOUND, mapped
+from ckpt_core.store.failures import mapped
 from ckpt_core.store.lock import RootLock
 from ckpt_core.store.names import CORRUPT, INFLIGHT, committed_steps, step_path
 from ckpt_core.store.pins import add_pin, pinned_steps, remove_pin
 from ckpt_core.store.publish import Attempt, place, sync_names
 from ckpt_core.store.repair import repair
 from ckpt_core.store.retention import choose_retired
+from ckpt_core.store.rewinds import Rewinds
 from ckpt_core.store.slots import Slots
 from ckpt_core.store.trash import Trash
 from ckpt_core.store.trees import ensure_dir, ensure_root, remove_tree
@@ -68,8 +69,7 @@ class StepStore:
         self._protected: Counter[int] = Counter()
         self._suspects: set[int] = set()
         self._unsettled: set[str] = set()
-        self._rewound: set[str] = set()
-        self._last_rewound = -1
+        self._rewinds = Rewinds(self.root)
         self._is_open = False
 
     # -- life ----------------------------------------------------------------------------------
@@ -147,17 +147,9 @@ class StepStore:
         with mapped("begin a save", path=self.root, step=step):
             ensure_dir(self._files, path.parent)
             self._files.mkdir(path)
-        self._note_rewind(step, name)
+        with self._state:
+            self._rewinds.begun(name, step, newest=self.latest())
         return Attempt(name, step, path)
-
-    def _note_rewind(self, step: int, attempt_id: str) -> None:
-        """A save below the newest step: training went back by hand, and goes on from an older one."""
-        newest = self.latest()
-        if newest is None or step >= newest:
-            return
-        if not self._rewound:
-            logger.warning(REWOUND, step, self.root, newest, newest, self.root, step)
-        self._rewound.add(attempt_id)
 
     def take_slot(self, attempt: Attempt, name: str, nbytes: int) -> bool:
         """Move the best fitting recycled file into the attempt as `name`; its size may be any.
@@ -228,7 +220,7 @@ class StepStore:
         self._unsettled.discard(attempt.id)
         with self._state:
             self._suspects.discard(attempt.step)
-            self._last_rewound = attempt.step if attempt.id in self._rewound else -1
+            self._rewinds.published(attempt.id, attempt.step)
         return replaced
 
     def abandon(self, attempt: Attempt) -> None:
@@ -272,7 +264,7 @@ class StepStore:
                 self.steps(),
                 keep_last=self._keep_last,
                 keep_every=self._keep_every,
-                kept=pinned | set(self._protected) | {self._last_rewound},
+                kept=pinned | set(self._protected) | self._rewinds.kept(),
                 suspect=self._suspects,
             )
             self._unpublish(doomed, recycle=True)

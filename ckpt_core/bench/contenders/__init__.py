@@ -16,6 +16,7 @@ from ckpt_core.bench.contenders.base import Contender, Handle, Profile, State
 
 REGISTRY = {
     "ckpt_core": "ours:CkptCore",
+    "ckpt_core_unchecked": "ours:CkptCoreUnchecked",
     "torch_save": "torch_save:TorchSave",
     "torch_save_fsync": "torch_save:TorchSaveFsync",
     "safetensors": "safetensors_file:Safetensors",

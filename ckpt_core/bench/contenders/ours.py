@@ -20,17 +20,21 @@ class CkptCore:
     disk_states: ClassVar[int] = 4
     memory_states: ClassVar[int] = 3
     reference: ClassVar[bool] = False
+    checksum: ClassVar[bool] = True
 
     def __init__(self, profile: Profile) -> None:
         from ckpt_core.options import Options
 
         options = Options(
-            keep_last=1, staging_bytes=profile.staging_bytes, timeout=profile.timeout_s
+            keep_last=1,
+            staging_bytes=profile.staging_bytes,
+            timeout=profile.timeout_s,
+            checksum=self.checksum,
         )
         core: type[Checkpointer] = import_module("ckpt_core.checkpointer").Checkpointer
         self._checkpointer = core(profile.root, options)
         self._timeout_s = profile.timeout_s
-        self.settings = "defaults, keep_last=1"
+        self.settings = "defaults, keep_last=1" + ("" if self.checksum else ", checksum=False")
         if profile.staging_bytes is not None:
             self.settings += f", staging_bytes={profile.staging_bytes}"
 
@@ -61,3 +65,10 @@ class CkptCore:
     def close(self) -> None:
         """Waits for what is in flight."""
         self._checkpointer.close()
+
+
+class CkptCoreUnchecked(CkptCore):
+    """The same without checksums: what is left to compare with peers that verify nothing."""
+
+    name: ClassVar[str] = "ckpt_core_unchecked"
+    checksum: ClassVar[bool] = False
