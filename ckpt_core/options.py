@@ -50,7 +50,7 @@ class Options:
     in_flight: int = 2
     staging_bytes: int | str | None = None
     chunk_bytes: int | str = "8MiB"
-    writers: int = 4
+    writers: int = 8
     readers: int = 8
     mode: Mode | str = Mode.AUTO
     direct_io: DirectIO | str = DirectIO.AUTO
