@@ -197,7 +197,6 @@ def fingerprint(tensor: torch.Tensor) -> str:
     flat = tensor.detach().cpu().contiguous().view(-1)
     if flat.numel() == 0:
         return ""
-    flat = flat.resolve_conj().resolve_neg()
     return xxhash.xxh3_64(memory_of(flat)).hexdigest()
 
 

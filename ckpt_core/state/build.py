@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from ckpt_core.errors import CorruptCheckpoint, UntrustedData
 from ckpt_core.state.atoms import thaw
 from ckpt_core.state.freeze import FACTORIES
-from ckpt_core.state.leaf import dtype_name, dtypes, empty_leaf, extent, typed_view
+from ckpt_core.state.leaf import dtypes, empty_leaf, extent, typed_view
 from ckpt_core.state.nodes import (
     PLAIN,
     Array,
@@ -276,8 +276,3 @@ def _is_record(node: Record) -> Callable[[Any], bool]:
         return [field.name for field in dataclasses.fields(cls)] == list(node.fields)
 
     return fits
-
-
-def shown_dtype(tensor: Tensor) -> str:
-    """dtype and shape of a tensor for messages."""
-    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"

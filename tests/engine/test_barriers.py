@@ -45,6 +45,17 @@ class GatedFiles(Files):
 TINY = Options(chunk_bytes=4096, staging_bytes="96KiB", in_flight=2, keep_last=None)
 
 
+def assert_each_step_holds(root: Path, copies: dict[int, dict[str, Any]]) -> None:
+    """Every step comes back as it was when it was saved."""
+    for step, copy in copies.items():
+        other = Run(seed=5)
+        with Checkpointer(root) as ck:
+            found = ck.restore(other.state(), step=step)
+        assert found is not None
+        other.step = found.state["step"]
+        assert same(other.copy(), copy), step
+
+
 @pytest.mark.parametrize("mode", ["host", "direct"])
 def test_every_committed_step_is_the_state_at_its_step(tmp_path: Path, mode: str) -> None:
     options = Options(
@@ -63,13 +74,7 @@ def test_every_committed_step_is_the_state_at_its_step(tmp_path: Path, mode: str
             run.update()
             copies[run.step] = run.copy()
             ck.save(run.step, run.state())
-    for step, copy in copies.items():
-        other = Run(seed=5)
-        with Checkpointer(tmp_path) as ck:
-            found = ck.restore(other.state(), step=step)
-        assert found is not None
-        other.step = found.state["step"]
-        assert same(other.copy(), copy), step
+    assert_each_step_holds(tmp_path, copies)
 
 
 def test_buffers_and_counters_may_change_right_after_save(tmp_path: Path) -> None:
@@ -163,13 +168,7 @@ def test_layer_by_layer_gives_the_same_state_as_save(tmp_path: Path, seed: int) 
             run.update()
             copies[run.step] = run.copy()
             layerwise(ck, run, lambda names: rng.sample(names, len(names)))
-    for step, copy in copies.items():
-        other = Run(seed=5)
-        with Checkpointer(tmp_path) as ck:
-            found = ck.restore(other.state(), step=step)
-        assert found is not None
-        other.step = found.state["step"]
-        assert same(other.copy(), copy), step
+    assert_each_step_holds(tmp_path, copies)
 
 
 def test_each_layer_may_change_once_it_alone_is_staged(tmp_path: Path) -> None:
