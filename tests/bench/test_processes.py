@@ -17,6 +17,8 @@ from ckpt_core.bench.machine import describe
 from ckpt_core.bench.remote import ContenderFailed, Remote
 
 MIB = 2**20
+# The kernel charges a process for the pages of the directories and inodes that it dirties, too.
+METADATA = 64 * 2**10
 
 CHILD = """
 import os, sys
@@ -68,14 +70,14 @@ def test_the_memory_of_a_grandchild_counts(child: subprocess.Popen[str]) -> None
     tell(child, "p.communicate(b'x')")
 
 
-def test_bytes_written_are_counted_exactly(child: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_every_byte_written_is_counted(child: subprocess.Popen[str], tmp_path: Path) -> None:
     tell(child, "pass")
     before = proc.io_bytes(child.pid)
     tell(child, f"open({str(tmp_path / 'x')!r}, 'wb').write(bytes(8 * 2**20))")
     written = proc.io_bytes(child.pid).since(before).written
     if written == 0:
         pytest.skip("this filesystem does not count what is written")
-    assert written == 8 * MIB
+    assert 8 * MIB <= written < 8 * MIB + METADATA
 
 
 def test_a_dropped_file_is_read_from_storage_again(tmp_path: Path) -> None:
@@ -85,12 +87,13 @@ def test_a_dropped_file_is_read_from_storage_again(tmp_path: Path) -> None:
     cache.warm(tmp_path)
     before = proc.io_bytes(os.getpid())
     path.read_bytes()
-    assert proc.io_bytes(os.getpid()).since(before).read == 0
+    assert proc.io_bytes(os.getpid()).since(before).read < METADATA
     cache.drop(tmp_path)
     path.read_bytes()
-    if proc.io_bytes(os.getpid()).since(before).read == 0:
+    read = proc.io_bytes(os.getpid()).since(before).read
+    if read < METADATA:
         pytest.skip("this filesystem keeps its pages")
-    assert proc.io_bytes(os.getpid()).since(before).read == 4 * MIB
+    assert 4 * MIB <= read < 4 * MIB + METADATA
 
 
 @pytest.fixture
