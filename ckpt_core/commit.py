@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from ckpt_core.coordination import Coordination
+from ckpt_core.coordination import Ballot, Coordination
 from ckpt_core.errors import CkptError, CommitError
 from ckpt_core.files import Files
 from ckpt_core.inflight import Contents, InFlight
@@ -84,7 +84,7 @@ class Committer:
         try:
             entry = self._write_rank_manifest(inflight, attempt, contents)
             left = max(inflight.deadline - time.monotonic(), 0.0)
-            self._coordination.agree(attempt.id, inflight.step, None, left)
+            self._coordination.agree(attempt.id, inflight.step, Ballot("", None), left)
             manifest = Manifest(
                 step=inflight.step,
                 attempt=attempt.id,

@@ -130,8 +130,68 @@ class LeafSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """A box of a leaf: along dimension d, elements `offsets[d]` to `offsets[d] + sizes[d]`."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A rank's part of a leaf that several ranks store together.
+
+    Attributes:
+        begin: first byte, counted in the row-major bytes of `block`, or of the whole leaf.
+        nbytes: how many bytes from there.
+        block: the box of the leaf that the bytes lie in; None for the whole leaf.
+    """
+
+    begin: int
+    nbytes: int
+    block: Block | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the local part of a distributed tensor lies in the whole.
+
+    Attributes:
+        shape: of the whole tensor.
+        block: the box that this rank holds; of the shape of the local tensor.
+        replica: which of `replicas` ranks that hold this very box this rank is.
+        replicas: how many they are.
+        kind: mesh and placements as text, the same on every rank.
+    """
+
+    shape: tuple[int, ...]
+    block: Block
+    replica: int
+    replicas: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
 class RankInfo:
-    """Which of how many processes save together."""
+    """Which of how many processes save together.
+
+    Attributes:
+        rank: of this process.
+        world_size: number of processes.
+        group: ranks that write to the same root as this one, ascending; the first one leads: it alone
+            locks, repairs, publishes and retires there. None: all ranks.
+    """
 
     rank: int = 0
     world_size: int = 1
+    group: tuple[int, ...] | None = None
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ranks that share this rank's root."""
+        return tuple(range(self.world_size)) if self.group is None else self.group
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank leads those that share its root."""
+        return self.members[0] == self.rank

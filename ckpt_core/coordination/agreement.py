@@ -2,39 +2,104 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import secrets
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ckpt_core.errors import CommitError
 from ckpt_core.types import RankInfo
 
+Json = Any
+"""A value that `json.dumps` writes and `json.loads` gives back unchanged."""
+
+
+class Reference(Protocol):
+    """What must be equal on all ranks, in a form that can say what is not."""
+
+    def encode(self) -> bytes:
+        """For the other ranks; called on rank 0."""
+
+    def difference(self, other: bytes) -> str | None:
+        """What differs from rank 0's `encode`, as a sentence that names the leaf; None if nothing does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """A vote for an attempt: this rank's files are durable.
+
+    Attributes:
+        plan: hash of what must be equal on all ranks.
+        data: for the leader of the ranks that share a root.
+        reference: lets this rank say what differs; given at the first attempt with this plan.
+    """
+
+    plan: str
+    data: Json
+    reference: Reference | None = None
+
 
 class Coordination(Protocol):
-    """How the ranks that save together learn of each other's success and failure."""
+    """How the ranks that save together learn of each other's success and failure.
+
+    Call order for each attempt, on every rank, from background threads (several attempts at once):
+
+        attempt_id(step) -> agree(...) -> [leaders publish] -> settle(...)        or decline(...)
+
+    Nothing here runs a collective: a slow rank delays commits, not training.
+    """
 
     @property
     def info(self) -> RankInfo:
         """Which rank this process is, of how many. Constant."""
 
-    def agree(
-        self, attempt_id: str, step: int, error: BaseException | None, timeout_s: float
-    ) -> None:
-        """Vote on one attempt, and return once every rank has voted yes.
+    def gather(self, topic: str, value: Json, timeout_s: float) -> tuple[Json, ...]:
+        """Give every rank the value of every rank, in rank order.
 
-        Called on every rank exactly once per attempt, from the engine's background thread, when
-        this rank's files are durable or have failed. Never called from the training thread, and
-        never runs a collective: a slow rank delays commits, not training.
-
-        Args:
-            attempt_id: which save; the same on all ranks.
-            step: optimizer step of the save.
-            error: why this rank failed, or None if its files are durable.
-            timeout_s: how long to wait for the other ranks.
+        Called by every rank the same number of times for a topic, on the training thread, when a
+        Checkpointer is made and in `restore`; never during training.
 
         Raises:
-            CommitError: a rank failed, this one included; `.failures` says which and why. No rank
-                may publish the attempt.
-            CoordinationTimeout: a rank has not voted in time. No rank may publish the attempt.
+            CoordinationTimeout: a rank did not call it in time, or is dead; names the ranks.
+            CommitError: the ranks cannot reach each other.
         """
+
+    def attempt_id(self, step: int) -> str:
+        """`<step, 12 digits>-<8 hex digits>`: the same on every rank, and new, for each save of a step.
+
+        Called on the training thread, once for each `save`; does not communicate.
+        """
+
+    def agree(
+        self, attempt_id: str, step: int, ballot: Ballot, timeout_s: float
+    ) -> tuple[Json, ...]:
+        """Vote yes, and return once this rank may go on.
+
+        Returns:
+            On a leader, when every rank of the job has voted yes: `data` of the ranks that share its
+            root, in rank order. On other ranks `()`, at once after voting.
+
+        Raises:
+            CommitError: a rank failed or plans differ; `.failures` says which and why. No rank may
+                publish the attempt.
+            CoordinationTimeout: a rank has not voted in time or is dead. No rank may publish.
+        """
+
+    def settle(
+        self, attempt_id: str, step: int, error: BaseException | None, timeout_s: float
+    ) -> None:
+        """After `agree`: leaders say whether they published; returns once all of them have.
+
+        Raises:
+            CommitError: a leader could not publish; or, on ranks that do not lead, whatever `agree`
+                raised on leaders.
+            CoordinationTimeout: a leader has not answered in time: the step may be published or not.
+        """
+
+    def decline(self, attempt_id: str, step: int, error: BaseException) -> None:
+        """Vote no; returns at once, from whatever thread. Never raises. Idempotent."""
+
+    def close(self) -> None:
+        """Say goodbye; idempotent. Attempts that wait for this rank end badly, at once."""
 
 
 class NoCoordination:
@@ -42,10 +107,24 @@ class NoCoordination:
 
     info = RankInfo()
 
+    def gather(self, topic: str, value: Json, timeout_s: float) -> tuple[Json, ...]:
+        """The value itself; see `Coordination.gather`."""
+        return (value,)
+
+    def attempt_id(self, step: int) -> str:
+        """A random one; see `Coordination.attempt_id`."""
+        return f"{step:012d}-{secrets.token_hex(4)}"
+
     def agree(
+        self, attempt_id: str, step: int, ballot: Ballot, timeout_s: float
+    ) -> tuple[Json, ...]:
+        """Agree with oneself, at once; see `Coordination.agree`."""
+        return (ballot.data,)
+
+    def settle(
         self, attempt_id: str, step: int, error: BaseException | None, timeout_s: float
     ) -> None:
-        """Agree with oneself, at once; see `Coordination.agree`.
+        """See `Coordination.settle`.
 
         Raises:
             CommitError: `error` was given; it is the cause and `.failures[0]`.
@@ -54,3 +133,9 @@ class NoCoordination:
             return
         text = f"step {step} is not committed, committed steps are safe: {error}"
         raise CommitError(text, failures={self.info.rank: error}, step=step) from error
+
+    def decline(self, attempt_id: str, step: int, error: BaseException) -> None:
+        """Nobody needs to know; see `Coordination.decline`."""
+
+    def close(self) -> None:
+        """Nothing to do."""

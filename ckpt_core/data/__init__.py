@@ -1,0 +1,1 @@
+"""Exact resume of the order in which a run sees its data."""
