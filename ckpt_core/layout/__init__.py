@@ -3,7 +3,9 @@
 Call order of a save: `ShardLayout.plan` (or `LayoutBuilder`, when the order of leaves becomes known
 one by one) gives offsets and the shard file's header; when the file is written, `RankManifest`
 lists it, and `Manifest` lists the ranks. A load goes back: `Manifest.decode`, `RankManifest.decode`
-and the offsets of its leaves. `parse_header` reads a shard file alone, as other readers do.
+and the offsets of its leaves. When several ranks save together, `share_leaves` comes first: it says
+which part of each leaf a rank stores; `uncovered` and `needed_ranges` put the parts together again.
+`parse_header` reads a shard file alone, as other readers do.
 
 Idea: a shard file is a data map and one contiguous tensor region, in the order in which leaves
 become ready, so that staging copies each leaf straight to its place in the file.
@@ -13,6 +15,7 @@ Source: LightCheck III-D, DeepFreeze IV-A d. The bytes are specified in docs/for
 
 from __future__ import annotations
 
+from ckpt_core.layout.coverage import needed_ranges, uncovered
 from ckpt_core.layout.dtypes import Storage, itemsize, nbytes, storage
 from ckpt_core.layout.header import MAX_HEADER_BYTES, PAD_PREFIX
 from ckpt_core.layout.manifest import (
@@ -23,6 +26,7 @@ from ckpt_core.layout.manifest import (
     Manifest,
     RankEntry,
     RankManifest,
+    SliceEntry,
 )
 from ckpt_core.layout.names import (
     FORMAT_NAME,
@@ -35,6 +39,7 @@ from ckpt_core.layout.names import (
 from ckpt_core.layout.parse import HeaderEntry, header_length, parse_header
 from ckpt_core.layout.rules import MAX_MANIFEST_BYTES
 from ckpt_core.layout.shard import Extent, LayoutBuilder, ShardLayout
+from ckpt_core.layout.share import share_leaves, structure_hash
 
 __all__ = [
     "FORMAT_NAME",
@@ -54,13 +59,18 @@ __all__ = [
     "RankEntry",
     "RankManifest",
     "ShardLayout",
+    "SliceEntry",
     "Storage",
     "header_length",
     "itemsize",
     "nbytes",
+    "needed_ranges",
     "parse_header",
     "parse_shard_name",
     "rank_manifest_name",
     "shard_name",
+    "share_leaves",
     "storage",
+    "structure_hash",
+    "uncovered",
 ]

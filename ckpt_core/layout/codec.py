@@ -86,10 +86,10 @@ def _check_version(obj: Any, path: Path) -> None:
     version = obj.get("version")
     if type(version) is not int:
         raise Invalid("version", expected="an int", got=version)
-    if version != FORMAT_VERSION:
+    if not 1 <= version <= FORMAT_VERSION:
         raise UnknownFormat(
-            f"{path} has format version {str(version)[:20]}, this release reads {FORMAT_VERSION}: "
-            "install a newer ckpt-core; the checkpoint is untouched",
+            f"{path} has format version {str(version)[:20]}, this release reads 1 to "
+            f"{FORMAT_VERSION}: install a newer ckpt-core; the checkpoint is untouched",
             version=version,
             path=path,
         )

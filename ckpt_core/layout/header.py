@@ -9,7 +9,7 @@ from json.encoder import encode_basestring as quote
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout.dtypes import storage
-from ckpt_core.layout.names import FORMAT_VERSION
+from ckpt_core.layout.names import SHARD_VERSION
 from ckpt_core.types import ALIGN_BYTES, LeafSpec, align_up
 
 __all__ = [
@@ -35,7 +35,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 METADATA_KEY = "__metadata__"
 PAD_PREFIX = "__pad__"
-_OURS = {"format": "pt", "ckpt_core": str(FORMAT_VERSION)}
+_OURS = {"format": "pt", "ckpt_core": SHARD_VERSION}
 
 
 def metadata_text(metadata: Mapping[str, str]) -> str:

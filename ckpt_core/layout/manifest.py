@@ -3,6 +3,7 @@
     manifest.json    Manifest: the step, and the size and checksum of every rank manifest
     rank-00000.json  RankManifest: the rank's files, where each leaf lies in them, the skeleton
 
+A step of one rank has version 1, a step of several has version 2 in all of its manifests.
 `encode` and `decode` hold an object to the same rules (`rules.py`): what was written can be read.
 
 Source: PCcheck 4.1 (what must be durable before a checkpoint counts); torchsnapshot's manifest.
@@ -15,10 +16,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from ckpt_core.layout import codec
-from ckpt_core.layout.names import FORMAT_NAME, FORMAT_VERSION
-from ckpt_core.layout.rules import MAX_LEVELS, check_files, check_leaves, check_manifest, check_rank
+from ckpt_core.layout.names import FORMAT_NAME
+from ckpt_core.layout.rules import (
+    MAX_LEVELS,
+    check_entries,
+    check_files,
+    check_manifest,
+    check_rank,
+    check_version,
+)
 from ckpt_core.layout.strict_json import Invalid, check_plain, member, row
-from ckpt_core.types import LeafSpec
+from ckpt_core.types import Block, LeafSpec, Slice
 
 Json = Any
 """A value that `json.dumps` writes and `json.loads` gives back unchanged."""
@@ -52,6 +60,19 @@ class LeafEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceEntry:
+    """Where a rank's part of a shared leaf lies: `slice.nbytes` bytes at `offset` of `file`.
+
+    `spec` is that of the whole leaf, `file` an index in the rank's files.
+    """
+
+    spec: LeafSpec
+    slice: Slice
+    file: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankEntry:
     """A rank manifest as the manifest knows it: name, length and checksum of all its bytes."""
 
@@ -63,12 +84,20 @@ class RankEntry:
 
 @dataclass(frozen=True)
 class RankManifest:
-    """What one rank wrote."""
+    """What one rank wrote.
+
+    Attributes:
+        leaves: those that this rank stored whole, for itself alone.
+        slices: its parts of leaves that it stored together with other ranks.
+        version: 1 in a step of one rank, 2 in a step of several.
+    """
 
     rank: int
     files: tuple[FileEntry, ...]
     leaves: tuple[LeafEntry, ...]
     skeleton: Json
+    slices: tuple[SliceEntry, ...] = ()
+    version: int = 1
 
     def encode(self) -> bytes:
         """The bytes of `rank-NNNNN.json`; called from a background thread.
@@ -90,29 +119,14 @@ class RankManifest:
 
     def _as_json(self) -> dict[str, Json]:
         self._check()
+        slices = {"slices": [_slice_row(entry) for entry in self.slices]}
         return {
             "format": FORMAT_NAME,
-            "version": FORMAT_VERSION,
+            "version": self.version,
             "rank": self.rank,
-            "files": [
-                {
-                    "name": file.name,
-                    "nbytes": file.nbytes,
-                    "chunks": [(chunk.nbytes, chunk.xxh3) for chunk in file.chunks],
-                }
-                for file in self.files
-            ],
-            "leaves": [
-                (
-                    leaf.spec.name,
-                    leaf.spec.dtype,
-                    leaf.spec.shape,
-                    leaf.file,
-                    leaf.offset,
-                    leaf.nbytes,
-                )
-                for leaf in self.leaves
-            ],
+            "files": [_file_object(file) for file in self.files],
+            "leaves": [_leaf_row(leaf) for leaf in self.leaves],
+            **(slices if self.version > 1 else {}),
             "skeleton": self.skeleton,
         }
 
@@ -120,36 +134,53 @@ class RankManifest:
     def _from_json(cls, obj: dict[str, Json]) -> Self:
         if "skeleton" not in obj:
             raise Invalid("skeleton", expected="to be there", got=None)
-        files = tuple([_file(value) for value in member(obj, "files", list)])
-        leaves = tuple([_leaf(value) for value in member(obj, "leaves", list)])
-        manifest = cls(obj.get("rank"), files, leaves, obj["skeleton"])  # type: ignore[arg-type]
+        shared = member(obj, "slices", list) if obj["version"] > 1 else []
+        manifest = cls(
+            rank=obj.get("rank"),  # type: ignore[arg-type]
+            files=tuple([_file(value) for value in member(obj, "files", list)]),
+            leaves=tuple([_leaf(value) for value in member(obj, "leaves", list)]),
+            skeleton=obj["skeleton"],
+            slices=tuple([_slice(value) for value in shared]),
+            version=obj["version"],
+        )
         manifest._check()
         return manifest
 
     def _check(self) -> None:
+        check_version(self.version)
         check_rank(self.rank)
         check_files(self.files, rank=self.rank)
-        check_leaves(self.leaves, self.files)
+        if self.slices and self.version == 1:
+            raise Invalid("slices", expected="none in version 1", got=len(self.slices))
+        check_entries(self.leaves, self.slices, self.files)
         check_plain(self.skeleton, "skeleton", levels=MAX_LEVELS)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a step consists of. Written last: the step is complete when this file is there."""
+    """What a step consists of. Written last: the step is complete when this file is there.
+
+    Attributes:
+        ranks: those whose files lie beside this one, ascending: all, or those of one node.
+        state_bytes: sum of the sizes of their leaves and slices.
+        world_size: how many ranks saved together.
+        version: 1 or 2; 0 stands for what the world size asks for, and is replaced at once.
+    """
 
     step: int
     attempt: str
     created_unix_s: float
     ranks: tuple[RankEntry, ...]
     state_bytes: int
+    world_size: int = 1
+    version: int = 0
 
-    @property
-    def world_size(self) -> int:
-        """How many ranks saved together."""
-        return len(self.ranks)
+    def __post_init__(self) -> None:
+        if self.version == 0:
+            object.__setattr__(self, "version", 1 if self.world_size == 1 else 2)
 
     def encode(self) -> bytes:
-        """The bytes of `manifest.json`; called by rank 0 when every rank has voted.
+        """The bytes of `manifest.json`; called by the leading rank when every rank has voted.
 
         Raises:
             ConfigError: the object breaks the format's rules.
@@ -170,7 +201,7 @@ class Manifest:
         check_manifest(self)
         return {
             "format": FORMAT_NAME,
-            "version": FORMAT_VERSION,
+            "version": self.version,
             "step": self.step,
             "attempt": self.attempt,
             "created_unix_s": self.created_unix_s,
@@ -183,17 +214,25 @@ class Manifest:
     def _from_json(cls, obj: dict[str, Json]) -> Self:
         rows = member(obj, "ranks", list)
         ranks = tuple([RankEntry(*row(value, "rank row", 4)) for value in rows])
-        if member(obj, "world_size", int) != len(ranks):
-            raise Invalid("world_size", expected=str(len(ranks)), got=obj["world_size"])
         manifest = cls(
             step=member(obj, "step", int),
             attempt=member(obj, "attempt", str),
             created_unix_s=obj.get("created_unix_s"),  # type: ignore[arg-type]
             ranks=ranks,
             state_bytes=member(obj, "state_bytes", int),
+            world_size=member(obj, "world_size", int),
+            version=obj["version"],
         )
         check_manifest(manifest)
         return manifest
+
+
+# -- rows: one function for each way ----------------------------------------------------------
+
+
+def _file_object(file: FileEntry) -> dict[str, Json]:
+    chunks = [(chunk.nbytes, chunk.xxh3) for chunk in file.chunks]
+    return {"name": file.name, "nbytes": file.nbytes, "chunks": chunks}
 
 
 def _file(value: Json) -> FileEntry:
@@ -203,8 +242,35 @@ def _file(value: Json) -> FileEntry:
     return FileEntry(member(value, "name", str), member(value, "nbytes", int), tuple(chunks))
 
 
+def _leaf_row(leaf: LeafEntry) -> Json:
+    spec = leaf.spec
+    return (spec.name, spec.dtype, spec.shape, leaf.file, leaf.offset, leaf.nbytes)
+
+
 def _leaf(value: Json) -> LeafEntry:
     name, dtype, shape, file, offset, size = row(value, "leaf row", 6)
-    if type(shape) is not list:
-        raise Invalid("shape", expected="a list", got=shape)
-    return LeafEntry(LeafSpec(name, dtype, tuple(shape)), file, offset, size)
+    return LeafEntry(LeafSpec(name, dtype, _ints(shape, "shape")), file, offset, size)
+
+
+def _slice_row(entry: SliceEntry) -> Json:
+    spec, part = entry.spec, entry.slice
+    block = None if part.block is None else (part.block.offsets, part.block.sizes)
+    where = (entry.file, entry.offset, part.nbytes, part.begin)
+    return (spec.name, spec.dtype, spec.shape, *where, block)
+
+
+def _slice(value: Json) -> SliceEntry:
+    name, dtype, shape, file, offset, size, begin, box = row(value, "slice row", 8)
+    block = None
+    if box is not None:
+        offsets, sizes = row(box, "block", 2)
+        block = Block(_ints(offsets, "block offsets"), _ints(sizes, "block sizes"))
+    spec = LeafSpec(name, dtype, _ints(shape, "shape"))
+    return SliceEntry(spec, Slice(begin, size, block), file, offset)
+
+
+def _ints(value: Json, what: str) -> tuple[int, ...]:
+    """A list as a tuple; `rules` looks at what is in it."""
+    if type(value) is not list:
+        raise Invalid(what, expected="a list", got=value)
+    return tuple(value)

@@ -7,7 +7,12 @@ import re
 from ckpt_core.errors import ConfigError
 
 FORMAT_NAME = "ckpt-core"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""The newest version. Steps of one rank stay at version 1, which every release reads."""
+
+SHARD_VERSION = "1"
+"""What a shard's header says of itself; version 2 changed the manifests alone."""
+
 MANIFEST_NAME = "manifest.json"
 
 MAX_RANKS = 100_000

@@ -6,16 +6,26 @@ check looks at the type first. Each raises `Invalid`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_core.layout.dtypes import MAX_BYTES, MAX_DIMS, STORAGE, measure
-from ckpt_core.layout.names import MAX_FILES, MAX_RANKS, parse_shard_name, rank_manifest_name
+from ckpt_core.layout.names import (
+    FORMAT_VERSION,
+    MAX_FILES,
+    MAX_RANKS,
+    parse_shard_name,
+    rank_manifest_name,
+)
 from ckpt_core.layout.strict_json import Invalid, bounded, brief, is_name, note
 
 if TYPE_CHECKING:
-    from ckpt_core.layout.manifest import FileEntry, LeafEntry, Manifest, RankEntry
+    from ckpt_core.layout.manifest import FileEntry, LeafEntry, Manifest, RankEntry, SliceEntry
+    from ckpt_core.types import Block, LeafSpec
+
+    _Place = tuple[int, int, int, str]
 
 MAX_MANIFEST_BYTES = 2**28
 """Bound of one JSON file: a reader holds it whole, and several times as much while it parses."""
@@ -29,6 +39,11 @@ MAX_UNIX_S = 253_402_300_799
 
 _XXH3 = re.compile(r"[0-9a-f]{16}\Z")
 _ATTEMPT = re.compile(r"([0-9]{12,18})-[0-9a-f]{8}\Z")
+
+
+def check_version(version: object) -> None:
+    """A version that this release writes."""
+    bounded(version, "version", 1, FORMAT_VERSION)
 
 
 def check_rank(rank: object) -> None:
@@ -62,33 +77,66 @@ def _check_chunks(file: FileEntry) -> None:
         raise Invalid(f"chunks of {file.name}", expected=f"{file.nbytes} bytes in all", got=total)
 
 
-def check_leaves(leaves: Sequence[LeafEntry], files: Sequence[FileEntry]) -> None:
-    """Each leaf lies inside its file, has the size of its shape, and shares no byte or name."""
-    for leaf in leaves:
-        _check_leaf(leaf, files)
-    names = {leaf.spec.name for leaf in leaves}
-    if len(names) != len(leaves):
-        raise Invalid("leaf names", expected=f"{len(leaves)} different ones", got=len(names))
+def check_entries(
+    leaves: Sequence[LeafEntry], slices: Sequence[SliceEntry], files: Sequence[FileEntry]
+) -> None:
+    """Leaves and slices lie inside their files, fit their shapes, and share no byte or name."""
+    places = [_check_leaf(leaf, files) for leaf in leaves]
+    places += [_check_slice(entry, files) for entry in slices]
+    names = {name for *_, name in places}
+    if len(names) != len(places):
+        raise Invalid("leaf names", expected=f"{len(places)} different ones", got=len(names))
     # Overlap would let a small file claim any amount of memory for its leaves.
-    end, file = 0, -1
-    for leaf in sorted(leaves, key=lambda leaf: (leaf.file, leaf.offset, leaf.nbytes)):
-        if leaf.file != file:
-            end, file = 0, leaf.file
-        if leaf.offset < end:
-            raise Invalid(
-                f"offset of leaf {brief(leaf.spec.name)}", expected=f">= {end}", got=leaf.offset
-            )
-        end = leaf.offset + leaf.nbytes
+    end, last = 0, -1
+    for file, offset, size, name in sorted(places):
+        if file != last:
+            end, last = 0, file
+        if offset < end:
+            raise Invalid(f"offset of leaf {brief(name)}", expected=f">= {end}", got=offset)
+        end = offset + size
 
 
-def _check_leaf(leaf: LeafEntry, files: Sequence[FileEntry]) -> None:
-    spec = leaf.spec
+def _check_leaf(leaf: LeafEntry, files: Sequence[FileEntry]) -> _Place:
+    size = _check_spec(leaf.spec)
+    if type(leaf.nbytes) is not int or leaf.nbytes != size:
+        what = f"nbytes of leaf {brief(leaf.spec.name)}"
+        raise Invalid(what, expected=str(size), got=leaf.nbytes)
+    return _check_place(leaf.spec.name, (leaf.file, leaf.offset, size), files)
+
+
+def _check_slice(entry: SliceEntry, files: Sequence[FileEntry]) -> _Place:
+    spec, part = entry.spec, entry.slice
+    room = _check_spec(spec)
+    whose, unit = f"of the slice of leaf {brief(spec.name)}", STORAGE[spec.dtype].itemsize
+    if part.block is not None:
+        room = _check_block(part.block, spec.shape, whose) * unit
+    begin = bounded(part.begin, f"begin {whose}", 0, room)
+    size = bounded(part.nbytes, f"nbytes {whose}", 0, room - begin)
+    place = _check_place(spec.name, (entry.file, entry.offset, size), files)
+    for what, value in (("begin", begin), ("nbytes", size), ("offset", size and entry.offset)):
+        if value % unit:
+            raise Invalid(f"{what} {whose}", expected=f"a multiple of {unit}", got=value)
+    return place
+
+
+def _check_block(block: Block, shape: tuple[int, ...], whose: str) -> int:
+    """How many elements the block has; it lies inside the shape."""
+    if not len(block.offsets) == len(block.sizes) == len(shape):
+        got = note(f"{len(block.offsets)} offsets and {len(block.sizes)} sizes")
+        raise Invalid(f"block {whose}", expected=f"{len(shape)} of each", got=got)
+    for offset, size, dim in zip(block.offsets, block.sizes, shape, strict=True):
+        bounded(offset, f"block offset {whose}", 0, dim)
+        bounded(size, f"block size {whose}", 0, dim - offset)
+    return math.prod(block.sizes)
+
+
+def _check_spec(spec: LeafSpec) -> int:
+    """Bytes of the whole leaf."""
     if not is_name(spec.name):
         raise Invalid("leaf name", expected="a text that UTF-8 can hold", got=spec.name)
     if type(spec.dtype) is not str or spec.dtype not in STORAGE:
-        raise Invalid(
-            f"dtype of leaf {brief(spec.name)}", expected="a dtype of this version", got=spec.dtype
-        )
+        what = f"dtype of leaf {brief(spec.name)}"
+        raise Invalid(what, expected="a dtype of this version", got=spec.dtype)
     for dim in spec.shape:
         if type(dim) is not int:
             raise Invalid(f"shape of leaf {brief(spec.name)}", expected="ints", got=dim)
@@ -97,17 +145,21 @@ def _check_leaf(leaf: LeafEntry, files: Sequence[FileEntry]) -> None:
         expected = f"up to {MAX_DIMS} dimensions >= 0, 2**60 bytes"
         got = note(f"{len(spec.shape)} dimensions")
         raise Invalid(f"shape of leaf {brief(spec.name)}", expected=expected, got=got)
-    if type(leaf.nbytes) is not int or leaf.nbytes != size:
-        raise Invalid(f"nbytes of leaf {brief(spec.name)}", expected=str(size), got=leaf.nbytes)
+    return size
+
+
+def _check_place(name: str, place: tuple[int, int, int], files: Sequence[FileEntry]) -> _Place:
+    """`(file, offset, nbytes)`, of which the last is checked before, lies in one of the files."""
+    file, offset, size = place
     if not files:
         raise Invalid("file of a leaf", expected="a file", got=note("a rank without files"))
-    bounded(leaf.file, f"file of leaf {brief(spec.name)}", 0, len(files) - 1)
-    room = files[leaf.file].nbytes - size
-    bounded(leaf.offset, f"offset of leaf {brief(spec.name)}", 0, room)
+    bounded(file, f"file of leaf {brief(name)}", 0, len(files) - 1)
+    bounded(offset, f"offset of leaf {brief(name)}", 0, files[file].nbytes - size)
+    return (file, offset, size, name)
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Step, attempt and time are in range; ranks are 0 .. n-1 in order, each with its own file."""
+    """Step, attempt and time are in range; ranks ascend, each with its own file."""
     step = bounded(manifest.step, "step", 0, MAX_STEP)
     match = _ATTEMPT.match(manifest.attempt) if type(manifest.attempt) is str else None
     if match is None or match[1] != f"{step:012d}":
@@ -116,15 +168,21 @@ def check_manifest(manifest: Manifest) -> None:
     if type(created) not in (int, float) or not 0 <= created <= MAX_UNIX_S:
         raise Invalid("created_unix_s", expected=f"seconds in 0..{MAX_UNIX_S}", got=created)
     bounded(manifest.state_bytes, "state_bytes", 0, MAX_BYTES)
-    bounded(len(manifest.ranks), "number of ranks", 1, MAX_RANKS)
-    for rank, entry in enumerate(manifest.ranks):
-        _check_rank_entry(entry, rank)
+    check_version(manifest.version)
+    bounded(manifest.world_size, "world_size", manifest.version, MAX_RANKS)
+    bounded(len(manifest.ranks), "number of ranks", 1, manifest.world_size)
+    if manifest.version == 1:
+        bounded(len(manifest.ranks), "number of ranks", manifest.world_size, manifest.world_size)
+    above = 0
+    for entry in manifest.ranks:
+        _check_rank_entry(entry, above, manifest.world_size - 1)
+        above = entry.rank + 1
 
 
-def _check_rank_entry(entry: RankEntry, rank: int) -> None:
-    bounded(entry.rank, "rank (ranks are in order)", rank, rank)
-    if entry.file != rank_manifest_name(rank):
-        raise Invalid("rank manifest", expected=rank_manifest_name(rank), got=entry.file)
+def _check_rank_entry(entry: RankEntry, low: int, high: int) -> None:
+    bounded(entry.rank, "rank (ranks are in order)", low, high)
+    if entry.file != rank_manifest_name(entry.rank):
+        raise Invalid("rank manifest", expected=rank_manifest_name(entry.rank), got=entry.file)
     bounded(entry.nbytes, f"nbytes of {entry.file}", 1, MAX_MANIFEST_BYTES)
     _check_xxh3(entry.xxh3, f"xxh3 of {entry.file}")
 

@@ -9,9 +9,11 @@ import pytest
 
 from ckpt_core import layout
 from ckpt_core.layout.dtypes import MAX_BYTES, MAX_DIMS, STORAGE
-from ckpt_core.layout.names import MAX_FILES, MAX_RANKS
+from ckpt_core.layout.names import MAX_FILES, MAX_RANKS, SHARD_VERSION
 from ckpt_core.layout.rules import MAX_LEVELS, MAX_STEP, MAX_UNIX_S
+from ckpt_core.layout.share import CUT_BYTES, WHOLE_BYTES
 from ckpt_core.state import atoms
+from tests.layout.manifests import RANK_2, STEP_2, Either, plain
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 
@@ -49,8 +51,12 @@ def test_the_table_of_dtypes_is_the_one_of_the_code() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"# The format, version {layout.FORMAT_VERSION}",
-        f'| `format`, `version` | `"{layout.FORMAT_NAME}"`, `{layout.FORMAT_VERSION}` |',
+        f"# The format, versions 1 and {layout.FORMAT_VERSION}\n",
+        f'| `format`, `version` | `"{layout.FORMAT_NAME}"`, `1` if `world_size` is 1, ',
+        f"else `{layout.FORMAT_VERSION}` |",
+        f'`"ckpt_core": "{SHARD_VERSION}"`',
+        f"multiples of {CUT_BYTES} bytes",
+        f"leaves of up to {WHOLE_BYTES} bytes staying whole",
         f"at most {layout.MAX_HEADER_BYTES:,} (safetensors".replace(",", " "),
         f"at most {layout.MAX_MANIFEST_BYTES:,} bytes".replace(",", " "),
         f"at most {MAX_RANKS:,} ranks".replace(",", " "),
@@ -65,6 +71,31 @@ def test_the_table_of_dtypes_is_the_one_of_the_code() -> None:
 )
 def test_the_page_states_each_limit(text: str) -> None:
     assert text in PAGE
+
+
+@pytest.mark.parametrize(
+    ("heading", "manifest", "inner"),
+    [("### `manifest.json`", STEP_2, []), ("### `rank-RRRRR.json`", RANK_2, ["chunks"])],
+)
+def test_every_key_of_a_manifest_has_a_row(
+    heading: str, manifest: Either, inner: list[str]
+) -> None:
+    found = [name for cells in rows(heading) for name in words(cells[0])]
+    assert sorted(found) == sorted([*plain(manifest), *inner])
+
+
+def test_rows_of_the_manifests_are_as_long_as_the_page_says() -> None:
+    ranks, slices = plain(STEP_2)["ranks"], plain(RANK_2)["slices"]
+    leaves, chunks = plain(RANK_2)["leaves"], plain(RANK_2)["files"][0]["chunks"]
+    lists = {"ranks": ranks, "slices": slices, "leaves": leaves, "chunks": chunks}
+    for heading in ("### `manifest.json`", "### `rank-RRRRR.json`"):
+        for key, text in rows(heading):
+            found = lists.pop(key.strip("`"), None)
+            if found is not None:
+                shape = re.search(r"rows `\[(.*?)\]`", text)
+                assert shape is not None
+                assert {len(row) for row in found} == {len(shape[1].split(", "))}
+    assert not lists
 
 
 def test_steps_have_at_most_eighteen_digits() -> None:
