@@ -8,10 +8,14 @@ Call order:
 
 Idea: each piece of memory is one leaf, however many tensors show it, so nothing is written twice
 and sharing survives; the skeleton is JSON, so reading a checkpoint runs no code.
+Of a DTensor each rank sees its local part: the leaf is that, and `FlatState.placements` says which
+box of the whole it is; the skeleton knows only the whole, so it does not matter who restores it.
+
 Source: DeepFreeze (CCGrid '20) section IV-A c.
 """
 
 from ckpt_core.state.bind import Binding, bind
+from ckpt_core.state.distributed import local_of
 from ckpt_core.state.flatten import FlatState, SpecMemo, flatten
 from ckpt_core.state.leaf import Leaf
 from ckpt_core.state.memory import GIL_RELEASE_BYTES, blocks, memory_of, one_thread_limit
@@ -29,6 +33,7 @@ __all__ = [
     "bind",
     "blocks",
     "flatten",
+    "local_of",
     "memory_of",
     "one_thread_limit",
 ]

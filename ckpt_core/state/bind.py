@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from torch import Tensor
 
 from ckpt_core.errors import RestoreError, StateMismatch
 from ckpt_core.state.aliasing import overlaps_itself
+from ckpt_core.state.distributed import is_distributed, local_of, take_box
 from ckpt_core.state.leaf import dtype_name, extent
 from ckpt_core.state.match import Home, Load, Matcher
 from ckpt_core.state.skeleton import Skeleton
 from ckpt_core.state.special import subbyte_dtypes
-from ckpt_core.types import LeafSpec
+from ckpt_core.types import Block, LeafSpec
 
 _SHOWN = 20
 
@@ -23,9 +25,10 @@ def bind(skeleton: Skeleton, specs: Mapping[str, LeafSpec], live: Any, *, truste
     """Pair a checkpoint with a live state; changes nothing yet. Called by `restore`.
 
     Args:
-        specs: every leaf of the checkpoint, by name.
+        specs: every leaf of the checkpoint, by name, of its whole shape if ranks store it in parts.
         live: the state tree to fill, of the structure that was saved. A plain value in it takes
-            whatever was saved, in the tree that `finish` returns.
+            whatever was saved, in the tree that `finish` returns. A DTensor takes its local part of
+            a leaf of its whole shape, whether the leaf was one when it was saved or not.
         trusted: unpickle any type and import modules.
 
     Raises:
@@ -40,10 +43,28 @@ def bind(skeleton: Skeleton, specs: Mapping[str, LeafSpec], live: Any, *, truste
         raise _mismatch(matcher.problems, skeleton)
     direct, rest = _choose(skeleton, specs, matcher.homes)
     fresh = skeleton.allocate({name: spec for name, spec in specs.items() if name not in direct})
-    destinations = {name: direct[name] if name in direct else fresh[name] for name in specs}
+    targets = _Targets(
+        {name: direct[name].tensor if name in direct else fresh[name] for name in specs},
+        {name: home.block for name, home in direct.items() if home.block is not None},
+        {name: home.whole for name, home in direct.items() if home.whole is not None},
+    )
     # What cannot be built must show before anything is filled.
-    skeleton.builder(destinations, trusted=trusted, rehearsal=True).build(skeleton.tree)
-    return Binding(skeleton, destinations, copies=rest, loads=matcher.loads, trusted=trusted)
+    skeleton.builder(targets.shown, trusted=trusted, rehearsal=True).build(skeleton.tree)
+    return Binding(skeleton, targets, copies=rest, loads=matcher.loads, trusted=trusted)
+
+
+@dataclass(frozen=True)
+class _Targets:
+    """Memory to fill, the boxes it takes, and the DTensors that it is the local part of; by leaf."""
+
+    tensors: dict[str, Tensor]
+    blocks: dict[str, Block]
+    wholes: dict[str, Tensor]
+
+    @property
+    def shown(self) -> dict[str, Tensor]:
+        """What the tree that is returned holds."""
+        return self.tensors | self.wholes
 
 
 class Binding:
@@ -53,18 +74,22 @@ class Binding:
         destinations: leaf name -> tensor of any strides and device; live where there is a live
             tensor of the same dtype and shape, else fresh. Its elements take the leaf's bytes in
             row-major order. No two of them overlap, so they may be filled in parallel.
+        blocks: leaf name -> the box of the leaf that its destination takes, where that is the local
+            part of a DTensor. Other destinations take the whole leaf.
     """
 
     def __init__(
         self,
         skeleton: Skeleton,
-        destinations: dict[str, Tensor],
+        targets: _Targets,
         *,
         copies: list[Home],
         loads: list[Load],
         trusted: bool,
     ) -> None:
-        self.destinations = destinations
+        self.destinations = targets.tensors
+        self.blocks = targets.blocks
+        self._shown = targets.shown
         self._skeleton = skeleton
         self._copies = copies
         self._loads = loads
@@ -79,10 +104,10 @@ class Binding:
             RestoreError: a `load_state_dict` failed; names the object, which may be half loaded.
             CorruptCheckpoint: parts of a composite tensor contradict each other.
         """
-        builder = self._skeleton.builder(self.destinations, trusted=self._trusted)
+        builder = self._skeleton.builder(self._shown, trusted=self._trusted)
         with torch.no_grad():
             for home in self._copies:
-                _copy(home.tensor, builder.ref(home.number))
+                _fill_copy(home, builder.ref(home.number))
         for load in self._loads:
             try:
                 load.live.load_state_dict(builder.build(load.node))
@@ -108,9 +133,10 @@ def _mismatch(problems: list[str], skeleton: Skeleton) -> StateMismatch:
 
 def _choose(
     skeleton: Skeleton, specs: Mapping[str, LeafSpec], homes: list[Home]
-) -> tuple[dict[str, Tensor], list[Home]]:
+) -> tuple[dict[str, Home], list[Home]]:
     """One home for each leaf, where the bytes go directly; the others are filled by copies."""
-    direct: dict[str, Tensor] = {}
+    direct: dict[str, Home] = {}
+    undivided = _undivided(skeleton, homes)
     rest: list[Home] = []
     claimed: dict[int, list[tuple[int, int]]] = {}
     known: dict[str, tuple[object, ...]] = {}
@@ -120,12 +146,27 @@ def _choose(
         if place is not None and known.get(name) == place:
             continue  # The same live tensor again: tied weights.
         fits = name not in direct and _is_direct(skeleton, specs[name], home)
+        fits = fits and (home.whole is None or name not in undivided)
         if fits and _claim(home.tensor, claimed):
-            direct[name] = home.tensor
+            direct[name] = home
             known[name] = place or ()
         else:
             rest.append(home)
     return direct, rest
+
+
+def _undivided(skeleton: Skeleton, homes: list[Home]) -> set[str]:
+    """Leaves that something else needs whole, or another part of, than a DTensor that is a home."""
+    refs = skeleton.refs
+    if all(home.whole is None for home in homes):
+        return set()
+    found = {refs.leaf[number] for number in (*refs.views, *refs.composites)}
+    forms: dict[str, tuple[bool, Block | None]] = {}
+    for home in homes:
+        name, form = refs.leaf[home.number], (home.whole is None, home.block)
+        if forms.setdefault(name, form) != form:
+            found.add(name)
+    return found
 
 
 def _is_direct(skeleton: Skeleton, spec: LeafSpec, home: Home) -> bool:
@@ -158,6 +199,15 @@ def _claim(tensor: Tensor, claimed: dict[int, list[tuple[int, int]]]) -> bool:
         return False
     taken.append((low, high))
     return True
+
+
+def _fill_copy(home: Home, source: Tensor) -> None:
+    """Fill a live tensor from the tensor of an occurrence, which may be distributed alike."""
+    if is_distributed(type(source)):
+        source = local_of(source)
+    elif home.block is not None:
+        source = take_box(source, home.block)
+    _copy(home.tensor, source)
 
 
 def _copy(home: Tensor, source: Tensor) -> None:

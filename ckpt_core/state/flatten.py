@@ -7,8 +7,8 @@ copies no tensor; clones of eager leaves are the stager's job.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
@@ -18,12 +18,19 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ckpt_core.state.aliasing import Draft, PoolDraft, draft_leaves, find_shared
+from ckpt_core.state.distributed import (
+    Placer,
+    check_plain_parts,
+    keep_local_parts,
+    local_of,
+)
 from ckpt_core.state.freeze import Walker, shown
 from ckpt_core.state.leaf import Leaf, build_many, dtype_name, row_major
 from ckpt_core.state.nodes import Composite, LeafTable, Pool, Ref, RefTable
+from ckpt_core.state.origin import Origin
 from ckpt_core.state.skeleton import Skeleton
 from ckpt_core.state.special import clear_bits, decompose, find_special, part_items
-from ckpt_core.types import LeafSpec
+from ckpt_core.types import LeafSpec, Placement
 
 ROOT_NAME = "value"
 _RESERVED = "__metadata__"
@@ -34,17 +41,35 @@ _nbytes = attrgetter("nbytes")
 
 @dataclass(frozen=True)
 class FlatState:
-    """A state tree taken apart.
+    """A state tree taken apart. Holds on to the live state: not for longer than `save` runs.
 
     Attributes:
-        leaves: every tensor that must be stored, each piece of memory once, in tree order.
+        leaves: every tensor that must be stored, each piece of memory once, in tree order. Of a
+            DTensor the local part, whose shape is also that of the spec.
         skeleton: everything else, frozen.
         specs: those of the leaves; not to be changed.
+        placements: where the leaves lie that are local parts of DTensors, by name.
     """
 
     leaves: tuple[Leaf, ...]
     skeleton: Skeleton
     specs: Sequence[LeafSpec]
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+    origin: Origin = field(default_factory=Origin, repr=False)
+
+    def names_of_rng(self) -> frozenset[str]:
+        """Leaves of `RngState` objects. Computed at each call."""
+        return self.origin.names_of_rng(self.skeleton.refs.leaf)
+
+    def names_of_buffers(self) -> frozenset[str]:
+        """Leaves that are buffers of modules in the tree, wrapped or not. Computed at each call.
+
+        A module that was given as its `state_dict()` is not known.
+        """
+        return self.origin.names_of_buffers(self.skeleton.refs.leaf)
+
+
+_MemoKey = tuple[list[str], list[torch.dtype], list[torch.Size], dict[str, Placement]]
 
 
 class SpecMemo:
@@ -55,15 +80,19 @@ class SpecMemo:
     """
 
     def __init__(self) -> None:
-        self._key: tuple[list[str], list[torch.dtype], list[torch.Size]] | None = None
+        self._key: _MemoKey | None = None
         self._specs: list[LeafSpec] = []
+        self.known: dict[Placement, Placement] = {}
 
-    def specs(self, names: list[str], tensors: Sequence[Tensor]) -> list[LeafSpec]:
+    def specs(
+        self, names: list[str], tensors: Sequence[Tensor], placements: dict[str, Placement]
+    ) -> list[LeafSpec]:
         """A spec for each tensor; the same list object as last time if nothing changed."""
         key = (
             names,
             list(map(attrgetter("dtype"), tensors)),
             list(map(attrgetter("shape"), tensors)),
+            placements,
         )
         if key != self._key:
             # Copies: the caller goes on to use its list of names.
@@ -93,11 +122,13 @@ def flatten(
         ConfigError: something in the tree cannot be stored, or overlaps a staged leaf; names its
             path. Nothing was changed.
     """
-    walker = Walker()
+    memo = memo or SpecMemo()
+    walker = Walker(Placer(memo.known))
     tree = walker.node(state, "")
-    refs = RefTable()
+    refs = RefTable(flags=walker.flags)
     _note_parameters(walker.tensors, refs)
     owners = _take_apart_specials(walker, refs)
+    check_plain_parts(refs.composites, walker.names, walker.placements)
     leaf_table = LeafTable()
     shown_staged = [(leaf.spec.name, leaf.tensor) for leaf in staged]
     shared = find_shared(walker.tensors, shown_staged)
@@ -105,15 +136,23 @@ def flatten(
     if shared:
         numbered = [(index, walker.tensors[index]) for index in shared]
         drafts, pools = draft_leaves(numbered, walker.names, shown_staged)
+        if walker.placements:
+            pools = keep_local_parts(drafts, pools, walker.tensors, walker.names, walker.placements)
         names, tensors, leaf_of = _adopt(drafts, walker, refs, staged)
         _describe(drafts, pools, refs, leaf_table, [name for name, _ in shown_staged])
     else:
         tensors, leaf_of = walker.tensors, range(len(walker.tensors))
         names = refs.leaf = unique_names(walker.names, [name for name, _ in shown_staged])
     forced = {leaf_of[index] for index in _must_be_eager(walker, owners, eager_leaf_bytes)}
-    specs = (memo or SpecMemo()).specs(names, tensors)
+    placements = {refs.leaf[index]: found for index, found in walker.placements.items()}
+    for name, _ in shown_staged:
+        placements.pop(name, None)
+    specs = memo.specs(names, tensors, placements)
     leaves = _make_leaves(specs, tensors, forced, eager_leaf_bytes)
-    return FlatState(tuple(leaves), Skeleton(tree, refs, leaf_table), specs)
+    skeleton = Skeleton(tree, refs, leaf_table)
+    return FlatState(
+        tuple(leaves), skeleton, specs, placements, Origin(walker.segments, walker.tensors)
+    )
 
 
 def _note_parameters(tensors: list[Tensor], refs: RefTable) -> None:
@@ -235,7 +274,7 @@ class _Parameters:
         known = self._of.get(id(owner))
         if known is None:
             known = self._of[id(owner)] = {
-                parameter.untyped_storage()._cdata
+                local_of(parameter).untyped_storage()._cdata
                 for parameter in owner.parameters()
                 if parameter.layout is torch.strided
             }

@@ -21,6 +21,7 @@ from torch.nn import Parameter
 from ckpt_core.errors import ConfigError
 from ckpt_core.state import arrays
 from ckpt_core.state.atoms import EXACT_TYPES
+from ckpt_core.state.distributed import Placer, Unplaced, is_distributed
 from ckpt_core.state.nodes import (
     MAX_DEPTH,
     PLAIN,
@@ -36,6 +37,7 @@ from ckpt_core.state.nodes import (
 )
 from ckpt_core.state.opaque import pickle_opaque
 from ckpt_core.state.special import is_uninitialized
+from ckpt_core.types import Placement
 
 FACTORIES: dict[str, type] = {
     cls.__name__: cls for cls in (list, dict, int, float, set, str, bool, tuple)
@@ -55,12 +57,18 @@ def shown(path: str) -> str:
 
 
 class Walker:
-    """One walk. `segments` says to which object the tensors from a number on belong."""
+    """One walk. `segments` says to which object the tensors from a number on belong.
 
-    def __init__(self) -> None:
+    A DTensor is noted by its local part; `placements` and `flags` hold what that does not tell.
+    """
+
+    def __init__(self, placer: Placer) -> None:
         self.names: list[str] = []
         self.tensors: list[Tensor] = []
         self.segments: list[tuple[int, object]] = [(0, None)]
+        self.placements: dict[int, Placement] = {}
+        self.flags: dict[int, str] = {}
+        self._placer = placer
         self._active: dict[int, None] = {}
         self._arrays: dict[int, tuple[Any, Tensor | None]] = {}
 
@@ -102,6 +110,21 @@ class Walker:
         number = Ref(len(self.tensors))
         self.tensors.append(tensor)
         self.names.append(path)
+        return number
+
+    def local_part(self, tensor: Tensor, path: str) -> Ref:
+        """Note one DTensor."""
+        try:
+            local, placement = self._placer.place(tensor)
+        except Unplaced as exc:
+            raise ConfigError(f"{shown(path)} {exc}") from exc
+        number = self.ref(local, path)
+        self.placements[number] = placement
+        flags = "p" if isinstance(tensor, Parameter) else ""
+        if tensor.requires_grad and tensor.is_leaf:
+            flags += "g"
+        if flags:
+            self.flags[number] = flags
         return number
 
     def values(self, values: Sequence[Any], names: Iterable[str], path: str) -> list[Node]:
@@ -278,10 +301,10 @@ def _handler(cls: type) -> _Handler:
 
 def _tensor_subclass(walker: Walker, value: Any, path: str) -> Node:
     cls = type(value)
+    if is_distributed(cls):
+        return walker.local_part(value, path)
     if is_uninitialized(value):
         advice = "run one forward pass first, so that its shape is known"
-    elif cls.__name__ == "DTensor":
-        advice = "save each rank's shard with .to_local(), or gather it with .full_tensor()"
     else:
         advice = "store .as_subclass(torch.Tensor), or wrap it in an object with state_dict()"
     raise ConfigError(f"{shown(path)} is a {type_name(cls)}, not a plain tensor: {advice}")

@@ -15,12 +15,13 @@ from torch.optim import Optimizer
 
 from ckpt_core.state.arrays import as_tensor
 from ckpt_core.state.build import check_view
+from ckpt_core.state.distributed import Placer, Unplaced, is_distributed
 from ckpt_core.state.leaf import dtype_name, dtypes
 from ckpt_core.state.nodes import PLAIN, Array, Map, Node, Obj, Record, Ref, Seq
-from ckpt_core.state.objects import needs_load, parameter_shapes
+from ckpt_core.state.objects import needs_load, parameters_of
 from ckpt_core.state.skeleton import Skeleton
 from ckpt_core.state.special import is_uninitialized
-from ckpt_core.types import LeafSpec
+from ckpt_core.types import Block, LeafSpec
 
 _SEQUENCES = (list, tuple)
 _LIKE_PARAMETER = frozenset(
@@ -32,10 +33,19 @@ _LIKE_PARAMETER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """A live tensor that must hold what an occurrence shows."""
+    """A live tensor that must hold what an occurrence shows.
+
+    Attributes:
+        number: of the occurrence.
+        tensor: plain memory; of a DTensor the local part.
+        whole: the DTensor that `tensor` is the local part of.
+        block: the box of the occurrence that `tensor` takes; None for all of it.
+    """
 
     number: Ref
     tensor: Tensor
+    whole: Tensor | None = None
+    block: Block | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,7 @@ class Matcher:
         self._specs = specs
         self._keys = skeleton.builder({}, trusted=trusted)
         self._fill = True
+        self._placer = Placer()
 
     def check_refs(self) -> None:
         """Raise CorruptCheckpoint when an occurrence does not fit the leaves that are listed."""
@@ -139,6 +150,11 @@ class Matcher:
         if not isinstance(node, Ref):
             self._differ(node, live, path)
             return
+        if is_distributed(type(live)):
+            if self._same(node, live, path):
+                # What load_state_dict copies from must be distributed like what it copies to.
+                self._distributed(node, live if self._fill else torch.empty_like(live), path)
+            return
         if is_uninitialized(live):
             return  # The module's own load_state_dict gives it its shape.
         if type(live) not in (Tensor, torch.nn.Parameter) or live.is_meta or live.is_nested:
@@ -148,6 +164,19 @@ class Matcher:
             # A copy into an alias of a sparse tensor would give the alias new parts, not the tensor.
             plain = live.layout is torch.strided and not live.is_quantized
             self.homes.append(Home(node, live.detach() if plain else live))
+
+    def _distributed(self, number: Ref, live: Tensor, path: str) -> None:
+        """A home that is the local part of a DTensor."""
+        try:
+            local, placement = self._placer.place(live)
+        except Unplaced as exc:
+            self._problem(path, str(exc))
+            return
+        if local.is_meta:
+            self._problem(path, "the live tensor has no memory: call to_empty() first")
+            return
+        block = None if placement.block.sizes == placement.shape else placement.block
+        self.homes.append(Home(number, local, live.detach(), block))
 
     def _same(self, number: Ref, live: Tensor, path: str) -> bool:
         dtype, shape = self.signature(number)
@@ -237,7 +266,7 @@ class Matcher:
             self._problem(f"{path}.param_groups" if path else "param_groups", text)
             return
         live_states = live.state_dict().get("state", {})
-        shapes = parameter_shapes(live)
+        parameters = parameters_of(live)
         for key, rows in zip(states.keys, states.values, strict=True):
             if not isinstance(rows, Map) or type(key) is not int:
                 continue
@@ -245,15 +274,22 @@ class Matcher:
             where = f"{path}.state.{key}" if path else f"state.{key}"
             for name, row in _fields_of(rows).items():
                 if isinstance(row, Ref):
-                    mirror = shapes.get(key) if name in _LIKE_PARAMETER else None
-                    self._slot(row, mine.get(name), mirror, f"{where}.{name}")
+                    pair = (mine.get(name), parameters.get(key))
+                    self._slot(row, pair, f"{where}.{name}", like=name in _LIKE_PARAMETER)
 
-    def _slot(self, number: Ref, live: Any, mirror: tuple[int, ...] | None, path: str) -> None:
-        """One tensor of an optimizer: filled in place if it is there already, else allocated."""
+    def _slot(self, number: Ref, pair: tuple[Any, Tensor | None], path: str, *, like: bool) -> None:
+        """One tensor of an optimizer: filled in place if it is there already, else allocated.
+
+        Args:
+            pair: the live tensor, if any, and the parameter that it belongs to.
+            like: it must have the parameter's shape.
+        """
+        live, parameter = pair
         dtype, shape = self.signature(number)
-        expected = tuple(live.shape) if isinstance(live, Tensor) else mirror
-        if expected is not None and shape != expected:
-            self._problem(path, f"shape {list(shape)} in the checkpoint, {list(expected)} here")
+        mirror = parameter if like else None
+        model = live if isinstance(live, Tensor) else mirror
+        if model is not None and shape != tuple(model.shape):
+            self._problem(path, f"shape {list(shape)} in the checkpoint, {list(model.shape)} here")
         elif (
             type(live) is Tensor
             and self._fill
@@ -261,6 +297,19 @@ class Matcher:
             and self._form(number) == _live_form(live) == "strided"
         ):
             self.homes.append(Home(number, live.detach()))
+        elif not isinstance(live, Tensor) or is_distributed(type(live)):
+            self._distributed_slot(number, model if model is not None else parameter, live, path)
+
+    def _distributed_slot(self, number: Ref, model: Tensor | None, live: Any, path: str) -> None:
+        """A slot that is a DTensor, or becomes one because its parameter is and has its shape."""
+        dtype, shape = self.signature(number)
+        if model is None or not is_distributed(type(model)) or shape != tuple(model.shape):
+            return
+        if model is live and self._fill and dtype_name(model.dtype) == dtype:
+            self._distributed(number, model, path)
+        elif shape:  # A number, such as how many steps were taken, is never distributed.
+            fresh = torch.empty_like(model.detach(), dtype=dtypes()[dtype])
+            self._distributed(number, fresh, path)
 
 
 def _fields_of(node: Node) -> dict[Any, Node]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -25,16 +26,20 @@ _HOOKS = (
 )
 
 
+_FSDP2 = "torch.distributed.fsdp._fully_shard."
+"""Its hooks free gathered parameters, as `state_dict()` has already done, and note replaced ones."""
+
+
 def needs_load(module: Module) -> bool:
     """Whether filling the module's tensors might not be all that its `load_state_dict` does.
 
-    Conservative: any hook, any extra state and any override outside torch counts.
+    Conservative: any hook, any extra state and any override outside torch counts; FSDP2's do not.
     """
     return any(_is_custom(part) for part in module.modules())
 
 
 def _is_custom(module: Module) -> bool:
-    if any(getattr(module, hooks, None) for hooks in _HOOKS):
+    if any(map(_is_foreign, (getattr(module, hooks, None) for hooks in _HOOKS))):
         return True
     cls = type(module)
     for name in _METHODS:
@@ -45,11 +50,16 @@ def _is_custom(module: Module) -> bool:
     return False
 
 
-def parameter_shapes(optimizer: Optimizer) -> dict[Any, tuple[int, ...]]:
-    """Shape of each parameter by the number that `state_dict` gives it."""
+def _is_foreign(hooks: dict[int, Any] | None) -> bool:
+    found = hooks.values() if hooks else ()
+    return not all(str(getattr(hook, "__module__", "")).startswith(_FSDP2) for hook in found)
+
+
+def parameters_of(optimizer: Optimizer) -> dict[Any, Tensor]:
+    """Each parameter that has a shape, by the number that `state_dict` gives it."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
-        number: tuple(parameter.shape)
+        number: parameter
         for number, parameter in enumerate(parameters)
         if not is_uninitialized(parameter)
     }
