@@ -1,0 +1,364 @@
+"""One attempt at one step, as one rank takes part in it: docs/protocol.md, line by line.
+
+Keys of an attempt, and who writes them:
+
+    vote/<r>    rank r: its plan and data; deleted by r when it is through
+    count       every voter adds 1; the one that completes it sets the gate
+    gate        ready, by the last voter; or why not, by whoever declines first. The first one wins
+    reference   rank 0: what must be equal on all ranks
+    decision    go, by rank 0 alone; or why not, by rank 0 or whoever holds it for dead. The first one wins
+    report/<l>  leader l: whether it has published
+    verdict     how the attempt ended, by whoever may decide. The first one wins
+    acks        every rank that is through adds 1; the last one deletes the keys
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_core.coordination.agreement import Ballot, Json
+from ckpt_core.coordination.channel import Channel
+from ckpt_core.coordination.heartbeat import Liveness
+from ckpt_core.coordination.outcome import Cause, Outcome
+from ckpt_core.errors import CkptError, CommitError, ConfigError
+from ckpt_core.types import RankInfo
+
+_GO = Outcome()
+_ABORTED = "aborted"
+_NO_REFERENCE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The ranks that save together, as one of them sees them.
+
+    Attributes:
+        info: this rank.
+        leaders: the first rank of each group, ascending; rank 0 is the first.
+        prefix: of the keys of this run.
+        liveness: who lives.
+    """
+
+    info: RankInfo
+    leaders: tuple[int, ...]
+    prefix: str
+    liveness: Liveness
+
+
+class Keys:
+    """The keys of one attempt."""
+
+    def __init__(self, crew: Crew, attempt_id: str) -> None:
+        self._base = base = f"{crew.prefix}/attempt/{attempt_id}"
+        self.votes = [f"{base}/vote/{rank}" for rank in range(crew.info.world_size)]
+        self.reports = [f"{base}/report/{rank}" for rank in crew.leaders]
+        self.count = f"{base}/count"
+        self.gate = f"{base}/gate"
+        self.reference = f"{base}/reference"
+        self.decision = f"{base}/decision"
+        self.verdict = f"{base}/verdict"
+        self.acks = f"{base}/acks"
+
+    def report(self, leader: int) -> str:
+        """Where a leader says whether it has published."""
+        return f"{self._base}/report/{leader}"
+
+    def shared(self) -> list[str]:
+        """All but the votes; the acknowledgements last."""
+        alone = [self.count, self.gate, self.reference, self.decision, self.verdict]
+        return [*alone, *self.reports, self.acks]
+
+
+class Attempt:
+    """What one rank knows of one attempt, and its moves. `agree` and `settle` run in one thread at a time;
+    `decline` may come from another thread at any moment.
+    """
+
+    def __init__(self, crew: Crew, attempt_id: str, step: int) -> None:
+        self._crew = crew
+        self._info = crew.info
+        self.step = step
+        self.keys = Keys(crew, attempt_id)
+        self.lock = threading.Lock()
+        self.voted = False
+        self.going = False
+        self.own: BaseException | None = None
+
+    # -- declining -------------------------------------------------------------------------------
+
+    def refuse(self, error: BaseException) -> bool:
+        """Note that this rank declines; False when that is too late, or not news."""
+        with self.lock:
+            if self.going or self.own is not None:
+                return False
+            self.own = error
+            return True
+
+    def tell_refusal(self, channel: Channel) -> None:
+        """Make the refusal known; may be repeated."""
+        outcome = self._failed()
+        channel.put_first(self.keys.gate, outcome.encode())
+        if self._info.rank == 0:
+            self._abort(channel, outcome)
+        elif self._info.leads:
+            channel.put_first(self.keys.report(self._info.rank), outcome.encode())
+
+    def _failed(self, published: bool = False) -> Outcome:
+        assert self.own is not None
+        return Outcome({self._info.rank: Cause.of(self.own)}, published)
+
+    # -- agreeing --------------------------------------------------------------------------------
+
+    def agree(self, channel: Channel, ballot: Ballot) -> tuple[Json, ...]:
+        """See Coordination.agree; StoreGone as it comes."""
+        self._check_own()
+        if ballot.reference is not None and self._info.rank != 0:
+            self._compare(channel, ballot)
+        self._vote(channel, ballot)
+        if not self._info.leads:
+            return ()
+        if self._info.rank == 0:
+            self._raise_unless_ok(self._decide(channel, ballot))
+        else:
+            self._raise_unless_ok(self._await_decision(channel))
+        votes = channel.read_all([self.keys.votes[rank] for rank in self._info.members])
+        if votes is None:
+            raise self._over()
+        return tuple(json.loads(vote)["data"] for vote in votes)
+
+    def _compare(self, channel: Channel, ballot: Ballot) -> None:
+        """Decline, and raise, if rank 0 saves something else."""
+        if not channel.wait([self.keys.reference], lambda: self._watch_rank_0(channel)):
+            late = {0: Cause.lost("it has not voted in time")}
+            channel.put_first(self.keys.gate, Outcome(late).encode())
+            raise Outcome(late).error(self.step)
+        text = channel.read(self.keys.reference)
+        if text == _ABORTED:
+            self._raise_unless_ok(self._verdict(channel))
+        if text is None or text == _ABORTED:
+            raise self._over()
+        assert ballot.reference is not None
+        if text == _NO_REFERENCE:
+            return
+        try:
+            found = ballot.reference.difference(base64.b64decode(text))
+        except Exception as exc:
+            # A bug in the caller's comparison must not leave the others waiting.
+            found = f"what it saves could not be compared ({type(exc).__name__}: {exc})"
+        if found is not None and self.refuse(ConfigError(f"differs from rank 0: {found}")):
+            self.tell_refusal(channel)
+        self._check_own()
+
+    def _vote(self, channel: Channel, ballot: Ballot) -> None:
+        with self.lock:
+            repeated, self.voted = self.voted, True
+        if self._info.rank == 0:
+            channel.put_first(self.keys.reference, _encoded(ballot))
+        vote = json.dumps({"plan": ballot.plan, "data": ballot.data})
+        channel.put(self.keys.votes[self._info.rank], vote)
+        # Invariant: the count never runs ahead of the votes, or rank 0 would look for votes too early.
+        if not repeated and channel.count(self.keys.count) >= self._info.world_size:
+            channel.put_first(self.keys.gate, _GO.encode())
+
+    def _decide(self, channel: Channel, ballot: Ballot) -> Outcome:
+        """Rank 0: wait for all votes, or for one that says no; the decision."""
+        # A little early, so that those with the same deadline still hear who was late.
+        early = channel.early()
+        if not early.wait([self.keys.gate], lambda: self._watch_voters(channel)):
+            late = self._missing(channel)
+            self._close_gate(channel, dict.fromkeys(late, "it has not voted in time"))
+        gate = channel.read(self.keys.gate)
+        if gate is None:
+            raise self._over()
+        outcome = Outcome.decode(gate)
+        return self._conclude(channel, self._counted(channel, ballot) if outcome.ok else outcome)
+
+    def _counted(self, channel: Channel, ballot: Ballot) -> Outcome:
+        """Rank 0: whether every vote is there and for the same plan."""
+        # Not the count but the votes themselves count: a count may be wrong, a vote may not.
+        channel.wait(self.keys.votes)
+        votes = channel.read_all(self.keys.votes)
+        if votes is None:
+            late = self._missing(channel) or [self._info.rank]
+            return Outcome({rank: Cause.lost("its vote was not found") for rank in late})
+        plans = [json.loads(vote)["plan"] for vote in votes]
+        text = "saves something else than rank 0: the structure of its state differs"
+        cause = Cause(ConfigError.__name__, text)
+        return Outcome({rank: cause for rank, plan in enumerate(plans) if plan != ballot.plan})
+
+    def _conclude(self, channel: Channel, outcome: Outcome) -> Outcome:
+        """Rank 0: write the decision; what it then is."""
+        with self.lock:
+            if outcome.ok and self.own is not None:
+                outcome = self._failed()
+            # From here on this rank cannot decline; only `settle` says how it went.
+            self.going = outcome.ok
+        if not outcome.ok:
+            return self._abort(channel, outcome)
+        # Decision point: whoever publishes has read `go` here.
+        return Outcome.decode(channel.put_first(self.keys.decision, outcome.encode()))
+
+    def _await_decision(self, channel: Channel) -> Outcome:
+        """A leader other than rank 0: the decision."""
+        if not channel.wait([self.keys.decision], lambda: self._watch_rank_0(channel)):
+            late = Outcome({0: Cause.lost("it has not decided in time")})
+            mine = Outcome({self._info.rank: Cause.lost("it has given up waiting for a decision")})
+            channel.put_first(self.keys.gate, mine.encode())
+            channel.put_first(self.keys.report(self._info.rank), mine.encode())
+            return late
+        text = channel.read(self.keys.decision)
+        if text is None:
+            raise self._over()
+        outcome = Outcome.decode(text)
+        with self.lock:
+            self.going = outcome.ok and self.own is None
+        self._check_own()
+        return outcome
+
+    # -- settling --------------------------------------------------------------------------------
+
+    def settle(self, channel: Channel, error: BaseException | None) -> None:
+        """See Coordination.settle; StoreGone as it comes."""
+        if error is not None:
+            with self.lock:
+                self.own = self.own or error
+        elif not self.going:
+            self._check_own()
+        many = len(self._crew.leaders) > 1
+        if self._info.leads:
+            outcome = _GO if self.own is None else self._failed(published=many)
+            channel.put_first(self.keys.report(self._info.rank), outcome.encode())
+            if not outcome.ok and self._info.rank == 0 and self._abort(channel, outcome).ok:
+                channel.put_first(self.keys.verdict, outcome.encode())
+        elif self.own is not None:
+            channel.put_first(self.keys.gate, self._failed().encode())
+        if self.own is not None:
+            raise self._failed(published=many).error(
+                self.step, self.own, self._info.rank
+            ) from self.own
+        judge = self._judge if self._info.rank == 0 else self._verdict
+        self._raise_unless_ok(judge(channel))
+
+    def _judge(self, channel: Channel) -> Outcome:
+        """Rank 0: wait for the leaders; the verdict."""
+        causes: dict[int, Cause] = {}
+        if not channel.early().wait(self.keys.reports, lambda: self._watch_leaders(channel)):
+            for leader in self._crew.leaders:
+                lost = Cause.lost("it has not said in time whether it published")
+                outcome = Outcome({leader: lost}, published=True)
+                channel.put_first(self.keys.report(leader), outcome.encode())
+        reports = channel.read_all(self.keys.reports)
+        if reports is None:
+            raise self._over()
+        for text in reports:
+            causes |= Outcome.decode(text).failures
+        outcome = Outcome(causes, published=bool(causes))
+        return Outcome.decode(channel.put_first(self.keys.verdict, outcome.encode()))
+
+    def _verdict(self, channel: Channel) -> Outcome:
+        """Any other rank: the verdict."""
+        if not channel.wait([self.keys.verdict], lambda: self._watch_rank_0(channel)):
+            mine = Cause.lost("it has given up waiting for the verdict")
+            channel.put_first(self.keys.gate, Outcome({self._info.rank: mine}).encode())
+            late = {0: Cause.lost("it has not said in time how the attempt ended")}
+            return Outcome(late, published=True)
+        text = channel.read(self.keys.verdict)
+        if text is None:
+            raise self._over()
+        return Outcome.decode(text)
+
+    # -- looking after the others ----------------------------------------------------------------
+
+    def _watch_voters(self, channel: Channel) -> None:
+        """Rank 0, while the gate is not set: a rank that is lost and has not voted closes it."""
+        others = range(1, self._info.world_size)
+        lost = self._crew.liveness.look(channel, others) if others else {}
+        if lost:
+            missing = self._missing(channel)
+            gone = {rank: text for rank, text in lost.items() if rank in missing}
+            # If no vote is missing, the last voter died before it could set the gate: that is done here.
+            if gone or not missing:
+                self._close_gate(channel, gone)
+
+    def _close_gate(self, channel: Channel, gone: dict[int, str]) -> None:
+        outcome = Outcome({rank: Cause.lost(text) for rank, text in gone.items()})
+        channel.put_first(self.keys.gate, outcome.encode())
+
+    def _watch_leaders(self, channel: Channel) -> None:
+        """Rank 0, while reports are missing: a leader that is lost counts as one that could not publish."""
+        others = [leader for leader in self._crew.leaders if leader != 0]
+        lost = self._crew.liveness.look(channel, others) if others else {}
+        for leader, why in lost.items():
+            outcome = Outcome({leader: Cause.lost(why)}, published=True)
+            channel.put_first(self.keys.report(leader), outcome.encode())
+
+    def _watch_rank_0(self, channel: Channel) -> None:
+        """Any other rank, while it waits for rank 0: if that is lost, end the attempt for everybody."""
+        self._check_own()
+        lost = self._crew.liveness.look(channel, [0])
+        if not lost:
+            return
+        cause = Cause.lost(lost[0])
+        decision = self._abort(channel, Outcome({0: cause}))
+        if decision.ok:
+            # It said go and may have published before it was lost. Nobody will ever know here.
+            channel.put_first(self.keys.verdict, Outcome({0: cause}, published=True).encode())
+
+    def _abort(self, channel: Channel, outcome: Outcome) -> Outcome:
+        """Write a decision against, and what follows from it, unless another came first; the decision."""
+        decision = Outcome.decode(channel.put_first(self.keys.decision, outcome.encode()))
+        if not decision.ok:
+            channel.put_first(self.keys.reference, _ABORTED)
+            channel.put_first(self.keys.verdict, decision.encode())
+        return decision
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def finish(self, channel: Channel) -> None:
+        """This rank will not look at the attempt again; the last one to say so deletes its keys."""
+        channel.delete([self.keys.votes[self._info.rank]])
+        if channel.count(self.keys.acks) >= self._info.world_size:
+            channel.delete(self.keys.shared())
+
+    def is_pending(self, channel: Channel) -> bool:
+        """After `finish`: whether some rank is not through yet."""
+        return channel.has([self.keys.acks])
+
+    def reap(self, channel: Channel) -> None:
+        """Rank 0, long after: delete what a rank that died has left; nothing if all were through."""
+        if self.is_pending(channel):
+            channel.delete([*self.keys.votes, *self.keys.shared()])
+
+    def _missing(self, channel: Channel, ranks: list[int] | None = None) -> list[int]:
+        wanted = range(self._info.world_size) if ranks is None else ranks
+        missing = set(channel.missing([self.keys.votes[rank] for rank in wanted]))
+        return [rank for rank in wanted if self.keys.votes[rank] in missing]
+
+    def _check_own(self) -> None:
+        if self.own is not None:
+            raise self._failed().error(self.step, self.own, self._info.rank) from self.own
+
+    def _raise_unless_ok(self, outcome: Outcome) -> None:
+        if not outcome.ok:
+            self._check_own()
+            raise outcome.error(self.step)
+
+    def _over(self) -> CkptError:
+        self._check_own()
+        return CommitError(
+            f"step {self.step} is not committed by this rank: the attempt had ended before. Committed "
+            "steps are safe. The next save starts afresh",
+            step=self.step,
+            rank=self._info.rank,
+        )
+
+
+def _encoded(ballot: Ballot) -> str:
+    if ballot.reference is None:
+        return _NO_REFERENCE
+    data: Any = ballot.reference.encode()
+    return base64.b64encode(data).decode()

@@ -1,0 +1,315 @@
+"""Connections to a TCPStore that may block, hang or break without harm to the threads that use them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import queue
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+Store = Any
+"""A `torch.distributed.TCPStore`: torch does not export the type, and is not loaded before it is needed."""
+
+_Result = TypeVar("_Result")
+
+_PROBE_S = 5.0
+_OPENING_S = 60.0
+_NEW_S = 10.0
+"""Opening includes looking up names, which takes its time where a name server does not answer. The first
+value is for connecting, the second for a request that finds no connection free."""
+
+_IDLE_S = 60.0
+"""Firewalls forget idle connections without a word, so one that has idled longer is not used again."""
+
+
+class StoreGone(Exception):
+    """The store has not answered, or its host has closed the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the store listens, and who keeps it alive.
+
+    Attributes:
+        host: name or address, as the ranks reach it.
+        port: TCP port.
+        kept_by: for messages, such as "rank 0".
+    """
+
+    host: str
+    port: int
+    kept_by: str
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}, kept by {self.kept_by}"
+
+
+def open_store(host: str, port: int, timeout_s: float, **settings: bool) -> Store:
+    """A TCPStore: a client, or with `is_master=True` one that keeps the store in this process. Waits for
+    no other process.
+
+    Raises:
+        RuntimeError: torch's, when it cannot.
+    """
+    import torch.distributed
+
+    store: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
+    timeout = timedelta(seconds=timeout_s)
+    return store(host, port, wait_for_workers=False, timeout=timeout, **settings)
+
+
+def serve(host: str, port: int) -> Store:
+    """Keep a store in this process for as long as the result lives; port 0 takes a free one.
+
+    Raises:
+        StoreGone: the port is taken, or `host` does not lead to this machine.
+    """
+    try:
+        return open_store(host, port, _OPENING_S, is_master=True)
+    except RuntimeError as exc:
+        raise StoreGone(f"no store could be opened at {host}:{port}: {_first_line(exc)}") from exc
+
+
+def listens(host: str, port: int, timeout_s: float = 1.0) -> bool:
+    """Whether something accepts connections there."""
+    try:
+        with socket.create_connection((host, port), timeout=max(timeout_s, 0.01)) as found:
+            # Asking again and again for a port of this machine that nobody listens at, a socket may be
+            # given that very port, and connects to itself.
+            return bool(found.getsockname() != found.getpeername())
+    except OSError:
+        return False
+
+
+class Connection:
+    """One client of the store and the thread that alone uses it.
+
+    The C++ client waits for an answer without a deadline of its own. So it blocks this thread, and
+    whoever asked waits for a future, with a deadline.
+    """
+
+    def __init__(self, address: Address, timeout_s: float) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._jobs: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]] | None]
+        self._jobs = queue.SimpleQueue()
+        self.idle_since = time.monotonic()
+        self.client: Store | None = None
+        self._current: Future[Any] | None = None
+        self.thread = threading.Thread(target=self._run, name="ckpt-store", daemon=True)
+        self.thread.start()
+
+    def start(self, action: Callable[[Store], _Result]) -> Future[_Result]:
+        """Run `action` on the connection's thread."""
+        future: Future[_Result] = Future()
+        self._jobs.put((action, future))
+        return future
+
+    def end(self) -> None:
+        """Close the connection once what is under way on it has ended. Does not wait."""
+        self._jobs.put(None)
+
+    def abandon(self, error: BaseException) -> None:
+        """As `end`, and whoever waits for an answer gets `error` instead, now."""
+        self.end()
+        future = self._current
+        if future is not None:
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(error)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            action, self._current = job
+            self._carry_out(action, self._current)
+            del job, action
+        self.client = None
+
+    def _carry_out(self, action: Callable[[Store], _Result], future: Future[_Result]) -> None:
+        # An abandoned future is done already; then nobody wants the answer.
+        with contextlib.suppress(InvalidStateError):
+            try:
+                self.client = self.client or self._connect()
+                future.set_result(action(self.client))
+            except BaseException as exc:  # raised in the thread that waits for the future
+                future.set_exception(exc)
+
+    def _connect(self) -> Store:
+        host, port = self._address.host, self._address.port
+        # TCPStore retries a refused connection until its timeout; a store that is gone is told at once.
+        socket.create_connection((host, port), timeout=_PROBE_S).close()
+        store = open_store(host, port, _OPENING_S)
+        store.set_timeout(timedelta(seconds=self._timeout_s))
+        return store
+
+
+class Clients:
+    """The connections of one rank: one for each thread that is waiting, kept for the next one.
+
+    Args:
+        address: where the store listens.
+        patience_s: a store that leaves a request unanswered for so long counts as gone.
+
+    Attributes:
+        kept: stores that this process keeps alive until `close`.
+    """
+
+    def __init__(self, address: Address, *, patience_s: float) -> None:
+        self.address = address
+        self.patience_s = patience_s
+        self._lock = threading.Lock()
+        self._idle: deque[Connection] = deque()
+        self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._closed = False
+        self.kept: list[object] = []
+        self._pid = os.getpid()
+        _POOLS.add(self)
+
+    def call(self, action: Callable[[Store], _Result], limit_s: float | None = None) -> _Result:
+        """What `action` returns; it is a short request, not a wait.
+
+        Raises:
+            StoreGone: no answer within `limit_s` (at most `patience_s`), or the connection broke.
+        """
+        limit_s = self.patience_s if limit_s is None else min(limit_s, self.patience_s)
+        connection = self._take()
+        if connection.client is None:
+            limit_s = max(limit_s, _NEW_S)
+        future = connection.start(action)
+        result = self._answer(connection, future, limit_s)
+        self._give_back(connection)
+        return result
+
+    def wait(
+        self, keys: list[str], *, deadline: float, every_s: float, watch: Callable[[], None]
+    ) -> bool:
+        """Block until all `keys` exist; False when `deadline` (monotonic) passes first.
+
+        Args:
+            keys: at least one.
+            deadline: in seconds of `time.monotonic`.
+            every_s: how often to call `watch`.
+            watch: called meanwhile, in the caller's thread; may raise, which ends the wait.
+
+        Raises:
+            StoreGone: the connection broke.
+        """
+        left_s = max(deadline - time.monotonic(), 0.001)
+        # Not in slices: each wait that ends without its key makes torch print two lines of warning.
+        timeout = timedelta(seconds=left_s + 1.0)
+        connection = self._take()
+        future = connection.start(lambda client: client.wait(keys, timeout))
+        try:
+            while not future.done() and (left_s := deadline - time.monotonic()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    future.exception(min(left_s, every_s))
+                if not future.done():
+                    watch()
+        except BaseException:
+            connection.end()
+            raise
+        if not future.done():
+            connection.end()
+            return False
+        self._answer(connection, future, 0.0)
+        self._give_back(connection)
+        return True
+
+    def warm(self, count: int) -> None:
+        """Open connections ahead, so that the first requests are not slower than the later ones.
+
+        Raises:
+            StoreGone: see `call`; but one that merely takes long to open is waited for.
+        """
+        with self._lock:
+            missing = count - len(self._idle)
+        connections = [self._take(new=True) for _ in range(missing)]
+        futures = [connection.start(lambda client: None) for connection in connections]
+        for connection, future in zip(connections, futures, strict=True):
+            self._answer(connection, future, _OPENING_S)
+            self._give_back(connection)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Close every connection; one that hangs in a request is left to its daemon thread."""
+        with self._lock:
+            self._closed = True
+            connections = list(self._all)
+            self._idle.clear()
+        for connection in connections:
+            connection.abandon(StoreGone("this rank has closed its connections"))
+        deadline = time.monotonic() + timeout_s
+        for connection in connections:
+            connection.thread.join(max(deadline - time.monotonic(), 0.0))
+        self.kept.clear()
+
+    def pin(self) -> None:
+        """In a forked child: never destroy the parent's clients, whose threads do not exist here."""
+        clients = [connection.client for connection in list(self._all)]
+        for item in [*clients, *self.kept]:
+            if item is not None:
+                # One reference that nobody gives back: destroying a store joins threads.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
+
+    def _take(self, new: bool = False) -> Connection:
+        if os.getpid() != self._pid:
+            raise StoreGone("this process was forked from the one that is connected")
+        with self._lock:
+            if self._closed:
+                raise StoreGone("this rank has closed its connections")
+            while self._idle and not new:
+                # The one that has idled longest: the beats then keep all of them in use.
+                connection = self._idle.popleft()
+                if time.monotonic() - connection.idle_since < _IDLE_S:
+                    return connection
+                connection.end()
+            connection = Connection(self.address, self.patience_s)
+            self._all.add(connection)
+            return connection
+
+    def _give_back(self, connection: Connection) -> None:
+        with self._lock:
+            if self._closed:
+                connection.end()
+                return
+            connection.idle_since = time.monotonic()
+            self._idle.append(connection)
+
+    def _answer(self, connection: Connection, future: Future[_Result], limit_s: float) -> _Result:
+        try:
+            return future.result(limit_s)
+        except TimeoutError as exc:
+            connection.end()
+            raise StoreGone(
+                f"the store at {self.address} has not answered for {limit_s:.3g} s"
+            ) from exc
+        except (RuntimeError, OSError) as exc:
+            connection.end()
+            text = f"the store at {self.address} is gone ({_first_line(exc)})"
+            raise StoreGone(text) from exc
+        except BaseException:
+            connection.end()
+            raise
+
+
+def _first_line(exc: BaseException) -> str:
+    return (str(exc) or type(exc).__name__).splitlines()[0][:200]
+
+
+_POOLS: weakref.WeakSet[Clients] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pool in list(_POOLS):
+        pool.pin()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,93 @@
+"""Every rank gets the values of all: rank 0 collects them and writes them down as one.
+
+Keys: value/<r> by rank r, or by rank 0 for a rank that is lost; all by rank 0, or by whoever holds rank 0 for
+dead; acks by everybody, of whom the last deletes the keys.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ckpt_core.coordination.agreement import Json
+from ckpt_core.coordination.attempt import Crew
+from ckpt_core.coordination.channel import Channel
+from ckpt_core.errors import CommitError, CoordinationTimeout
+
+
+class Gathering:
+    """One call of `gather`, as one rank takes part in it.
+
+    Args:
+        crew: the ranks.
+        topic: what for.
+        number: how many calls for this topic came before, on every rank.
+    """
+
+    def __init__(self, crew: Crew, topic: str, number: int) -> None:
+        self._crew = crew
+        self._topic = topic
+        base = f"{crew.prefix}/gather/{number}/{topic}"
+        self._values = [f"{base}/value/{rank}" for rank in range(crew.info.world_size)]
+        self._all = f"{base}/all"
+        self._acks = f"{base}/acks"
+
+    def run(self, channel: Channel, value: Json) -> tuple[Json, ...]:
+        """See Coordination.gather; StoreGone as it comes."""
+        rank = self._crew.info.rank
+        channel.put_first(self._values[rank], json.dumps({"value": value}))
+        if rank == 0:
+            self._collect(channel)
+        elif not channel.wait([self._all], lambda: self._watch_rank_0(channel)):
+            raise self._error({0: "it has not answered in time"})
+        text = channel.read(self._all)
+        if text is None:
+            raise CommitError(f"gather of {self._topic!r} had ended before, without rank {rank}")
+        if channel.count(self._acks) >= self._crew.info.world_size:
+            channel.delete([*self._values, self._all, self._acks])
+        answer: Any = json.loads(text)
+        if answer["lost"]:
+            raise self._error({int(rank): why for rank, why in answer["lost"].items()})
+        return tuple(answer["values"])
+
+    def reap(self, channel: Channel) -> None:
+        """Rank 0, long after: delete what a rank that died has left."""
+        if self.is_pending(channel):
+            channel.delete([*self._values, self._all, self._acks])
+
+    def is_pending(self, channel: Channel) -> bool:
+        """Whether some rank has not read it yet."""
+        return channel.has([self._acks])
+
+    def _collect(self, channel: Channel) -> None:
+        if not channel.early().wait(self._values, lambda: self._watch(channel)):
+            for rank, key in enumerate(self._values):
+                self._give_up(channel, rank, key, "it has not called gather in time")
+        texts = channel.read_all(self._values)
+        assert texts is not None
+        rows = [json.loads(text) for text in texts]
+        lost = {rank: row["lost"] for rank, row in enumerate(rows) if "lost" in row}
+        values = [] if lost else [row["value"] for row in rows]
+        channel.put_first(self._all, json.dumps({"lost": lost, "values": values}))
+
+    def _watch(self, channel: Channel) -> None:
+        others = range(1, self._crew.info.world_size)
+        lost = self._crew.liveness.look(channel, others) if others else {}
+        for rank, why in lost.items():
+            self._give_up(channel, rank, self._values[rank], why)
+
+    def _give_up(self, channel: Channel, rank: int, key: str, why: str) -> None:
+        channel.put_first(key, json.dumps({"lost": why}))
+
+    def _watch_rank_0(self, channel: Channel) -> None:
+        lost = self._crew.liveness.look(channel, [0])
+        if lost:
+            channel.put_first(self._all, json.dumps({"lost": lost, "values": []}))
+
+    def _error(self, lost: dict[int, str]) -> CoordinationTimeout:
+        ranks = "; ".join(f"rank {rank}: {why}" for rank, why in sorted(lost.items())[:8])
+        return CoordinationTimeout(
+            f"the ranks could not exchange {self._topic!r}: {ranks}. Nothing was changed. Look for a rank "
+            "that died or hangs; raise `timeout` if all are merely slow",
+            rank=min(lost),
+        )

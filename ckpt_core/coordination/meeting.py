@@ -1,0 +1,174 @@
+"""How the ranks of one run find each other in a store that may hold keys of an earlier run.
+
+    rank r:  join/<r> = its nonce -> waits for welcome/<nonce> -> beats, in/<r> = nonce -> waits for open
+    rank 0:  reads all joins, welcomes each nonce with the run's id -> waits for every in/<r> -> open
+
+Nothing that an earlier run left can be taken for an answer: a welcome is under a nonce that is drawn at each
+connection, and everything else is under the run's id, which rank 0 draws at each connection.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_core.coordination.channel import Channel
+from ckpt_core.errors import ConfigError, CoordinationTimeout
+
+_AGAIN_S = 1.0
+"""How long rank 0 waits for those it has welcomed before it looks for joins that are newer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run, as every rank of it knows it.
+
+    Attributes:
+        prefix: of all of its keys.
+        nodes: of each rank; ranks with equal ones share a root.
+    """
+
+    prefix: str
+    nodes: tuple[str | None, ...]
+
+    def beat_key(self, rank: int) -> str:
+        """Under which a rank says that it lives."""
+        return f"{self.prefix}/beat/{rank}"
+
+    def groups(self) -> dict[str | None, tuple[int, ...]]:
+        """The ranks that share a root, by node, ascending by their first one."""
+        found: dict[str | None, list[int]] = {}
+        for rank, node in enumerate(self.nodes):
+            found.setdefault(node, []).append(rank)
+        return {node: tuple(ranks) for node, ranks in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Who wants to meet: see TorchStore."""
+
+    rank: int
+    world_size: int
+    node: str | None
+    dead_after_s: float
+
+
+def meet(channel: Channel, base: str, place: Place) -> Run:
+    """Return once every rank is here; the channel's deadline is how long to wait for them.
+
+    Raises:
+        ConfigError: the ranks were given different world sizes, or only some of them a node.
+        CoordinationTimeout: a rank did not come; names it.
+        StoreGone: see Channel.
+    """
+    if place.rank == 0:
+        return _Host(channel, base, place).run()
+    nonce = secrets.token_hex(8)
+    channel.put(f"{base}/join/{place.rank}", _join(nonce, place))
+    prefix = _awaited(channel, f"{base}/welcome/{nonce}")
+    channel.put(f"{prefix}/beat/{place.rank}", "0")
+    channel.put(f"{prefix}/in/{place.rank}", nonce)
+    answer: Any = json.loads(_awaited(channel, f"{prefix}/open"))
+    if answer["error"]:
+        raise ConfigError(answer["error"])
+    return Run(prefix, tuple(answer["nodes"]))
+
+
+def _join(nonce: str, place: Place) -> str:
+    row = {"nonce": nonce, "world_size": place.world_size, "node": place.node}
+    return json.dumps(row | {"dead_after": place.dead_after_s})
+
+
+def _awaited(channel: Channel, key: str) -> str:
+    value = channel.read(key) if channel.wait([key]) else None
+    if value is None:
+        raise CoordinationTimeout(
+            "rank 0 has not answered in time: nothing was changed. Every rank must make its TorchStore, "
+            "the same number of times and with the same address; look whether rank 0 runs",
+            rank=0,
+        )
+    return value
+
+
+class _Host:
+    """Rank 0's part."""
+
+    def __init__(self, channel: Channel, base: str, place: Place) -> None:
+        self._channel = channel
+        self._base = base
+        self._prefix = f"{base}/{secrets.token_hex(8)}"
+        self._place = place
+        self._others = range(1, place.world_size)
+        self._welcomed: dict[int, str] = {}
+
+    def run(self) -> Run:
+        self._channel.put(f"{self._prefix}/beat/0", "0")
+        joins = self._gathered()
+        everyone = [json.loads(_join("", self._place)), *joins]
+        error = _problem(everyone)
+        nodes = [one["node"] for one in everyone]
+        self._channel.put(f"{self._prefix}/open", json.dumps({"error": error, "nodes": nodes}))
+        self._sweep()
+        if error:
+            raise ConfigError(error)
+        return Run(self._prefix, tuple(nodes))
+
+    def _gathered(self) -> list[dict[str, Any]]:
+        """The joins of all other ranks, each of a process that is here now."""
+        keys = [f"{self._base}/join/{rank}" for rank in self._others]
+        arrivals = [f"{self._prefix}/in/{rank}" for rank in self._others]
+        while keys:
+            if not self._channel.wait(keys):
+                self._complain(self._channel.missing(keys))
+            joins = [json.loads(text) for text in self._channel.read_all(keys) or []]
+            self._welcome(joins)
+            # An earlier run may have left its joins: then these do not arrive, and theirs are replaced.
+            if self._channel.until(time.monotonic() + _AGAIN_S).wait(arrivals):
+                nonces = self._channel.read_all(arrivals)
+                if nonces == [join["nonce"] for join in joins]:
+                    return joins
+            if time.monotonic() > self._channel.deadline:
+                self._complain(self._channel.missing(arrivals))
+        return []
+
+    def _welcome(self, joins: list[dict[str, Any]]) -> None:
+        for rank, join in zip(self._others, joins, strict=False):
+            nonce = join["nonce"]
+            if self._welcomed.get(rank) != nonce:
+                self._forget(rank)
+                self._channel.put(f"{self._base}/welcome/{nonce}", self._prefix)
+                self._welcomed[rank] = nonce
+
+    def _forget(self, rank: int) -> None:
+        if rank in self._welcomed:
+            self._channel.delete([f"{self._base}/welcome/{self._welcomed[rank]}"])
+
+    def _sweep(self) -> None:
+        for rank in self._others:
+            self._forget(rank)
+            self._channel.delete([f"{self._base}/join/{rank}", f"{self._prefix}/in/{rank}"])
+
+    def _complain(self, keys: list[str]) -> None:
+        ranks = [int(key.rsplit("/", 1)[1]) for key in keys]
+        raise CoordinationTimeout(
+            f"of {self._place.world_size} ranks these have not come in time: {ranks[:16]}: nothing was "
+            "changed. Every rank must make its TorchStore, the same number of times and with the same "
+            "address; look for a rank that died, or raise `timeout`",
+            rank=ranks[0] if ranks else None,
+        )
+
+
+def _problem(joins: list[dict[str, Any]]) -> str:
+    for rank, join in enumerate(joins):
+        for field in ("world_size", "dead_after"):
+            if join[field] != joins[0][field]:
+                return (
+                    f"rank {rank} was given {field}={join[field]} and rank 0 "
+                    f"{field}={joins[0][field]}: they must be equal"
+                )
+        if (join["node"] is None) != (joins[0]["node"] is None):
+            return f"ranks 0 and {rank}: either every rank is given a node, or none is"
+    return ""
