@@ -42,10 +42,12 @@ from ckpt_core.types import DirectIO, Mode, OnError
 
 if TYPE_CHECKING:
     from ckpt_core.checkpointer import Checkpointer
+    from ckpt_core.coordination import StoreOptions, TorchStore
     from ckpt_core.handle import SaveHandle
     from ckpt_core.layerwise import LayerwiseSave
     from ckpt_core.restore import Report, RestoredStep, load, verify
     from ckpt_core.state import RngState
+    from ckpt_core.store import committed_steps, step_path
 
 _LAZY = {
     "Checkpointer": "ckpt_core.checkpointer",
@@ -54,7 +56,11 @@ _LAZY = {
     "RestoredStep": "ckpt_core.restore",
     "RngState": "ckpt_core.state",
     "SaveHandle": "ckpt_core.handle",
+    "StoreOptions": "ckpt_core.coordination",
+    "TorchStore": "ckpt_core.coordination",
+    "committed_steps": "ckpt_core.store",
     "load": "ckpt_core.restore",
+    "step_path": "ckpt_core.store",
     "verify": "ckpt_core.restore",
 }
 
@@ -83,10 +89,14 @@ __all__ = [
     "SaveHandle",
     "StagingError",
     "StateMismatch",
+    "StoreOptions",
+    "TorchStore",
     "UnknownFormat",
     "UntrustedData",
     "__version__",
+    "committed_steps",
     "load",
+    "step_path",
     "verify",
 ]
 

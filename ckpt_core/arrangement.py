@@ -6,62 +6,87 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckpt_core.layout import Extent, ShardLayout
-from ckpt_core.state import FlatState
+from ckpt_core.sharing import Part, Scope, Share, Sharer
+from ckpt_core.snapshot import StageItem
+from ckpt_core.state import FlatState, Leaf, blocks
 from ckpt_core.types import LeafSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A part of a leaf in a shard file of this rank."""
+
+    part: Part
+    file: int
+    extent: Extent
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Where the leaves of one structure go.
+    """Where this rank's parts of the leaves of one structure go.
 
     Attributes:
         layout: the shard file.
-        order: number of the leaf (in the flat state) of each extent.
-        contents: (spec, index of the shard file, extent) in file order, as the manifest lists them.
-        names: of all leaves.
-        lazy_names: of the leaves that the stager copies, in file order.
+        placed: the parts in file order, as the manifest lists them.
+        front_count: how many parts are copied inside `save`; they are the first ones of the file.
+        names: of all leaves, this rank's or not.
+        share: what this rank stores.
     """
 
     layout: ShardLayout
-    order: tuple[int, ...]
-    contents: tuple[tuple[LeafSpec, int, Extent], ...]
+    placed: tuple[Placed, ...]
+    front_count: int
     names: frozenset[str]
-    lazy_names: tuple[str, ...]
-
-    @property
-    def front_count(self) -> int:
-        """How many leaves are copied inside `save`; they are the first ones of the file."""
-        return len(self.order) - len(self.lazy_names)
+    share: Share
 
 
 class Arranger:
     """Arranges flat states; remembers the last structure. One owner, one thread."""
 
-    def __init__(self) -> None:
-        self._known: tuple[Sequence[LeafSpec], list[bool], Arrangement] | None = None
+    def __init__(self, sharer: Sharer) -> None:
+        self._sharer = sharer
+        self._specs: Sequence[LeafSpec] = ()
+        self._known: tuple[object, Arrangement] | None = None
 
-    def arrange(self, flat: FlatState) -> Arrangement:
+    def arrange(self, flat: FlatState, scope: Scope) -> Arrangement:
         """The arrangement of a flat state; cheap when the structure is that of the last call.
 
         Raises:
             ConfigError: the layout is impossible (its header would be too large).
         """
         eager = [leaf.eager for leaf in flat.leaves]
+        key = (eager, scope, dict(flat.placements))
         # The specs are the very same objects while the structure is (SpecMemo): == is an identity test.
-        if self._known is None or self._known[0] != flat.specs or self._known[1] != eager:
-            self._known = (flat.specs, eager, _arrange(flat))
-        return self._known[2]
+        if self._known is None or self._specs != flat.specs or self._known[0] != key:
+            arrangement = _arrange(flat, self._sharer.share(flat, scope))
+            self._specs, self._known = flat.specs, (key, arrangement)
+        return self._known[1]
 
 
-def _arrange(flat: FlatState) -> Arrangement:
-    front = [leaf.spec for leaf in flat.leaves if leaf.eager]
-    lazy = [leaf.spec for leaf in flat.leaves if not leaf.eager]
+def _arrange(flat: FlatState, share: Share) -> Arrangement:
+    front = [part.stored for part in share.parts if flat.leaves[part.index].eager]
+    lazy = [part.stored for part in share.parts if not flat.leaves[part.index].eager]
     layout = ShardLayout.plan(front, lazy)
-    number = {leaf.spec.name: index for index, leaf in enumerate(flat.leaves)}
-    order = tuple(number[extent.name] for extent in layout.extents)
-    contents = tuple(
-        (flat.leaves[index].spec, 0, extent)
-        for index, extent in zip(order, layout.extents, strict=True)
-    )
-    lazy_names = tuple(extent.name for extent in layout.extents[len(front) :])
-    return Arrangement(layout, order, contents, frozenset(number), lazy_names)
+    by_name = {part.stored.name: part for part in share.parts}
+    placed = tuple([Placed(by_name[extent.name], 0, extent) for extent in layout.extents])
+    names = frozenset([leaf.spec.name for leaf in flat.leaves])
+    return Arrangement(layout, placed, len(front), names, share)
+
+
+def items_of(leaves: Sequence[Leaf], placed: Sequence[Placed]) -> list[tuple[str, StageItem]]:
+    """What is copied for these parts, in file order, each with the name of its leaf.
+
+    A slice of a strided leaf is several items, since no one view has its bytes.
+    """
+    found: list[tuple[str, StageItem]] = []
+    for place in placed:
+        part, extent = place.part, place.extent
+        tensor = leaves[part.index].tensor
+        if part.slice is None or extent.nbytes == tensor.nbytes:
+            found.append((extent.name, (tensor, extent.offset, extent.nbytes)))
+            continue
+        item = tensor.element_size()
+        start, count = part.slice.begin // item, part.slice.nbytes // item
+        for view, offset in blocks(tensor, start, count, max(count, 1)):
+            found.append((extent.name, (view, extent.offset + offset * item, view.nbytes)))
+    return found

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import xxhash
 
-from ckpt_core.arrangement import Arrangement
+from ckpt_core.arrangement import Arrangement, items_of
 from ckpt_core.errors import BarrierError, StagingError
 from ckpt_core.inflight import InFlight, ShardSink
 from ckpt_core.persist import WriterPool
@@ -50,7 +50,7 @@ class Source:
         front: leaves copied inside `save`, in file order.
         frozen: clones of leaves, made inside `save` on the device; copied by the stager before `lazy`.
         lazy: leaves copied by the stager, in file order.
-        names: names of the lazy leaves.
+        names: of the leaf of each of `lazy`.
         mode: HOST, DEVICE or DIRECT; never AUTO.
         behind: CUDA event that the stager's stream waits for; None without CUDA.
     """
@@ -64,17 +64,16 @@ class Source:
 
 
 def source_of(leaves: Sequence[Leaf], arrangement: Arrangement, *, mode: Mode) -> Source:
-    """Split leaves by when they are copied. Called on the training thread inside `save`."""
-    items = [
-        (leaves[index].tensor, extent.offset, extent.nbytes)
-        for index, extent in zip(arrangement.order, arrangement.layout.extents, strict=True)
-    ]
-    count, names = arrangement.front_count, arrangement.lazy_names
-    behind = event_now(tensor for tensor, _, _ in items)
+    """Split parts of leaves by when they are copied. Called on the training thread inside `save`."""
+    count = arrangement.front_count
+    front = [item for _, item in items_of(leaves, arrangement.placed[:count])]
+    named = items_of(leaves, arrangement.placed[count:])
+    names, lazy = tuple([name for name, _ in named]), [item for _, item in named]
+    behind = event_now(tensor for tensor, _, _ in (*front, *lazy))
     if behind is None:
-        return Source(items[:count], (), items[count:], names, mode, None)
-    frozen = [(tensor.clone(), offset, size) for tensor, offset, size in items[:count]]
-    return Source((), frozen, items[count:], names, mode, behind)
+        return Source(front, (), lazy, names, mode, None)
+    frozen = [(tensor.clone(), offset, size) for tensor, offset, size in front]
+    return Source((), frozen, lazy, names, mode, behind)
 
 
 def on_device(leaves: Sequence[Leaf]) -> bool:

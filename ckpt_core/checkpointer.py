@@ -5,7 +5,6 @@ save -> state.flatten -> layout -> capture (snapshot/) -> inflight (persist/) ->
 
 from __future__ import annotations
 
-import collections
 import logging
 import os
 import time
@@ -23,15 +22,18 @@ from ckpt_core.commit import Committer
 from ckpt_core.coordination import Coordination, NoCoordination
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.files import Files
+from ckpt_core.flights import Flights, settle_all
 from ckpt_core.handle import SaveHandle
-from ckpt_core.inflight import Flights, InFlight, failing, settle_all
+from ckpt_core.inflight import Hooks, InFlight, failing
 from ckpt_core.layerwise import LayerwiseSave
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.options import Options, checked_options, checked_root
 from ckpt_core.pipeline import Pipeline
 from ckpt_core.restore import RestoredStep, Restorer
+from ckpt_core.sharing import Scope
 from ckpt_core.sigterm import SigtermGuard
-from ckpt_core.store import Attempt, StepStore
+from ckpt_core.store import Attempt
+from ckpt_core.together import Failures, declining, make_store, open_together
 from ckpt_core.types import OnError, check_step
 
 _log = logging.getLogger("ckpt_core")
@@ -50,7 +52,8 @@ class Checkpointer:
     Args:
         root: directory of this run's checkpoints; made if it is missing.
         options: see `Options`.
-        coordination: how the ranks of one job agree; None for one process.
+        coordination: how the ranks of one job agree; None for one process. One for each Checkpointer,
+            which closes it. All ranks make their Checkpointers together, and save the same steps.
         on_sigterm: "save" turns SIGTERM into `stop_requested`, so that the loop can save once more and leave.
         sigterm_grace: how long after SIGTERM the process may live on (timedelta or seconds).
         files: the file layer; for tests.
@@ -59,6 +62,7 @@ class Checkpointer:
         ConfigError: an argument is wrong.
         RootBusy: another process, or another Checkpointer, has the root open for writing.
         PersistError: the root cannot be made or written to.
+        CommitError, CoordinationTimeout: another rank could not open the root, or did not come.
     """
 
     def __init__(
@@ -78,29 +82,32 @@ class Checkpointer:
         self.events = EventLog()
         self._files = files or Files()
         self._coordination = coordination or NoCoordination()
+        info = self._coordination.info
         self._pid = os.getpid()
         self._closed = False
-        self._failures: collections.deque[BaseException] = collections.deque()
-        self._store = StepStore(
-            self.root,
-            files=self._files,
-            keep_last=options.keep_last,
-            keep_every=options.keep_every,
-            spare_slots=options.in_flight,
-        )
+        self._failures = Failures(OnError(options.on_error))
+        self._store = make_store(self.root, options, info, files=self._files)
+        self._pipeline = Pipeline(options, self._store, info=info, files=self._files)
         self._committer = Committer(
-            self._store, self._coordination, files=self._files, events=self.events
+            self._store,
+            self._coordination,
+            files=self._files,
+            events=self.events,
+            compared=self._pipeline.compared,
         )
-        self._flights = Flights(options.in_flight, finish=self._committer.finish)
-        self._pipeline = Pipeline(
-            options, self._store, rank=self._coordination.info.rank, files=self._files
+        self._flights = Flights(
+            options.in_flight,
+            finish=self._committer.finish,
+            finishers=1 if info.world_size == 1 else options.in_flight,
         )
+        self._hooks = Hooks(self._make_attempt, self._flights.ready, self._note_failure)
         self._guard: SigtermGuard | None = None
-        self._store.open()
         try:
+            open_together(self._store, self._coordination, timeout_s=options.timeout_s)
             self._guard = SigtermGuard(sigterm_grace) if on_sigterm else None
         except BaseException:
             self._store.close()
+            self._coordination.close()
             raise
         # Runs at exit also in children of multiprocessing, which skip atexit: the threads are daemons,
         # and a started checkpoint must not die with them. `close` cancels it.
@@ -108,7 +115,14 @@ class Checkpointer:
 
     # -- saving ----------------------------------------------------------------------------------
 
-    def save(self, step: int, state: Any) -> SaveHandle:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        per_rank: Iterable[str] | None = None,
+        replicated: Iterable[str] | None = None,
+    ) -> SaveHandle:
         """Start a checkpoint of `state` as of `step`; returns before it is staged or durable.
 
         Called on the training thread between two steps. From its return until `wait_staged`, large leaves
@@ -119,6 +133,12 @@ class Checkpointer:
             step: optimizer step, 0 or more. A committed step of this number is replaced as a whole.
             state: nested dict, list, tuple or dataclass of tensors, plain values, and objects with
                 `state_dict()`.
+            per_rank: with several ranks, paths of the state (such as "sampler" or "model.head") whose
+                tensors belong to this rank alone. `RngState` is always private, and plain values are
+                each rank's own. Everything else is replicated: equal on all ranks, each of which stores
+                a slice. Buffers of a module that is passed as an object are stored by the first rank
+                alone, as DistributedDataParallel takes them; a DTensor's parts by those who hold them.
+            replicated: the other way round: paths that are replicated; everything else is private.
 
         Raises:
             ConfigError: the step or something in the state cannot be saved; names its place in the tree.
@@ -129,10 +149,13 @@ class Checkpointer:
         began = time.monotonic()
         self._check_usable()
         step = check_step(step)
-        self._report_failures()
-        with collector_paused():
-            plan = self._pipeline.plan(state)
-        inflight = self._admit(step)
+        attempt_id = self._coordination.attempt_id(step)
+        with declining(self._coordination, attempt_id, step):
+            self._failures.report(step)
+            scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
+            with collector_paused():
+                plan = self._pipeline.plan(state, scope)
+            inflight = self._admit(step, attempt_id)
         with failing(inflight), collector_paused():
             self._pipeline.start(inflight, plan)
         return SaveHandle.of(inflight, began)
@@ -146,7 +169,7 @@ class Checkpointer:
 
         Args:
             step: as for `save`.
-            tensors: distinct tensors by name; the order is irrelevant.
+            tensors: distinct tensors by name, replicated when there are several ranks.
 
         Raises:
             ConfigError: the step is wrong, or two tensors share memory.
@@ -156,9 +179,12 @@ class Checkpointer:
         """
         self._check_usable()
         step = check_step(step)
-        self._report_failures()
-        plan = self._pipeline.plan_layerwise(tensors)
-        return LayerwiseSave(self._pipeline, self._admit(step), plan)
+        attempt_id = self._coordination.attempt_id(step)
+        with declining(self._coordination, attempt_id, step):
+            self._failures.report(step)
+            plan = self._pipeline.plan_layerwise(tensors)
+            inflight = self._admit(step, attempt_id)
+        return LayerwiseSave(self._pipeline, inflight, plan)
 
     def wait_staged(self, names: Iterable[str] | None = None) -> None:
         """Block until training may change the leaves of every started snapshot.
@@ -192,41 +218,59 @@ class Checkpointer:
         """
         if not self._flights.wait_empty(deadline=time.monotonic() + self._options.timeout_s):
             raise StagingError("checkpoints are still in flight after `timeout`: storage is stuck")
-        self._report_failures()
+        self._failures.report()
 
-    def prepare(self, state: Any) -> None:
+    def prepare(
+        self,
+        state: Any,
+        *,
+        per_rank: Iterable[str] | None = None,
+        replicated: Iterable[str] | None = None,
+    ) -> None:
         """Allocate and touch the staging memory for `state` now, instead of during the first save.
 
-        Called once before training. Optional: the first save is then as cheap as the later ones.
+        Called once before training, with the arguments of `save`. Optional: the first save is then as
+        cheap as the later ones.
 
         Raises:
             ConfigError: the state cannot be saved, or `staging_bytes` is too small for it.
         """
         self._check_usable()
-        self._pipeline.prepare(state)
+        self._pipeline.prepare(state, Scope.of(state, per_rank=per_rank, replicated=replicated))
 
     # -- restoring and looking -------------------------------------------------------------------
 
     def restore(
-        self, state: Any, *, step: int | None = None, strict: bool = False, trusted: bool = False
+        self,
+        state: Any,
+        *,
+        step: int | None = None,
+        strict: bool = False,
+        trusted: bool = False,
+        broadcast: torch.distributed.ProcessGroup | bool = False,
     ) -> RestoredStep | None:
         """Fill `state` in place from the newest valid step; None when the root holds no step.
 
         Called on the training thread before training. Tensors and objects with `load_state_dict` are
         filled in place; plain values are in `.state` of the result. A corrupt step is passed over with a
-        warning, for the next older one.
+        warning, for the next older one. With several ranks all of them call it, and all restore the same
+        step: one that a node lacks or finds corrupt is passed over by all. It may have been saved by
+        another number of ranks.
 
         Args:
             state: the tree that was saved, of live objects; any placeholder does for plain values.
             step: this step and no other.
             strict: raise for a corrupt step instead of falling back.
             trusted: allow objects that could run code when they are loaded.
+            broadcast: ranks that read what all of them take whole only once, each its share, and send it
+                to one another; True for all ranks. For storage that is slower than the network.
 
         Raises:
             StateMismatch: names, shapes or dtypes differ; nothing was changed.
             CorruptCheckpoint: no step is valid (or the one asked for is not).
-            NotCommitted: `step` is not there.
+            NotCommitted: `step` is not there, or no step is held by every node.
             UntrustedData, UnknownFormat: see there.
+            RestoreError: no step can be read, or another rank failed; names it.
         """
         self._check_usable()
         step = None if step is None else check_step(step)
@@ -238,8 +282,11 @@ class Checkpointer:
             readers=self._options.readers,
             timeout_s=self._options.timeout_s,
             store=self._store,
+            coordination=self._coordination,
         )
-        found = restorer.restore(state, step=step, strict=strict, trusted=trusted)
+        found = restorer.restore(
+            state, step=step, strict=strict, trusted=trusted, broadcast=broadcast
+        )
         if found is not None:
             self.events.tell(EventName.RESTORED, found.step, seconds=time.monotonic() - began)
         return found
@@ -306,7 +353,8 @@ class Checkpointer:
         if self._guard is not None:
             self._guard.close()
         self._store.close()
-        self._report_failures()
+        self._coordination.close()
+        self._failures.report()
 
     def __enter__(self) -> Self:
         return self
@@ -334,26 +382,12 @@ class Checkpointer:
                 f"it: make one in this process, with a root of its own"
             )
 
-    def _report_failures(self) -> None:
-        while self._failures:
-            error = self._failures.popleft()
-            if self._options.on_error is OnError.RAISE:
-                raise error
-            # OnError.WARN: it was logged when it happened.
-
-    def _admit(self, step: int) -> InFlight:
-        deadline = time.monotonic() + self._options.timeout_s
-
+    def _admit(self, step: int, attempt_id: str) -> InFlight:
         def make() -> InFlight:
-            return InFlight(
-                step,
-                root=self.root,
-                deadline=time.monotonic() + self._options.timeout_s,
-                make_attempt=self._make_attempt,
-                on_ready=self._flights.ready,
-                on_failed=self._note_failure,
-            )
+            deadline = time.monotonic() + self._options.timeout_s
+            return InFlight(step, attempt_id, root=self.root, deadline=deadline, hooks=self._hooks)
 
+        deadline = time.monotonic() + self._options.timeout_s
         inflight = self._flights.admit(make, deadline=deadline)
         self.events.tell(EventName.BEGIN, step)
         inflight.snapshot.staged.add_done_callback(
@@ -365,7 +399,7 @@ class Checkpointer:
         # A newer valid step is coming: what was found corrupt must not stand as the newest any more.
         self._store.quarantine_suspects()
         self._store.check_space(inflight.file_bytes)
-        return self._store.begin(inflight.step)
+        return self._store.begin(inflight.step, inflight.attempt_id)
 
     def _note_staged(self, inflight: InFlight, staged: Future[None]) -> None:
         if staged.exception() is None:
@@ -377,7 +411,7 @@ class Checkpointer:
         assert inflight.error is not None
         _log.error("save of step %d failed: %s", inflight.step, inflight.error)
         self.events.tell(EventName.FAILED, inflight.step, detail=str(inflight.error))
-        self._failures.append(inflight.error)
+        self._failures.note(inflight.error)
 
 
 def _close_quietly(checkpointer: Checkpointer) -> None:

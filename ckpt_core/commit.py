@@ -8,14 +8,18 @@ A kill or a power loss between any two leaves the step unpublished and everythin
 from __future__ import annotations
 
 import logging
+import os
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from ckpt_core.coordination import Ballot, Coordination
-from ckpt_core.errors import CkptError, CommitError
+from ckpt_core.coordination import Ballot, Coordination, Json
+from ckpt_core.errors import CkptError, CommitError, CoordinationTimeout
 from ckpt_core.files import Files
 from ckpt_core.inflight import Contents, InFlight
 from ckpt_core.layout import (
@@ -26,38 +30,55 @@ from ckpt_core.layout import (
     Manifest,
     RankEntry,
     RankManifest,
+    SliceEntry,
     rank_manifest_name,
     shard_name,
 )
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.persist import advice
-from ckpt_core.store import Attempt, StepStore
+from ckpt_core.store import Attempt, GuestStore, StepStore
+from ckpt_core.types import step_dir_name
 
 _log = logging.getLogger("ckpt_core")
 
+_LOOK_AGAIN_S = 0.05
+_SEEN_WITHIN_S = 10.0
+"""Network filesystems may show a file of another host only after a while."""
+
 
 class Committer:
-    """Publishes or cleans up; runs on the finisher thread only."""
+    """Publishes or cleans up; runs on finisher threads only."""
 
     def __init__(
-        self, store: StepStore, coordination: Coordination, *, files: Files, events: EventLog
+        self,
+        store: StepStore | GuestStore,
+        coordination: Coordination,
+        *,
+        files: Files,
+        events: EventLog,
+        compared: set[str],
     ) -> None:
         self._store = store
         self._coordination = coordination
         self._files = files
         self._events = events
+        self._compared = compared
 
     def finish(self, inflight: InFlight) -> None:
         """Publish a checkpoint that is complete and apply retention, or clean up one that failed."""
         if not inflight.begin_commit():
-            self.clean_up(inflight)
+            assert inflight.error is not None
+            self._coordination.decline(inflight.attempt_id, inflight.step, inflight.error)
+            self._clean_up(inflight)
             return
         self._tell(EventName.PERSISTED, inflight)
         try:
             path = self.commit(inflight)
         except BaseException as exc:
             inflight.fail(exc)
-            self.clean_up(inflight)
+            # Whoever does not know how the vote ended must not touch what may be published yet.
+            if isinstance(self._store, StepStore) or not isinstance(exc, CoordinationTimeout):
+                self._clean_up(inflight)
             return
         for step in self.retire():
             self._events.tell(EventName.RETIRED, step)
@@ -77,40 +98,50 @@ class Committer:
         Raises:
             PersistError: bytes did not become durable.
             CommitError: another rank failed, or the step could not be published.
+            CoordinationTimeout: another rank did not answer in time.
         """
+        coordination, step = self._coordination, inflight.step
         attempt, contents = inflight.directory(), inflight.contents
         assert contents is not None
-        info = self._coordination.info
         try:
-            entry = self._write_rank_manifest(inflight, attempt, contents)
-            left = max(inflight.deadline - time.monotonic(), 0.0)
-            self._coordination.agree(attempt.id, inflight.step, Ballot("", None), left)
-            manifest = Manifest(
-                step=inflight.step,
-                attempt=attempt.id,
-                created_unix_s=time.time(),
-                ranks=(entry,),
-                state_bytes=contents.state_bytes,
-            )
-            assert info.world_size == 1, "ranks are not built yet"
-            self._files.write_new(attempt.path / MANIFEST_NAME, manifest.encode())
-        except OSError as exc:
-            raise CommitError(
-                f"step {inflight.step} was not published: {exc.strerror or exc} at "
-                f"{exc.filename or attempt.path}. Earlier steps are untouched. {advice(exc)}",
-                step=inflight.step,
-                rank=info.rank,
-                path=attempt.path,
-            ) from exc
-        # Commit point: the rename inside publish.
-        return self._store.publish(attempt)
+            with self._mapped(inflight, attempt):
+                entry = self._write_rank_manifest(inflight, attempt, contents)
+        except BaseException as exc:
+            coordination.decline(attempt.id, step, exc)
+            raise
+        left = max(inflight.deadline - time.monotonic(), 0.0)
+        ballots = coordination.agree(attempt.id, step, self._ballot(contents, entry), left)
+        error: BaseException | None = None
+        try:
+            if isinstance(self._store, StepStore):
+                with self._mapped(inflight, attempt):
+                    self._publish(self._store, inflight, attempt, ballots)
+        except BaseException as exc:
+            error = exc
+        self._settle(inflight, attempt, error)
+        if error is not None:
+            raise error
+        self._compared.update(contents.plans)
+        return self._store.root / step_dir_name(step)
 
-    def clean_up(self, inflight: InFlight) -> None:
-        """Remove what a failed checkpoint left behind; never raises."""
-        for shard in inflight.shards:
-            shard.close()
-        if inflight.attempt is not None:
-            self._store.abandon(inflight.attempt)
+    def _settle(self, inflight: InFlight, attempt: Attempt, error: BaseException | None) -> None:
+        """Hear whether every root has the step; `error` is why this rank's has not."""
+        info = self._coordination.info
+        left = max(inflight.deadline - time.monotonic(), 0.0)
+        try:
+            self._coordination.settle(attempt.id, inflight.step, error, left)
+        except (CommitError, CoordinationTimeout) as exc:
+            published = info.leads and error is None
+            if published and len(info.members) == info.world_size:
+                # The only root has it, so it is committed, whoever has died since.
+                _log.warning(
+                    "step %d is committed; the ranks lost touch after: %s", attempt.step, exc
+                )
+                return
+            if published and isinstance(exc, CommitError):
+                # Another node's root has not got it: it must not stand as this one's newest step.
+                self._store.suspect(attempt.step)
+            raise
 
     def retire(self) -> tuple[int, ...]:
         """Apply retention; a failure is logged and tried again after the next commit."""
@@ -122,21 +153,139 @@ class Committer:
             )
             return ()
 
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _clean_up(self, inflight: InFlight) -> None:
+        """Remove what a failed checkpoint left behind; never raises."""
+        for shard in inflight.shards:
+            shard.close()
+        if inflight.attempt is not None:
+            self._store.abandon(inflight.attempt)
+
+    @contextmanager
+    def _mapped(self, inflight: InFlight, attempt: Attempt) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise CommitError(
+                f"step {inflight.step} was not published: {exc.strerror or exc} at "
+                f"{exc.filename or attempt.path}. Earlier steps are untouched. {advice(exc)}",
+                step=inflight.step,
+                rank=self._coordination.info.rank,
+                path=attempt.path,
+            ) from exc
+
     def _write_rank_manifest(
         self, inflight: InFlight, attempt: Attempt, contents: Contents
-    ) -> RankEntry:
-        rank = self._coordination.info.rank
+    ) -> RankManifestFile:
+        info = self._coordination.info
         entries = []
         for index, shard in enumerate(inflight.shards):
             sums = tuple(ChunkSum(part.nbytes, part.xxh3) for part in shard.sync())
             shard.close()
-            entries.append(FileEntry(shard_name(rank, index), shard.request.nbytes, sums))
-        leaves = tuple(
-            LeafEntry(spec, file, extent.offset, extent.nbytes)
-            for spec, file, extent in contents.leaves
-        )
+            entries.append(FileEntry(shard_name(info.rank, index), shard.request.nbytes, sums))
+        leaves, slices = _entries(contents)
         skeleton: Any = contents.skeleton.to_json()
-        data = RankManifest(rank, tuple(entries), leaves, skeleton).encode()
-        name = rank_manifest_name(rank)
+        version = 1 if info.world_size == 1 else 2
+        data = RankManifest(
+            info.rank, tuple(entries), leaves, skeleton, slices, version=version
+        ).encode()
+        name = rank_manifest_name(info.rank)
         self._files.write_new(attempt.path / name, data)
-        return RankEntry(rank, name, len(data), xxhash.xxh3_64(data).hexdigest())
+        if len(info.members) > 1:
+            # The leader may be on another host: names of this rank's files are made durable here.
+            self._files.sync_dir(attempt.path)
+        files = tuple((entry.name, entry.nbytes) for entry in entries)
+        return RankManifestFile(
+            RankEntry(info.rank, name, len(data), xxhash.xxh3_64(data).hexdigest()),
+            contents.state_bytes,
+            files,
+        )
+
+    def _ballot(self, contents: Contents, written: RankManifestFile) -> Ballot:
+        return Ballot("+".join(contents.plans), written.to_json(), contents.reference)
+
+    def _publish(
+        self, store: StepStore, inflight: InFlight, attempt: Attempt, ballots: Sequence[Json]
+    ) -> None:
+        written = [RankManifestFile.from_json(ballot) for ballot in ballots]
+        self._await_files(attempt, written, deadline=inflight.deadline)
+        manifest = Manifest(
+            step=inflight.step,
+            attempt=attempt.id,
+            created_unix_s=time.time(),
+            ranks=tuple([one.entry for one in written]),
+            state_bytes=sum(one.state_bytes for one in written),
+            world_size=self._coordination.info.world_size,
+        )
+        self._files.write_new(attempt.path / MANIFEST_NAME, manifest.encode())
+        # Commit point: the rename inside publish.
+        store.publish(attempt)
+
+    def _await_files(
+        self, attempt: Attempt, written: Sequence[RankManifestFile], *, deadline: float
+    ) -> None:
+        """Be sure that what other ranks have written is in this very directory."""
+        until = min(deadline, time.monotonic() + _SEEN_WITHIN_S)
+        for one in written:
+            rank = one.entry.rank
+            if rank == self._coordination.info.rank:
+                continue
+            for name, nbytes in ((one.entry.file, one.entry.nbytes), *one.files):
+                path = attempt.path / name
+                while _size(path) != nbytes:
+                    if time.monotonic() >= until:
+                        raise CommitError(
+                            f"step {attempt.step} was not published: rank {rank} wrote {name} of "
+                            f"{nbytes} bytes, and {path} has {_size(path)} as this rank sees it. All "
+                            f"ranks of a root must write to the same directory",
+                            step=attempt.step,
+                            rank=rank,
+                            path=path,
+                        )
+                    time.sleep(_LOOK_AGAIN_S)
+
+
+@dataclass(frozen=True, slots=True)
+class RankManifestFile:
+    """What a rank says of its files in its vote.
+
+    Attributes:
+        entry: its rank manifest.
+        state_bytes: bytes of its leaves and slices.
+        files: name and length of each of its shard files.
+    """
+
+    entry: RankEntry
+    state_bytes: int
+    files: tuple[tuple[str, int], ...]
+
+    def to_json(self) -> Json:
+        """For the vote."""
+        entry = self.entry
+        row = [entry.rank, entry.file, entry.nbytes, entry.xxh3]
+        return [row, self.state_bytes, [list(file) for file in self.files]]
+
+    @classmethod
+    def from_json(cls, value: Json) -> RankManifestFile:
+        """As `to_json` gave it."""
+        row, state_bytes, files = value
+        return cls(RankEntry(*row), state_bytes, tuple([(name, size) for name, size in files]))
+
+
+def _entries(contents: Contents) -> tuple[tuple[LeafEntry, ...], tuple[SliceEntry, ...]]:
+    leaves, slices = [], []
+    for place in contents.placed:
+        part, extent = place.part, place.extent
+        if part.whole is None or part.slice is None:
+            leaves.append(LeafEntry(part.stored, place.file, extent.offset, extent.nbytes))
+        else:
+            slices.append(SliceEntry(part.whole, part.slice, place.file, extent.offset))
+    return tuple(leaves), tuple(slices)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except OSError:
+        return None

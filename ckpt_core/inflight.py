@@ -1,33 +1,31 @@
-"""One checkpoint between its start and its end, and the set of those that are under way.
+"""One checkpoint between its start and its end.
 
     STAGING --all leaves copied--> PERSISTING --all pieces written--> COMMITTING --published--> COMMITTED
        \\__________________________ any error, or the deadline __________________________/--> FAILED
 
-Whoever finds an error (stager, writer, finisher, watchdog) calls `fail`; the first one counts. The finisher
-thread then publishes or cleans up, and the watchdog thread fails what outlives its deadline, so that no
-future stays open and no one waits for ever on a disk that hangs.
+Whoever finds an error (stager, writer, finisher, watchdog) calls `fail`; the first one counts. A finisher
+thread then publishes or cleans up.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from ckpt_core.errors import CkptError, PersistError, StagingError
-from ckpt_core.layout import Extent
+from ckpt_core.arrangement import Placed
+from ckpt_core.coordination import Reference
+from ckpt_core.errors import CkptError
 from ckpt_core.persist import ShardFile, WriteJob, WriterPool
 from ckpt_core.snapshot import Piece, Snapshot
 from ckpt_core.state import Skeleton
 from ckpt_core.store import Attempt
-from ckpt_core.types import LeafSpec
 
 _log = logging.getLogger("ckpt_core")
 
@@ -44,20 +42,39 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint holds, beside the bytes of its shard files.
+    """What this rank stores of a checkpoint, beside the bytes of its shard files.
 
     Attributes:
-        leaves: (spec, index of the shard file, extent) of each leaf.
+        placed: each part of a leaf, its shard file and its place there.
         skeleton: everything that is not a tensor.
+        plans: hashes of what must be equal on all ranks; none in a job of one.
+        reference: compares this rank with rank 0; given until that was done once.
     """
 
-    leaves: tuple[tuple[LeafSpec, int, Extent], ...]
+    placed: tuple[Placed, ...]
     skeleton: Skeleton
+    plans: tuple[str, ...] = ()
+    reference: Reference | None = None
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all leaves."""
-        return sum(extent.nbytes for _, _, extent in self.leaves)
+        """Bytes of all parts."""
+        return sum(place.extent.nbytes for place in self.placed)
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What an in-flight checkpoint asks of its owner.
+
+    Attributes:
+        make_attempt: creates its directory; called once, from a background thread.
+        on_ready: called once when nothing is being staged or written for it any more.
+        on_failed: told once when it is given up, before its futures are; not when `reported` is set.
+    """
+
+    make_attempt: Callable[[InFlight], Attempt]
+    on_ready: Callable[[InFlight], None]
+    on_failed: Callable[[InFlight], None]
 
 
 class InFlight:
@@ -65,24 +82,17 @@ class InFlight:
 
     Args:
         step: the step it is of.
+        attempt_id: names this try; the same on all ranks.
         root: where it goes, for errors that come before it has a directory.
         deadline: on the monotonic clock; the watchdog fails the checkpoint then.
-        make_attempt: creates its directory; called once, from a background thread.
-        on_ready: called once when nothing is being staged or written for it any more.
-        on_failed: told once when it is given up, before its futures are; not when `reported` is set.
+        hooks: see there.
     """
 
     def __init__(
-        self,
-        step: int,
-        *,
-        root: Path,
-        deadline: float,
-        make_attempt: Callable[[InFlight], Attempt],
-        on_ready: Callable[[InFlight], None],
-        on_failed: Callable[[InFlight], None],
+        self, step: int, attempt_id: str, *, root: Path, deadline: float, hooks: Hooks
     ) -> None:
         self.step = step
+        self.attempt_id = attempt_id
         self.root = root
         self.deadline = deadline
         self.began = time.monotonic()
@@ -93,9 +103,7 @@ class InFlight:
         self.error: BaseException | None = None
         self.contents: Contents | None = None
         self.reported = False
-        self._make_attempt = make_attempt
-        self._on_ready = on_ready
-        self._on_failed = on_failed
+        self._hooks = hooks
         self._lock = threading.Lock()
         # Apart from _lock: making the directory may hang on storage, and failing must not.
         self._making = threading.Lock()
@@ -130,7 +138,7 @@ class InFlight:
         """
         with self._making:
             if self.attempt is None:
-                self.attempt = self._make_attempt(self)
+                self.attempt = self._hooks.make_attempt(self)
             return self.attempt
 
     def open_ended(self, when_failed: Callable[[], None]) -> None:
@@ -166,7 +174,7 @@ class InFlight:
             told, self.reported = self.reported, True
         if not told:
             # Order matters: whoever has waited for a future finds the failure at the next save.
-            self._on_failed(self)
+            self._hooks.on_failed(self)
         self.snapshot.fail(error)
         self.committed.set_exception(error)
         if callback is not None:
@@ -216,7 +224,7 @@ class InFlight:
         for end_lease in leases:
             end_lease()
         if ready:
-            self._on_ready(self)
+            self._hooks.on_ready(self)
 
     def piece_submitted(self) -> None:
         """A piece goes to the writers."""
@@ -231,7 +239,7 @@ class InFlight:
             self._pending -= 1
             ready = self._pending == 0 and not self._staging
         if ready:
-            self._on_ready(self)
+            self._hooks.on_ready(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,133 +260,6 @@ class ShardSink:
     def window(self, offset: int, nbytes: int) -> memoryview:
         """Memory of the file itself."""
         return self.shard.window(offset, nbytes)
-
-
-class Flights:
-    """The in-flight checkpoints: at most `limit`; owns the finisher and the watchdog thread.
-
-    Args:
-        limit: how many may be in flight.
-        finish: publishes one that is complete, or cleans up one that failed; runs on the finisher thread.
-    """
-
-    def __init__(self, limit: int, *, finish: Callable[[InFlight], None]) -> None:
-        self._limit = limit
-        self._finish = finish
-        self._changed = threading.Condition()
-        self._active: list[InFlight] = []
-        self._ready: queue.SimpleQueue[InFlight | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._closing = False
-
-    def admit(self, make: Callable[[], InFlight], *, deadline: float) -> InFlight:
-        """Add the checkpoint that `make` gives; blocks while `limit` are in flight.
-
-        Raises:
-            StagingError: none of them ended before the deadline.
-        """
-        with self._changed:
-            while len(self._active) >= self._limit:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    steps = ", ".join(str(flight.step) for flight in self._active)
-                    raise StagingError(
-                        f"in_flight={self._limit} checkpoints (steps {steps}) are still not "
-                        f"committed: storage is stuck or far slower than the saves. Earlier steps "
-                        f"are untouched; save less often, or raise in_flight or timeout"
-                    )
-                self._changed.wait(left)
-            inflight = make()
-            self._active.append(inflight)
-            self._start_threads()
-            self._changed.notify_all()
-            return inflight
-
-    def ready(self, inflight: InFlight) -> None:
-        """Nothing is staged or written for it any more: let the finisher have it."""
-        self._ready.put(inflight)
-
-    def active(self) -> tuple[InFlight, ...]:
-        """Those in flight, oldest first."""
-        with self._changed:
-            return tuple(self._active)
-
-    def wait_empty(self, *, deadline: float) -> bool:
-        """Wait until none is in flight; False when the deadline passed first."""
-        with self._changed:
-            while self._active:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
-            return True
-
-    def close(self, *, timeout_s: float) -> None:
-        """End both threads; a thread that hangs is left behind after `timeout_s`. Idempotent."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._ready.put(None)
-        deadline = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0.0))
-
-    # -- threads ---------------------------------------------------------------------------------
-
-    def _start_threads(self) -> None:
-        if self._threads:
-            return
-        for name, target in (("finisher", self._run_finisher), ("watchdog", self._run_watchdog)):
-            thread = threading.Thread(target=target, name=f"ckpt-{name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _run_finisher(self) -> None:
-        while (inflight := self._ready.get()) is not None:
-            try:
-                self._finish(inflight)
-            except BaseException as exc:
-                inflight.fail(exc)
-            self._retired(inflight)
-            # Do not keep the last checkpoint alive while waiting for the next.
-            del inflight
-
-    def _run_watchdog(self) -> None:
-        with self._changed:
-            while not self._closing:
-                now = time.monotonic()
-                expired = [flight for flight in self._active if flight.deadline <= now]
-                for inflight in expired:
-                    inflight.fail(_overdue(inflight))
-                    self._drop(inflight)
-                nearest = min((f.deadline for f in self._active), default=None)
-                self._changed.wait(None if nearest is None else max(nearest - now, 0.0))
-
-    def _retired(self, inflight: InFlight) -> None:
-        with self._changed:
-            self._drop(inflight)
-
-    def _drop(self, inflight: InFlight) -> None:
-        if inflight not in self._active:
-            return
-        self._active.remove(inflight)
-        self._changed.notify_all()
-
-
-def _overdue(inflight: InFlight) -> CkptError:
-    seconds = time.monotonic() - inflight.began
-    return PersistError(
-        f"step {inflight.step} was given up after {seconds:.1f} s while {inflight.phase.value}: storage "
-        f"is stuck or too slow for `timeout`. Earlier steps are untouched; training may go on",
-        step=inflight.step,
-    )
-
-
-def settle_all(flights: Iterable[InFlight]) -> None:
-    """Give up every one of them. Called when the Checkpointer closes before they could end."""
-    for inflight in flights:
-        text = "the Checkpointer was closed while storage was stuck; earlier steps are untouched"
-        inflight.fail(PersistError(f"step {inflight.step} was not saved: {text}"))
 
 
 @contextlib.contextmanager

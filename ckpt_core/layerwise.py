@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from ckpt_core.arrangement import Placed, items_of
 from ckpt_core.capture import LeafWatch, guarded, stage_items
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.handle import SaveHandle
-from ckpt_core.inflight import Contents, InFlight
-from ckpt_core.layout import Extent
+from ckpt_core.inflight import InFlight
+from ckpt_core.layout import Extent, nbytes
 from ckpt_core.pipeline import LayerwisePlan, Pipeline
-from ckpt_core.snapshot import StageItem, event_now, on_stream, synchronize
-from ckpt_core.state import FlatState, Leaf
-from ckpt_core.types import LeafSpec
+from ckpt_core.sharing import Part, Scope, Share
+from ckpt_core.snapshot import ShardImage, StageItem, event_now, on_stream, synchronize
+from ckpt_core.state import FlatState, Leaf, Skeleton
 
 
 class LayerwiseSave:
@@ -34,7 +36,9 @@ class LayerwiseSave:
         self._inflight = inflight
         self._plan = plan
         self._left = {leaf.spec.name for leaf in plan.flat.leaves}
-        self._extents: list[tuple[LeafSpec, int, Extent]] = []
+        self._parts = {part.stored.name: part for part in plan.share.parts}
+        self._placed: list[Placed] = []
+        self._digests: dict[str, str] = {}
         self._watch = LeafWatch(inflight.step, on=pipeline.check_barriers)
         self._sealed = False
         self._stream = pipeline.stream_for(plan.flat.leaves)
@@ -67,21 +71,31 @@ class LayerwiseSave:
             if leaf.spec.name in self._left:  # a second name of one tensor is staged already
                 self._left.remove(leaf.spec.name)
                 leaves.append(leaf)
-        if not leaves or self._inflight.failed():
+        self._digests.update(self._pipeline.digests(self._plan.share, leaves))
+        # What other ranks store of these tensors is no concern of this one.
+        placed = [self._place(leaf) for leaf in leaves if leaf.spec.name in self._parts]
+        if not placed or self._inflight.failed():
             return
-        items = tuple(self._place(leaf) for leaf in leaves)
-        staged = [leaf.spec.name for leaf in leaves]
+        named = items_of(self._plan.flat.leaves, placed)
+        staged, items = [name for name, _ in named], tuple([item for _, item in named])
         self._watch.begin(staged, items)
         self._inflight.snapshot.expect(staged)
         event = event_now()
         self._pipeline.stage(lambda: self._run_stage(items, event))
 
-    def seal(self, state: Any = None) -> SaveHandle:
+    def seal(
+        self,
+        state: Any = None,
+        *,
+        per_rank: Iterable[str] | None = None,
+        replicated: Iterable[str] | None = None,
+    ) -> SaveHandle:
         """End the checkpoint with everything that belongs to it; returns before it is durable.
 
         Args:
             state: the tree that `restore` will be given; it holds the staged tensors again, each where it
                 belongs. None: the mapping given to `begin` is the state.
+            per_rank, replicated: as for `save`, of what was not staged.
 
         Raises:
             ConfigError: tensors were not staged, or are nowhere in `state`; the save stays open.
@@ -93,13 +107,14 @@ class LayerwiseSave:
                 f"seal: {len(self._left)} tensors given to begin() were not staged, "
                 f"first {min(self._left)!r}: stage them, or abort()"
             )
-        flat = self._plan.flat
-        rest: tuple[Leaf, ...] = ()
+        rest = None
         if state is not None:
-            flat, rest = self._rest_of(state)
+            scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
+            flat = self._rest_of(state)
+            rest = (flat, self._pipeline.share_rest(flat, scope))
         self._sealed = True
         if not self._inflight.failed():
-            self._start_end(flat, rest)
+            self._start_end(rest)
         self._inflight.end_announced()
         return SaveHandle.of(self._inflight, began)
 
@@ -121,12 +136,13 @@ class LayerwiseSave:
         leaf = self._plan.leaf_of.get(name)
         return None if leaf is None else leaf.spec.name
 
-    def _place(self, leaf: Leaf) -> StageItem:
+    def _place(self, leaf: Leaf) -> Placed:
         extent = self._plan.builder.append(leaf.spec.name)
-        self._extents.append((leaf.spec, 0, extent))
-        return (leaf.tensor, extent.offset, extent.nbytes)
+        placed = Placed(self._parts[leaf.spec.name], 0, extent)
+        self._placed.append(placed)
+        return placed
 
-    def _rest_of(self, state: Any) -> tuple[FlatState, tuple[Leaf, ...]]:
+    def _rest_of(self, state: Any) -> FlatState:
         flat = self._pipeline.flatten_rest(state, self._plan.flat.leaves)
         names = {leaf.spec.name for leaf in self._plan.flat.leaves}
         missing = names - flat.skeleton.leaf_names()
@@ -135,19 +151,18 @@ class LayerwiseSave:
                 f"seal: {len(missing)} staged tensors are nowhere in the state, first "
                 f"{min(missing)!r}: they could not be restored; add them to the state"
             )
-        return flat, flat.leaves
+        return flat
 
-    def _start_end(self, flat: FlatState, rest: tuple[Leaf, ...]) -> None:
-        # Small and early-changing leaves are cloned here; the others are copied by the stager.
-        lazy = [leaf for leaf in rest if not leaf.eager]
-        frozen = [
-            Leaf(leaf.spec, leaf.tensor.clone() if leaf.eager else leaf.tensor, leaf.eager)
-            for leaf in rest
-        ]
-        self._inflight.snapshot.expect([leaf.spec.name for leaf in lazy])
-        ordered = tuple(sorted(frozen, key=lambda leaf: leaf.eager))
+    def _start_end(self, rest: tuple[FlatState, Share] | None) -> None:
         event = event_now()
-        self._pipeline.stage(lambda: self._run_end(flat, ordered, len(lazy), event))
+        skeleton = self._plan.flat.skeleton
+        tail = None
+        if rest is not None:
+            flat, share = rest
+            self._digests.update(self._pipeline.digests(share, flat.leaves))
+            skeleton, tail = flat.skeleton, _tail(flat, share)
+            self._inflight.snapshot.expect(tail.lazy_names)
+        self._pipeline.stage(lambda: self._run_end(skeleton, tail, event))
 
     # -- stager thread ---------------------------------------------------------------------------
 
@@ -161,35 +176,43 @@ class LayerwiseSave:
         with guarded(self._inflight, [self._image]), on_stream(self._stream, event):
             stage_items(self._inflight.snapshot, self._image, items, settle=self._settle)
 
-    def _run_end(
-        self, flat: FlatState, rest: tuple[Leaf, ...], lazy_count: int, event: Any
-    ) -> None:
+    def _run_end(self, skeleton: Skeleton, tail: _Tail | None, event: Any) -> None:
         images = [self._image]
         with guarded(self._inflight, images), on_stream(self._stream, event):
             if self._inflight.failed():
                 raise StagingError(f"step {self.step} was given up")
-            extents = list(self._extents)
+            placed, shares = list(self._placed), [self._plan.share]
             # This image ends first: a checkpoint never holds more than one open stream chunk.
             self._image.set_header(self._plan.builder.finish().header)
             self._image.finish()
-            if rest:
-                image, layout = self._pipeline.rest_image(self._inflight, self._plan.pool, rest)
-                images.append(image)
-                image.header(layout.header)
-                tensors = {leaf.spec.name: leaf for leaf in rest}
-                items = [(tensors[e.name].tensor, e.offset, e.nbytes) for e in layout.extents]
-                stage_items(
-                    self._inflight.snapshot, image, items[:lazy_count], settle=self._wait_stream
-                )
-                image.leaves(items[lazy_count:])
-                extents += [(tensors[e.name].spec, 1, e) for e in layout.extents]
+            if tail is not None:
+                shares.append(tail.share)
+                placed += self._run_tail(tail, images)
             synchronize(self._stream)
             self._watch.raise_if_changed()
             self._inflight.snapshot.complete()
-            if rest:
+            for image in images[1:]:
                 image.finish()
-            self._inflight.contents = Contents(tuple(extents), flat.skeleton)
+            self._inflight.contents = self._pipeline.contents(
+                tuple(placed), skeleton, shares, self._digests
+            )
         self._inflight.staging_ended()
+
+    def _run_tail(self, tail: _Tail, images: list[ShardImage]) -> list[Placed]:
+        """Stage the second file, all but its end; it joins `images`."""
+        if not tail.parts:
+            return []
+        specs = [part.stored for part in tail.parts]
+        image, layout = self._pipeline.rest_image(self._inflight, self._plan.pool, specs)
+        images.append(image)
+        image.header(layout.header)
+        parts = {part.stored.name: part for part in tail.parts}
+        placed = [Placed(parts[extent.name], 1, extent) for extent in layout.extents]
+        items = [item for _, item in items_of(tail.leaves, placed)]
+        lazy = len(tail.lazy_names)
+        stage_items(self._inflight.snapshot, image, items[:lazy], settle=self._wait_stream)
+        image.leaves(items[lazy:])
+        return placed
 
     def _run_abandon(self) -> None:
         self._image.abandon()
@@ -201,3 +224,33 @@ class LayerwiseSave:
 
     def _wait_stream(self, items: Sequence[StageItem]) -> None:
         synchronize(self._stream)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """What `seal` brings, in the order in which it is copied: first what is still live, then clones.
+
+    Attributes:
+        share: what this rank stores of it.
+        parts: those of the share, in that order.
+        leaves: of the flat state, small and early-changing ones replaced by clones.
+        lazy_names: leaf of each item that is still live.
+    """
+
+    share: Share
+    parts: tuple[Part, ...]
+    leaves: Sequence[Leaf]
+    lazy_names: tuple[str, ...]
+
+
+def _tail(flat: FlatState, share: Share) -> _Tail:
+    leaves = list(flat.leaves)
+    for part in share.parts:
+        leaf = leaves[part.index]
+        if leaf.eager:
+            leaves[part.index] = Leaf(leaf.spec, leaf.tensor.clone(), eager=True)
+    lazy = [part for part in share.parts if not leaves[part.index].eager]
+    eager = [part for part in share.parts if leaves[part.index].eager]
+    there = [Placed(part, 1, Extent(part.stored.name, 0, nbytes(part.stored))) for part in lazy]
+    names = tuple([name for name, _ in items_of(leaves, there)])
+    return _Tail(share, (*lazy, *eager), leaves, names)

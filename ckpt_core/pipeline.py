@@ -7,25 +7,26 @@ input before a checkpoint is started; `start` copies what must be copied now and
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ckpt_core.arrangement import Arrangement, Arranger
+from ckpt_core.arrangement import Arrangement, Arranger, Placed
 from ckpt_core.capture import StageJob, make_sink, on_device, open_image, source_of
 from ckpt_core.errors import ConfigError
 from ckpt_core.files import Files
 from ckpt_core.inflight import Contents, InFlight, ShardSink
 from ckpt_core.layout import LayoutBuilder, ShardLayout, shard_name
 from ckpt_core.options import Options
-from ckpt_core.persist import Place, ShardFile, ShardRequest, WriterPool
+from ckpt_core.persist import SUM_BYTES, Place, ShardFile, ShardRequest, WriterPool
+from ckpt_core.sharing import Scope, Share, Sharer, digests_of, reference_of
 from ckpt_core.snapshot import ShardImage, Stager, StagingPool, side_stream
 from ckpt_core.staging_memory import StagingMemory
-from ckpt_core.state import FlatState, Leaf, SpecMemo, flatten
-from ckpt_core.store import StepStore
-from ckpt_core.types import DirectIO, Mode, parse_bytes
+from ckpt_core.state import FlatState, Leaf, Skeleton, SpecMemo, flatten
+from ckpt_core.store import GuestStore, StepStore
+from ckpt_core.types import DirectIO, LeafSpec, Mode, RankInfo, parse_bytes
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,14 @@ class LayerwisePlan:
     Attributes:
         flat: the tensors as a flat state.
         leaf_of: name that the caller gave -> leaf (two names of one tensor share a leaf).
-        builder: places each leaf when it is staged.
+        share: what this rank stores of them.
+        builder: places each part when its leaf is staged.
         pool: the memory for it.
     """
 
     flat: FlatState
     leaf_of: Mapping[str, Leaf]
+    share: Share
     builder: LayoutBuilder
     pool: StagingPool
 
@@ -57,16 +60,21 @@ class LayerwisePlan:
 class Pipeline:
     """Owns the stager thread, the writer threads and the staging memory."""
 
-    def __init__(self, options: Options, store: StepStore, *, rank: int, files: Files) -> None:
+    def __init__(
+        self, options: Options, store: StepStore | GuestStore, *, info: RankInfo, files: Files
+    ) -> None:
+        # Structures that all ranks have found equal; the committer adds to it.
+        self.compared: set[str] = set()
         self._options = options
         self._store = store
-        self._rank = rank
+        self._rank, self._several = info.rank, info.world_size > 1
+        self._layerwise_sharer, self._rest_sharer = Sharer(info), Sharer(info)
         self._files = files
         self._eager_leaf_bytes = parse_bytes(options.eager_leaf_bytes, field="eager_leaf_bytes")
         self._memory = StagingMemory(options)
         self._stager = Stager()
         self._writers = WriterPool(options.writers)
-        self._arranger = Arranger()
+        self._arranger = Arranger(Sharer(info))
         self._memo = SpecMemo()
         self._stream: Any = None
         self._mode = Mode(options.mode)
@@ -81,26 +89,31 @@ class Pipeline:
         """Whether leaves are hashed before and after staging."""
         return self._options.debug_barrier
 
-    def plan(self, state: Any) -> SavePlan:
+    def plan(self, state: Any, scope: Scope) -> SavePlan:
         """Flatten and lay out a state, and have memory for it.
 
         Raises:
             ConfigError: the state cannot be saved.
         """
         flat = flatten(state, eager_leaf_bytes=self._eager_leaf_bytes, memo=self._memo)
-        arrangement = self._arranger.arrange(flat)
+        arrangement = self._arranger.arrange(flat, scope)
         layout = arrangement.layout
         pool = self._pool(flat.leaves, layout.front_bytes, layout.file_bytes)
         return SavePlan(flat, arrangement, pool)
 
-    def prepare(self, state: Any) -> None:
+    def prepare(self, state: Any, scope: Scope) -> None:
         """Allocate and touch the memory for a state."""
-        self.plan(state).pool.touch()
+        self.plan(state, scope).pool.touch()
 
     def start(self, inflight: InFlight, plan: SavePlan) -> None:
         """Copy the front on this thread and queue the rest; the checkpoint then goes on by itself."""
         arrangement, layout = plan.arrangement, plan.arrangement.layout
-        inflight.contents = Contents(arrangement.contents, plan.flat.skeleton)
+        inflight.contents = self.contents(
+            arrangement.placed,
+            plan.flat.skeleton,
+            [arrangement.share],
+            self.digests(arrangement.share, plan.flat.leaves),
+        )
         mode = self._resolve_mode(plan.flat.leaves)
         source = source_of(plan.flat.leaves, arrangement, mode=mode)
         sink = self.open_shard(inflight, layout.file_bytes, mapped=mode is Mode.DIRECT)
@@ -134,10 +147,34 @@ class Pipeline:
                     f"tensors[{name!r}] is a {type(tensor).__name__}: begin() takes tensors by name"
                 )
         flat = flatten(dict(tensors), eager_leaf_bytes=0)
+        if flat.placements:
+            raise ConfigError(
+                f"tensors[{min(flat.placements)!r}] is a DTensor: begin() takes plain tensors; give "
+                f"distributed ones to seal()"
+            )
         leaf_of = _leaves_by_name(tensors, flat)
-        builder = LayoutBuilder([leaf.spec for leaf in flat.leaves])
+        share = self._layerwise_sharer.share(flat, Scope())
+        builder = LayoutBuilder([part.stored for part in share.parts])
         pool = self._pool(flat.leaves, builder.header_bytes, builder.file_bytes)
-        return LayerwisePlan(flat, leaf_of, builder, pool)
+        return LayerwisePlan(flat, leaf_of, share, builder, pool)
+
+    def digests(self, share: Share, leaves: Iterable[Leaf]) -> dict[str, str]:
+        """First bytes of replicated leaves, while the ranks have not compared them; else nothing."""
+        if not share.plan or share.plan in self.compared:
+            return {}
+        return digests_of(share, leaves)
+
+    def contents(
+        self,
+        placed: tuple[Placed, ...],
+        skeleton: Skeleton,
+        shares: Sequence[Share],
+        digests: Mapping[str, str],
+    ) -> Contents:
+        """What this rank stores of a checkpoint."""
+        plans = tuple([share.plan for share in shares if share.plan])
+        reference = None if self.compared.issuperset(plans) else reference_of(shares, digests)
+        return Contents(placed, skeleton, plans, reference)
 
     def open_shard(self, inflight: InFlight, nbytes: int, *, mapped: bool) -> ShardSink:
         """Register the next shard file of a checkpoint; nothing is opened yet."""
@@ -155,6 +192,8 @@ class Pipeline:
             mapped=mapped,
             checksum=self._options.checksum,
             step=inflight.step,
+            # Restoring with another number of ranks takes parts of files.
+            sum_bytes=SUM_BYTES if self._several else None,
         )
         return make_sink(inflight, ShardFile(request, files=self._files), self._writers)
 
@@ -163,14 +202,18 @@ class Pipeline:
         sizes = (plan.builder.header_bytes, plan.builder.file_bytes)
         return open_image(sink, plan.pool, sizes, hold=True, mapped=False)
 
+    def share_rest(self, flat: FlatState, scope: Scope) -> Share:
+        """This rank's share of what a layer-wise save brings at its end."""
+        return self._rest_sharer.share(flat, scope)
+
     def rest_image(
-        self, inflight: InFlight, pool: StagingPool, leaves: tuple[Leaf, ...]
+        self, inflight: InFlight, pool: StagingPool, specs: Sequence[LeafSpec]
     ) -> tuple[ShardImage, ShardLayout]:
         """Image and layout of a second shard file, for what a layer-wise save brings at its end.
 
         It takes stream chunks only: the fronts of the pool were cut for the first file.
         """
-        layout = ShardLayout.plan([], [leaf.spec for leaf in leaves])
+        layout = ShardLayout.plan([], specs)
         sink = self.open_shard(inflight, layout.file_bytes, mapped=False)
         return open_image(sink, pool, (0, layout.file_bytes), hold=False, mapped=False), layout
 

@@ -5,7 +5,23 @@ stager -> when all are done `ShardFile.sync()` and `close()`, from the finisher.
 (ASPLOS '25) sections 3.3 and 4.1; one write of each byte, large, aligned and sequential.
 """
 
-from ckpt_core.persist.shard_file import Place, ShardFile, ShardRequest, WriteResult, advice
+from ckpt_core.persist.shard_file import (
+    SUM_BYTES,
+    Place,
+    ShardFile,
+    ShardRequest,
+    WriteResult,
+    advice,
+)
 from ckpt_core.persist.writers import WriteJob, WriterPool
 
-__all__ = ["Place", "ShardFile", "ShardRequest", "WriteJob", "WriteResult", "WriterPool", "advice"]
+__all__ = [
+    "SUM_BYTES",
+    "Place",
+    "ShardFile",
+    "ShardRequest",
+    "WriteJob",
+    "WriteResult",
+    "WriterPool",
+    "advice",
+]

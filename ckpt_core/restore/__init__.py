@@ -18,20 +18,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ckpt_core.restore.leaves import Leaf, Place, StepLeaves
 from ckpt_core.restore.manifests import StepManifest, read_manifests
 from ckpt_core.restore.units import BadChunk
 from ckpt_core.restore.verifying import Report, StepReport, verify
 
 if TYPE_CHECKING:
     from ckpt_core.restore.loading import load
-    from ckpt_core.restore.restorer import Guard, NoGuard, RestoredStep, Restorer, RestoreWarning
+    from ckpt_core.restore.restorer import Restorer
+    from ckpt_core.restore.results import Guard, NoGuard, RestoredStep, RestoreWarning
 
 # These import torch: whoever only looks at manifests or verifies starts without it.
 _LAZY = {
-    "Guard": "ckpt_core.restore.restorer",
-    "NoGuard": "ckpt_core.restore.restorer",
-    "RestoreWarning": "ckpt_core.restore.restorer",
-    "RestoredStep": "ckpt_core.restore.restorer",
+    "Guard": "ckpt_core.restore.results",
+    "NoGuard": "ckpt_core.restore.results",
+    "RestoreWarning": "ckpt_core.restore.results",
+    "RestoredStep": "ckpt_core.restore.results",
     "Restorer": "ckpt_core.restore.restorer",
     "load": "ckpt_core.restore.loading",
 }
@@ -39,11 +41,14 @@ _LAZY = {
 __all__ = [
     "BadChunk",
     "Guard",
+    "Leaf",
     "NoGuard",
+    "Place",
     "Report",
     "RestoreWarning",
     "RestoredStep",
     "Restorer",
+    "StepLeaves",
     "StepManifest",
     "StepReport",
     "load",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,21 +21,33 @@ from ckpt_core.state import GIL_RELEASE_BYTES, blocks, memory_of, one_thread_lim
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
+class Run(NamedTuple):
+    """File bytes that a tensor takes: from `offset` in the file to its row-major bytes from `start` on."""
+
+    offset: int
+    tensor: Tensor
+    start: int
+    nbytes: int
+
+
 class TensorSink:
     """Fills tensors with the bytes of one file. Keeps them alive; used by several readers at once."""
 
-    def __init__(self, placed: Sequence[tuple[int, Tensor]]) -> None:
+    def __init__(self, runs: Sequence[Run]) -> None:
         """
         Args:
-            placed: offset in the file and destination of each leaf; row-major bytes, no overlap.
-                Empty tensors may be among them.
+            runs: what goes where; no two of them share bytes of the file or of a tensor. Empty ones
+                may be among them. Starts and lengths are multiples of the tensor's item size.
         """
-        full = [(offset, tensor.detach()) for offset, tensor in placed if tensor.numel()]
-        full.sort(key=lambda item: item[0])
-        self._tensors = [tensor for _, tensor in full]
-        self._starts = [offset for offset, _ in full]
-        self._ends = [offset + tensor.nbytes for offset, tensor in full]
-        self._memory = [memory_of(tensor) if is_flat(tensor) else None for tensor in self._tensors]
+        full = sorted([run for run in runs if run.nbytes], key=lambda run: run.offset)
+        self._tensors = [run.tensor.detach() for run in full]
+        self._starts = [run.offset for run in full]
+        self._ends = [run.offset + run.nbytes for run in full]
+        self._bases = [run.start for run in full]
+        self._memory = [
+            _part(tensor, run) if is_flat(tensor) else None
+            for tensor, run in zip(self._tensors, full, strict=True)
+        ]
         # Every transfer to a device and every strided copy has a fixed cost: fewer, larger ones.
         self.block_bytes = HOT_BYTES if None not in self._memory else READ_BYTES
 
@@ -66,12 +79,12 @@ class TensorSink:
             memory = self._memory[index]
             offset = begin - self._starts[index]
             if memory is None:
-                fill_range(self._tensors[index], offset, piece)
+                fill_range(self._tensors[index], self._bases[index] + offset, piece)
             else:
                 _move(memory[offset : offset + len(piece)], piece)
 
     def _between(self, start: int, stop: int) -> Iterator[int]:
-        """Leaves that have bytes in start..stop, in file order."""
+        """Runs that have bytes in start..stop, in file order."""
         index = bisect_right(self._ends, start)
         while index < len(self._starts) and self._starts[index] < stop:
             yield index
@@ -89,14 +102,30 @@ def fill_range(tensor: Tensor, start: int, data: memoryview) -> None:
 
     `start` and the length are multiples of the item size. `data` may be used again on return.
     """
+    source = torch.frombuffer(data, dtype=torch.uint8)
+    for target, offset in byte_range(tensor, start, len(data)):
+        part = source[offset : offset + target.nbytes]
+        target.copy_(part.view(target.dtype).view(target.shape))
+
+
+def byte_range(tensor: Tensor, start: int, nbytes: int) -> Iterator[tuple[Tensor, int]]:
+    """Views that are row-major bytes start .. start+nbytes of a tensor, each with its byte from `start` on.
+
+    Their dtype has the tensor's item size; `copy_` to and from them moves bits unchanged.
+    """
     plain = not tensor.is_conj() and not tensor.is_neg()
     # As whole numbers: some dtypes have no copy_ of their own.
     words = tensor.view(_WORDS[tensor.element_size()]) if plain else tensor
-    source = torch.frombuffer(data, dtype=torch.uint8).view(words.dtype)
     item = tensor.element_size()
-    most = one_thread_limit(tensor, source.numel())
-    for target, offset in blocks(words, start // item, source.numel(), most):
-        target.copy_(source[offset : offset + target.numel()].view(target.shape))
+    most = one_thread_limit(tensor, nbytes // item)
+    for view, offset in blocks(words, start // item, nbytes // item, most):
+        yield view, offset * item
+
+
+def _part(tensor: Tensor, run: Run) -> memoryview:
+    memory = memory_of(tensor)
+    whole = run.nbytes == len(memory)
+    return memory if whole else memory[run.start : run.start + run.nbytes]
 
 
 def _move(target: memoryview, source: memoryview) -> None:

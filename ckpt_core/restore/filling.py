@@ -3,71 +3,140 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import accumulate
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ckpt_core.errors import CorruptCheckpoint, RestoreError
-from ckpt_core.restore.destinations import TensorSink
+from ckpt_core.layout import FileEntry, itemsize, needed_ranges
+from ckpt_core.restore.destinations import Run, TensorSink
 from ckpt_core.restore.failures import ReadRefused
-from ckpt_core.restore.manifests import StepManifest
+from ckpt_core.restore.leaves import Leaf, Place, StepLeaves
+from ckpt_core.restore.manifests import StepManifest, rank_extents
 from ckpt_core.restore.reading import Outcome, ParallelReader
 from ckpt_core.restore.units import BadChunk, ReadJob
-from ckpt_core.types import ALIGN_BYTES, LeafSpec
+from ckpt_core.types import ALIGN_BYTES, Block, Slice
 
 _NAMES_SHOWN = 3
 
 
-def specs_of(step: StepManifest) -> dict[str, LeafSpec]:
-    """The leaves of a step by name.
+class Need(NamedTuple):
+    """What is wanted of a leaf, and where it goes.
+
+    Attributes:
+        leaf: where its bytes lie.
+        tensor: takes them, in row-major order.
+        block: the box of the leaf that `tensor` is; None: all of it.
+        part: `(begin, nbytes)` of the tensor's bytes that are wanted; None: all of them.
+    """
+
+    leaf: Leaf
+    tensor: Tensor
+    block: Block | None = None
+    part: tuple[int, int] | None = None
+
+
+def plan_reads(leaves: StepLeaves, needs: Sequence[Need]) -> list[ReadJob]:
+    """What to read. Files of a step that one rank saved are read whole, unless a part of a leaf is all
+    that is wanted: padding is verified too then.
 
     Raises:
-        RestoreError: several ranks saved it.
+        CorruptCheckpoint: needed bytes are stored nowhere.
+        RestoreError: they lie in the root of another node.
     """
-    if len(step.ranks) != 1:
-        raise RestoreError(
-            f"{step.path} was saved by {len(step.ranks)} ranks together, and this release "
-            "restores what one rank saved: use a release that restores sharded checkpoints. "
-            "Nothing was changed",
-            step=step.manifest.step,
-            path=step.path,
-        )
-    return {leaf.spec.name: leaf.spec for leaf in step.ranks[0].leaves}
+    step = leaves.step
+    whole = step.manifest.world_size == 1 and len(needs) == len(leaves.shared)
+    runs: dict[tuple[int, int], list[Run]] = {}
+    for need in needs:
+        place = need.leaf.places[0]
+        if place.part is None and need.block is None and need.part is None:
+            # A line for itself, since ten thousand leaves go this way.
+            run = Run(place.offset, need.tensor, 0, need.leaf.nbytes)
+            runs.setdefault((place.rank, place.file), []).append(run)
+            continue
+        whole = whole and need.block is None and need.part is None
+        for place, run in _runs(leaves, need):
+            runs.setdefault((place.rank, place.file), []).append(run)
+    jobs = []
+    for rank, index, entry in step.files():
+        mine = runs.get((rank.rank, index), [])
+        wanted = None if whole else _chunks_of(entry, mine)
+        if wanted is None or wanted:
+            jobs.append(ReadJob(step.path / entry.name, entry, TensorSink(mine), wanted))
+    return jobs
 
 
-def fill(step: StepManifest, destinations: Mapping[str, Tensor], *, how: ParallelReader) -> None:
-    """Read every file of a step, whole, into `destinations`; leaves without one are only verified.
+def fill(
+    step: StepManifest, jobs: Sequence[ReadJob], tensors: Sequence[Tensor], *, how: ParallelReader
+) -> int:
+    """Read what `plan_reads` planned into `tensors`; the bytes that were read from files.
 
-    Returns with every chunk verified, or raises with the destinations partly overwritten.
+    Returns with every chunk verified, or raises with the tensors partly overwritten.
 
     Raises:
         CorruptCheckpoint: bytes differ from what was saved; the text says where.
         RestoreError: the system refused a read (its cause is the OSError), or a read hangs.
     """
-    if any(tensor.is_cuda for tensor in destinations.values()):
+    if any(tensor.is_cuda for tensor in tensors):
         how = replace(how, new_buffer=_pinned_buffer)
-    outcome = how.run(_jobs(step, destinations))
-    tensors = [tensor for tensor in destinations.values() if not tensor.is_inference()]
+    outcome = how.run(jobs)
     # Written behind autograd's back: a graph that saved the old values must notice.
-    torch.autograd.graph.increment_version(tensors)
+    torch.autograd.graph.increment_version([x for x in tensors if not x.is_inference()])
     _raise_findings(step, outcome)
+    return outcome.done_bytes
 
 
-def _jobs(step: StepManifest, destinations: Mapping[str, Tensor]) -> list[ReadJob]:
-    placed: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}
-    for rank in step.ranks:
-        for leaf in rank.leaves:
-            tensor = destinations.get(leaf.spec.name)
-            if tensor is not None:
-                assert tensor.nbytes == leaf.nbytes, leaf.spec.name
-                placed.setdefault((rank.rank, leaf.file), []).append((leaf.offset, tensor))
-    return [
-        ReadJob(step.path / entry.name, entry, TensorSink(placed.get((rank.rank, index), [])))
-        for rank, index, entry in step.files()
-    ]
+def _runs(leaves: StepLeaves, need: Need) -> Iterator[tuple[Place, Run]]:
+    """Where each wanted byte of a leaf comes from; each of them once, whatever is stored twice."""
+    tensor = need.tensor
+    position, nbytes = need.part or (0, tensor.nbytes)
+    end = position + nbytes
+    for to, at, size, place in sorted(_ranges(need), key=itemgetter(0)):
+        if to > position:
+            break
+        stop = min(to + size, end)
+        if stop > position:
+            yield place, Run(place.offset + at + position - to, tensor, position, stop - position)
+            position = stop
+    if position < end:
+        raise _lacking(leaves, need)
+
+
+def _ranges(need: Need) -> Iterator[tuple[int, int, int, Place]]:
+    """Byte in the tensor, byte behind the place's offset, length."""
+    spec = need.leaf.spec
+    item = itemsize(spec.dtype)
+    for place in need.leaf.places:
+        part = place.part or Slice(0, need.leaf.nbytes)
+        if need.block is None and part.block is None:
+            yield part.begin, 0, part.nbytes, place
+            continue
+        for at, to, size in needed_ranges(part, spec.shape, item, need.block):
+            yield to, at, size, place
+
+
+def _lacking(leaves: StepLeaves, need: Need) -> RestoreError:
+    name = need.leaf.spec.name
+    if leaves.is_partial:
+        return leaves.elsewhere([name])
+    return leaves.lacks(name, leaves.gap(need.leaf) or "a wanted part")
+
+
+def _chunks_of(entry: FileEntry, runs: Sequence[Run]) -> frozenset[int]:
+    """Numbers of the chunks that hold bytes of the runs."""
+    ends = list(accumulate(chunk.nbytes for chunk in entry.chunks))
+    wanted: set[int] = set()
+    for run in runs:
+        if run.nbytes:
+            first = bisect_right(ends, run.offset)
+            wanted.update(range(first, bisect_right(ends, run.offset + run.nbytes - 1) + 1))
+    return frozenset(wanted)
 
 
 def _raise_findings(step: StepManifest, outcome: Outcome) -> None:
@@ -87,13 +156,13 @@ def _raise_findings(step: StepManifest, outcome: Outcome) -> None:
 
 def _leaves_in(step: StepManifest, bad: BadChunk) -> str:
     names = [
-        leaf.spec.name
+        name
         for rank in step.ranks
-        for leaf in rank.leaves
-        if leaf.nbytes
-        and rank.files[leaf.file].name == bad.file
-        and leaf.offset < bad.offset + bad.nbytes
-        and leaf.offset + leaf.nbytes > bad.offset
+        for name, file, offset, nbytes in rank_extents(rank)
+        if nbytes
+        and rank.files[file].name == bad.file
+        and offset < bad.offset + bad.nbytes
+        and offset + nbytes > bad.offset
     ]
     if not names:
         return ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.errors import NotCommitted
+from ckpt_core.errors import NotCommitted, RestoreError
 from ckpt_core.files import Files
 from ckpt_core.restore.deadline import within
 from ckpt_core.restore.failures import ReadHung
-from ckpt_core.restore.filling import fill, specs_of
+from ckpt_core.restore.filling import Need, fill, plan_reads
+from ckpt_core.restore.leaves import StepLeaves
 from ckpt_core.restore.manifests import read_manifests
 from ckpt_core.restore.reading import ParallelReader
 from ckpt_core.restore.watch import Watch
@@ -21,14 +22,21 @@ _MOST_TRIES = 5
 
 
 def load(
-    path: str | Path, *, trusted: bool = False, readers: int = 8, files: Files | None = None
+    path: str | Path,
+    *,
+    rank: int | None = None,
+    trusted: bool = False,
+    readers: int = 8,
+    files: Files | None = None,
 ) -> Any:
-    """The tree that was saved, with fresh CPU tensors.
+    """The tree that was saved, with fresh CPU tensors; what several ranks stored together is whole again.
 
     Called by tools and for evaluation; takes no lock and changes nothing on storage.
 
     Args:
         path: a step directory, or a root: then its newest step, and no other if that one is corrupt.
+        rank: whose private values to take, where several ranks saved the step; None: those of the first
+            rank that is there.
         trusted: allow objects that could run code when they are loaded.
         readers: threads that read.
         files: how files are read.
@@ -38,7 +46,8 @@ def load(
         CorruptCheckpoint: bytes differ from what was saved.
         UntrustedData: it holds objects that need `trusted=True`.
         UnknownFormat: written by a newer format.
-        RestoreError: the system refused a read, a read hangs, or several ranks saved it.
+        RestoreError: the system refused a read, a read hangs, `rank` is not there, or the root is that of
+            one node and the rest of a leaf is in another one.
     """
     path = Path(path)
     how = ParallelReader(files=files or Files(), readers=readers, timeout_s=_READ_TIMEOUT_S)
@@ -46,7 +55,7 @@ def load(
         step_dir = within(_READ_TIMEOUT_S, lambda: resolve(path), path=path)
         watch = Watch(step_dir)
         try:
-            tree = _load(step_dir, how, trusted=trusted)
+            tree = _load(step_dir, how, rank=rank, trusted=trusted)
         except Exception as exc:
             if step_dir == path or isinstance(exc, ReadHung) or watch.still_there():
                 raise
@@ -61,10 +70,17 @@ def load(
     )
 
 
-def _load(step_dir: Path, how: ParallelReader, *, trusted: bool) -> Any:
+def _load(step_dir: Path, how: ParallelReader, *, rank: int | None, trusted: bool) -> Any:
     step = within(how.timeout_s, lambda: read_manifests(step_dir, files=how.files), path=step_dir)
-    specs = specs_of(step)
-    skeleton = Skeleton.from_json(step.ranks[0].skeleton, path=step_dir)
-    tensors = skeleton.allocate(specs)
-    fill(step, tensors, how=how)
+    leaves = StepLeaves(step)
+    there = [manifest.rank for manifest in step.ranks]
+    if rank is not None and rank not in there:
+        text = f"{step_dir} holds no rank {rank}: ranks {', '.join(map(str, there))} are there"
+        raise RestoreError(text, step=step.manifest.step, rank=rank, path=step_dir)
+    owner = leaves.owner(there[0] if rank is None else rank)
+    skeleton = Skeleton.from_json(owner.skeleton, path=step_dir)
+    named = leaves.of(owner, skeleton.leaf_names(), whole=True)
+    tensors = skeleton.allocate({name: leaf.spec for name, leaf in named.items()})
+    jobs = plan_reads(leaves, [Need(leaf, tensors[name]) for name, leaf in named.items()])
+    fill(step, jobs, list(tensors.values()), how=how)
     return skeleton.unflatten(tensors, trusted=trusted)

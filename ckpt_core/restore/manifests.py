@@ -22,6 +22,7 @@ from ckpt_core.layout import (
     RankEntry,
     RankManifest,
     itemsize,
+    rank_manifest_name,
 )
 from ckpt_core.restore.failures import ReadRefused
 from ckpt_core.types import parse_step_dir
@@ -48,6 +49,14 @@ class StepManifest:
                 yield rank, index, entry
 
 
+def rank_extents(rank: RankManifest) -> Iterator[tuple[str, int, int, int]]:
+    """Name, file, offset and length of all that a rank stored of leaves."""
+    for leaf in rank.leaves:
+        yield leaf.spec.name, leaf.file, leaf.offset, leaf.nbytes
+    for entry in rank.slices:
+        yield entry.spec.name, entry.file, entry.offset, entry.slice.nbytes
+
+
 def read_manifests(step_dir: Path, *, files: Files) -> StepManifest:
     """Manifests of a step, with the real size of every file compared to them. Takes no lock.
 
@@ -67,12 +76,24 @@ def read_manifests(step_dir: Path, *, files: Files) -> StepManifest:
 
 def read_json(step_dir: Path, *, files: Files) -> StepManifest:
     """`read_manifests` without a look at the shard files."""
+    manifest = read_manifest(step_dir, files=files)
+    with _reading(step_dir):
+        ranks = tuple([_read_rank(step_dir, entry, files=files) for entry in manifest.ranks])
+    for rank in ranks:
+        if rank.version != manifest.version:
+            path = step_dir / rank_manifest_name(rank.rank)
+            here, there = f"version {rank.version}", f"version {manifest.version}"
+            raise _corrupt(path, expected=f"{there} as in {MANIFEST_NAME}", got=here)
+    return StepManifest(step_dir, manifest, ranks)
+
+
+def read_manifest(step_dir: Path, *, files: Files) -> Manifest:
+    """`manifest.json` alone. Raises as `read_manifests`."""
     with _reading(step_dir):
         path = step_dir / MANIFEST_NAME
         manifest = Manifest.decode(_read_file(path, files=files), path=path)
         _check_step(step_dir, manifest)
-        ranks = tuple([_read_rank(step_dir, entry, files=files) for entry in manifest.ranks])
-    return StepManifest(step_dir, manifest, ranks)
+    return manifest
 
 
 def file_problems(step: StepManifest) -> Iterator[CorruptCheckpoint]:
@@ -132,11 +153,13 @@ def _read_rank(step_dir: Path, entry: RankEntry, *, files: Files) -> RankManifes
 
 def _check_alignment(path: Path, manifest: RankManifest) -> None:
     # Elements are moved as whole numbers: one that straddles two reads could not be.
-    for leaf in manifest.leaves:
-        unit = itemsize(leaf.spec.dtype)
-        if leaf.nbytes and leaf.offset % unit:
-            what = f"leaf {leaf.spec.name[:60]!r} at a multiple of {unit}"
-            raise _corrupt(path, expected=what, got=f"offset {leaf.offset}")
+    entries = [(leaf.spec, leaf.offset, leaf.nbytes) for leaf in manifest.leaves]
+    entries += [(entry.spec, entry.offset, entry.slice.nbytes) for entry in manifest.slices]
+    for spec, offset, nbytes in entries:
+        unit = itemsize(spec.dtype)
+        if nbytes and offset % unit:
+            what = f"leaf {spec.name[:60]!r} at a multiple of {unit}"
+            raise _corrupt(path, expected=what, got=f"offset {offset}")
 
 
 def _read_file(path: Path, *, files: Files) -> bytes:

@@ -1,105 +1,34 @@
-"""Newest valid step -> live state."""
+"""Newest valid step -> live state, the same step on every rank."""
 
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from ckpt_core.errors import CorruptCheckpoint, NotCommitted, RestoreError
+from ckpt_core.coordination import Coordination, Json, NoCoordination
+from ckpt_core.errors import NotCommitted, RestoreError
 from ckpt_core.files import Files
+from ckpt_core.restore.broadcast import Broadcast, check_groups
+from ckpt_core.restore.choosing import Listing, common_step, list_alone, list_attempts
 from ckpt_core.restore.deadline import within
-from ckpt_core.restore.failures import ReadHung, ReadRefused
-from ckpt_core.restore.filling import fill, specs_of
-from ckpt_core.restore.manifests import read_manifests
+from ckpt_core.restore.failures import ReadHung
+from ckpt_core.restore.one_step import ReadStep, Search, borrowed_entries, read_step, unused_ranks
 from ckpt_core.restore.reading import ParallelReader
+from ckpt_core.restore.results import Guard, NoGuard, RestoredStep
+from ckpt_core.restore.together import Exchange, Kind, Together
+from ckpt_core.restore.trail import GONE, TOUCHED, Trail, warn
 from ckpt_core.restore.watch import Watch
-from ckpt_core.state import Skeleton, bind
-from ckpt_core.store import committed_steps, resolve, step_path
+from ckpt_core.store import step_path
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 logger = logging.getLogger("ckpt_core")
 
 _MOST_REPLACED = 3
-_GONE = "it was retired while it was read"
-_TOUCHED = (
-    "Live tensors were overwritten, in part or all, before this was found: "
-    "initialize them again before training"
-)
-
-
-class RestoreWarning(UserWarning):
-    """A step was passed over, for an older one; the text says which and why."""
-
-
-class Guard(Protocol):
-    """What restore tells the owner of the root (a StepStore)."""
-
-    def protect(self, step: int) -> None:
-        """This process begins to read a step: it must not be retired."""
-
-    def unprotect(self, step: int) -> None:
-        """Undo one `protect`."""
-
-    def suspect(self, step: int) -> None:
-        """A step was found corrupt."""
-
-
-class NoGuard:
-    """For readers that do not own the root: another process may retire what they read."""
-
-    def protect(self, step: int) -> None:
-        """Nothing to do."""
-
-    def unprotect(self, step: int) -> None:
-        """Nothing to do."""
-
-    def suspect(self, step: int) -> None:
-        """Nothing to do."""
-
-
-@dataclass(frozen=True)
-class RestoredStep:
-    """A step that was restored.
-
-    Attributes:
-        step: its number.
-        path: its directory.
-        state: the tree as loaded, for plain values such as counters; its tensors are the live ones.
-        skipped: newer steps that could not be used, newest first, and why.
-    """
-
-    step: int
-    path: Path
-    state: Any
-    skipped: tuple[tuple[int, str], ...] = ()
-
-
-@dataclass(slots=True)
-class _Search:
-    """One call of `restore`.
-
-    Attributes:
-        live: the state to fill.
-        trusted: as in `restore`.
-        touched: live tensors may hold bytes of a step that was not restored.
-        skipped: steps that could not be used, newest first, with the error.
-        gone: steps that were retired while they were read.
-    """
-
-    live: Any
-    trusted: bool
-    touched: bool = False
-    skipped: list[tuple[int, RestoreError]] = field(default_factory=list)
-    gone: set[int] = field(default_factory=set)
-
-    def pick(self, steps: tuple[int, ...]) -> int | None:
-        """The newest step that was not tried."""
-        tried = self.gone | {step for step, _ in self.skipped}
-        return max(set(steps) - tried, default=None)
 
 
 class Restorer:
@@ -113,141 +42,216 @@ class Restorer:
         readers: int,
         timeout_s: float,
         store: Guard | None = None,
+        coordination: Coordination | None = None,
     ) -> None:
         """
         Args:
             root: directory of the steps.
             files: how files are read.
             readers: threads that read, each with a buffer of 1 MiB.
-            timeout_s: longest time that one read may take.
+            timeout_s: longest time that one read may take, and that other ranks are waited for.
             store: told which steps are read and which are corrupt; None for a mere reader.
+            coordination: the other ranks, which restore at the same time; None: there are none.
         """
         self._root = root
         self._guard: Guard = NoGuard() if store is None else store
         self._how = ParallelReader(
             files=files, readers=readers, timeout_s=timeout_s, exclusive=store is not None
         )
+        self._together = Together(coordination or NoCoordination(), root=root, timeout_s=timeout_s)
+        self._info = self._together.info
 
     def restore(
-        self, state: Any, *, step: int | None = None, strict: bool = False, trusted: bool = False
+        self,
+        state: Any,
+        *,
+        step: int | None = None,
+        strict: bool = False,
+        trusted: bool = False,
+        broadcast: ProcessGroup | bool = False,
     ) -> RestoredStep | None:
         """Fill `state` in place from the newest valid step, or from `step`; None when there is none.
 
-        Called on the training thread, before training. A step that is corrupt or cannot be read is
-        passed over with a `RestoreWarning`; one that is corrupt is reported as suspect as well.
+        Called on the training thread of every rank, before training, with the same arguments; all of
+        them restore the same step. A step that one of them lacks, finds corrupt or cannot read is passed
+        over by all with a `RestoreWarning`, and reported as suspect unless it could merely not be read.
+
+        Args:
+            broadcast: ranks that read leaves which all of them take whole only once, each its share, and
+                send them to one another; True for all ranks.
 
         Raises:
             CorruptCheckpoint: `strict` or `step` forbids falling back, or no step is valid; the text
                 says of each step what is wrong, and whether live tensors were changed.
-            NotCommitted: `step` is not there; the text names steps that are.
-            StateMismatch: names, shapes or dtypes differ; found before anything is changed.
-            UntrustedData, UnknownFormat: see there; found before anything is changed.
-            RestoreError: no step can be read, a read hangs, or several ranks saved the step.
+            NotCommitted: `step` is not there (the text names steps that are), or there are steps and no
+                one that all ranks hold (the text says which node holds which).
+            StateMismatch: names, shapes or dtypes differ; found before anything is changed on this rank.
+            UntrustedData, UnknownFormat: see there; likewise.
+            ConfigError: `broadcast` is no group of these ranks.
+            RestoreError: no step can be read, a read hangs, or another rank failed; names it.
+            CoordinationTimeout, CommitError: the other ranks cannot be asked.
         """
-        search = _Search(state, trusted)
-        if step is not None:
-            return self._restore_only(search, step)
-        while (candidate := search.pick(self._steps())) is not None:
-            found = self._try(search, candidate, strict=strict)
-            if found is not None:
-                return found
-        if search.skipped or search.gone:
-            raise self._nothing_left(search)
-        return None
+        search, trail = Search(state, trusted), Trail(self._root, step, strict)
+        while True:
+            listings = self._list(search, trail, broadcast)
+            candidate = common_step(listings, asked=step, tried=trail.tried)
+            if candidate is None:
+                error = trail.nothing_left(listings, touched=search.touched)
+                if error is None:
+                    return None
+                raise error
+            if step is None:
+                trail.pass_over_lost(listings, candidate)
+            attempt = listings[self._info.rank].steps[candidate]
+            with self._reading(candidate, search):
+                read = self._try(candidate, attempt, search, trail)
+            if read is not None:
+                self._settle(listings[self._info.rank], read[0], trail)
+                return self._result(candidate, *read, trail)
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _steps(self) -> tuple[int, ...]:
-        timeout_s = self._how.timeout_s
-        return within(timeout_s, lambda: committed_steps(self._root), path=self._root)
+    def _list(self, search: Search, trail: Trail, broadcast: ProcessGroup | bool) -> list[Listing]:
+        """What every rank sees in its root."""
 
-    def _restore_only(self, search: _Search, step: int) -> RestoredStep:
-        path = step_path(self._root, step)
-        within(self._how.timeout_s, lambda: resolve(path), path=path)
-        try:
-            return self._read(search, step)
-        except CorruptCheckpoint as exc:
-            self._guard.suspect(step)
-            _tell(exc, search)
-            raise
+        def look() -> tuple[None, Json]:
+            search.broadcast = Broadcast.of(broadcast, self._info)
+            found = within(self._how.timeout_s, lambda: self._look(trail.asked), path=self._root)
+            return None, [found.to_json(), trail.asked, trail.strict]
 
-    def _try(self, search: _Search, step: int, *, strict: bool) -> RestoredStep | None:
-        """Restore a step, or note why not."""
-        try:
-            return self._read(search, step)
-        except NotCommitted:
-            logger.info("step %d: %s; looking again", step, _GONE)
-            search.gone.add(step)
-        except RestoreError as exc:
-            corrupt = isinstance(exc, CorruptCheckpoint)
-            if corrupt:
-                self._guard.suspect(step)
-            if strict or not (corrupt or isinstance(exc, ReadRefused)):
-                _tell(exc, search)
-                raise
-            search.skipped.append((step, exc))
-            text = f"step {step} was not restored, trying the next older one: {exc}"
-            logger.warning("%s", text)
-            warnings.warn(text, RestoreWarning, stacklevel=4)
-        return None
+        exchange = self._together.exchange("restore.steps", look)
+        self._raise_if_bad(None, exchange)
+        rows = [answer.data for answer in exchange.answers]
+        if any(asked != trail.asked for _, asked, _ in rows):
+            texts = ", ".join(sorted({str(asked or "the newest") for _, asked, _ in rows}))
+            text = f"the ranks were asked to restore different steps: {texts}. Nothing was changed"
+            raise RestoreError(text, path=self._root)
+        trail.strict = any(strict for _, _, strict in rows)
+        return [Listing.from_json(listing) for listing, _, _ in rows]
 
-    def _read(self, search: _Search, step: int) -> RestoredStep:
-        """Restore a step; one that is replaced by a newer save of the same step is read again.
+    def _look(self, asked: int | None) -> Listing:
+        if self._info.world_size == 1:
+            return list_alone(self._root, asked)
+        return list_attempts(self._root, self._info.members[0], files=self._how.files)
+
+    def _try(
+        self, step: int, attempt: str, search: Search, trail: Trail
+    ) -> tuple[ReadStep, Any] | None:
+        """Restore a step on all ranks, or note on all of them why not."""
+
+        def read() -> tuple[ReadStep, Json]:
+            found = self._read(search, step, attempt)
+            return found, None if found.shares is None else found.shares.to_json()
+
+        exchange = self._together.exchange("restore.read", read, step=step)
+        if self._failed(step, exchange, trail):
+            return None
+        found = exchange.result
+        assert found is not None
+        check_groups([answer.data for answer in exchange.answers], path=found.path)
+
+        def finish() -> tuple[Any, Json]:
+            if search.broadcast is not None and found.shares is not None:
+                search.broadcast.run(found.shares, found.binding.destinations)
+            return found.binding.finish(), None
+
+        # Order matters: nothing of the objects that load changes before every rank has its bytes.
+        done = self._together.exchange("restore.done", finish, step=step)
+        return None if self._failed(step, done, trail) else (found, done.result)
+
+    def _failed(self, step: int, exchange: Exchange[Any], trail: Trail) -> bool:
+        """Whether a rank could not use a step; raises where nothing else may be tried."""
+        kinds = [answer.kind for answer in exchange.answers]
+        bad = exchange.first(Kind.CORRUPT, Kind.REFUSED) or exchange.first(Kind.GONE)
+        if bad is None:
+            return False
+        if any(kinds[rank] is Kind.CORRUPT for rank in self._info.members):
+            self._suspect(step)
+        elif Kind.CORRUPT in kinds:
+            trail.suspects.add(step)
+        if trail.asked is not None or (trail.strict and bad.kind is not Kind.GONE):
+            self._raise_if_bad(step, exchange)
+        if bad.kind is Kind.GONE:
+            logger.info("step %d: %s; looking again", step, GONE)
+            trail.gone.add(step)
+            return True
+        error = bad.error(step_path(self._root, step), step)
+        if self._info.world_size == 1 and isinstance(exchange.error, RestoreError):
+            error = exchange.error  # It need not say of which rank.
+        trail.pass_over(step, error)
+        return True
+
+    def _raise_if_bad(self, step: int | None, exchange: Exchange[Any]) -> None:
+        """Raise this rank's error, or on its behalf the first one of another rank."""
+        if exchange.error is not None:
+            raise exchange.error
+        bad = exchange.first(Kind.CORRUPT, Kind.REFUSED, Kind.GONE)
+        if bad is not None:
+            raise bad.error(self._root if step is None else step_path(self._root, step), step)
+
+    def _read(self, search: Search, step: int, attempt: str) -> ReadStep:
+        """Read a step; one that is replaced by a newer save of the same step is read again.
 
         Raises:
             NotCommitted: it was retired meanwhile.
         """
-        path = step_path(self._root, step)
+        path, how = step_path(self._root, step), self._how
         for _ in range(_MOST_REPLACED):
-            with self._protected(step):
-                watch = within(self._how.timeout_s, lambda: Watch(path), path=path)
-                try:
-                    state = self._read_once(search, path)
-                except RestoreError as exc:
-                    if isinstance(exc, ReadHung) or watch.still_there():
-                        raise
-                else:
-                    if watch.still_there():
-                        skipped = tuple((number, str(exc)) for number, exc in search.skipped)
-                        return RestoredStep(step, path, state, skipped)
-        raise NotCommitted(f"step {step} in {self._root}: {_GONE}", step=step, path=path)
+            watch = within(how.timeout_s, lambda: Watch(path), path=path)
+            try:
+                found = read_step(path, search, self._info, how=how)
+            except RestoreError as exc:
+                if isinstance(exc, ReadHung) or watch.still_there():
+                    raise
+            else:
+                same = attempt in ("", found.leaves.step.manifest.attempt)
+                if same and watch.still_there():
+                    return found
+        raise NotCommitted(f"step {step} in {self._root}: {GONE}", step=step, path=path)
 
     @contextmanager
-    def _protected(self, step: int) -> Iterator[None]:
+    def _reading(self, step: int, search: Search) -> Iterator[None]:
+        """While a step is read: it is protected, and errors say what happened to the live tensors."""
         self._guard.protect(step)
         try:
             yield
+        except RestoreError as exc:
+            if search.touched:
+                exc.add_note(TOUCHED)
+            raise
         finally:
             self._guard.unprotect(step)
 
-    def _read_once(self, search: _Search, path: Path) -> Any:
-        how = self._how
-        step = within(how.timeout_s, lambda: read_manifests(path, files=how.files), path=path)
-        specs = specs_of(step)
-        skeleton = Skeleton.from_json(step.ranks[0].skeleton, path=path)
-        # Order matters: every difference is found here, before a live byte changes.
-        binding = bind(skeleton, specs, search.live, trusted=search.trusted)
-        search.touched = True
-        fill(step, binding.destinations, how=how)
-        return binding.finish()
+    def _suspect(self, step: int) -> None:
+        if self._info.leads:
+            self._guard.suspect(step)
 
-    def _nothing_left(self, search: _Search) -> RestoreError:
-        lines = [f"step {number}: {exc}" for number, exc in search.skipped]
-        lines += [f"step {number}: {_GONE}" for number in sorted(search.gone, reverse=True)]
-        text = f"no step in {self._root} can be restored:\n  " + "\n  ".join(lines) + "\n"
-        text += "Nothing on storage was changed. To train from scratch, use another root. "
-        if search.touched:
-            text += _TOUCHED
-        corrupt = [exc for _, exc in search.skipped if isinstance(exc, CorruptCheckpoint)]
-        if not corrupt:
-            return RestoreError(text.rstrip(), path=self._root)
-        first = corrupt[0]
-        return CorruptCheckpoint(
-            text.rstrip(), path=self._root, expected=first.expected, got=first.got
+    def _settle(self, listing: Listing, read: ReadStep, trail: Trail) -> None:
+        """Once a step is in force: what it makes of newer ones, and what it lacks for this rank."""
+        for step in sorted(trail.suspects & (listing.steps.keys() | listing.lost.keys())):
+            self._suspect(step)
+        saved_by = read.leaves.step.manifest.world_size
+        names = borrowed_entries(read) if read.owner.rank != self._info.rank else []
+        if names:
+            warn(
+                f"rank {self._info.rank} took {', '.join(names)} from rank {read.owner.rank}: {read.path} "
+                f"was saved by {saved_by} ranks and has none of its own for it here"
+            )
+        unused = unused_ranks(read.leaves, self._info.world_size)
+        if unused and self._info.leads:
+            warn(
+                f"private values of {len(unused)} ranks ({unused[0]} to {unused[-1]}) are not used: "
+                f"{read.path} was saved by {saved_by} ranks, and {self._info.world_size} restore it"
+            )
+
+    def _result(self, step: int, read: ReadStep, state: Any, trail: Trail) -> RestoredStep:
+        borrowed = read.owner.rank != self._info.rank
+        return RestoredStep(
+            step=step,
+            path=read.path,
+            state=state,
+            skipped=trail.texts(),
+            read_bytes=read.read_bytes,
+            world_size=read.leaves.step.manifest.world_size,
+            borrowed_from=read.owner.rank if borrowed else None,
         )
-
-
-def _tell(exc: RestoreError, search: _Search) -> None:
-    """Let an error say what happened to the live tensors."""
-    if search.touched:
-        exc.add_note(_TOUCHED)

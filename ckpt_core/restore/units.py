@@ -64,11 +64,16 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class ReadJob:
-    """Read a whole file into a sink, checking each chunk that has a checksum."""
+    """Read a file into a sink, checking each chunk that has a checksum.
+
+    Attributes:
+        wanted: numbers of the chunks to read; None for all of them.
+    """
 
     path: Path
     entry: FileEntry
     sink: Sink
+    wanted: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +113,41 @@ class Unit:
 
 
 def cut(job: ReadJob) -> Iterator[Unit]:
-    """The units of a job, in file order.
+    """The units of a job, in file order; what is not wanted lies between them.
 
     Each begins at a multiple of 4 KiB, whatever the chunks are: direct reads need it, and no element
     of a leaf straddles two reads then.
     """
+    reading = _readable(job)
     first, offset, nbytes = 0, 0, 0
     for index, chunk in enumerate(job.entry.chunks):
+        if reading is not None and index not in reading:
+            if nbytes:
+                yield Unit(job, first, offset, nbytes)
+            first, offset, nbytes = index + 1, offset + nbytes + chunk.nbytes, 0
+            continue
         nbytes += chunk.nbytes
         if nbytes >= UNIT_BYTES and (offset + nbytes) % ALIGN_BYTES == 0:
             yield Unit(job, first, offset, nbytes)
             first, offset, nbytes = index + 1, offset + nbytes, 0
     if nbytes:
         yield Unit(job, first, offset, nbytes)
+
+
+def _readable(job: ReadJob) -> set[int] | None:
+    """The wanted chunks, and those before them back to the next one that begins at a whole page."""
+    if job.wanted is None:
+        return None
+    reading: set[int] = set()
+    position, since = 0, 0
+    for index, chunk in enumerate(job.entry.chunks):
+        if position % ALIGN_BYTES == 0:
+            since = index
+        if index in job.wanted:
+            reading.update(range(since, index + 1))
+            since = index + 1
+        position += chunk.nbytes
+    return reading
 
 
 class ChunkCheck:

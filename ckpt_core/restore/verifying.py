@@ -11,13 +11,15 @@ from ckpt_core.files import Files
 from ckpt_core.layout import (
     FileEntry,
     HeaderEntry,
-    LeafEntry,
     RankManifest,
+    SliceEntry,
     header_length,
+    nbytes,
     parse_header,
     storage,
 )
 from ckpt_core.restore.deadline import within
+from ckpt_core.restore.leaves import StepLeaves
 from ckpt_core.restore.manifests import StepManifest, file_problem, read_json, read_start
 from ckpt_core.restore.reading import ParallelReader, Progress
 from ckpt_core.restore.units import BadChunk, Discard, ReadJob
@@ -40,6 +42,9 @@ class StepReport:
         problems: everything else that is wrong, one sentence each.
         checked_bytes: bytes of shard files that were compared with a checksum.
         unchecked_bytes: bytes that were read and have no checksum (`checksum=False` at the save).
+        ranks: those whose files are here; () when the manifests cannot be read.
+        world_size: how many ranks saved the step together.
+        elsewhere: leaves of which this root, that of one node, holds a part or nothing.
     """
 
     step: int | None
@@ -48,11 +53,19 @@ class StepReport:
     problems: tuple[str, ...] = ()
     checked_bytes: int = 0
     unchecked_bytes: int = 0
+    ranks: tuple[int, ...] = ()
+    world_size: int = 1
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether nothing is wrong with what is here."""
         return not self.bad_chunks and not self.problems
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether this is what one node wrote: other roots hold the files of the other ranks."""
+        return 0 < len(self.ranks) < self.world_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +146,8 @@ def _verify_step(path: Path, how: ParallelReader, progress: Progress | None) -> 
 
 def _verify_files(step: StepManifest, how: ParallelReader, progress: Progress | None) -> StepReport:
     problems, jobs = within(how.timeout_s, lambda: _inspect(step, how.files), path=step.path)
+    gaps, elsewhere = _coverage(step)
+    problems += gaps
     outcome = how.run(jobs, keep_going=True, progress=progress)
     problems += [f"{path}: cannot be read: {error}" for path, error in outcome.failed]
     unchecked = sum(_unchecked_bytes(job.entry) for job in jobs)
@@ -143,7 +158,23 @@ def _verify_files(step: StepManifest, how: ParallelReader, progress: Progress | 
         tuple(problems),
         checked_bytes=max(outcome.done_bytes - unchecked, 0),
         unchecked_bytes=min(outcome.done_bytes, unchecked),
+        ranks=tuple(rank.rank for rank in step.ranks),
+        world_size=step.manifest.world_size,
+        elsewhere=tuple(elsewhere),
     )
+
+
+def _coverage(step: StepManifest) -> tuple[list[str], list[str]]:
+    """Leaves that this step lacks bytes of, as problems; or, in the root of one node, their names."""
+    try:
+        leaves = StepLeaves(step)
+    except CorruptCheckpoint as exc:
+        return [str(exc)], []
+    gaps = {name: leaves.gap(leaf) for name, leaf in leaves.shared.items()}
+    lacking = {name: gap for name, gap in gaps.items() if gap is not None}
+    if leaves.is_partial:
+        return [], sorted(lacking)
+    return [str(leaves.lacks(name, gap)) for name, gap in lacking.items()], []
 
 
 def _inspect(step: StepManifest, files: Files) -> tuple[list[str], list[ReadJob]]:
@@ -180,19 +211,41 @@ def _header_problems(path: Path, rank: RankManifest, index: int, *, files: Files
     except OSError as exc:
         yield f"{path}: cannot be read: {exc}"
         return
-    for leaf in rank.leaves:
-        if leaf.file == index:
-            yield from _leaf_problems(path, leaf, header.pop(leaf.spec.name, None))
+    for name, expected in _expected(rank, index):
+        yield from _entry_problems(path, name, expected, header.pop(name, None))
     for name, entry in header.items():
         if not name.startswith(_PAD_PREFIX) or entry.dtype != "U8":
             yield f"{path}: the header has {name[:60]!r}, which the manifest does not know"
 
 
-def _leaf_problems(path: Path, leaf: LeafEntry, entry: HeaderEntry | None) -> Iterator[str]:
-    kept = storage(leaf.spec.dtype)
-    shape = leaf.spec.shape if kept.trailing is None else (*leaf.spec.shape, kept.trailing)
-    expected = HeaderEntry(kept.code, shape, leaf.offset, leaf.nbytes)
+def _expected(rank: RankManifest, index: int) -> Iterator[tuple[str, HeaderEntry]]:
+    """The header entries of one file, as the manifest has them."""
+    for leaf in rank.leaves:
+        if leaf.file == index:
+            kept = storage(leaf.spec.dtype)
+            shape = _stored_shape(leaf.spec.shape, kept.trailing)
+            yield leaf.spec.name, HeaderEntry(kept.code, shape, leaf.offset, leaf.nbytes)
+    for entry in rank.slices:
+        if entry.file == index:
+            yield entry.spec.name, _slice_entry(entry)
+
+
+def _slice_entry(entry: SliceEntry) -> HeaderEntry:
+    kept, part = storage(entry.spec.dtype), entry.slice
+    # A slice that is not the whole leaf is a flat tensor.
+    whole = part.nbytes == nbytes(entry.spec)
+    shape = entry.spec.shape if whole else (part.nbytes // kept.itemsize,)
+    return HeaderEntry(kept.code, _stored_shape(shape, kept.trailing), entry.offset, part.nbytes)
+
+
+def _stored_shape(shape: tuple[int, ...], trailing: int | None) -> tuple[int, ...]:
+    return shape if trailing is None else (*shape, trailing)
+
+
+def _entry_problems(
+    path: Path, name: str, expected: HeaderEntry, entry: HeaderEntry | None
+) -> Iterator[str]:
     if entry is None:
-        yield f"{path}: the header lacks leaf {leaf.spec.name[:60]!r}"
+        yield f"{path}: the header lacks leaf {name[:60]!r}"
     elif entry != expected:
-        yield f"{path}: the header says {entry} of leaf {leaf.spec.name[:60]!r}, not {expected}"
+        yield f"{path}: the header says {entry} of leaf {name[:60]!r}, not {expected}"

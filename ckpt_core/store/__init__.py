@@ -8,6 +8,9 @@
     store.retire()                     retention; shard files of retired steps become slots
     store.close()
 
+The other ranks of a job that share the root use `GuestStore`: they write their own files into attempts, and
+leave every change of names to the rank that leads.
+
 Readers need none of it: `committed_steps`, `step_path` and `resolve` neither lock nor write.
 
 Idea: a directory named `step-*` exists if and only if it is complete, so names are the only index
@@ -18,9 +21,18 @@ Source: PCcheck (ASPLOS '25) sections 4.1 and 4.2 (slots; the newest checkpoint 
 and never goes back); LightCheck (two mappings).
 """
 
+from ckpt_core.store.guest import GuestStore
 from ckpt_core.store.lock import RootLock
 from ckpt_core.store.names import committed_steps, resolve, step_path
 from ckpt_core.store.publish import Attempt
 from ckpt_core.store.store import StepStore
 
-__all__ = ["Attempt", "RootLock", "StepStore", "committed_steps", "resolve", "step_path"]
+__all__ = [
+    "Attempt",
+    "GuestStore",
+    "RootLock",
+    "StepStore",
+    "committed_steps",
+    "resolve",
+    "step_path",
+]

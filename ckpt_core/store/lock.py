@@ -64,6 +64,11 @@ class RootLock:
         self._since = _now()
         self._write_owner(self._fd)
 
+    def owner(self) -> dict[str, Any]:
+        """What `.lock` says of its holder; {} when it says nothing. For other ranks, to find the root by."""
+        assert self._fd is not None
+        return _read_owner(self._fd)
+
     def held(self) -> bool:
         """Whether the lock is still ours and `.lock` is still the file that we locked.
 
@@ -175,6 +180,21 @@ class RootLock:
             "for it, stop it (its lock goes with it), or use another root. Reading needs no lock",
             path=self.root,
         )
+
+
+def owner_of(root: Path) -> dict[str, Any]:
+    """What the lock file of a root says of its holder; {} when there is none.
+
+    Never called by the holder: closing the file here would drop a lock of this process.
+    """
+    try:
+        fd = os.open(root / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return {}
+    try:
+        return _read_owner(fd)
+    finally:
+        os.close(fd)
 
 
 def _read_owner(fd: int) -> dict[str, Any]:

@@ -29,14 +29,19 @@ class _Slot:
 
 
 class Slots:
-    """The `.slots` directory of one root. Thread-safe; the caller holds the root's lock."""
+    """The `.slots` directory of one root. Thread-safe; the caller holds the root's lock, or only takes.
 
-    def __init__(self, root: Path, *, files: Files, spare: int) -> None:
+    Args:
+        spare: how many files are kept.
+        shared: other processes take slots as well.
+    """
+
+    def __init__(self, root: Path, *, files: Files, spare: int, shared: bool = False) -> None:
         self.path = root / SLOTS
         self._files = files
         self._spare = spare
         self._mutex = threading.Lock()
-        self._taken = False
+        self._taken = shared
 
     def reusable_bytes(self, nbytes: int) -> int:
         """How much of a file of `nbytes` would go to blocks that are allocated already."""
@@ -51,12 +56,18 @@ class Slots:
         """
         try:
             with self._mutex:
-                slot = self._best(nbytes)
-                if slot is None or os.path.lexists(target):
-                    return False
-                self._taken = True
-                self._files.rename(slot.path, target)
-                return True
+                while (slot := self._best(nbytes)) is not None:
+                    if os.path.lexists(target):
+                        return False
+                    self._taken = True
+                    try:
+                        self._files.rename(slot.path, target)
+                        return True
+                    except FileNotFoundError:
+                        if os.path.lexists(slot.path):
+                            raise  # the attempt's directory is gone
+                        # Another rank was faster: take the next one.
+                return False
         except OSError as exc:
             logger.warning("no recycled file for %s: %s; writing a new one", target, exc)
             return False

@@ -9,22 +9,24 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from ckpt_core.errors import CommitError, ConfigError, NotCommitted, PersistError, RootBusy
 from ckpt_core.files import Files
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.store.failures import mapped
 from ckpt_core.store.lock import RootLock
-from ckpt_core.store.names import CORRUPT, INFLIGHT, committed_steps, step_path
+from ckpt_core.store.names import INFLIGHT, committed_steps, step_path
 from ckpt_core.store.pins import add_pin, pinned_steps, remove_pin
 from ckpt_core.store.publish import Attempt, place, sync_names
+from ckpt_core.store.quarantine import move_aside, moving
 from ckpt_core.store.repair import repair
 from ckpt_core.store.retention import choose_retired
 from ckpt_core.store.rewinds import Rewinds
 from ckpt_core.store.slots import Slots
 from ckpt_core.store.trash import Trash
 from ckpt_core.store.trees import ensure_dir, ensure_root, remove_tree
-from ckpt_core.types import check_step, step_dir_name
+from ckpt_core.types import check_step
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class StepStore:
         keep_last: int | None,
         keep_every: int | None,
         spare_slots: int,
+        shared: bool = False,
     ) -> None:
         """Writes nothing.
 
@@ -56,13 +59,15 @@ class StepStore:
             keep_last: newest steps that `retire` keeps; None keeps all.
             keep_every: `retire` keeps the multiples of it; None keeps none for that reason.
             spare_slots: shard files of retired steps kept for recycling.
+            shared: other ranks write to this root too, each through a `GuestStore`.
         """
         self.root = Path(os.path.realpath(root)) if root.is_symlink() else root.absolute()
         self._files = files
         self._keep_last = keep_last
         self._keep_every = keep_every
         self._lock = RootLock(self.root, files=files)
-        self._slots = Slots(self.root, files=files, spare=spare_slots)
+        self._shared = shared
+        self._slots = Slots(self.root, files=files, spare=spare_slots, shared=shared)
         self._trash = Trash(files, slots=self._slots)
         self._names = threading.RLock()
         self._state = threading.Lock()
@@ -100,6 +105,10 @@ class StepStore:
         with self._names, mapped("repair the checkpoint root", path=self.root):
             repair(self.root, files=self._files, slots=self._slots)
 
+    def owner(self) -> dict[str, Any]:
+        """What the lock file says of this process; other ranks find out by it whether they share the root."""
+        return self._lock.owner()
+
     def close(self) -> None:
         """Give the lock back. Idempotent, never raises, changes nothing on storage."""
         self._is_open = False
@@ -130,10 +139,14 @@ class StepStore:
 
     # -- one save ------------------------------------------------------------------------------
 
-    def begin(self, step: int) -> Attempt:
-        """A fresh empty directory for one save of a step. Makes the root anew if it was removed.
+    def begin(self, step: int, attempt_id: str | None = None) -> Attempt:
+        """A directory for one save of a step. Makes the root anew if it was removed.
 
-        Called from the training thread: no disk sync, unless the root has to be made.
+        Called from a background thread: no disk sync, unless the root has to be made.
+
+        Args:
+            attempt_id: as agreed with other ranks, which may have made the directory already; None: a
+                fresh one.
 
         Raises:
             ConfigError: the step is no step, or the store is closed.
@@ -142,11 +155,11 @@ class StepStore:
         """
         step = check_step(step)
         self._hold()
-        name = f"{step:012d}-{secrets.token_hex(4)}"
+        name = attempt_id or f"{step:012d}-{secrets.token_hex(4)}"
         path = self.root / INFLIGHT / name
         with mapped("begin a save", path=self.root, step=step):
             ensure_dir(self._files, path.parent)
-            self._files.mkdir(path)
+            (ensure_dir if self._shared else _make_dir)(self._files, path)
         with self._state:
             self._rewinds.begun(name, step, newest=self.latest())
         return Attempt(name, step, path)
@@ -372,23 +385,15 @@ class StepStore:
                 return
             self._hold()
             with mapped("move corrupt steps aside", path=self.root):
-                # Order matters: the new directory has a name before a step goes there.
-                ensure_dir(self._files, self.root / CORRUPT)
-                self._files.sync_dir(self.root)
-                if self._move_suspects():
-                    self._files.sync_dir(self.root / CORRUPT)
-                    self._files.sync_dir(self.root)
+                self._move_suspects()
 
-    def _move_suspects(self) -> bool:
-        with self._state:
+    def _move_suspects(self) -> None:
+        with moving(self.root, files=self._files), self._state:
             doomed = sorted(self._suspects - set(self._protected))
             for step in doomed:
                 if step in self.steps():
-                    name = f"{step_dir_name(step)}-{step:012d}-{secrets.token_hex(4)}"
-                    self._files.rename(step_path(self.root, step), self.root / CORRUPT / name)
-                    logger.warning("step %d is corrupt: moved it to %s/%s", step, CORRUPT, name)
+                    move_aside(self.root, step, files=self._files)
                 self._suspects.discard(step)
-        return bool(doomed)
 
     def steps(self) -> tuple[int, ...]:
         """The committed steps, ascending."""
@@ -397,3 +402,7 @@ class StepStore:
     def latest(self) -> int | None:
         """The newest committed step, or None."""
         return max(self.steps(), default=None)
+
+
+def _make_dir(files: Files, path: Path) -> None:
+    files.mkdir(path)

@@ -11,7 +11,7 @@ from tests.crash.recording import recorded, recorded_restart
 from tests.crash.scenarios import SCENARIOS
 
 _SHARD = "Committer._write_rank_manifest > ShardFile.sync"
-_QUARANTINE = "Checkpointer._make_attempt > StepStore.quarantine_suspects"
+_QUARANTINE = "StepStore._move_suspects > moving"
 
 Case = tuple[str, int | None]
 """A scenario, and after how many renames it is killed and started again (None: it is not)."""
@@ -20,7 +20,7 @@ NEEDED: dict[str, Case] = {
     f"{_SHARD} [shard-00000-0.safetensors]": ("first_save", None),
     f"{_SHARD} [shard-00000-1.safetensors]": ("layerwise", None),
     "Committer.commit > Committer._write_rank_manifest [rank-00000.json]": ("first_save", None),
-    "Committer.finish > Committer.commit [manifest.json]": ("first_save", None),
+    "Committer.commit > Committer._publish [manifest.json]": ("first_save", None),
     "StepStore.publish > StepStore._publish [attempt]": ("first_save", None),
     "StepStore._publish > Slots.sync [.slots]": ("retire_and_recycle", None),
     "_move > sync_names [.inflight]": ("first_save", None),

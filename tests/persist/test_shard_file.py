@@ -14,7 +14,7 @@ import xxhash
 
 from ckpt_core.errors import PersistError
 from ckpt_core.files import Files
-from ckpt_core.persist import Place, ShardFile, ShardRequest, WriteJob, WriterPool
+from ckpt_core.persist import SUM_BYTES, Place, ShardFile, ShardRequest, WriteJob, WriterPool
 from ckpt_core.types import DirectIO
 
 CHUNK = 8192
@@ -75,6 +75,29 @@ def test_written_bytes_and_checksums_are_those_of_the_pieces(
     assert (tmp_path / "s").read_bytes() == DATA
     assert [r.nbytes for r in results] == [CHUNK] * 5 + [4096]
     assert results[1].xxh3 == xxhash.xxh3_64(DATA[CHUNK : 2 * CHUNK]).hexdigest()
+
+
+@pytest.mark.parametrize("nbytes", [SUM_BYTES, 3 * SUM_BYTES, 2 * SUM_BYTES + 4096])
+def test_a_long_piece_is_one_write_under_several_checksums(tmp_path: Path, nbytes: int) -> None:
+    class Counting(Files):
+        writes = 0
+
+        def pwrite(self, fd: int, data: Any, offset: int) -> None:
+            self.writes += 1
+            super().pwrite(fd, data, offset)
+
+    data, files = os.urandom(nbytes), Counting()
+    memory = mmap.mmap(-1, nbytes)
+    memory.write(data)
+    file = shard(tmp_path / "s", nbytes, files=files, sum_bytes=SUM_BYTES)
+    file.write(FakePiece(0, 0, nbytes, memoryview(memory)))
+    results = file.sync()
+    file.close()
+    assert files.writes == 1
+    parts = [data[at : at + SUM_BYTES] for at in range(0, nbytes, SUM_BYTES)]
+    assert [(r.nbytes, r.xxh3) for r in results] == [
+        (len(part), xxhash.xxh3_64(part).hexdigest()) for part in parts
+    ]
 
 
 def test_without_checksums_none_is_computed(tmp_path: Path) -> None:

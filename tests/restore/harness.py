@@ -47,14 +47,12 @@ class Recipe:
         checksum: whether chunks have one.
         files: leaves are dealt out to this many shard files.
         eager_leaf_bytes: leaves up to this size come first.
-        ranks: how many rank manifests the manifest lists, all of them of this state.
     """
 
     chunk_bytes: int = CHUNK_BYTES
     checksum: bool = True
     files: int = 1
     eager_leaf_bytes: int = 256
-    ranks: int = 1
 
 
 PLAIN = Recipe()
@@ -65,18 +63,16 @@ def write_step(root: Path, step: int, state: Any, recipe: Recipe = PLAIN) -> Pat
     path = root / step_dir_name(step)
     path.mkdir(parents=True)
     flat = flatten(state, eager_leaf_bytes=recipe.eager_leaf_bytes)
-    ranks = []
-    for rank in range(recipe.ranks):
-        entries: list[FileEntry] = []
-        leaves: list[LeafEntry] = []
-        for index in range(recipe.files):
-            data, placed = shard_bytes(flat.leaves[index :: recipe.files], index)
-            name = shard_name(rank, index)
-            (path / name).write_bytes(data)
-            entries.append(FileEntry(name, len(data), chunk_sums(data, recipe)))
-            leaves += placed
-        ranks.append(RankManifest(rank, tuple(entries), tuple(leaves), flat.skeleton.to_json()))
-    write_manifests(path, step, ranks)
+    entries: list[FileEntry] = []
+    leaves: list[LeafEntry] = []
+    for index in range(recipe.files):
+        data, placed = shard_bytes(flat.leaves[index :: recipe.files], index)
+        name = shard_name(0, index)
+        (path / name).write_bytes(data)
+        entries.append(FileEntry(name, len(data), chunk_sums(data, recipe)))
+        leaves += placed
+    rank = RankManifest(0, tuple(entries), tuple(leaves), flat.skeleton.to_json())
+    write_manifests(path, step, [rank])
     return path
 
 

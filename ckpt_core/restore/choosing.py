@@ -1,0 +1,150 @@
+"""Which step to restore: the newest that every rank lists, and what to say when there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckpt_core.coordination import Json
+from ckpt_core.errors import CkptError, NotCommitted, UnknownFormat
+from ckpt_core.files import Files
+from ckpt_core.restore.manifests import read_manifest
+from ckpt_core.store import committed_steps, resolve, step_path
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The steps that one rank sees in its root.
+
+    Attributes:
+        node: first rank of those that share its root.
+        steps: step -> attempt that saved it; "" when nobody needs to know.
+        lost: step -> why its manifest cannot be read.
+    """
+
+    node: int
+    steps: dict[int, str] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
+
+    def to_json(self) -> Json:
+        """For the other ranks."""
+        return [self.node, list(self.steps.items()), list(self.lost.items())]
+
+    @classmethod
+    def from_json(cls, obj: Json) -> Listing:
+        """What `to_json` gave on another rank."""
+        node, steps, lost = obj
+        return cls(node, dict(steps), dict(lost))
+
+
+def list_alone(root: Path, asked: int | None) -> Listing:
+    """What one process alone may restore; names are all that is looked at.
+
+    Raises:
+        NotCommitted: the step that was asked for is not there; names steps that are.
+        RestoreError: the root cannot be listed.
+    """
+    if asked is None:
+        return Listing(0, dict.fromkeys(committed_steps(root), ""))
+    resolve(step_path(root, asked))
+    return Listing(0, {asked: ""})
+
+
+def list_attempts(root: Path, node: int, *, files: Files) -> Listing:
+    """All steps of a root with the attempts that saved them.
+
+    Raises:
+        RestoreError: the root cannot be listed.
+    """
+    found = Listing(node)
+    for step in committed_steps(root):
+        try:
+            found.steps[step] = read_manifest(step_path(root, step), files=files).attempt
+        except UnknownFormat as exc:
+            # Stands for itself: all ranks must learn of it when they read that step.
+            found.steps[step] = f"format version {exc.version}"
+        except NotCommitted:
+            continue  # Retired a moment ago.
+        except CkptError as exc:
+            found.lost[step] = str(exc)
+    return found
+
+
+def common_step(
+    listings: Sequence[Listing], *, asked: int | None, tried: Collection[int]
+) -> int | None:
+    """The newest step that every rank holds from the same attempt."""
+    common = set.intersection(*[set(listing.steps.items()) for listing in listings])
+    steps = {step for step, _ in common if asked in (None, step)} - set(tried)
+    return max(steps, default=None)
+
+
+def known_steps(listings: Sequence[Listing]) -> set[int]:
+    """Every step that some rank holds, or has lost."""
+    return {step for listing in listings for step in (*listing.steps, *listing.lost)}
+
+
+def reason(listings: Sequence[Listing], step: int) -> str:
+    """Why a step that some rank knows is not one that all ranks hold."""
+    for rank, listing in enumerate(listings):
+        if step in listing.lost:
+            return f"rank {rank} cannot read it: {listing.lost[step]}"
+    absent = [rank for rank, listing in enumerate(listings) if step not in listing.steps]
+    if absent:
+        has = "does not have" if len(absent) == 1 else "do not have"
+        return f"{_ranks(absent)} {has} it"
+    return "ranks hold it from different saves"
+
+
+def table(listings: Sequence[Listing]) -> str:
+    """Which node holds which steps and has lost which, one line for each."""
+    nodes: dict[int, list[int]] = {}
+    for rank, listing in enumerate(listings):
+        nodes.setdefault(listing.node, []).append(rank)
+    everything = known_steps(listings)
+    return "\n".join(_node_line(listings, nodes[node], everything) for node in sorted(nodes))
+
+
+def _node_line(listings: Sequence[Listing], ranks: Sequence[int], everything: set[int]) -> str:
+    mine = [listings[rank] for rank in ranks]
+    held = sorted(set.intersection(*[set(listing.steps) for listing in mine]), reverse=True)
+    lost = sorted(everything - set(held), reverse=True)
+    line = f"  node of rank {ranks[0]} ({_ranks(ranks)}): "
+    line += f"holds {_shown([_save(mine[0], step, listings) for step in held]) or 'no step'}"
+    if lost:
+        line += f"; lost {_shown([_loss(mine, step) for step in lost])}"
+    return line
+
+
+def _save(listing: Listing, step: int, listings: Sequence[Listing]) -> str:
+    attempts = {other.steps[step] for other in listings if step in other.steps}
+    return str(step) if len(attempts) == 1 else f"{step} (saved as {listing.steps[step]})"
+
+
+def _loss(mine: Sequence[Listing], step: int) -> str:
+    text = next((listing.lost[step] for listing in mine if step in listing.lost), "")
+    return f"{step} ({text})" if text else str(step)
+
+
+def _shown(texts: Sequence[str]) -> str:
+    more = [f"and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else []
+    return ", ".join([*texts[:_SHOWN], *more])
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    runs = list(_runs(ranks))
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def _runs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    first = last = ranks[0]
+    for rank in ranks[1:]:
+        if rank != last + 1:
+            yield first, last
+            first = rank
+        last = rank
+    yield first, last

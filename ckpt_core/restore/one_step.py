@@ -1,0 +1,130 @@
+"""One step into the live state: up to the point where only `finish` is left to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckpt_core.layout import RankManifest
+from ckpt_core.restore.deadline import within
+from ckpt_core.restore.filling import Need, fill, plan_reads
+from ckpt_core.restore.leaves import Leaf, StepLeaves
+from ckpt_core.restore.manifests import read_manifests
+from ckpt_core.restore.reading import ParallelReader
+from ckpt_core.state import Binding, Skeleton, bind
+from ckpt_core.types import RankInfo
+
+if TYPE_CHECKING:
+    from ckpt_core.restore.broadcast import Broadcast, Shares
+
+_RNG_TYPE = ":RngState"
+
+
+@dataclass(slots=True)
+class Search:
+    """What one call of `restore` is about, and what it has done so far.
+
+    Attributes:
+        live: the state to fill.
+        trusted: as in `restore`.
+        broadcast: the ranks that read for each other; None: each reads for itself.
+        touched: live tensors may hold bytes of a step that was not restored.
+    """
+
+    live: Any
+    trusted: bool
+    broadcast: Broadcast | None = None
+    touched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStep:
+    """A step whose bytes are in the live tensors, all but those that others will broadcast.
+
+    Attributes:
+        path: its directory.
+        binding: to finish once all ranks have come so far.
+        leaves: of the step.
+        owner: whose skeleton and private leaves were taken.
+        read_bytes: bytes that were read from shard files.
+        shares: what is to be broadcast; None: nothing.
+    """
+
+    path: Path
+    binding: Binding
+    leaves: StepLeaves
+    owner: RankManifest
+    read_bytes: int
+    shares: Shares | None = None
+
+
+def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader) -> ReadStep:
+    """Bind a step to the live state and fill it with this rank's part of the bytes, verified.
+
+    Raises:
+        StateMismatch, UntrustedData, UnknownFormat: before anything is changed.
+        CorruptCheckpoint: bytes, or what the manifests say of them, are not what was saved.
+        NotCommitted: there is no such step.
+        RestoreError: a read failed or hangs, or needed bytes are in the root of another node.
+    """
+    step = within(how.timeout_s, lambda: read_manifests(path, files=how.files), path=path)
+    leaves = StepLeaves(step)
+    owner = leaves.owner(info.rank)
+    skeleton = Skeleton.from_json(owner.skeleton, path=path)
+    named = leaves.of(owner, skeleton.leaf_names())
+    # Order matters: every difference is found here, before a live byte changes.
+    specs = {name: leaf.spec for name, leaf in named.items()}
+    binding = bind(skeleton, specs, search.live, trusted=search.trusted)
+    shares = None
+    if search.broadcast is not None:
+        whole = specs.keys() & leaves.shared.keys() - binding.blocks.keys()
+        shares = search.broadcast.share({name: specs[name] for name in whole})
+    needs = list(_needs(binding, named, shares))
+    jobs = plan_reads(leaves, needs)
+    search.touched = True
+    read_bytes = fill(step, jobs, list(binding.destinations.values()), how=how)
+    return ReadStep(path, binding, leaves, owner, read_bytes, shares)
+
+
+def borrowed_entries(read: ReadStep) -> list[str]:
+    """Top-level entries of the state whose private values were taken from another rank."""
+    if read.leaves.step.manifest.world_size > 1:
+        names = read.leaves.private[read.owner.rank]
+        return sorted({name.split(".", 1)[0] for name in names})
+    # One rank saved it and did not say what was its own; generators always are.
+    tree = read.owner.skeleton.get("tree")
+    return sorted(_rng_entries(tree)) if isinstance(tree, dict) else []
+
+
+def unused_ranks(leaves: StepLeaves, world_size: int) -> list[int]:
+    """Ranks of the step that have private leaves, which none of `world_size` ranks takes."""
+    return [rank for rank, own in leaves.private.items() if own and rank >= world_size]
+
+
+def _needs(binding: Binding, named: Mapping[str, Leaf], shares: Shares | None) -> Iterator[Need]:
+    for name, leaf in named.items():
+        tensor, block = binding.destinations[name], binding.blocks.get(name)
+        if shares is None or name not in shares.specs:
+            yield Need(leaf, tensor, block)
+        elif (part := shares.mine.get(name)) is not None:
+            yield Need(leaf, tensor, block, part)
+
+
+def _rng_entries(tree: dict[str, Any]) -> Iterator[str]:
+    values = tree.get("v")
+    if isinstance(values, dict):
+        for key, node in values.items():
+            if isinstance(node, dict) and _holds_rng(node):
+                yield key
+
+
+def _holds_rng(node: Any) -> bool:
+    if isinstance(node, list):
+        return any(map(_holds_rng, node))
+    if not isinstance(node, dict):
+        return False
+    if node.get("!") == "object" and str(node.get("type")).endswith(_RNG_TYPE):
+        return True
+    return any(map(_holds_rng, node.values()))

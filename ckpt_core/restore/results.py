@@ -1,0 +1,62 @@
+"""What a restore says: to its caller, as a warning, and to the owner of the root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class RestoreWarning(UserWarning):
+    """A step was passed over for an older one, or private values are not this rank's own; the text says
+    which and why."""
+
+
+class Guard(Protocol):
+    """What restore tells the owner of the root (a StepStore)."""
+
+    def protect(self, step: int) -> None:
+        """This process begins to read a step: it must not be retired."""
+
+    def unprotect(self, step: int) -> None:
+        """Undo one `protect`."""
+
+    def suspect(self, step: int) -> None:
+        """A step was found corrupt, or was passed over because another node has lost it."""
+
+
+class NoGuard:
+    """For readers that do not own the root: another process may retire what they read."""
+
+    def protect(self, step: int) -> None:
+        """Nothing to do."""
+
+    def unprotect(self, step: int) -> None:
+        """Nothing to do."""
+
+    def suspect(self, step: int) -> None:
+        """Nothing to do."""
+
+
+@dataclass(frozen=True)
+class RestoredStep:
+    """A step that was restored.
+
+    Attributes:
+        step: its number.
+        path: its directory.
+        state: the tree as loaded, for plain values such as counters; its tensors are the live ones.
+        skipped: newer steps that could not be used, newest first, and why.
+        read_bytes: bytes that this process read from shard files.
+        world_size: how many ranks saved it.
+        borrowed_from: the rank whose private values were taken, because the step (or this root) has none
+            of this rank; None: they are its own.
+    """
+
+    step: int
+    path: Path
+    state: Any
+    skipped: tuple[tuple[int, str], ...] = ()
+    read_bytes: int = 0
+    world_size: int = 1
+    borrowed_from: int | None = None

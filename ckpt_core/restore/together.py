@@ -1,0 +1,130 @@
+"""The ranks of a restore do the same things at the same time, also when one of them fails.
+
+Every exchange is one gather under a name, made by every rank on every path: a rank whose part fails takes
+part with its error instead, so nobody waits for it. What each rank concludes is a function of the answers of
+all, which are the same everywhere; so all of them go on, go back or raise together.
+
+States of a restore:  listing --a common step--> reading --all ok--> in force --all ok--> restored
+                      reading --a rank found it bad or gone--> listing, without that step
+                      any --an error that an older step would not cure--> raised on every rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from ckpt_core.coordination import Coordination, Json
+from ckpt_core.errors import CkptError, CorruptCheckpoint, NotCommitted, RestoreError
+from ckpt_core.restore.failures import ReadRefused
+
+_Result = TypeVar("_Result")
+
+_MARGIN_S = 10.0
+"""A read that hangs is given up after the deadline of the others, were theirs not a little longer."""
+
+
+class Kind(StrEnum):
+    """What came of a rank's part."""
+
+    OK = "ok"
+    CORRUPT = "corrupt"
+    REFUSED = "refused"
+    GONE = "gone"
+    FATAL = "fatal"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one rank says in an exchange: `data` if its kind is OK, else `text`."""
+
+    rank: int
+    kind: Kind
+    text: str
+    data: Json
+
+    def error(self, path: Path, step: int | None = None) -> RestoreError:
+        """This rank's failure, for the other ranks."""
+        text = f"rank {self.rank}: {self.text}"
+        if self.kind is Kind.CORRUPT:
+            return CorruptCheckpoint(text, path=path, step=step, rank=self.rank)
+        kind = NotCommitted if self.kind is Kind.GONE else RestoreError
+        return kind(text, path=path, step=step, rank=self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange(Generic[_Result]):
+    """The answers of all ranks, and what this one keeps to itself: its result or its error."""
+
+    answers: tuple[Answer, ...]
+    result: _Result | None
+    error: Exception | None
+
+    def first(self, *kinds: Kind) -> Answer | None:
+        """The first rank whose answer is of one of these kinds."""
+        return next((answer for answer in self.answers if answer.kind in kinds), None)
+
+
+class Together:
+    """The exchanges of one Restorer."""
+
+    def __init__(self, coordination: Coordination, *, root: Path, timeout_s: float) -> None:
+        self.info = coordination.info
+        self._coordination = coordination
+        self._root = root
+        self._timeout_s = timeout_s + min(timeout_s, _MARGIN_S)
+
+    def exchange(
+        self, topic: str, action: Callable[[], tuple[_Result, Json]], *, step: int | None = None
+    ) -> Exchange[_Result]:
+        """Do this rank's part and learn how the others did theirs.
+
+        Raises:
+            RestoreError: on every rank, when a rank failed in a way that no other step would cure; on
+                that rank its own error, whatever it is.
+            CoordinationTimeout, CommitError: the other ranks cannot be asked.
+        """
+        result, data, error = None, None, None
+        try:
+            result, data = action()
+        except Exception as exc:  # the others must learn of it before it goes on from here
+            error = exc
+        row = [kind_of(error), "" if error is None else _text(error), data]
+        rows = self._gather(topic, row, error)
+        answers = tuple(
+            [Answer(rank, Kind(kind), text, data) for rank, (kind, text, data) in enumerate(rows)]
+        )
+        exchange = Exchange(answers, result, error)
+        fatal = exchange.first(Kind.FATAL)
+        if fatal is not None:
+            if error is not None and kind_of(error) is Kind.FATAL:
+                raise error
+            raise fatal.error(self._root, step)
+        return exchange
+
+    def _gather(self, topic: str, row: Json, error: Exception | None) -> tuple[Any, ...]:
+        try:
+            return self._coordination.gather(topic, row, self._timeout_s)
+        except CkptError as exc:
+            if error is None:
+                raise
+            error.add_note(f"The other ranks could not be told: {exc}")
+            raise error from None
+
+
+def kind_of(error: Exception | None) -> Kind:
+    """How a restore goes on after an error."""
+    if error is None:
+        return Kind.OK
+    if isinstance(error, CorruptCheckpoint):
+        return Kind.CORRUPT
+    if isinstance(error, NotCommitted):
+        return Kind.GONE
+    return Kind.REFUSED if isinstance(error, ReadRefused) else Kind.FATAL
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, CkptError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,112 @@
+"""The steps that one restore has left behind, and what is said of them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from ckpt_core.errors import CorruptCheckpoint, NotCommitted, RestoreError
+from ckpt_core.restore.choosing import Listing, known_steps, reason, table
+from ckpt_core.restore.results import RestoreWarning
+
+logger = logging.getLogger("ckpt_core")
+
+_PACKAGE = __name__.partition(".")[0]
+GONE = "it was retired while it was read"
+TOUCHED = (
+    "Live tensors were overwritten, in part or all, before this was found: "
+    "initialize them again before training"
+)
+_KEPT = "Nothing on storage was changed. To train from scratch, use another root."
+
+
+@dataclass(slots=True)
+class Trail:
+    """What was tried by one call of `restore`; the same on every rank.
+
+    Attributes:
+        root: where.
+        asked: the one step that the call is about; None: the newest.
+        strict: whether a corrupt step ends it.
+        skipped: steps that could not be used, with the error.
+        gone: steps that were retired while they were read.
+        suspects: those of the skipped steps that must not stand as the newest once an older one is in force.
+    """
+
+    root: Path
+    asked: int | None
+    strict: bool
+    skipped: dict[int, RestoreError] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    suspects: set[int] = field(default_factory=set)
+
+    @property
+    def tried(self) -> set[int]:
+        """Steps that are not to be tried again."""
+        return self.gone | self.skipped.keys()
+
+    def pass_over(self, step: int, error: RestoreError) -> None:
+        """Leave a step for an older one, with a warning."""
+        self.skipped[step] = error
+        warn(f"step {step} was not restored, trying the next older one: {error}")
+
+    def pass_over_lost(self, listings: Sequence[Listing], candidate: int) -> None:
+        """Leave every step newer than the candidate that not all ranks hold."""
+        lost = {step for step in known_steps(listings) if step > candidate} - self.tried
+        for step in sorted(lost, reverse=True):
+            why = f"not every node holds it: {reason(listings, step)}"
+            self.suspects.add(step)
+            self.pass_over(step, NotCommitted(why, step=step, path=self.root))
+
+    def texts(self) -> tuple[tuple[int, str], ...]:
+        """The skipped steps, newest first, and why."""
+        return tuple(sorted([(k, str(exc)) for k, exc in self.skipped.items()], reverse=True))
+
+    def nothing_left(self, listings: Sequence[Listing], *, touched: bool) -> RestoreError | None:
+        """The error when no step is left to try; None when there has never been one."""
+        if not self.tried:
+            if self.asked is None and not known_steps(listings):
+                return None
+            return self._none_common(listings)
+        lines = [f"step {step}: {why}" for step, why in self.texts()]
+        lines += [f"step {step}: {GONE}" for step in sorted(self.gone, reverse=True)]
+        text = f"no step in {self.root} can be restored:\n  " + "\n  ".join(lines) + "\n"
+        if len(listings) > 1:
+            text += f"What the nodes hold:\n{table(listings)}\n"
+        text += f"{_KEPT} {TOUCHED}" if touched else _KEPT
+        corrupt = [exc for exc in self.skipped.values() if isinstance(exc, CorruptCheckpoint)]
+        if not corrupt:
+            return RestoreError(text, path=self.root)
+        first = corrupt[0]
+        return CorruptCheckpoint(text, path=self.root, expected=first.expected, got=first.got)
+
+    def _none_common(self, listings: Sequence[Listing]) -> NotCommitted:
+        what = "no step is" if self.asked is None else f"step {self.asked} is not"
+        text = (
+            f"{what} held by every node, whole and from the same save:\n{table(listings)}\n{_KEPT}"
+        )
+        return NotCommitted(text, step=self.asked, path=self.root)
+
+
+def warn(text: str) -> None:
+    """A RestoreWarning, also in the log."""
+    logger.warning("%s", text)
+    warnings.warn(text, RestoreWarning, stacklevel=_callers_level())
+
+
+def _callers_level() -> int:
+    """The stack level, for a warning, of the first frame that is not this package's."""
+    frame, level = sys._getframe(1), 1
+    # A script that is run has a __package__, and it is None.
+    while frame.f_back is not None and str(frame.f_globals.get("__package__")).startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__package__")).partition(".")[0] == _PACKAGE

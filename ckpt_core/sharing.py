@@ -1,0 +1,231 @@
+"""Which part of a state this rank stores, worked out from the structure alone.
+
+    private      stored whole by its own rank: RNG states, and what the caller says is `per_rank`
+    replicated   equal on all ranks: each rank of the group stores a slice (DeepFreeze IV-A: the shards of
+                 replicated tensors are balanced over the data-parallel ranks)
+    buffers      of a module: stored by the first rank of the group, whose values DDP takes for all ranks
+    distributed  a DTensor's local box; ranks that hold the same box slice it among them
+
+Every rank comes to the same plan without communication; its hash goes into the vote, so that a rank with
+another structure is found out before anything is published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ckpt_core.errors import ConfigError
+from ckpt_core.layout import itemsize, share_leaves, structure_hash
+from ckpt_core.reference import LeafRow, StructureReference, head_digest
+from ckpt_core.state import FlatState, Leaf
+from ckpt_core.types import LeafSpec, Placement, RankInfo, Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What the caller says about his state: paths of the tree, each with all that lies below it.
+
+    Attributes:
+        per_rank: private to each rank.
+        replicated: if given, everything else is private.
+    """
+
+    per_rank: tuple[str, ...] = ()
+    replicated: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(
+        cls, state: Any, *, per_rank: Iterable[str] | None, replicated: Iterable[str] | None
+    ) -> Scope:
+        """The scope of `save`'s arguments.
+
+        Raises:
+            ConfigError: both are given, or a path starts with something that the state has not.
+        """
+        if per_rank is not None and replicated is not None:
+            raise ConfigError("per_rank= and replicated= exclude each other: give one of them")
+        scope = cls(
+            _paths("per_rank", per_rank, state) or (), _paths("replicated", replicated, state)
+        )
+        return scope
+
+    def is_private(self, name: str) -> bool:
+        """Whether the caller says that this leaf belongs to its rank alone."""
+        if self.replicated is not None:
+            return not _below(name, self.replicated)
+        return _below(name, self.per_rank)
+
+
+def _paths(field: str, paths: Iterable[str] | None, state: Any) -> tuple[str, ...] | None:
+    if paths is None:
+        return None
+    if isinstance(paths, str):
+        raise ConfigError(f"{field}={paths!r} must be a list of paths, such as [{paths!r}]")
+    found = tuple(paths)
+    untyped: tuple[object, ...] = found
+    for path in untyped:
+        if not isinstance(path, str) or not path:
+            raise ConfigError(f"{field}: {path!r} is no path of the state, such as 'model.head'")
+        first = path.partition(".")[0]
+        if isinstance(state, Mapping) and all(
+            str(key) != path and str(key).partition(".")[0] != first for key in state
+        ):
+            known = ", ".join(repr(str(key)) for key in list(state)[:10])
+            raise ConfigError(f"{field}: the state has no {path!r}; it has {known}")
+    return found
+
+
+def _below(name: str, paths: tuple[str, ...]) -> bool:
+    return any(name == path or name.startswith(path + ".") for path in paths)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What this rank stores of one leaf.
+
+    Attributes:
+        index: number of the leaf in the flat state.
+        stored: name, dtype and shape as they go into the shard's header.
+        whole: the leaf that the ranks store together; None for a private one.
+        slice: where the part lies in it; None for a private one.
+    """
+
+    index: int
+    stored: LeafSpec
+    whole: LeafSpec | None = None
+    slice: Slice | None = None
+
+
+@dataclass(frozen=True)
+class Share:
+    """What this rank stores of a state.
+
+    Attributes:
+        parts: in the order of the leaves; a leaf that other ranks store has none.
+        plan: hash of what must be equal on all ranks; "" in a job of one.
+        rows: what that is, without contents; empty in a job of one.
+        replicas: names of the leaves whose contents must be equal too.
+    """
+
+    parts: tuple[Part, ...]
+    plan: str = ""
+    rows: tuple[LeafRow, ...] = ()
+    replicas: frozenset[str] = frozenset()
+
+
+class Sharer:
+    """Shares states out among the ranks of a job; remembers the last one. One owner, one thread."""
+
+    def __init__(self, info: RankInfo) -> None:
+        self._info = info
+        self._known: tuple[object, Share] | None = None
+
+    def share(self, flat: FlatState, scope: Scope) -> Share:
+        """This rank's share. Called on the training thread; cheap while the structure is the same.
+
+        Raises:
+            ConfigError: a distributed tensor is said to be private.
+        """
+        if self._info.world_size == 1:
+            return Share(tuple([Part(i, leaf.spec) for i, leaf in enumerate(flat.leaves)]))
+        key = (flat.specs, dict(flat.placements), scope)
+        if self._known is None or self._known[0] != key:
+            self._known = (key, self._share(flat, scope))
+        return self._known[1]
+
+    def _share(self, flat: FlatState, scope: Scope) -> Share:
+        rng = flat.names_of_rng()
+        buffers = flat.names_of_buffers()
+        private: list[int] = []
+        shared: list[int] = []
+        for index, leaf in enumerate(flat.leaves):
+            name = leaf.spec.name
+            alone = name in rng or scope.is_private(name)
+            if alone and name in flat.placements:
+                raise ConfigError(
+                    f"{name!r} is a DTensor, which the ranks of its mesh store together: take it "
+                    f"out of per_rank= (or name it in replicated=)"
+                )
+            (private if alone else shared).append(index)
+        parts = [Part(index, flat.leaves[index].spec) for index in private]
+        parts += self._parts(flat, shared, buffers)
+        parts.sort(key=lambda part: part.index)
+        rows = [_row(flat.leaves[index], flat.placements, buffers) for index in shared]
+        # Of all ranks, since nodes may have different numbers of them.
+        plan = structure_hash(rows, members=self._info.world_size)
+        names = frozenset([row[0] for row in rows])
+        replicas = names - buffers - flat.placements.keys()
+        return Share(tuple(parts), plan, tuple([LeafRow(*row, "") for row in rows]), replicas)
+
+    def _parts(self, flat: FlatState, shared: list[int], buffers: frozenset[str]) -> list[Part]:
+        plain = [i for i in shared if flat.leaves[i].spec.name not in flat.placements]
+        first_only = {place for place, i in enumerate(plain) if flat.leaves[i].spec.name in buffers}
+        members = self._info.members
+        places = share_leaves(
+            [_size(flat.leaves[index]) for index in plain],
+            members=len(members),
+            member=members.index(self._info.rank),
+            first_only=first_only,
+        )
+        parts = [
+            _part(index, flat.leaves[index].spec, flat.leaves[index].spec, Slice(*place))
+            for index, place in zip(plain, places, strict=True)
+            if place is not None
+        ]
+        for index in shared:
+            placement = flat.placements.get(flat.leaves[index].spec.name)
+            if placement is not None:
+                parts += self._box(index, flat.leaves[index], placement)
+        return parts
+
+    def _box(self, index: int, leaf: Leaf, placement: Placement) -> list[Part]:
+        # A node's root must hold its boxes whole: the other replicas may be on other nodes.
+        alone = len(self._info.members) != self._info.world_size
+        replicas, replica = (1, 0) if alone else (placement.replicas, placement.replica)
+        (place,) = share_leaves([_size(leaf)], members=replicas, member=replica)
+        if place is None:
+            return []
+        spec = leaf.spec
+        whole = LeafSpec(spec.name, spec.dtype, placement.shape)
+        return [_part(index, spec, whole, Slice(place[0], place[1], placement.block))]
+
+
+def _size(leaf: Leaf) -> tuple[int, int]:
+    return leaf.nbytes, itemsize(leaf.spec.dtype)
+
+
+def _part(index: int, spec: LeafSpec, whole: LeafSpec, slice_: Slice) -> Part:
+    stored = spec
+    if slice_.nbytes != prod(whole.shape) * itemsize(spec.dtype):
+        stored = LeafSpec(spec.name, spec.dtype, (slice_.nbytes // itemsize(spec.dtype),))
+    return Part(index, stored, whole, slice_)
+
+
+def _row(
+    leaf: Leaf, placements: Mapping[str, Placement], buffers: frozenset[str]
+) -> tuple[str, str, tuple[int, ...], str]:
+    spec = leaf.spec
+    placement = placements.get(spec.name)
+    if placement is None:
+        return spec.name, spec.dtype, spec.shape, "buffer" if spec.name in buffers else ""
+    return spec.name, spec.dtype, placement.shape, placement.kind
+
+
+def digests_of(share: Share, leaves: Iterable[Leaf]) -> dict[str, str]:
+    """First bytes, hashed as they are now, of those leaves whose contents must be equal on all ranks."""
+    return {
+        leaf.spec.name: head_digest(leaf.tensor)
+        for leaf in leaves
+        if leaf.spec.name in share.replicas
+    }
+
+
+def reference_of(shares: Sequence[Share], digests: Mapping[str, str]) -> StructureReference:
+    """What is compared with rank 0 at the first save of a structure."""
+    rows = [row for share in shares for row in share.rows]
+    return StructureReference(
+        tuple([row._replace(digest=digests.get(row.name, "")) for row in rows])
+    )

@@ -1,0 +1,135 @@
+"""Ranks as forked processes: real ones, with a real store, that may be killed.
+
+`run_ranks` is called in a child of the warm process, which stands for the launcher: it hosts the store, so that
+any rank may die. Each rank runs `module:function(Rank, **arguments)` and reports what that returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ckpt_core import StoreOptions, TorchStore
+
+DEAD_AFTER_S = 3.0
+LIMIT_S = 90
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Who a process is, and where it meets the others."""
+
+    rank: int
+    world_size: int
+    port: int
+    node: str | None
+
+    def meet(self) -> TorchStore:
+        """The coordination of this rank."""
+        return TorchStore(
+            "127.0.0.1",
+            self.port,
+            rank=self.rank,
+            world_size=self.world_size,
+            node=self.node,
+            options=StoreOptions(dead_after=DEAD_AFTER_S, hosted=False, kept_by="the launcher"),
+        )
+
+
+def run_ranks(
+    call: str,
+    world_size: int,
+    nodes: list[str] | None = None,
+    arguments: dict[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Run every rank to its end: [{"signal": 0, "problem": "", "result": ...}] in rank order."""
+    import torch.distributed as dist
+
+    signal.alarm(LIMIT_S)
+    # Listens before there are ranks, so that none of them ever connects to nobody.
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    with tempfile.TemporaryDirectory() as place:
+        pids = []
+        for rank in range(world_size):
+            who = Rank(rank, world_size, port, None if nodes is None else nodes[rank])
+            pid = os.fork()
+            if pid == 0:
+                listener.close()
+                _run_rank(call, who, arguments or {}, Path(place))
+            pids.append(pid)
+        # After the forks: it has threads.
+        store = dist.TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=30),
+            master_listen_fd=listener.detach(),
+        )
+        try:
+            return _collect(pids, Path(place))
+        finally:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(pid, signal.SIGKILL)
+            del store
+
+
+def _collect(pids: list[int], place: Path) -> list[dict[str, Any]]:
+    left = dict(enumerate(pids))
+    found: dict[int, dict[str, Any]] = {}
+    deadline = time.monotonic() + LIMIT_S - 20
+    while left and time.monotonic() < deadline:
+        for rank, pid in list(left.items()):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                del left[rank]
+                found[rank] = _outcome(status, place / str(rank))
+        time.sleep(0.005)
+    for rank, pid in left.items():
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        found[rank] = {"signal": 0, "problem": f"rank {rank} hangs", "result": None}
+    return [found[rank] for rank in sorted(found)]
+
+
+def _outcome(status: int, path: Path) -> dict[str, Any]:
+    sent = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    outcome = {"signal": sent, "problem": "", "result": None}
+    if path.exists():
+        outcome |= json.loads(path.read_text())
+    elif not sent:
+        outcome["problem"] = f"ended with {os.WEXITSTATUS(status)} and no report"
+    return outcome
+
+
+def _run_rank(call: str, who: Rank, arguments: dict[str, Any], place: Path) -> None:
+    report: dict[str, Any]
+    try:
+        module, _, name = call.partition(":")
+        report = {"result": getattr(importlib.import_module(module), name)(who, **arguments)}
+    except BaseException:
+        report = {"problem": traceback.format_exc()}
+    partial = place / f"{who.rank}.part"
+    partial.write_text(json.dumps(report))
+    partial.rename(place / str(who.rank))
+    os._exit(0)
+
+
+def all_well(outcomes: list[dict[str, Any]]) -> list[Any]:
+    """The results, once it is sure that every rank ended well."""
+    for rank, outcome in enumerate(outcomes):
+        assert not outcome["problem"] and not outcome["signal"], f"rank {rank}: {outcome}"
+    return [outcome["result"] for outcome in outcomes]

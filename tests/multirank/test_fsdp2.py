@@ -1,0 +1,205 @@
+"""FSDP2 under torchrun: what 4 ranks save, 2 restore, each reading its part; the same bits as with DCP.
+
+The test starts this very file under torchrun: `save FOLDER` on 4 ranks, `restore FOLDER` on 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import ckpt_core
+from ckpt_core import Checkpointer, Options, RngState, TorchStore
+
+REPO = Path(__file__).parents[2]
+TIMEOUT_S = 120
+STEP = 2
+OPTIONS = Options(chunk_bytes=16384, writers=2, timeout=60.0)
+
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7),
+    reason="FSDP2 of this torch does not run on a CPU",
+)
+
+
+class Net(nn.Module):
+    """Sizes that 4 and 2 ranks cannot split evenly; tied, frozen and bf16 parameters; buffers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(1001, 64)
+        self.narrow = nn.Linear(64, 3)  # The last of 4 ranks holds nothing of it.
+        self.wide = nn.Linear(3, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.frozen = nn.Linear(64, 64)
+        self.frozen.requires_grad_(False)
+        self.brief = nn.Linear(64, 64, bias=False).bfloat16()
+        self.head = nn.Linear(64, 1001, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = self.frozen(self.norm(self.wide(self.narrow(x)) + x))
+        out: Tensor = self.head(self.brief(x.bfloat16()).float())
+        return out
+
+
+def build(seed: int) -> tuple[Net, torch.optim.Optimizer]:
+    from torch.distributed.fsdp import fully_shard
+
+    net = Net(seed)
+    for part in (net.narrow, net.wide, net.frozen, net.brief, net):
+        fully_shard(part)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    groups = [{"params": trained[:2], "lr": 0.05}, {"params": trained[2:], "weight_decay": 0.3}]
+    return net, torch.optim.AdamW(groups, lr=0.1)
+
+
+def train(net: nn.Module, opt: torch.optim.Optimizer, steps: int) -> None:
+    torch.manual_seed(3)
+    for _ in range(steps):
+        opt.zero_grad()
+        net(torch.randint(0, 1001, (8,))).square().mean().backward()
+        opt.step()
+
+
+def tensors_of(net: nn.Module, opt: torch.optim.Optimizer) -> dict[str, Tensor]:
+    found = {f"model.{name}": tensor for name, tensor in net.state_dict().items()}
+    for key, rows in opt.state_dict()["state"].items():
+        found |= {f"optimizer.state.{key}.{name}": tensor for name, tensor in rows.items()}
+    return found
+
+
+def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+        for name, tensor in tensors.items()
+    }
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert tensor.dtype is right[name].dtype, name
+        assert torch.equal(tensor, right[name]), name
+
+
+def state_of(net: nn.Module, opt: torch.optim.Optimizer) -> dict[str, Any]:
+    return {"model": net, "optimizer": opt, "rng": RngState(), "step": STEP}
+
+
+def engine(folder: Path) -> Checkpointer:
+    return Checkpointer(folder / "ours", OPTIONS, coordination=TorchStore.from_env())
+
+
+# -- on each rank --------------------------------------------------------------------------------
+
+
+def save(folder: Path) -> None:
+    """Save with the engine and with DCP, and note the whole tensors."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    net, opt = build(0)
+    train(net, opt, STEP)
+    with engine(folder) as ck:
+        ck.save(STEP, state_of(net, opt)).committed.result(TIMEOUT_S)
+    model, optimizer = get_state_dict(net, opt)
+    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=str(folder / "dcp"))
+    truth = whole(tensors_of(net, opt))
+    if dist.get_rank() == 0:
+        torch.save(truth, folder / "truth.pt")
+
+
+def restore(folder: Path) -> None:
+    """Restore with the engine and with DCP; every leaf is equal, and so are further steps."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    net, opt = build(1)
+    places = {name: t.to_local().data_ptr() for name, t in net.named_parameters()}
+    with engine(folder) as ck:
+        found = ck.restore(state_of(net, opt))
+    assert found is not None and (found.step, found.world_size) == (STEP, 4)
+    assert found.state["step"] == STEP
+    assert places == {name: t.to_local().data_ptr() for name, t in net.named_parameters()}
+    stored = sum(path.stat().st_size for path in found.path.glob("shard-*"))
+    assert found.read_bytes < 0.7 * stored, (found.read_bytes, stored)
+
+    other, other_opt = build(2)
+    model, optimizer = get_state_dict(other, other_opt)
+    dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=str(folder / "dcp"))
+    set_state_dict(other, other_opt, model_state_dict=model, optim_state_dict=optimizer)
+
+    ours, theirs = tensors_of(net, opt), tensors_of(other, other_opt)
+    assert {name: type(t) for name, t in ours.items()} == {n: type(t) for n, t in theirs.items()}
+    assert_same(whole(ours), whole(theirs))
+    assert_same(whole(ours), torch.load(folder / "truth.pt"))
+    train(net, opt, 2)
+    train(other, other_opt, 2)
+    assert_same(whole(tensors_of(net, opt)), whole(tensors_of(other, other_opt)))
+
+
+# -- the test ------------------------------------------------------------------------------------
+
+
+def torchrun(ranks: int, task: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(ranks), __file__, task, str(folder)]
+    environment = {"PYTHONPATH": str(REPO), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        # torchrun ends its ranks when it is told to end; what still lives then is killed.
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.returncode == 0, output
+
+
+def test_four_ranks_save_and_two_restore_the_same_bits_as_with_dcp(tmp_path: Path) -> None:
+    torchrun(4, "save", tmp_path)
+    torchrun(2, "restore", tmp_path)
+    truth = torch.load(tmp_path / "truth.pt")
+    tree = ckpt_core.load(tmp_path / "ours")
+    states = tree["optimizer"]["state"]
+    loaded = {f"model.{name}": tensor for name, tensor in tree["model"].items()}
+    for key, rows in states.items():
+        loaded |= {f"optimizer.state.{key}.{name}": tensor for name, tensor in rows.items()}
+    assert_same(loaded, truth)
+    assert ckpt_core.verify(tmp_path / "ours").ok
+
+
+def main(task: str, folder: Path) -> None:
+    """One rank."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    {"save": save, "restore": restore}[task](folder)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

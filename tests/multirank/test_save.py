@@ -1,0 +1,133 @@
+"""Several real processes save one step together: sliced, agreed, whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_core import load, verify
+from tests.crash.warm import Warm
+from tests.multirank.crew import all_well
+from tests.multirank.jobs import make_state, same
+
+JOBS = "tests.multirank.jobs:"
+
+
+def run(warm: Warm, name: str, world: int, *, nodes: list[str] | None = None, **more: Any) -> Any:
+    outcomes = warm.call(
+        "tests.multirank.crew:run_ranks",
+        call=JOBS + name,
+        world_size=world,
+        nodes=nodes,
+        arguments=more,
+    )
+    return outcomes
+
+
+def run_well(warm: Warm, name: str, world: int, **more: Any) -> list[Any]:
+    return all_well(run(warm, name, world, **more))
+
+
+def _bytes_of(root: Path, rank: int) -> int:
+    return sum(p.stat().st_size for p in root.glob(f"step-*2/shard-{rank:05d}-*"))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_each_rank_writes_its_share_and_all_restore_every_bit(
+    warm: Warm, tmp_path: Path, world: int
+) -> None:
+    names = ["step-000000000001", "step-000000000002"]
+    assert run_well(warm, "save_steps", world, root=str(tmp_path), steps=[1, 2]) == [names] * world
+    for found in run_well(warm, "restore_newest", world, root=str(tmp_path)):
+        assert found["step"] == 2 and found["same"] and found["borrowed_from"] is None
+        assert found["world_size"] == world
+    assert verify(tmp_path).ok
+    tree = load(tmp_path / names[1])
+    assert same(tree, make_state(0, 2))
+
+
+def test_a_rank_writes_one_share_of_the_replicated_bytes(warm: Warm, tmp_path: Path) -> None:
+    world, rows = 4, 1000
+    run_well(warm, "save_large", world, root=str(tmp_path), rows=rows)
+    state = make_state(0, 1, rows=rows)
+    replicated = sum(t.nbytes for t in state["model"].values())
+    private = state["sampler"]["order"].nbytes
+    for rank in range(world):
+        written = sum(p.stat().st_size for p in tmp_path.glob(f"step-*/*-{rank:05d}*"))
+        assert written <= (1 / world + 0.01) * replicated + private
+
+
+@pytest.mark.parametrize(("saved", "restored"), [(1, 2), (2, 1), (4, 2), (2, 4), (3, 4)])
+def test_any_number_of_ranks_restores(
+    warm: Warm, tmp_path: Path, saved: int, restored: int
+) -> None:
+    run_well(warm, "save_steps", saved, root=str(tmp_path), steps=[1, 2])
+    results = run_well(warm, "restore_newest", restored, root=str(tmp_path))
+    for rank, found in enumerate(results):
+        assert found["step"] == 2 and found["same"]
+        assert found["borrowed_from"] == (None if rank < saved else rank % saved)
+
+
+@pytest.mark.parametrize("how", ["shape", "name", "contents"])
+def test_a_rank_with_another_state_is_named_with_the_leaf(
+    warm: Warm, tmp_path: Path, how: str
+) -> None:
+    leaf = {"shape": "layer1.bias", "name": "extra", "contents": "layer2.bias"}[how]
+    for first, second in run_well(warm, "structures_differ", 2, root=str(tmp_path), how=how):
+        assert "rank 1" in first and leaf in first, first
+        assert second == "step-000000000002"
+
+
+def test_training_never_waits_for_the_commit_of_a_slow_rank(warm: Warm, tmp_path: Path) -> None:
+    pending = run_well(
+        warm, "slow_rank", 3, root=str(tmp_path / "root"), gate=str(tmp_path / "gate")
+    )
+    # Rank 0 had staged two steps and could train on while the last rank had written nothing.
+    assert pending[0] == [True, True]
+
+
+def test_a_full_disk_of_one_rank_fails_the_step_on_all_and_the_next_one_works(
+    warm: Warm, tmp_path: Path
+) -> None:
+    for rank, found in enumerate(run_well(warm, "full_disk", 3, root=str(tmp_path))):
+        assert found[0] == "step-000000000001" and found[2] == "step-000000000003"
+        assert "No space left" in found[1], found
+        assert rank == 1 or "rank 1" in found[1]
+    assert not list(tmp_path.glob(".inflight/*"))
+    assert not (tmp_path / "step-000000000002").exists()
+
+
+def test_a_rank_that_cannot_start_a_save_fails_it_for_all_and_once(
+    warm: Warm, tmp_path: Path
+) -> None:
+    first, second = run_well(warm, "refuses_to_start", 2, root=str(tmp_path))
+    assert second[0].startswith("ConfigError") and "odd" in second[0]
+    assert "rank 1" in first[0]
+    assert first[1:] == second[1:] == ["step-000000000002", "step-000000000003"]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_layers_may_become_final_in_another_order_on_each_rank(
+    warm: Warm, tmp_path: Path, world: int
+) -> None:
+    expected = [{"same": True, "step": 2}] * world
+    assert run_well(warm, "layerwise", world, root=str(tmp_path)) == expected
+
+
+def test_buffers_of_a_module_are_those_of_the_first_rank(warm: Warm, tmp_path: Path) -> None:
+    found = run_well(warm, "buffers_are_the_first_ranks", 3, root=str(tmp_path))
+    assert found == [[1.0, 1.0]] * 3
+
+
+def test_a_root_that_is_not_shared_is_refused_before_training(warm: Warm, tmp_path: Path) -> None:
+    first, second = run_well(warm, "wrong_root", 2, root=str(tmp_path))
+    assert "is not the directory that rank 0 has opened" in second
+    assert "rank 1 could not open its root" in first
+
+
+def test_storage_stays_bounded_with_several_writers(warm: Warm, tmp_path: Path) -> None:
+    few = run_well(warm, "storage_after_many", 2, root=str(tmp_path / "few"), count=6)
+    many = run_well(warm, "storage_after_many", 2, root=str(tmp_path / "many"), count=30)
+    assert many[0] <= few[0] * 1.05
