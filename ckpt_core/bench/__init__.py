@@ -6,23 +6,33 @@ The parent never imports torch: contenders run in processes of their own, so tha
 their storage traffic can be read from outside, and they take turns in random order. Every figure is
 shown with its lowest, middle and highest value, since disks are noisy.
 
-Call order: `Settings(...)` -> `run(settings)` -> `render(report)`, `plot(report, path)`, `report.to_json()`.
+The suite `ranks` measures several processes that save together: see `ckpt_core.bench.ranks`; the suite
+`lightning` the ways to save under Lightning: see `ckpt_core.bench.lightning`.
+
+Call order: `Settings(...)`, `RankSettings(...)` or `LightningSettings(...)` -> `run(settings)` ->
+`render(report)`, `plot(report, path)`, `report.to_json()`.
 """
 
 from __future__ import annotations
 
 from ckpt_core.bench.contenders import NAMES, OURS
-from ckpt_core.bench.plot import check_plot, plot
+from ckpt_core.bench.lightning import LightningMeasure, LightningSettings
+from ckpt_core.bench.plot import check_plot
+from ckpt_core.bench.ranks import RankMeasure, RankSettings
 from ckpt_core.bench.results import Report
-from ckpt_core.bench.rounds import run
 from ckpt_core.bench.settings import Measure, ModelSize, Settings, Suite
-from ckpt_core.bench.tables import render
+from ckpt_core.bench.suites import AnySettings, plot, render, run, settings_of
 
 __all__ = [
     "NAMES",
     "OURS",
+    "AnySettings",
+    "LightningMeasure",
+    "LightningSettings",
     "Measure",
     "ModelSize",
+    "RankMeasure",
+    "RankSettings",
     "Report",
     "Settings",
     "Suite",
@@ -30,4 +40,5 @@ __all__ = [
     "plot",
     "render",
     "run",
+    "settings_of",
 ]

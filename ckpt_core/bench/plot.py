@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ _MARKERS = "osD^vP*Xphd<>"
 
 
 def check_plot(path: Path) -> None:
-    """Raise when `plot` could not write `path`.
+    """Raise when `draw` could not write `path`.
 
     Raises:
         ConfigError: matplotlib is not installed, or does not know the suffix.
@@ -35,8 +35,8 @@ def check_plot(path: Path) -> None:
         raise ConfigError(f"{path.name!r} is no picture: end it in {', '.join(_SUFFIXES)}")
 
 
-def plot(report: Report, path: Path) -> None:
-    """Write the picture; the suffix of `path` chooses the format.
+def draw(report: Report, path: Path, drawings: Sequence[Callable[[Axes], None]]) -> None:
+    """Write the picture of these areas; the suffix of `path` chooses the format.
 
     Raises:
         ConfigError: see `check_plot`.
@@ -44,7 +44,6 @@ def plot(report: Report, path: Path) -> None:
     check_plot(path)
     from matplotlib.figure import Figure as Canvas
 
-    drawings = _drawings(report)
     rows = max(1, -(-len(drawings) // 2))
     canvas = Canvas(figsize=(14, 0.8 + 4.4 * rows), layout="constrained")
     axes = canvas.subplots(rows, 2, squeeze=False).flatten()
@@ -59,14 +58,15 @@ def plot(report: Report, path: Path) -> None:
         f"{machine.cpus} CPUs, {machine.filesystem} on {machine.disk}, torch {machine.torch}",
         fontsize=11,
     )
-    # One legend for both areas of lines, below them: inside it would hide some of the lines.
-    lines, labels = axes[len(drawings) - 1].get_legend_handles_labels()
+    # One legend for all areas of lines, below them: inside it would hide some of the lines.
+    named = [area.get_legend_handles_labels() for area in axes if area.get_legend() is None]
+    lines, labels = max(named, key=lambda pair: len(pair[1]), default=([], []))
     if labels:
         canvas.legend(lines, labels, loc="outside lower center", ncols=6, fontsize=8, frameon=False)
     canvas.savefig(path, dpi=120)
 
 
-def _drawings(report: Report) -> list[Callable[[Axes], None]]:
+def drawings(report: Report) -> list[Callable[[Axes], None]]:
     """Which areas there is something to draw for."""
     found: list[Callable[[Axes], None]] = []
     for figure, logarithmic in (
@@ -78,7 +78,7 @@ def _drawings(report: Report) -> list[Callable[[Axes], None]]:
         (results.LEAVES_STALL, True),
     ):
         if report.stats(figure):
-            found.append(_bars_of(report, figure, logarithmic))
+            found.append(bars_of(report, figure, logarithmic))
     intervals: list[int] = list(report.settings["intervals"])
     if any(report.stats(results.slowdown(every)) for every in intervals):
         found.append(lambda area: _lines(area, report, results.slowdown))
@@ -86,7 +86,8 @@ def _drawings(report: Report) -> list[Callable[[Axes], None]]:
     return found
 
 
-def _bars_of(report: Report, figure: Figure, logarithmic: bool) -> Callable[[Axes], None]:
+def bars_of(report: Report, figure: Figure, logarithmic: bool) -> Callable[[Axes], None]:
+    """The area of one figure: a bar for each contender."""
     return lambda area: _bars(area, report, figure, logarithmic=logarithmic)
 
 
@@ -148,7 +149,7 @@ def _lines(area: Axes, report: Report, make: Callable[[int], Figure]) -> None:
             if name in (stats := report.stats(make(every)))
         ]
         if points:
-            area.plot(*zip(*points, strict=True), **_line_style(number, name))
+            area.plot(*zip(*points, strict=True), **line_style(number, name))
     area.set_yscale("log")
     if make is results.slowdown:
         area.axhline(1.0, color="#333333", linewidth=0.8, linestyle=":")
@@ -168,7 +169,8 @@ def _lines(area: Axes, report: Report, make: Callable[[int], Figure]) -> None:
     area.spines[["top", "right"]].set_visible(False)
 
 
-def _line_style(number: int, name: str) -> dict[str, Any]:
+def line_style(number: int, name: str) -> dict[str, Any]:
+    """How a contender's line looks; ours stands out."""
     ours = name == OURS
     return {
         "label": name,

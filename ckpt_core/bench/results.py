@@ -115,7 +115,11 @@ class Entrant:
 
 @dataclass(slots=True)
 class Report:
-    """All that one run found; filled while it runs."""
+    """All that one run found; filled while it runs.
+
+    Attributes:
+        more: what a suite finds besides figures of contenders: section -> plain values.
+    """
 
     suite: str
     settings: dict[str, Any]
@@ -123,6 +127,7 @@ class Report:
     entrants: dict[str, Entrant] = field(default_factory=dict)
     figures: dict[str, Figure] = field(default_factory=dict)
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
 
     def add(self, figure: Figure, contender: str, value: float) -> None:
         """Note one value; values of one contender come in the order of rounds."""
@@ -166,6 +171,7 @@ class Report:
                 }
                 for figure in self.figures.values()
             },
+            **self.more,
         }
 
     def _rows(self, figure: Figure) -> dict[str, Mapping[str, Any]]:

@@ -26,23 +26,17 @@ _COLD_SHARE = 0.9
 """A restore counts as cold when at least this part of the state came from storage."""
 
 
-def run(
-    settings: Settings,
-    *,
-    suite: Suite = Suite.CORE,
-    notify: Callable[[str], None] = lambda message: None,
-) -> Report:
+def run(settings: Settings, *, notify: Callable[[str], None] = lambda message: None) -> Report:
     """Measure everything that `settings` asks for; what is written is removed again.
 
     Args:
         settings: the run.
-        suite: which set of contenders and workloads.
         notify: told what happens next, for a progress line.
 
     Raises:
         ConfigError: there is no room for the run.
     """
-    report = Report(suite.value, _plain(settings), describe(settings.root))
+    report = Report(Suite.CORE.value, _plain(settings), describe(settings.root))
     root = Path(tempfile.mkdtemp(prefix="ckpt-core-bench-", dir=settings.root))
     try:
         with Crew(settings, root, report, notify) as crew:

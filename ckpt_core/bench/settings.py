@@ -18,6 +18,8 @@ class Suite(StrEnum):
     """Sets of contenders and workloads that belong together."""
 
     CORE = "core"
+    RANKS = "ranks"
+    LIGHTNING = "lightning"
 
 
 class Measure(StrEnum):

@@ -33,10 +33,10 @@ _SCALES = {
 
 def render(report: Report) -> RenderableType:
     """Everything a run found: the machine, one table for each figure, and what did not run."""
-    parts: list[RenderableType] = [_machine(report)]
+    parts: list[RenderableType] = [machine_text(report)]
     parts += [_table(report, figure) for figure in _STEADY if report.stats(figure)]
     parts += list(_intervals(report))
-    parts.append(_contenders(report))
+    parts.append(contenders_table(report))
     return Group(*parts)
 
 
@@ -50,7 +50,8 @@ def unit_name(figure: Figure) -> str:
     return _SCALES[figure.unit][1]
 
 
-def _machine(report: Report) -> Text:
+def machine_text(report: Report) -> Text:
+    """Where it ran, and with what."""
     machine = report.machine
     return Text(
         f"{machine.date}  {machine.cpu}, {machine.cpus} CPUs, {machine.memory_bytes / 1e9:.0f} GB; "
@@ -98,13 +99,14 @@ def _intervals(report: Report) -> Iterator[Table]:
         for every in intervals:
             table.add_column(f"every {every}", justify="right")
         for name in report.entrants:
-            cells = [_cell(report, make(every), name) for every in intervals]
+            cells = [cell(report, make(every), name) for every in intervals]
             if any(cells):
                 table.add_row(name, *cells, style="bold" if name == OURS else None)
         yield table
 
 
-def _cell(report: Report, figure: Figure, name: str) -> str:
+def cell(report: Report, figure: Figure, name: str) -> str:
+    """Median and range of a contender; empty if it has none."""
     stats = report.stats(figure).get(name)
     if stats is None:
         return ""
@@ -112,7 +114,8 @@ def _cell(report: Report, figure: Figure, name: str) -> str:
     return f"{middle} ({low}-{high})"
 
 
-def _contenders(report: Report) -> Table:
+def contenders_table(report: Report) -> Table:
+    """Who ran, with which settings, and who did not."""
     table = Table(title="Contenders")
     for column in ("contender", "release", "fsync", "restored equal", "settings, remarks"):
         table.add_column(column)

@@ -15,7 +15,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ class Worker:
         reaches into this one.
         """
         assert self._training is not None, "build the training workload first"
-        stalls = _Stalls()
+        stalls = Stalls()
         began = time.perf_counter()
         for number in range(steps):
             self._training.step(stalls.before_update)
@@ -146,7 +146,7 @@ class Worker:
         return self._contender
 
 
-class _Stalls:
+class Stalls:
     """Time that the training thread spends in saves: the call, then the wait before the update."""
 
     def __init__(self) -> None:
@@ -155,12 +155,14 @@ class _Stalls:
         self._released = True
 
     def start(self, save: Callable[[], Handle]) -> None:
+        """Call `save` under the clock."""
         began = time.perf_counter()
         self._handle = save()
         self._released = False
         self.seconds.append(time.perf_counter() - began)
 
     def before_update(self) -> None:
+        """Pass the barrier of the last save, if it was not passed yet, under the clock."""
         if self._handle is None or self._released:
             return
         began = time.perf_counter()
@@ -169,6 +171,7 @@ class _Stalls:
         self.seconds[-1] += time.perf_counter() - began
 
     def finish(self) -> None:
+        """Wait for the last save, outside the clock."""
         if self._handle is None:
             return
         if not self._released:
@@ -177,19 +180,19 @@ class _Stalls:
         self._handle.wait_durable()
 
 
-def serve(connection: Connection, worker: Worker) -> None:
-    """Answer requests until the parent closes the connection."""
-    operations: dict[str, Callable[..., Answer]] = {
-        name: getattr(worker, name)
-        for name in ("hello", "build", "open", "save", "tidy", "restore", "check", "train", "close")
-    }
+_OPERATIONS = ("hello", "build", "open", "save", "tidy", "restore", "check", "train", "close")
+
+
+def serve(connection: Connection, worker: object, operations: Sequence[str] = _OPERATIONS) -> None:
+    """Answer requests, each by the method of that name, until the parent closes the connection."""
+    methods: dict[str, Callable[..., Answer]] = {name: getattr(worker, name) for name in operations}
     while True:
         try:
             request = json.loads(connection.recv_bytes())
         except (EOFError, ConnectionResetError):
             return
         try:
-            answer = operations[request.pop("op")](**request)
+            answer = methods[request.pop("op")](**request)
         except Exception as exc:
             traceback.print_exc()
             answer = {"error": f"{type(exc).__name__}: {exc} (in {_place(exc)})"}
@@ -202,12 +205,16 @@ def _place(error: Exception) -> str:
     return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
+def raise_descriptor_limit() -> None:
+    """Shared memory costs a descriptor for each tensor: more than the usual limit for many leaves."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main(arguments: list[str]) -> None:
     """Entry of the process."""
     name, root, descriptor = arguments
-    # Shared memory costs a descriptor for each tensor: more than the usual limit for many leaves.
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_descriptor_limit()
     worker = Worker(name, Path(root))
     try:
         with Connection(int(descriptor)) as connection:

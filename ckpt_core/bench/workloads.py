@@ -83,7 +83,7 @@ class Training:
             size: fields of `ModelSize`.
         """
         torch.manual_seed(0)
-        model = _model(size["width"], size["layers"], size["vocabulary"])
+        model = language_model(size["width"], size["layers"], size["vocabulary"])
         shape = (size["batch"], size["tokens"] + 1)
         batches = [torch.randint(size["vocabulary"], shape) for _ in range(8)]
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -111,7 +111,8 @@ class Training:
         return state
 
 
-def _model(width: int, layers: int, vocabulary: int) -> nn.Module:
+def language_model(width: int, layers: int, vocabulary: int) -> nn.Module:
+    """A stack of transformer blocks, from words to scores of words."""
     blocks = [
         nn.TransformerEncoderLayer(
             width, max(1, width // 64), 4 * width, dropout=0.0, batch_first=True, norm_first=True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from ckpt_core.bench import Report, Settings
+    from ckpt_core.bench import AnySettings, Report, Suite
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -22,7 +22,12 @@ class Request:
     """What the command line asks for: one field for each option, empty where nothing was given."""
 
     suite: Annotated[
-        str, typer.Option(metavar="[core]", help="Which contenders and workloads.")
+        str,
+        typer.Option(
+            metavar="[core|ranks|lightning]",
+            help="core: one process beside other checkpointers. ranks: several that save together. "
+            "lightning: the ways to save under Lightning.",
+        ),
     ] = "core"
     quick: Annotated[
         bool,
@@ -37,8 +42,18 @@ class Request:
         Path | None, typer.Option("--json", help="Write all figures to this file.")
     ] = None
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file.")] = None
-    state_bytes: Annotated[str, typer.Option(help="Size of the state, such as 2GiB.")] = "768MiB"
-    leaves: Annotated[int, typer.Option(help="Tensors in the state.")] = 384
+    state_bytes: Annotated[
+        str | None,
+        typer.Option(help="Size of the state, such as 2GiB; default: 768MiB, or 192MiB for ranks."),
+    ] = None
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option(help="Processes that save together (suite ranks); repeatable."),
+    ] = None
+    leaves: Annotated[
+        int | None,
+        typer.Option(help="Tensors in the state; default: 384. lightning has those of its model."),
+    ] = None
     rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 5
     interval: Annotated[
         list[int] | None, typer.Option(help="Steps between saves in training; repeatable.")
@@ -48,7 +63,11 @@ class Request:
     ] = None
     measure: Annotated[
         list[str] | None,
-        typer.Option(metavar="[save|restore|leaves|train]", help="Only this; repeatable."),
+        typer.Option(
+            metavar="[save|restore|leaves|train|plan|messages]",
+            help="Only this; repeatable. core has the first four; ranks save, train, plan, messages; "
+            "lightning save, train.",
+        ),
     ] = None
     staging_bytes: Annotated[
         str | None, typer.Option(help="Bound of our staging memory; default: the engine's.")
@@ -57,7 +76,7 @@ class Request:
 
 
 def bench(**options: Any) -> None:
-    """Measure persist, stall, restore, memory and training slowdown beside other checkpointers.
+    """Measure this engine beside other checkpointers, or several ranks that save together.
 
     Writes into a new directory below --root and removes it at the end. Ends with 1 when this engine
     failed, or when anyone's restored bytes were not the saved ones.
@@ -71,9 +90,9 @@ def bench(**options: Any) -> None:
     try:
         suite = _choice(Suite, request.suite, "suite")
         _check_outputs(request)
-        settings = _settings(request)
+        settings = _settings(request, suite)
         with Console(stderr=True).status("starting") as status:
-            report = run(settings, suite=suite, notify=status.update)
+            report = run(settings, notify=status.update)
         _write(report, request)
     except ConfigError as exc:
         raise typer.BadParameter(str(exc)) from exc
@@ -87,31 +106,44 @@ bench.__signature__ = inspect.signature(Request, eval_str=True).replace(  # type
 )
 
 
-def _settings(request: Request) -> Settings:
+def _settings(request: Request, suite: Suite) -> AnySettings:
     """The settings of a run; what was not given keeps its default.
 
     Raises:
-        ConfigError: a size, a name or a number is wrong.
+        ConfigError: a size, a name or a number is wrong, or of another suite.
     """
-    from ckpt_core.bench import Measure, Settings
-    from ckpt_core.types import parse_bytes
+    from ckpt_core.bench import Suite, settings_of
+    from ckpt_core.errors import ConfigError
 
+    if request.ranks and suite != Suite.RANKS:
+        raise ConfigError("--ranks goes with --suite ranks")
+    if request.leaves is not None and suite == Suite.LIGHTNING:
+        raise ConfigError(
+            "--leaves does not go with --suite lightning: they are those of its model"
+        )
+    make, kind = settings_of(suite)
     given: dict[str, Any] = {
         "intervals": tuple(request.interval or ()),
         "contenders": tuple(request.contender or ()),
-        "measures": tuple(_choice(Measure, name, "measure") for name in request.measure or ()),
+        "measures": tuple(_choice(kind, name, "measure") for name in request.measure or ()),
+        "world_sizes": tuple(request.ranks or ()),
+        "leaves": request.leaves,
+        "state_bytes": _size(request.state_bytes, "state_bytes"),
+        "staging_bytes": _size(request.staging_bytes, "staging_bytes"),
     }
-    if request.staging_bytes is not None:
-        given["staging_bytes"] = parse_bytes(request.staging_bytes, field="staging_bytes")
-    settings = Settings(
+    settings = make(
         root=request.root or Path.cwd(),
-        state_bytes=parse_bytes(request.state_bytes, field="state_bytes"),
-        leaves=request.leaves,
         rounds=request.rounds,
         seed=request.seed,
-        **{name: value for name, value in given.items() if value},
+        **{name: value for name, value in given.items() if value not in (None, ())},
     )
     return settings.quick() if request.quick else settings
+
+
+def _size(text: str | None, field: str) -> int | None:
+    from ckpt_core.types import parse_bytes
+
+    return None if text is None else parse_bytes(text, field=field)
 
 
 def _choice(kind: type[Choice], value: str, option: str) -> Choice:

@@ -1,0 +1,115 @@
+"""What one run of the suite `ranks` does. Checked once and frozen."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from ckpt_core.bench.ranks.ways import NAMES
+from ckpt_core.bench.settings import ModelSize
+from ckpt_core.errors import ConfigError
+
+_LEAST_LEAF_BYTES = 8192
+_MODEL = ModelSize(width=192, layers=4, vocabulary=1024, batch=2, tokens=64)
+
+
+class RankMeasure(StrEnum):
+    """Groups of figures that can be asked for one by one."""
+
+    SAVE = "save"
+    TRAIN = "train"
+    PLAN = "plan"
+    MESSAGES = "messages"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSettings:
+    """One run with several ranks.
+
+    Attributes:
+        root: existing directory to write to; on the filesystem that is to be measured.
+        world_sizes: numbers of processes that save together, one team after the other.
+        state_bytes: size of the replicated state that `save` measures.
+        leaves: tensors in that state.
+        rounds: turns of each way; every figure is the median over them.
+        warmups: untimed saves before the first round.
+        intervals: steps between saves that `train` compares with no saves at all.
+        train_steps: least steps of one training window; a window is a multiple of its interval.
+        model: the model of `train`, one replica in each process.
+        contenders: names of ways, in the order of the report.
+        measures: which groups of figures to take.
+        plan_leaves: leaves of the structures that `plan` shares out.
+        plan_ranks: numbers of simulated ranks; for the first of them every rank's plan is made.
+        simulated_ranks: numbers of ranks in the simulation of `messages`.
+        real_ranks: numbers of ranks (threads) that really commit, to compare the simulation with.
+        latencies_s: one-way network latencies of the simulation.
+        commits: real commits for each number of ranks.
+        staging_bytes: bound of our staging memory in each process; None leaves the engine's default.
+        seed: of the order of turns.
+        timeout_s: longest time that one operation may take.
+    """
+
+    root: Path
+    world_sizes: tuple[int, ...] = (1, 2, 4)
+    state_bytes: int = 192 * 2**20
+    leaves: int = 384
+    rounds: int = 5
+    warmups: int = 3
+    intervals: tuple[int, ...] = (5,)
+    train_steps: int = 5
+    model: ModelSize = _MODEL
+    contenders: tuple[str, ...] = NAMES
+    measures: tuple[RankMeasure, ...] = tuple(RankMeasure)
+    plan_leaves: int = 10_000
+    plan_ranks: tuple[int, ...] = (1024, 10_000)
+    simulated_ranks: tuple[int, ...] = (16, 64, 256, 1024, 4096, 10_000)
+    real_ranks: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
+    latencies_s: tuple[float, ...] = (0.00005, 0.001)
+    commits: int = 7
+    staging_bytes: int | None = None
+    seed: int = 0
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        leasts = {"leaves": 4, "rounds": 1, "warmups": 1, "train_steps": 2, "commits": 1}
+        for name, least in {**leasts, "plan_leaves": 1}.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least {least}")
+        for name in ("world_sizes", "intervals", "plan_ranks", "simulated_ranks", "real_ranks"):
+            values: tuple[int, ...] = getattr(self, name)
+            if not values or min(values) < 1:
+                raise ConfigError(f"{name}={values} must be numbers of at least 1")
+        least = self.leaves * _LEAST_LEAF_BYTES
+        if self.state_bytes < least:
+            raise ConfigError(
+                f"state_bytes={self.state_bytes} is too small for {self.leaves} leaves: "
+                f"use at least {least} bytes, or fewer leaves"
+            )
+        unknown = sorted(set(self.contenders) - set(NAMES))
+        if unknown or not self.contenders:
+            raise ConfigError(f"unknown contenders {unknown}: known are {', '.join(NAMES)}")
+        if not self.measures:
+            raise ConfigError(f"measures is empty: choose of {', '.join(RankMeasure)}")
+        if not self.root.is_dir():
+            raise ConfigError(f"root={str(self.root)!r} is not an existing directory")
+
+    def quick(self) -> RankSettings:
+        """The same run with a state, a model and a number of rounds that take seconds."""
+        return dataclasses.replace(
+            self,
+            state_bytes=8 * 2**20,
+            leaves=24,
+            rounds=2,
+            warmups=1,
+            intervals=(2,),
+            train_steps=2,
+            model=ModelSize(width=32, layers=1, vocabulary=64, batch=1, tokens=8),
+            plan_leaves=500,
+            plan_ranks=(64, 1000),
+            simulated_ranks=(16, 256),
+            real_ranks=(2, 4),
+            latencies_s=self.latencies_s[:1],
+            commits=3,
+        )

@@ -1,0 +1,85 @@
+"""A TCPStore in a process of its own, whose processor time can be read from outside.
+
+Started as `python -m ckpt_core.bench.ranks.store_process`; it prints its port and ends with its input.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ckpt_core.bench.remote import environment_for_children
+
+HOST = "127.0.0.1"
+_TIMEOUT = timedelta(seconds=60)
+_GRACE_S = 30.0
+
+
+def store_class() -> Any:
+    """`TCPStore`, which torch re-exports without declaring it exported."""
+    return import_module("torch.distributed").TCPStore
+
+
+class StoreProcess:
+    """The running store. Close it, or use it in a `with` block."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment_for_children(),
+        )
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    def client(self) -> Any:
+        """A new connection to it."""
+        return store_class()(
+            HOST, self.port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT
+        )
+
+    def cpu_s(self) -> float:
+        """Processor time that it has used so far."""
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
+        return sum([int(task.read_text().split()[0]) for task in tasks]) * 1e-9
+
+    def close(self) -> None:
+        """End it; idempotent."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> StoreProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def main() -> None:
+    """Entry of the process."""
+    store = store_class()(HOST, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+    print(store.port, flush=True)
+    sys.stdin.read()
+    del store
+
+
+if __name__ == "__main__":
+    main()
