@@ -33,6 +33,9 @@ Step = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON object.")]
 Number = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Number of the step.")]
+OfRank = Annotated[
+    int | None, typer.Option("--rank", min=0, help="As this rank has it, of several that saved.")
+]
 AtStep = Annotated[int | None, typer.Option("--step", min=0, help="This step of the root.")]
 
 app = typer.Typer(
@@ -78,6 +81,7 @@ class ShowRequest:
 
     path: Step
     step: AtStep = None
+    rank: OfRank = None
     depth: Annotated[int | None, typer.Option(min=1, help="Levels of the tree; default: all.")] = (
         None
     )
@@ -116,6 +120,7 @@ class ExportRequest:
         typer.Option(metavar="safetensors|torch", help="Format; default: by the file's name."),
     ] = None
     step: AtStep = None
+    rank: OfRank = None
     only: Annotated[
         str | None, typer.Option(metavar="KEY", help="Only what is below this key: model")
     ] = None

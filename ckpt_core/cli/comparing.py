@@ -1,22 +1,25 @@
-"""`diff`: what differs between two steps. Reads both leaf by leaf, in pieces."""
+"""`diff`: what differs between two steps. Reads both leaf by leaf, in pieces.
+
+The steps may have been saved by different numbers of ranks: each rank that either has is compared with
+what a restore would give it from the other one. What ranks store together is compared once.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ckpt_core.cli.leaf_bytes import LeafReader
+from ckpt_core.cli.sides import Side
 from ckpt_core.cli.steps import opened
 from ckpt_core.cli.text import count_text, say, say_json, say_rich, table
-from ckpt_core.cli.tree import Item, read_tree, walk
-from ckpt_core.cli.values import value_text
-from ckpt_core.layout import LeafEntry, RankManifest, itemsize
+from ckpt_core.cli.tree import Item
+from ckpt_core.layout import itemsize
+from ckpt_core.restore import Leaf
 
-_FLAGS = {"p": "parameter", "g": "requires grad", "c": "conjugated", "n": "negated"}
 _PIECE_ELEMENTS = 32_000
 """Elements that are compared at once: they stay in the cache, and torch starts no threads for them,
 which on 2 busy cores made it five times slower."""
@@ -50,7 +53,7 @@ class ValueDiff:
 
 @dataclass
 class Differences:
-    """All that was found; paths begin with `rank N:` when several ranks saved."""
+    """All that was found; paths begin with `rank N:` where it was found on some ranks only."""
 
     equal: list[str] = field(default_factory=list)
     only_a: list[str] = field(default_factory=list)
@@ -69,13 +72,11 @@ def compare(a: Path, b: Path, *, as_json: bool) -> bool:
 
     Raises:
         NotCommitted: one of them is not there, or was retired meanwhile.
-        CorruptCheckpoint, UnknownFormat, RestoreError: one cannot be read, so nothing is known.
+        CorruptCheckpoint, UnknownFormat, RestoreError: one cannot be read, or holds parts of leaves only
+            (the root of one node), so nothing is known.
     """
-    found = Differences()
     with opened(a) as first, opened(b) as second, LeafReader(first) as x, LeafReader(second) as y:
-        several = max(len(first.ranks), len(second.ranks)) > 1
-        for left, right in zip_longest(first.ranks, second.ranks):
-            _Ranks(left, right, (x, y), several=several).compare(found)
+        found = _Comparison((x, y)).run()
         names = str(first.path), str(second.path)
     if as_json:
         say_json({"a": names[0], "b": names[1], "same": found.none, **asdict(found)})
@@ -84,110 +85,133 @@ def compare(a: Path, b: Path, *, as_json: bool) -> bool:
     return found.none
 
 
-class _Side:
-    """One rank of one step, by the paths of its tree."""
+@dataclass(frozen=True)
+class _Note:
+    """What one rank found at a place: `kind` is "only_a", "only_b" or "value"."""
 
-    def __init__(self, rank: RankManifest | None, reader: LeafReader) -> None:
-        self.reader = reader
-        self.rank = 0 if rank is None else rank.rank
-        self.items: dict[str, Item] = {}
-        self._first: dict[str, str] = {}
-        for item in walk(read_tree(rank.skeleton)) if rank is not None else ():
-            path, number = item.path, 0
-            while path in self.items:  # {"a.b": ..., "a": {"b": ...}}
-                number += 1
-                path = f"{item.path}~{number}"
-            self.items[path] = item
-            if item.tensor is not None:
-                self._first.setdefault(item.tensor.leaf, path)
+    kind: str
+    path: str
+    value: ValueDiff | None = None
 
-    def leaf(self, item: Item) -> LeafEntry | None:
-        assert item.tensor is not None
-        return self.reader.leaf(item.tensor.leaf, rank=self.rank)
-
-    def pieces(self, leaf: LeafEntry, nbytes: int) -> Iterator[bytearray]:
-        """Its bytes, `nbytes` at a time."""
-        rest = bytearray()
-        for block in self.reader.blocks(leaf.spec.name, rank=self.rank):
-            start = min(nbytes - len(rest), len(block)) if rest else 0
-            rest += block[:start]
-            if len(rest) == nbytes:
-                yield rest
-                rest = bytearray()
-            while len(block) - start >= nbytes:
-                yield bytearray(block[start : start + nbytes])
-                start += nbytes
-            rest += block[start:]
-        if rest:
-            yield rest
-
-    def describe(self, item: Item) -> str:
-        """A place in words, without the bytes of its tensors."""
-        if item.is_value:
-            return value_text(item.value)
-        if item.tensor is None:
-            return f"{item.kind} {item.type_name}".strip()
-        flags = "".join(f", {_FLAGS.get(flag, flag)}" for flag in item.tensor.flags)
-        text = f"{item.kind}{flags}"
-        first = self._first[item.tensor.leaf]
-        return text if self.items[first] is item else f"{text}, same memory as {first}"
+    @property
+    def key(self) -> Hashable:
+        """Equal for what ranks have found alike."""
+        return self.kind, self.path, json.dumps(self.value and asdict(self.value), sort_keys=True)
 
 
-class _Ranks:
-    """Compares what one rank wrote in both steps."""
+_OfRank = tuple[str | None, str, _Note]
+"""`has` and `prefix` of a rank, and what it found."""
 
-    def __init__(
-        self,
-        left: RankManifest | None,
-        right: RankManifest | None,
-        readers: tuple[LeafReader, LeafReader],
-        *,
-        several: bool,
-    ) -> None:
-        self._a, self._b = _Side(left, readers[0]), _Side(right, readers[1])
-        self._prefix = f"rank {max(self._a.rank, self._b.rank)}:" if several else ""
-        self._done: dict[tuple[str, str], bool] = {}
 
-    def compare(self, found: Differences) -> None:
+class _Comparison:
+    """Two steps, all their ranks."""
+
+    def __init__(self, readers: tuple[LeafReader, LeafReader]) -> None:
+        self.readers = readers
+        steps = [reader.leaves.step for reader in readers]
+        self.ranks = sorted({rank.rank for step in steps for rank in step.ranks})
+        self.found = Differences()
+        self.done: set[Hashable] = set()
+
+    def run(self) -> Differences:
+        """Compare rank by rank, then unite what several of them found."""
+        where: dict[Hashable, list[_OfRank]] = {}
+        for number in self.ranks:
+            rank = _Rank(self, number)
+            rank.compare()
+            for note in rank.notes:
+                where.setdefault(note.key, []).append((rank.has, rank.prefix, note))
+        for notes in where.values():
+            self._unite(notes)
+        return self.found
+
+    def _unite(self, notes: Sequence[_OfRank]) -> None:
+        if len(notes) == len(self.ranks):
+            *_, note = notes[0]
+            self._add(note.kind, note, "")
+            return
+        for has, prefix, note in notes:
+            # A rank that only one step has: whatever it has otherwise than the others is only there.
+            only = None if has is None else f"only_{has}"
+            if only is None or note.kind in (only, "value"):
+                self._add(only or note.kind, note, prefix)
+
+    def _add(self, kind: str, note: _Note, prefix: str) -> None:
+        path = prefix + note.path
+        if kind == "value":
+            assert note.value is not None
+            self.found.values.append(replace(note.value, path=path))
+        else:
+            (self.found.only_a if kind == "only_a" else self.found.only_b).append(path)
+
+
+class _Rank:
+    """Compares what both steps hold for one rank.
+
+    Attributes:
+        has: "a" or "b" when only that step was saved by such a rank, None when both were.
+        notes: what was found that is no tensor in both.
+    """
+
+    def __init__(self, whole: _Comparison, rank: int) -> None:
+        self._whole = whole
+        self._a, self._b = Side(whole.readers[0], rank), Side(whole.readers[1], rank)
+        self.has = None if self._a.is_own and self._b.is_own else "a" if self._a.is_own else "b"
+        self.prefix = f"rank {rank}:" if len(whole.ranks) > 1 else ""
+        self.notes: list[_Note] = []
+
+    def compare(self) -> None:
+        """Gather tensors in what was found so far, and everything else in `notes`."""
         a, b = self._a.items, self._b.items
-        found.only_a += [self._prefix + p for p, i in a.items() if p not in b and not i.children]
-        found.only_b += [self._prefix + p for p, i in b.items() if p not in a and not i.children]
+        for kind, one, other in (("only_a", a, b), ("only_b", b, a)):
+            lone = [path for path, item in one.items() if path not in other and not item.children]
+            self.notes += [_Note(kind, path) for path in lone]
         for path in a:
             if path in b:
-                self._compare_items(path, found)
+                self._compare_items(path)
 
-    def _compare_items(self, path: str, found: Differences) -> None:
+    def _compare_items(self, path: str) -> None:
         a, b = self._a.items[path], self._b.items[path]
         texts = self._a.describe(a), self._b.describe(b)
         if texts[0] != texts[1] or _form(a) != _form(b):
             values = [item.value if item.is_value else None for item in (a, b)]
-            found.values.append(ValueDiff(self._prefix + path, *texts, *values))
+            self.notes.append(_Note("value", path, ValueDiff(path, *texts, *values)))
         if a.tensor is not None and b.tensor is not None:
-            pair = a.tensor.leaf, b.tensor.leaf
-            if pair not in self._done or not (a.tensor.is_whole and b.tensor.is_whole):
-                self._done[pair] = True
-                self._compare_tensors(path, found)
+            self._compare_tensors(path)
 
-    def _compare_tensors(self, path: str, found: Differences) -> None:
+    def _compare_tensors(self, path: str) -> None:
         a, b = self._a.items[path], self._b.items[path]
         left, right = self._a.leaf(a), self._b.leaf(b)
-        assert a.tensor is not None and b.tensor is not None
-        known = [_known(item, leaf) for item, leaf in ((a, left), (b, right))]
-        path = self._prefix + path
+        key = id(left), id(right), _shown_of(a), _shown_of(b)
+        if key in self._whole.done:
+            return
+        self._whole.done.add(key)
+        shared = self._a.is_shared(a) and self._b.is_shared(b)
+        made = self._tensors(path if shared else self.prefix + path, (a, b), (left, right))
+        if made is None:
+            return
+        if self.has is not None and not shared:
+            self.notes.append(_Note(f"only_{self.has}", path))
+        else:
+            self._whole.found.tensors.append(made)
+
+    def _tensors(
+        self, path: str, items: tuple[Item, Item], leaves: tuple[Leaf | None, Leaf | None]
+    ) -> TensorDiff | None:
+        known = [_known(item, leaf) for item, leaf in zip(items, leaves, strict=True)]
         for reason in ("dtype", "shape", "view"):
             if known[0].get(reason) != known[1].get(reason):
-                found.tensors.append(TensorDiff(path, reason, known[0], known[1]))
-                return
-        if left is None or right is None:  # a skeleton that names leaves which are not there
-            return
+                return TensorDiff(path, reason, known[0], known[1])
+        left, right = leaves
+        if left is None or right is None:  # skeletons that name leaves which are not there
+            return None
         made = self._values(path, left, right, known)
         if made is None:
-            found.equal.append(path)
-        else:
-            found.tensors.append(made)
+            self._whole.found.equal.append(path)
+        return made
 
     def _values(
-        self, path: str, left: LeafEntry, right: LeafEntry, known: list[dict[str, Any]]
+        self, path: str, left: Leaf, right: Leaf, known: list[dict[str, Any]]
     ) -> TensorDiff | None:
         size = itemsize(left.spec.dtype)
         distance: Any = None
@@ -217,7 +241,14 @@ def _form(item: Item) -> tuple[str, str, str]:
     return item.kind, item.type_name, value
 
 
-def _known(item: Item, leaf: LeafEntry | None) -> dict[str, Any]:
+def _shown_of(item: Item) -> Hashable:
+    """Which leaf a tensor shows, and what of it: the same is compared once."""
+    assert item.tensor is not None
+    ref = item.tensor
+    return ref.leaf, "" if ref.is_whole else json.dumps([ref.view, ref.flags])
+
+
+def _known(item: Item, leaf: Leaf | None) -> dict[str, Any]:
     if leaf is None:
         return {"dtype": None, "shape": None}
     made = {"dtype": leaf.spec.dtype, "shape": list(leaf.spec.shape)}

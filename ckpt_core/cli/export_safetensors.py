@@ -1,4 +1,4 @@
-"""One safetensors file: bytes go from the shard file to it in blocks, torch is not needed.
+"""One safetensors file: bytes go from the shard files to it in blocks, torch is not needed.
 
 Every place of the tree where a tensor occurs becomes an entry of its own, with its own bytes: a file in
 which two entries shared them would be refused by safetensors. Only a view of a leaf is put together in
@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import IO
 
 from ckpt_core.cli.exporting import Exported, check_room
-from ckpt_core.cli.leaf_bytes import LeafReader
+from ckpt_core.cli.leaf_bytes import RankLeaves
 from ckpt_core.cli.parts import Part
 from ckpt_core.cli.tree import Item, TensorRef, read_tree, walk
 from ckpt_core.cli.values import value_text
 from ckpt_core.errors import ConfigError, CorruptCheckpoint
 from ckpt_core.layout import (
     MAX_HEADER_BYTES,
-    LeafEntry,
     RankManifest,
     nbytes,
     parse_header,
     storage,
 )
+from ckpt_core.restore import Leaf
 from ckpt_core.types import LeafSpec, align_up
 
 _ALIGN = 8
@@ -43,17 +43,18 @@ class _Entry:
     tensor: TensorRef
 
 
-def write_safetensors(
-    file: IO[bytes], rank: RankManifest, part: Part, reader: LeafReader, made: Exported
-) -> None:
+def write_safetensors(file: IO[bytes], part: Part, leaves: RankLeaves, made: Exported) -> None:
     """Write the chosen tensors into an empty file.
 
     Raises:
         ConfigError: nothing is chosen, a name cannot be one, or the disk is too small.
         CorruptCheckpoint: the step's bytes or manifest are not what was written.
+        RestoreError: this is the root of a node, and a part of a chosen tensor lies in another one.
     """
+    chosen = [item for item in walk(read_tree(leaves.manifest.skeleton)) if part.keeps(item.path)]
+    leaves.require({item.tensor.leaf for item in chosen if item.tensor is not None})
     entries = sorted(
-        _entries(rank, part, reader, made), key=lambda entry: -storage(entry.spec.dtype).itemsize
+        _entries(chosen, part, leaves, made), key=lambda entry: -storage(entry.spec.dtype).itemsize
     )
     if not entries:
         raise ConfigError(f"{part.shown}: no tensor has such a name; `ckpt-core show` lists them")
@@ -62,7 +63,7 @@ def write_safetensors(
     check_room(file, total)
     file.write(header)
     for entry in entries:
-        for block in _bytes(entry.tensor, reader):
+        for block in _bytes(entry.tensor, leaves):
             file.write(block)
     # What safetensors would refuse must not be left behind.
     parse_header(header, file_bytes=file.tell(), path=Path(file.name))
@@ -70,23 +71,21 @@ def write_safetensors(
 
 
 def _entries(
-    rank: RankManifest, part: Part, reader: LeafReader, made: Exported
+    chosen: Iterable[Item], part: Part, leaves: RankLeaves, made: Exported
 ) -> Iterator[_Entry]:
     used = {_RESERVED}
-    for item in walk(read_tree(rank.skeleton)):
-        if not part.keeps(item.path):
-            continue
+    for item in chosen:
         if item.tensor is None:
             if item.is_value and item.kind != "meta":
                 made.left_out[item.path] = value_text(item.value)
             elif item.kind == "composite":
                 made.changed[item.path] = f"{item.type_name} tensor, as its parts"
             continue
-        leaf = reader.leaf(item.tensor.leaf)
+        leaf = leaves.leaf(item.tensor.leaf)
         if leaf is None:
             raise CorruptCheckpoint(
                 f"{item.path}: the leaf {item.tensor.leaf!r} is not in the manifest",
-                path=file_of(rank),
+                path=file_of(leaves.manifest),
             )
         spec = _spec(item, leaf, _unique(part.name(item.path), used))
         if storage(spec.dtype).trailing is not None:
@@ -99,7 +98,7 @@ def file_of(rank: RankManifest) -> str:
     return rank.files[0].name if rank.files else "the step"
 
 
-def _spec(item: Item, leaf: LeafEntry, name: str) -> LeafSpec:
+def _spec(item: Item, leaf: Leaf, name: str) -> LeafSpec:
     assert item.tensor is not None
     if item.tensor.view is None:
         return LeafSpec(name, leaf.spec.dtype, leaf.spec.shape)
@@ -142,12 +141,12 @@ def _header(entries: Iterable[_Entry]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _bytes(tensor: TensorRef, reader: LeafReader) -> Iterator[memoryview]:
+def _bytes(tensor: TensorRef, leaves: RankLeaves) -> Iterator[memoryview]:
     if tensor.is_whole:
-        yield from reader.blocks(tensor.leaf)
+        yield from leaves.blocks(tensor.leaf)
         return
     from ckpt_core.cli.tensors import View, view_bytes
 
-    leaf = reader.leaf(tensor.leaf)
+    leaf = leaves.leaf(tensor.leaf)
     assert leaf is not None
-    yield view_bytes(View.of(tensor, leaf), reader)
+    yield view_bytes(View.of(tensor, leaf), leaves)

@@ -13,13 +13,12 @@ from typing import IO
 import torch
 
 from ckpt_core.cli.exporting import Exported, check_room
-from ckpt_core.cli.leaf_bytes import LeafReader
+from ckpt_core.cli.leaf_bytes import RankLeaves
 from ckpt_core.cli.parts import Part
 from ckpt_core.cli.tensors import fill
 from ckpt_core.cli.tree import Json, key_text, read_tree, walk
 from ckpt_core.cli.values import value_text
 from ckpt_core.errors import ConfigError, RestoreError
-from ckpt_core.layout import RankManifest
 from ckpt_core.state import Skeleton
 
 _GONE = object()
@@ -46,28 +45,30 @@ _SEQS = {
 _MAPS = {"dict": "dict", "OrderedDict": "OrderedDict", "Counter": "Counter", "defaultdict": "dict"}
 
 
-def write_torch(
-    file: IO[bytes], rank: RankManifest, part: Part, reader: LeafReader, made: Exported
-) -> None:
+def write_torch(file: IO[bytes], part: Part, leaves: RankLeaves, made: Exported) -> None:
     """Write the chosen part into an empty file; the part is in memory once.
 
     Raises:
         ConfigError: nothing is chosen, the disk is too small, or torch cannot hold a dtype.
         CorruptCheckpoint: the step's bytes or manifest are not what was written.
-        RestoreError: torch cannot build or read back what the skeleton says.
+        RestoreError: torch cannot build or read back what the skeleton says; or this is the root of a
+            node, and a part of a chosen tensor lies in another one.
     """
-    obj = rank.skeleton if isinstance(rank.skeleton, dict) else {}
+    obj = leaves.manifest.skeleton
+    obj = obj if isinstance(obj, dict) else {}
     node = _Rewriter(part, made).rewrite(obj.get("tree"))
     if node is _GONE:
         raise ConfigError(f"{part.shown}: nothing has such a name; `ckpt-core show` lists them")
     used = {item.tensor.leaf for item in walk(read_tree({"tree": node})) if item.tensor is not None}
-    specs = {leaf.spec.name: leaf.spec for leaf in rank.leaves if leaf.spec.name in used}
-    check_room(file, sum(leaf.nbytes for leaf in rank.leaves if leaf.spec.name in used))
+    leaves.require(used)
+    found = {name: leaf for name in sorted(used) if (leaf := leaves.leaf(name)) is not None}
+    specs = {name: leaf.spec for name, leaf in found.items()}
+    check_room(file, sum(leaf.nbytes for leaf in found.values()))
     skeleton = Skeleton.from_json({**obj, "tree": node, "pools": _pools(obj, used)}, path=file.name)
     try:
         tensors = skeleton.allocate(specs)
         for name in specs:
-            fill(tensors[name], reader.blocks(name))
+            fill(tensors[name], leaves.blocks(name))
         torch.save(skeleton.unflatten(tensors, trusted=False), file)
         file.flush()
         torch.load(file.name, weights_only=True, mmap=True)

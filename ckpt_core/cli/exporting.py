@@ -11,13 +11,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ckpt_core.cli.leaf_bytes import LeafReader
+from ckpt_core.cli.leaf_bytes import LeafReader, RankLeaves
 from ckpt_core.cli.parts import Part
 from ckpt_core.cli.steps import opened
 from ckpt_core.cli.text import count_text, note, say, say_json, shorten, size_text
 from ckpt_core.errors import ConfigError
 from ckpt_core.files import Files
-from ckpt_core.restore import StepManifest
 
 if TYPE_CHECKING:
     from ckpt_core.cli.app import ExportRequest
@@ -63,7 +62,7 @@ def export_step(request: ExportRequest) -> bool:
     """Write the file and say what is in it; always a success.
 
     Raises:
-        ConfigError: the options contradict each other, or the file is there already.
+        ConfigError: the options contradict each other, the rank is not there, or the file is already.
         NotCommitted, CorruptCheckpoint, UnknownFormat, RestoreError: the step cannot be read.
         OSError: the file cannot be written. It is not there then, or is the one that was there.
     """
@@ -72,17 +71,17 @@ def export_step(request: ExportRequest) -> bool:
     made = Exported()
     with replacing(request.file, force=request.force) as file:
         with opened(request.path, request.step) as step, LeafReader(step) as reader:
-            _check_ranks(step)
+            leaves = reader.of_rank(request.rank)
             if kind is Format.TORCH:
                 from ckpt_core.cli.export_torch import write_torch
 
-                write_torch(file, step.ranks[0], part, reader, made)
+                write_torch(file, part, leaves, made)
             else:
                 from ckpt_core.cli.export_safetensors import write_safetensors
 
-                write_safetensors(file, step.ranks[0], part, reader, made)
+                write_safetensors(file, part, leaves, made)
         made.nbytes = file.seek(0, os.SEEK_END)
-    _tell(request, kind, step, made)
+    _tell(request, kind, leaves, made)
     return True
 
 
@@ -148,18 +147,15 @@ def _format(request: ExportRequest) -> Format:
         raise ConfigError(f"--to {request.to}: that is no format; choose {known}") from exc
 
 
-def _check_ranks(step: StepManifest) -> None:
+def _tell(request: ExportRequest, kind: Format, leaves: RankLeaves, made: Exported) -> None:
+    step, rank = leaves.step, leaves.manifest.rank
     count = step.manifest.world_size
-    if count != 1:
-        raise ConfigError(f"{step.path} was saved by {count} ranks: only a step of one is exported")
-
-
-def _tell(request: ExportRequest, kind: Format, step: StepManifest, made: Exported) -> None:
     if request.json:
         say_json(
             {
                 "path": str(step.path),
                 "step": step.manifest.step,
+                "rank": rank,
                 "file": str(request.file),
                 "format": str(kind),
                 "nbytes": made.nbytes,
@@ -171,6 +167,8 @@ def _tell(request: ExportRequest, kind: Format, step: StepManifest, made: Export
         return
     tensors = count_text(made.tensors, "tensor")
     say(f"{request.file}: {tensors} of step {step.manifest.step}, {size_text(made.nbytes)}, {kind}")
+    if count > 1:
+        note(f"what {count} ranks have each for itself is that of rank {rank}: --rank N chooses")
     if made.left_out:
         note(f"left out ({_REASONS[kind]}): {_listed(made.left_out)}")
     if made.changed:

@@ -2,12 +2,15 @@
 
 A checksum covers a chunk, which may hold many leaves or be a small part of one. So a chunk is hashed
 whole, once, before any byte of it is handed out; the second read comes from the page cache.
+
+A leaf that ranks store together is put together on the way: slices that follow one another are read one
+after the other, boxes are laid into a window that moves over the leaf.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
@@ -15,30 +18,40 @@ from typing import Self
 
 import xxhash
 
+from ckpt_core.cli.steps import rank_of
+from ckpt_core.cli.windows import spans_of, windows
 from ckpt_core.errors import CorruptCheckpoint
 from ckpt_core.files import Files
-from ckpt_core.layout import FileEntry, LeafEntry
-from ckpt_core.restore import StepManifest
+from ckpt_core.layout import FileEntry, RankManifest, itemsize, needed_ranges
+from ckpt_core.restore import Leaf, Place, StepLeaves, StepManifest
 
 BLOCK_BYTES = 1 << 20
 """One read, and so the memory that a leaf of any size takes."""
 
+WINDOW_BYTES = 1 << 18
+"""What is put together of boxes at once: smaller, since it may consist of a run for each element."""
+
+MAX_OPEN = 100
+"""Shard files that are open at once: thousands of ranks may have written parts of one leaf."""
+
 
 class CheckedFile:
-    """One shard file, open for reading until `close`."""
+    """One shard file, open from the first read until `close`, after which it may be read again."""
 
-    def __init__(self, path: Path, entry: FileEntry, *, files: Files) -> None:
+    def __init__(self, path: Path, entry: FileEntry, *, files: Files, buffer: memoryview) -> None:
         self.path = path
         self._entry = entry
         self._files = files
         self._starts = [0, *accumulate(chunk.nbytes for chunk in entry.chunks)]
         self._sound = bytearray(len(entry.chunks))
-        self._buffer = memoryview(bytearray(BLOCK_BYTES))
-        self._fd = files.open_read(path)
+        self._buffer = buffer
+        self._fd: int | None = None
 
     def close(self) -> None:
-        """Close it."""
-        self._files.close(self._fd)
+        """Close it; does nothing when it is not open."""
+        if self._fd is not None:
+            self._files.close(self._fd)
+            self._fd = None
 
     def blocks(self, offset: int, nbytes: int) -> Iterator[memoryview]:
         """Bytes offset .. offset+nbytes in blocks; each is overwritten by the next one.
@@ -73,6 +86,8 @@ class CheckedFile:
             raise CorruptCheckpoint(text, path=self.path, expected=expected, got=got)
 
     def _read(self, offset: int, nbytes: int) -> memoryview:
+        if self._fd is None:
+            self._fd = self._files.open_read(self.path)
         view = self._buffer[:nbytes]
         done = 0
         while done < nbytes:
@@ -85,43 +100,66 @@ class CheckedFile:
 
 
 class LeafReader:
-    """The leaves of one step; keeps its files open until `close`."""
+    """The leaves of one step over all its ranks; keeps files open until `close`.
+
+    Attributes:
+        leaves: which there are, and where their parts lie.
+    """
 
     def __init__(self, step: StepManifest) -> None:
+        """
+        Raises:
+            CorruptCheckpoint: ranks contradict each other about a leaf.
+        """
+        self.leaves = StepLeaves(step)
         self._step = step
+        self._ranks = {rank.rank: rank for rank in step.ranks}
         self._files = Files()
-        self._open: dict[str, CheckedFile] = {}
-        self._places = {
-            (rank.rank, leaf.spec.name): (rank.files[leaf.file], leaf)
-            for rank in step.ranks
-            for leaf in rank.leaves
-        }
+        self._buffer = memoryview(bytearray(BLOCK_BYTES))
+        self._known: dict[tuple[int, int], CheckedFile] = {}
+        self._recent: dict[CheckedFile, None] = {}
+        self._whole: set[int] = set()
 
-    def leaf(self, name: str, *, rank: int = 0) -> LeafEntry | None:
-        """What the manifest says of a leaf; None when it has none of that name."""
-        place = self._places.get((rank, name))
-        return None if place is None else place[1]
-
-    def blocks(self, name: str, *, rank: int = 0) -> Iterator[memoryview]:
-        """Row-major bytes of a leaf, in blocks, each overwritten by the next one of its file.
+    def of_rank(self, number: int | None) -> RankLeaves:
+        """The leaves as one rank has them; None: the first rank that is there.
 
         Raises:
-            KeyError: there is no such leaf.
-            CorruptCheckpoint: its bytes are not what was written.
+            ConfigError: this rank is not there.
+        """
+        return RankLeaves(self, rank_of(self._step, number))
+
+    def blocks(self, leaf: Leaf) -> Iterator[memoryview]:
+        """Row-major bytes of a leaf of `leaves`, in blocks; each is overwritten by the next one.
+
+        Raises:
+            CorruptCheckpoint: its bytes are not what was written, or not all of them are there.
+            RestoreError: this is the root of a node, and another one holds a part of the leaf.
             OSError: the system refused a read.
         """
-        entry, leaf = self._places[rank, name]
         if leaf.nbytes == 0:
-            return iter(())
-        if entry.name not in self._open:
-            path = self._step.path / entry.name
-            self._open[entry.name] = CheckedFile(path, entry, files=self._files)
-        return self._open[entry.name].blocks(leaf.offset, leaf.nbytes)
+            return
+        self._check_whole(leaf)
+        first = leaf.places[0]
+        if first.part is None:
+            yield from self._file(first).blocks(first.offset, leaf.nbytes)
+            return
+        spans = spans_of(leaf)
+        if spans is None:
+            yield from self._boxes(leaf)
+            return
+        position = 0
+        for begin, end, place in spans:
+            # What another slice has held already is passed over.
+            skip = max(position - begin, 0)
+            if begin + skip < end:
+                yield from self._file(place).blocks(place.offset + skip, end - begin - skip)
+                position = end
 
     def close(self) -> None:
         """Close the files."""
-        while self._open:
-            self._open.popitem()[1].close()
+        while self._known:
+            self._known.popitem()[1].close()
+        self._recent.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -133,3 +171,96 @@ class LeafReader:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _check_whole(self, leaf: Leaf) -> None:
+        # Before the first byte: its size may be a lie, and whoever asks may write that much.
+        if id(leaf) in self._whole:
+            return
+        gap = self.leaves.gap(leaf)
+        if gap is not None and self.leaves.is_partial:
+            raise self.leaves.elsewhere([leaf.spec.name])
+        if gap is not None:
+            raise self.leaves.lacks(leaf.spec.name, gap)
+        self._whole.add(id(leaf))
+
+    def _boxes(self, leaf: Leaf) -> Iterator[memoryview]:
+        window = memoryview(bytearray(WINDOW_BYTES))
+        spare = memoryview(bytearray(WINDOW_BYTES))
+        shape, unit = leaf.spec.shape, itemsize(leaf.spec.dtype)
+        for box, nbytes in windows(shape, unit, WINDOW_BYTES):
+            for place in leaf.places:
+                assert place.part is not None
+                runs = needed_ranges(place.part, shape, unit, box)
+                if not runs:
+                    continue
+                # The rows of a window follow one another in each stored box as well: one read.
+                first, last = runs[0][0], runs[-1][0] + runs[-1][2]
+                self._copy(place, first, spare[: last - first])
+                for source, target, size in runs:
+                    window[target : target + size] = spare[source - first : source - first + size]
+            yield window[:nbytes]
+
+    def _copy(self, place: Place, begin: int, into: memoryview) -> None:
+        done = 0
+        for block in self._file(place).blocks(place.offset + begin, len(into)):
+            into[done : done + len(block)] = block
+            done += len(block)
+
+    def _file(self, place: Place) -> CheckedFile:
+        key = place.rank, place.file
+        file = self._known.get(key)
+        if file is None:
+            entry = self._ranks[place.rank].files[place.file]
+            path = self._step.path / entry.name
+            file = CheckedFile(path, entry, files=self._files, buffer=self._buffer)
+            self._known[key] = file
+        self._recent.pop(file, None)
+        self._recent[file] = None
+        if len(self._recent) > MAX_OPEN:
+            oldest = next(iter(self._recent))
+            del self._recent[oldest]
+            oldest.close()
+        return file
+
+
+class RankLeaves:
+    """The leaves of a step as one rank has them: its own, and those that ranks store together."""
+
+    def __init__(self, reader: LeafReader, manifest: RankManifest) -> None:
+        self._reader = reader
+        self._leaves = reader.leaves
+        self.manifest = manifest
+
+    @property
+    def step(self) -> StepManifest:
+        """The step that they are of."""
+        return self._leaves.step
+
+    def leaf(self, name: str) -> Leaf | None:
+        """A leaf by its name; None when the step has none of that name."""
+        own = self._leaves.private[self.manifest.rank].get(name)
+        return self._leaves.shared.get(name) if own is None else own
+
+    def is_shared(self, name: str) -> bool:
+        """Whether ranks store it together; always so in a step of one rank."""
+        return name in self._leaves.shared
+
+    def require(self, names: Collection[str]) -> None:
+        """Check that each byte of these leaves is there; called before anything is sized by them.
+
+        Raises:
+            CorruptCheckpoint: no rank has stored a byte that one of them consists of.
+            RestoreError: this is the root of a node, and another one holds a part of them.
+        """
+        self._leaves.of(self.manifest, names, whole=True)
+
+    def blocks(self, name: str) -> Iterator[memoryview]:
+        """Row-major bytes of a leaf, as `LeafReader.blocks`.
+
+        Raises:
+            KeyError: there is no such leaf.
+        """
+        leaf = self.leaf(name)
+        if leaf is None:
+            raise KeyError(name)
+        return self._reader.blocks(leaf)

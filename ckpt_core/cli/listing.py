@@ -15,7 +15,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.cli.text import age_text, count_text, say, say_json, say_rich, size_text, table
+from ckpt_core.cli.text import (
+    age_text,
+    count_text,
+    ranks_text,
+    say,
+    say_json,
+    say_rich,
+    size_text,
+    table,
+)
 from ckpt_core.errors import CkptError, ConfigError, NotCommitted
 from ckpt_core.files import Files
 from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
@@ -30,7 +39,10 @@ _FLOCK = "hhqqi4x"
 
 @dataclass(frozen=True)
 class StepRow:
-    """A committed step; what its manifest says is None when that cannot be read, see `problem`."""
+    """A committed step; what its manifest says is None when that cannot be read, see `problem`.
+
+    `ranks` saved it together; the files of `ranks_here` are in this root.
+    """
 
     step: int
     path: str
@@ -41,6 +53,7 @@ class StepRow:
     created_unix_s: float | None = None
     state_bytes: int | None = None
     ranks: int | None = None
+    ranks_here: tuple[int, ...] | None = None
     problem: str | None = None
 
 
@@ -127,6 +140,7 @@ def _step_row(root: Path, step: int, *, newest: bool, pins: frozenset[int]) -> S
         created_unix_s=manifest.created_unix_s,
         state_bytes=manifest.state_bytes,
         ranks=manifest.world_size,
+        ranks_here=tuple(entry.rank for entry in manifest.ranks),
     )
 
 
@@ -136,7 +150,9 @@ def _manifest(path: Path) -> Manifest:
         raise OSError(errno.EINVAL, "no regular file")
     fd = Files().open_read(path)
     with open(fd, "rb") as file:
-        return Manifest.decode(file.read(MAX_MANIFEST_BYTES + 1), path=path)
+        # One byte more than is allowed, so that it is refused: a read takes as much memory as it may get.
+        most = min(os.fstat(fd).st_size, MAX_MANIFEST_BYTES) + 1
+        return Manifest.decode(file.read(most), path=path)
 
 
 def _others(folder: Path) -> Iterator[OtherRow]:
@@ -217,8 +233,17 @@ def _cells(row: StepRow, now: float) -> list[str]:
     states += ["pinned"] if row.pinned else []
     states += ["newest"] if row.newest else []
     age = "" if row.created_unix_s is None else age_text(now - row.created_unix_s)
-    ranks = "" if row.ranks is None else str(row.ranks)
+    ranks = _ranks_cell(row)
     return [str(row.step), age, size_text(row.file_bytes), ranks, ", ".join(states)]
+
+
+def _ranks_cell(row: StepRow) -> str:
+    if row.ranks is None or row.ranks_here is None:
+        return ""
+    if len(row.ranks_here) == row.ranks:
+        return str(row.ranks)
+    # The root of one node, or what is left of it: nothing here tells.
+    return f"{ranks_text(row.ranks_here)} of {row.ranks}"
 
 
 def _other_cells(other: OtherRow, state: str, now: float) -> list[str]:

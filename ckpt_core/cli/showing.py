@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckpt_core.cli.steps import file_bytes, opened
+from ckpt_core.cli.showing_ranks import (
+    counts_text,
+    holders_text,
+    partial_text,
+    say_tables,
+    shared_json,
+)
+from ckpt_core.cli.steps import file_bytes, opened, rank_of
 from ckpt_core.cli.text import (
     age_text,
     clean,
@@ -19,8 +26,9 @@ from ckpt_core.cli.text import (
 )
 from ckpt_core.cli.tree import Item, read_tree, walk
 from ckpt_core.cli.values import value_text
+from ckpt_core.errors import ConfigError
 from ckpt_core.layout import LeafEntry, RankManifest
-from ckpt_core.restore import StepManifest
+from ckpt_core.restore import Leaf, StepLeaves, StepManifest
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -36,20 +44,29 @@ def show_step(request: ShowRequest) -> bool:
     Raises:
         NotCommitted: there is no such step.
         CorruptCheckpoint, UnknownFormat, RestoreError: its manifests cannot be read.
+        ConfigError: the rank that is asked for is not there, or none is named where one is needed.
     """
     with opened(request.path, request.step) as step:
+        leaves = StepLeaves(step)
+        alone = step.manifest.world_size == 1
+        chosen = None if request.rank is None and not alone else rank_of(step, request.rank)
         if request.json:
-            say_json(_as_json(step))
+            say_json(_as_json(leaves, step.ranks if chosen is None else (chosen,)))
             return True
-        _say_summary(step)
-        for rank in step.ranks:
-            if len(step.ranks) > 1:
-                say(f"\nrank {rank.rank}")
-            _show_rank(rank, request)
+        if chosen is None and request.depth is not None:
+            raise ConfigError("--depth cuts the tree of one rank: add --rank N")
+        _say_summary(leaves)
+        if chosen is None:
+            say_tables(leaves, offsets=request.offsets)
+        else:
+            if not alone:
+                say("")
+                say(f"as rank {chosen.rank} has it")
+            _show_rank(chosen, leaves, request)
     return True
 
 
-def totals(top: Item, leaves: dict[str, LeafEntry]) -> list[dict[str, Any]]:
+def totals(top: Item, leaves: Mapping[str, Leaf]) -> list[dict[str, Any]]:
     """For each key at the top: how many leaves and bytes; each leaf counts where it occurs first."""
     seen: set[str] = set()
     made: list[dict[str, Any]] = []
@@ -65,9 +82,10 @@ def totals(top: Item, leaves: dict[str, LeafEntry]) -> list[dict[str, Any]]:
 # -- for people --------------------------------------------------------------------------------
 
 
-def _say_summary(step: StepManifest) -> None:
-    manifest = step.manifest
-    leaves = sum(len(rank.leaves) for rank in step.ranks)
+def _say_summary(leaves: StepLeaves) -> None:
+    step, manifest = leaves.step, leaves.step.manifest
+    alone = manifest.world_size == 1
+    counts = count_text(len(leaves.shared), "leaf") if alone else counts_text(leaves)
     age = age_text(time.time() - manifest.created_unix_s)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created_unix_s))
     say(f"step {manifest.step} in {step.path}")
@@ -76,9 +94,11 @@ def _say_summary(step: StepManifest) -> None:
     )
     files = count_text(sum(len(rank.files) for rank in step.ranks), "file")
     say(
-        f"{count_text(leaves, 'leaf')}, {size_text(manifest.state_bytes)} of state; "
+        f"{counts}, {size_text(manifest.state_bytes)} of state; "
         f"{files}, {size_text(file_bytes(step))}{_checksums(step)}"
     )
+    if leaves.is_partial:
+        say(partial_text(leaves))
 
 
 def _checksums(step: StepManifest) -> str:
@@ -89,10 +109,11 @@ def _checksums(step: StepManifest) -> str:
     return f", {count_text(missing, 'chunk')} without checksum"
 
 
-def _show_rank(rank: RankManifest, request: ShowRequest) -> None:
-    top, leaves = read_tree(rank.skeleton), {leaf.spec.name: leaf for leaf in rank.leaves}
-    say_rich("", _TreeView(rank, leaves, request).of(top))
-    others = _unnamed(top, leaves)
+def _show_rank(rank: RankManifest, step: StepLeaves, request: ShowRequest) -> None:
+    top, leaves = read_tree(rank.skeleton), {**step.shared, **step.private[rank.rank]}
+    say_rich("", _TreeView(rank, step, request).of(top))
+    several = step.step.manifest.world_size > 1
+    others = _unnamed(top, step.private[rank.rank] if several else step.shared)
     if others:
         say(f"leaves that the tree does not name: {', '.join(others)}")
     if top.children:
@@ -103,7 +124,7 @@ def _show_rank(rank: RankManifest, request: ShowRequest) -> None:
         say_rich("", table(("key", "leaves", "size"), rows, right=("leaves", "size")))
 
 
-def _unnamed(top: Item, leaves: dict[str, LeafEntry]) -> list[str]:
+def _unnamed(top: Item, leaves: Mapping[str, Leaf]) -> list[str]:
     named = {item.tensor.leaf for item in walk(top) if item.tensor is not None}
     return [name for name in leaves if name not in named]
 
@@ -111,11 +132,10 @@ def _unnamed(top: Item, leaves: dict[str, LeafEntry]) -> list[str]:
 class _TreeView:
     """Draws one rank's tree."""
 
-    def __init__(
-        self, rank: RankManifest, leaves: dict[str, LeafEntry], request: ShowRequest
-    ) -> None:
+    def __init__(self, rank: RankManifest, step: StepLeaves, request: ShowRequest) -> None:
         self._rank = rank
-        self._leaves = leaves
+        self._step = step
+        self._own = step.private[rank.rank]
         self._request = request
         self._first: dict[str, str] = {}
 
@@ -154,9 +174,12 @@ class _TreeView:
 
     def _tensor(self, item: Item) -> Iterator[tuple[str, str]]:
         assert item.tensor is not None
-        leaf = self._leaves.get(item.tensor.leaf)
+        leaf = self._own.get(item.tensor.leaf) or self._step.shared.get(item.tensor.leaf)
         if leaf is None:
-            yield f"{item.kind} of the leaf {item.tensor.leaf!r}, which the step lacks", "red"
+            where = (
+                "which lies in another root" if self._step.is_partial else "which the step lacks"
+            )
+            yield f"{item.kind} of the leaf {item.tensor.leaf!r}, {where}", "red"
             return
         first = self._first.setdefault(leaf.spec.name, item.path)
         if item.tensor.view is not None:
@@ -170,15 +193,19 @@ class _TreeView:
             yield "numpy", "dim"
         if leaf.spec.name != item.path:
             yield f"leaf {leaf.spec.name}", "dim"
-        if self._request.offsets:
-            yield f"{self._rank.files[leaf.file].name} at {leaf.offset}", "dim"
+        place = leaf.places[0]
+        if place.part is not None:
+            yield f"{count_text(len(leaf.places), 'slice')}, {holders_text(leaf)}", "dim"
+        elif self._request.offsets:
+            yield f"{self._rank.files[place.file].name} at {place.offset}", "dim"
 
 
 # -- for programs ------------------------------------------------------------------------------
 
 
-def _as_json(step: StepManifest) -> dict[str, Any]:
-    manifest = step.manifest
+def _as_json(leaves: StepLeaves, ranks: Sequence[RankManifest]) -> dict[str, Any]:
+    step, manifest = leaves.step, leaves.step.manifest
+    several = manifest.world_size > 1
     return {
         "path": str(step.path),
         "step": manifest.step,
@@ -187,19 +214,27 @@ def _as_json(step: StepManifest) -> dict[str, Any]:
         "world_size": manifest.world_size,
         "state_bytes": manifest.state_bytes,
         "file_bytes": file_bytes(step),
-        "ranks": [_rank_json(rank) for rank in step.ranks],
+        "shared": shared_json(leaves, _paths(ranks[0])) if several else [],
+        "ranks": [_rank_json(rank, leaves) for rank in ranks],
     }
 
 
-def _rank_json(rank: RankManifest) -> dict[str, Any]:
-    top, leaves = read_tree(rank.skeleton), {leaf.spec.name: leaf for leaf in rank.leaves}
-    paths: dict[str, list[str]] = {name: [] for name in leaves}
-    values: list[dict[str, Any]] = []
-    for item in walk(top):
+def _paths(rank: RankManifest) -> dict[str, list[str]]:
+    """Places of a rank's tree, by the leaf that they show."""
+    paths: dict[str, list[str]] = {}
+    for item in walk(read_tree(rank.skeleton)):
         if item.tensor is not None:
             paths.setdefault(item.tensor.leaf, []).append(item.path)
-        elif item.is_value:
-            values.append({"path": item.path, "kind": item.kind, "value": item.value})
+    return paths
+
+
+def _rank_json(rank: RankManifest, step: StepLeaves) -> dict[str, Any]:
+    top, paths = read_tree(rank.skeleton), _paths(rank)
+    values = [
+        {"path": item.path, "kind": item.kind, "value": item.value}
+        for item in walk(top)
+        if item.is_value
+    ]
     return {
         "rank": rank.rank,
         "files": [
@@ -211,8 +246,8 @@ def _rank_json(rank: RankManifest) -> dict[str, Any]:
             }
             for entry in rank.files
         ],
-        "totals": totals(top, leaves),
-        "leaves": [_leaf_json(leaf, rank, paths[leaf.spec.name]) for leaf in rank.leaves],
+        "totals": totals(top, {**step.shared, **step.private[rank.rank]}),
+        "leaves": [_leaf_json(leaf, rank, paths.get(leaf.spec.name, [])) for leaf in rank.leaves],
         "values": values,
     }
 

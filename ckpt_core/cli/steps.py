@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ckpt_core.cli.text import ranks_text
 from ckpt_core.errors import ConfigError, CorruptCheckpoint, NotCommitted
 from ckpt_core.files import Files
+from ckpt_core.layout import RankManifest
 from ckpt_core.restore import StepManifest, read_manifests
 from ckpt_core.store import resolve, step_path
 from ckpt_core.types import parse_step_dir
@@ -48,6 +50,35 @@ def opened(path: Path, step: int | None = None) -> Iterator[StepManifest]:
         raise _retired(directory) from exc
     if _identity(directory) != before:
         raise _retired(directory)
+
+
+def rank_of(step: StepManifest, number: int | None) -> RankManifest:
+    """What one rank wrote; None means the first one that is there.
+
+    Raises:
+        ConfigError: this rank's files are not there; the text says whose are.
+    """
+    if number is None:
+        return step.ranks[0]
+    for rank in step.ranks:
+        if rank.rank == number:
+            return rank
+    there = held_text([rank.rank for rank in step.ranks], step.manifest.world_size)
+    raise ConfigError(f"--rank {number}: {step.path} has no such rank; it holds {there}")
+
+
+def held_text(ranks: Sequence[int], world_size: int) -> str:
+    """Which ranks' files are there, in words: `ranks 0-3`, or `ranks 0-1 of 4` in a node's root."""
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    of = f" of {world_size}" if len(ranks) < world_size else ""
+    return f"{noun} {ranks_text(ranks)}{of}"
+
+
+def elsewhere_text(ranks: Sequence[int], world_size: int) -> str:
+    """The ranks whose files are not there: `ranks 2-3`."""
+    here = set(ranks)
+    others = [rank for rank in range(world_size) if rank not in here]
+    return held_text(others, len(others))
 
 
 def file_bytes(step: StepManifest) -> int:

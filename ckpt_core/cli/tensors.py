@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ckpt_core.cli.leaf_bytes import LeafReader
+from ckpt_core.cli.leaf_bytes import RankLeaves
 from ckpt_core.cli.tree import Json, TensorRef
 from ckpt_core.errors import ConfigError, CorruptCheckpoint
-from ckpt_core.layout import LeafEntry, itemsize, nbytes
+from ckpt_core.layout import itemsize, nbytes
+from ckpt_core.restore import Leaf
 from ckpt_core.types import LeafSpec
 
 _MAX_DIMS = 64
@@ -31,7 +32,7 @@ class View:
     flags: str
 
     @classmethod
-    def of(cls, tensor: TensorRef, leaf: LeafEntry) -> View:
+    def of(cls, tensor: TensorRef, leaf: Leaf) -> View:
         """The view of an occurrence, or of the whole leaf.
 
         Raises:
@@ -52,9 +53,12 @@ class View:
         return made
 
 
-def view_bytes(view: View, reader: LeafReader) -> memoryview:
+def view_bytes(view: View, leaves: RankLeaves) -> memoryview:
     """Row-major bytes of a view; the leaf and the result are in memory."""
-    data = bytearray().join(reader.blocks(view.leaf))[view.offset :]
+    data = bytearray()
+    for block in leaves.blocks(view.leaf):  # one by one: the next one overwrites it
+        data += block
+    del data[: view.offset]
     kind = dtype_of(view.dtype)
     room = len(data) - len(data) % kind.itemsize
     if not room:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _PIPE_COLUMNS = 4000
 """Width where there is no terminal: whoever reads a pipe wants whole lines."""
 
+_RUNS_SHOWN = 8
+
 _PLURALS = {"leaf": "leaves"}
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 _AGES = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "hours"), (120, 60, "minutes"))
@@ -45,6 +47,19 @@ def age_text(seconds: float) -> str:
 def count_text(count: int, noun: str) -> str:
     """A number with its noun: `1 step`, `2 steps`."""
     return f"{count:,} {noun if count == 1 else _PLURALS.get(noun, noun + 's')}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Numbers of ranks, ascending, with neighbours joined: `0-3, 8`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    shown = ", ".join(texts[:_RUNS_SHOWN])
+    return f"{shown}, ..." if len(texts) > _RUNS_SHOWN else shown
 
 
 def clean(text: str) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_core.cli.steps import find_step
+from ckpt_core.cli.steps import elsewhere_text, find_step, held_text
 from ckpt_core.cli.text import console, count_text, note, say, say_json, shorten, size_text
 from ckpt_core.errors import CkptError, NotCommitted
 from ckpt_core.layout import RankManifest, parse_shard_name, rank_manifest_name
@@ -104,8 +104,11 @@ def _say(report: StepReport) -> None:
     checked = f"{size_text(report.checked_bytes)} checked"
     if report.unchecked_bytes:
         checked += f", {size_text(report.unchecked_bytes)} without checksum"
+    if report.world_size > 1:
+        checked += f", {held_text(report.ranks, report.world_size)}"
     if report.ok:
         say(f"{name}: ok, {checked}")
+        _say_elsewhere(report)
         return
     findings = len(report.bad_chunks) + len(report.problems)
     say(f"{name}: DAMAGED, {count_text(findings, 'finding')}, {checked}")
@@ -116,11 +119,25 @@ def _say(report: StepReport) -> None:
         say(f"  {bad.file}: chunk {bad.index}, bytes {bad.offset}..{end}")
         say(f"    expected xxh3 {bad.expected}, got {bad.got}")
         if leaves:
-            more = ", ..." if len(leaves) > _LEAVES_SHOWN else ""
-            shown = ", ".join(shorten(leaf, 60) for leaf in leaves[:_LEAVES_SHOWN])
-            say(f"    {count_text(len(leaves), 'leaf')} hit: {shown}{more}")
+            say(f"    {count_text(len(leaves), 'leaf')} hit: {_some(leaves)}")
         elif leaves is not None:
             say("    no leaf hit: only the header or padding")
+    _say_elsewhere(report)
+
+
+def _say_elsewhere(report: StepReport) -> None:
+    if not report.is_partial:
+        return
+    others = elsewhere_text(report.ranks, report.world_size)
+    say(f"  the root of one node: whether what {others} wrote is sound, only other roots can tell")
+    if report.elsewhere:
+        shown = _some(report.elsewhere)
+        say(f"  {count_text(len(report.elsewhere), 'leaf')} in part in other roots: {shown}")
+
+
+def _some(leaves: Sequence[str]) -> str:
+    more = ", ..." if len(leaves) > _LEAVES_SHOWN else ""
+    return ", ".join(shorten(leaf, 60) for leaf in leaves[:_LEAVES_SHOWN]) + more
 
 
 def _leaves_hit(report: StepReport) -> list[list[str] | None]:
@@ -132,11 +149,15 @@ def _leaves_hit(report: StepReport) -> list[list[str] | None]:
 def _hit(manifest: RankManifest | None, bad: BadChunk) -> list[str] | None:
     if manifest is None:
         return None
+    extents = [(leaf.spec.name, leaf.file, leaf.offset, leaf.nbytes) for leaf in manifest.leaves]
+    extents += [
+        (entry.spec.name, entry.file, entry.offset, entry.slice.nbytes) for entry in manifest.slices
+    ]
     return [
-        leaf.spec.name
-        for leaf in manifest.leaves
-        if manifest.files[leaf.file].name == bad.file
-        and max(leaf.offset, bad.offset) < min(leaf.offset + leaf.nbytes, bad.offset + bad.nbytes)
+        name
+        for name, file, offset, nbytes in extents
+        if manifest.files[file].name == bad.file
+        and max(offset, bad.offset) < min(offset + nbytes, bad.offset + bad.nbytes)
     ]
 
 
@@ -159,6 +180,9 @@ def _json(report: StepReport) -> dict[str, Any]:
         "step": report.step,
         "path": str(report.path),
         "ok": report.ok,
+        "world_size": report.world_size if report.ranks else None,
+        "ranks": list(report.ranks),
+        "elsewhere": list(report.elsewhere),
         "checked_bytes": report.checked_bytes,
         "unchecked_bytes": report.unchecked_bytes,
         "problems": list(report.problems),

@@ -17,6 +17,8 @@ from torch import nn
 
 from ckpt_core import Checkpointer, Options, RngState
 from ckpt_core.cli import main
+from tests.cli.several import JOB
+from tests.restore.ranks import write_ranks
 
 STEPS = (10, 20, 30)
 TOP = Path(__file__).parents[2]
@@ -141,3 +143,24 @@ def damage() -> Callable[[Path, int], None]:
             file.write(bytes([byte[0] ^ 1]))
 
     return run
+
+
+# -- steps of several ranks --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A step of four ranks; not to be changed."""
+    return write_ranks(tmp_path_factory.mktemp("ranks") / "four", 7, JOB)
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Path:
+    """A step of four ranks, to do with as one likes."""
+    return write_ranks(tmp_path / "four", 7, JOB)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """What the second of two nodes has of that step."""
+    return write_ranks(tmp_path / "node", 7, JOB, members=[2, 3])

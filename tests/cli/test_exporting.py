@@ -106,6 +106,15 @@ def test_views_conjugates_and_odd_strides_become_plain_tensors(
         assert _equal(loaded[name], expected.resolve_conj().resolve_neg()), name
 
 
+def test_a_view_of_a_leaf_of_many_chunks_is_whole(cli: Cli, save: Save, tmp_path: Path) -> None:
+    x = torch.arange(12_000.0).view(100, 120)
+    step = save({"x": x, "column": x[:, 7]}, chunk_bytes=4096)
+    assert cli("export", step, tmp_path / "out.safetensors").code == 0
+    loaded = load_file(tmp_path / "out.safetensors")
+    assert _equal(loaded["x"], x)
+    assert _equal(loaded["column"], x[:, 7])
+
+
 def test_complex_and_sparse_tensors_become_parts_and_are_named(
     cli: Cli, save: Save, tmp_path: Path
 ) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.cli.several import GOLDEN
+
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 COMMANDS = ("ls", "show", "verify", "diff", "export", "rm", "pin", "unpin")
 NAMED_BY_PATH = ("left_out", "changed")
@@ -58,6 +60,14 @@ def test_the_page_names_every_json_field(
         "rm": [ckpts, "--step", 30, "--yes"],
     }
     for command, rest in arguments.items():
+        _assert_documented(command, cli(command, *rest, "--json").out)
+    for command in ("ls", "show", "diff", "export", "verify"):
+        where = {
+            "ls": [GOLDEN.parent],
+            "diff": [GOLDEN, old],
+            "export": [GOLDEN, tmp_path / "y.pt"],
+        }
+        rest = [*where.get(command, [GOLDEN])] + (["--only", "own"] if command == "export" else [])
         _assert_documented(command, cli(command, *rest, "--json").out)
     damage(old / "shard-00000-0.safetensors", 9000)
     _assert_documented("verify", cli("verify", ckpts, "--json").out)

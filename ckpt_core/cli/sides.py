@@ -1,0 +1,81 @@
+"""`diff`: one rank of one of the two steps, by the paths of its tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpt_core.cli.leaf_bytes import LeafReader
+from ckpt_core.cli.tree import Item, read_tree, walk
+from ckpt_core.cli.values import value_text
+from ckpt_core.restore import Leaf
+
+_FLAGS = {"p": "parameter", "g": "requires grad", "c": "conjugated", "n": "negated"}
+
+
+class Side:
+    """What a step holds for one rank.
+
+    Attributes:
+        items: the places of its tree, by path.
+        is_own: whether this rank saved it; else it is what a restore would give the rank for want of its
+            own: the state of another one.
+    """
+
+    def __init__(self, reader: LeafReader, rank: int) -> None:
+        owner = reader.leaves.owner(rank)
+        self.is_own = owner.rank == rank
+        self._reader = reader
+        self._leaves = reader.of_rank(owner.rank)
+        self.items: dict[str, Item] = {}
+        self._first: dict[str, str] = {}
+        for item in walk(read_tree(owner.skeleton)):
+            path, number = item.path, 0
+            while path in self.items:  # {"a.b": ..., "a": {"b": ...}}
+                number += 1
+                path = f"{item.path}~{number}"
+            self.items[path] = item
+            if item.tensor is not None:
+                self._first.setdefault(item.tensor.leaf, path)
+
+    def leaf(self, item: Item) -> Leaf | None:
+        """The leaf of a tensor; None when the skeleton names one that is not there.
+
+        Raises:
+            RestoreError: this is the root of a node, and the leaf lies in another one.
+        """
+        assert item.tensor is not None
+        found = self._leaves.leaf(item.tensor.leaf)
+        if found is None and self._reader.leaves.is_partial:
+            raise self._reader.leaves.elsewhere([item.tensor.leaf])
+        return found
+
+    def is_shared(self, item: Item) -> bool:
+        """Whether a place shows what ranks store together: it is then the same for all of them."""
+        return item.tensor is not None and self._leaves.is_shared(item.tensor.leaf)
+
+    def pieces(self, leaf: Leaf, nbytes: int) -> Iterator[bytearray]:
+        """Its bytes, `nbytes` at a time."""
+        rest = bytearray()
+        for block in self._reader.blocks(leaf):
+            start = min(nbytes - len(rest), len(block)) if rest else 0
+            rest += block[:start]
+            if len(rest) == nbytes:
+                yield rest
+                rest = bytearray()
+            while len(block) - start >= nbytes:
+                yield bytearray(block[start : start + nbytes])
+                start += nbytes
+            rest += block[start:]
+        if rest:
+            yield rest
+
+    def describe(self, item: Item) -> str:
+        """A place in words, without the bytes of its tensors."""
+        if item.is_value:
+            return value_text(item.value)
+        if item.tensor is None:
+            return f"{item.kind} {item.type_name}".strip()
+        flags = "".join(f", {_FLAGS.get(flag, flag)}" for flag in item.tensor.flags)
+        text = f"{item.kind}{flags}"
+        first = self._first[item.tensor.leaf]
+        return text if self.items[first] is item else f"{text}, same memory as {first}"
