@@ -1,6 +1,6 @@
 """The GPT of train_gpt.py on several processes: each writes its share, one commit, any number restores.
 
-    torchrun --nproc-per-node 2 examples/ddp_gpt.py --root ckpts --steps 200 --every 20 --result result.json
+torchrun --nproc-per-node 2 examples/ddp_gpt.py --root ckpts --steps 200 --every 20 --result result.json
 """
 
 from __future__ import annotations

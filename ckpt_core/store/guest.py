@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.errors import ConfigError, PersistError
+from ckpt_core.errors import ConfigError
 from ckpt_core.files import Files
 from ckpt_core.layout import rank_manifest_name
 from ckpt_core.store.failures import mapped
@@ -21,6 +21,7 @@ from ckpt_core.store.lock import owner_of
 from ckpt_core.store.names import INFLIGHT, committed_steps, entries
 from ckpt_core.store.publish import Attempt
 from ckpt_core.store.slots import Slots
+from ckpt_core.store.space import check_space
 from ckpt_core.store.trees import ensure_dir
 from ckpt_core.types import check_step
 
@@ -81,16 +82,7 @@ class GuestStore:
         Raises:
             PersistError: the free space is too small.
         """
-        with mapped("look for free space", path=self.root):
-            need = nbytes - self._slots.reusable_bytes(nbytes)
-            free = self._files.free_bytes(self.root)
-        if need > free:
-            raise PersistError(
-                f"{self.root} has {free:,} bytes free and rank {self._rank} needs {need:,} more. "
-                "Nothing was written, committed steps are safe; free some space or keep fewer steps "
-                "(keep_last)",
-                path=self.root,
-            )
+        check_space(self.root, nbytes, slots=self._slots, files=self._files)
 
     def abandon(self, attempt: Attempt) -> None:
         """Delete this rank's files of a failed attempt, and its directory if nothing else is in it.

@@ -24,6 +24,7 @@ from ckpt_core.store.repair import repair
 from ckpt_core.store.retention import choose_retired
 from ckpt_core.store.rewinds import Rewinds
 from ckpt_core.store.slots import Slots
+from ckpt_core.store.space import check_space
 from ckpt_core.store.trash import Trash
 from ckpt_core.store.trees import ensure_dir, ensure_root, remove_tree
 from ckpt_core.types import check_step
@@ -182,16 +183,7 @@ class StepStore:
             RootBusy: the root was removed under us and somebody else has taken it.
         """
         self._hold()
-        with mapped("look for free space", path=self.root):
-            need = nbytes - self._slots.reusable_bytes(nbytes)
-            free = self._files.free_bytes(self.root)
-        if need > free:
-            raise PersistError(
-                f"{self.root} has {free:,} bytes free and this checkpoint needs {need:,} more. "
-                "Nothing was written, committed steps are safe; free some space, keep fewer steps "
-                "(keep_last), or use another root",
-                path=self.root,
-            )
+        check_space(self.root, nbytes, slots=self._slots, files=self._files)
 
     def publish(self, attempt: Attempt) -> Path:
         """Make a complete attempt the committed step; once this returns it survives a power loss.

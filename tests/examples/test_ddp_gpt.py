@@ -14,28 +14,24 @@ from pathlib import Path
 import psutil
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_gpt.py"
+from tests.examples.runs import EXAMPLES, Job
+
+EXAMPLE = EXAMPLES / "ddp_gpt.py"
 STEPS, EVERY = 24, 3
 LIMIT_S = 240
 
 
 @dataclass(frozen=True)
-class Job:
-    """One training job of several processes."""
+class Ranks(Job):
+    """The job of this example, of several processes."""
 
-    folder: Path
     ranks: int = 2
-
-    @property
-    def result(self) -> Path:
-        return self.folder / "result.txt"
 
     def run(self, *, kill_after_s: float | None = None, seed: int = 0) -> tuple[int, str]:
         """The command, to its end, or until one of its ranks is killed; exit code and output."""
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(self.ranks), str(EXAMPLE)]
-        command += ["--root", str(self.folder / "ckpts"), "--steps", str(STEPS)]
-        command += ["--every", str(EVERY), "--result", str(self.result)]
+        command += self.arguments(steps=STEPS, every=EVERY)
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
@@ -68,18 +64,18 @@ def _kill_one(launcher: int, seed: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, bytes]:
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ranks, bytes]:
     """A run that nobody interrupts."""
-    job = Job(tmp_path_factory.mktemp("untouched"))
+    job = Ranks(tmp_path_factory.mktemp("untouched"))
     code, output = job.run()
     assert code == 0, output
     return job, job.result.read_bytes()
 
 
 def test_a_job_whose_ranks_are_killed_ends_in_the_same_bits(
-    untouched: tuple[Job, bytes], tmp_path: Path
+    untouched: tuple[Ranks, bytes], tmp_path: Path
 ) -> None:
-    job, resumed = Job(tmp_path), []
+    job, resumed = Ranks(tmp_path), []
     for seed, after_s in enumerate((0.8, 1.6)):
         code, output = job.run(kill_after_s=after_s, seed=seed)
         resumed += re.findall(r"^resumed from step (\d+)$", output, re.MULTILINE)
@@ -91,8 +87,8 @@ def test_a_job_whose_ranks_are_killed_ends_in_the_same_bits(
     assert job.result.read_bytes() == untouched[1]
 
 
-def test_a_job_goes_on_with_another_number_of_ranks(untouched: tuple[Job, bytes]) -> None:
-    job = Job(untouched[0].folder, ranks=1)
+def test_a_job_goes_on_with_another_number_of_ranks(untouched: tuple[Ranks, bytes]) -> None:
+    job = Ranks(untouched[0].folder, ranks=1)
     code, output = job.run()
     assert code == 0, output
     assert f"resumed from step {STEPS}" in output

@@ -14,37 +14,21 @@ from typing import IO
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
+from tests.examples.runs import EXAMPLES, Job, Run
+
+EXAMPLE = EXAMPLES / "train_gpt.py"
 STEPS, EVERY, KILLS = 40, 4, 4
 STOPPED = 143
 
 
 @dataclass(frozen=True)
-class Run:
-    returncode: int
-    output: str
-
-    @property
-    def resumed(self) -> int | None:
-        match = re.search(r"^resumed from step (\d+)$", self.output, re.MULTILINE)
-        return None if match is None else int(match[1])
-
-
-@dataclass(frozen=True)
-class Job:
-    """One training job: its root, its result, the one command that starts and resumes it."""
-
-    folder: Path
-
-    @property
-    def result(self) -> Path:
-        return self.folder / "result.txt"
+class Gpt(Job):
+    """The job of this example."""
 
     def run(self, *, kill: signal.Signals | None = None, after_s: float = 0.0) -> Run:
         """The command, to its end, or until `kill` is sent `after_s` after the first step began."""
-        command = [sys.executable, "-W", "error", str(EXAMPLE), "--steps", str(STEPS)]
-        command += ["--root", str(self.folder / "ckpts"), "--every", str(EVERY)]
-        command += ["--result", str(self.result)]
+        command = [sys.executable, "-W", "error", str(EXAMPLE)]
+        command += self.arguments(steps=STEPS, every=EVERY)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             output = _read_until_training(process.stdout)
@@ -68,7 +52,7 @@ def _read_until_training(lines: IO[str]) -> str:
 class Finished:
     """A job that ran to its end, and what it left."""
 
-    job: Job
+    job: Gpt
     result: bytes
     seconds: float
 
@@ -76,7 +60,7 @@ class Finished:
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A run that nobody interrupts."""
-    job = Job(tmp_path_factory.mktemp("untouched"))
+    job = Gpt(tmp_path_factory.mktemp("untouched"))
     started = time.monotonic()
     run = job.run()
     assert run.returncode == 0, run.output
@@ -87,7 +71,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_a_job_that_is_killed_again_and_again_ends_in_the_same_bits(
     untouched: Finished, tmp_path: Path
 ) -> None:
-    job, dice = Job(tmp_path), random.Random(20)
+    job, dice = Gpt(tmp_path), random.Random(20)
     resumed: list[int] = []
     for _ in range(KILLS):
         # A third of the whole run at most, so that four kills rarely reach the end of the job.
@@ -106,7 +90,7 @@ def test_a_job_that_is_killed_again_and_again_ends_in_the_same_bits(
 def test_a_job_that_gets_sigterm_saves_the_step_it_is_in_and_resumes_there(
     untouched: Finished, tmp_path: Path
 ) -> None:
-    job = Job(tmp_path)
+    job = Gpt(tmp_path)
     first = job.run(kill=signal.SIGTERM, after_s=untouched.seconds / 6)
     stopped = re.search(r"^stopped at step (\d+)$", first.output, re.MULTILINE)
     assert first.returncode == STOPPED, first.output

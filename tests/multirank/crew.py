@@ -1,7 +1,7 @@
 """Ranks as forked processes: real ones, with a real store, that may be killed.
 
-`run_ranks` is called in a child of the warm process, which stands for the launcher: it hosts the store, so that
-any rank may die. Each rank runs `module:function(Rank, **arguments)` and reports what that returns.
+`run_ranks` is called in a child of the warm process, which stands for the launcher: it hosts the store, so
+that any rank may die. Each rank runs `module:function(Rank, **arguments)` and reports what that returns.
 """
 
 from __future__ import annotations

@@ -1,0 +1,28 @@
+"""Refuse a save that cannot fit, before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckpt_core.errors import PersistError
+from ckpt_core.files import Files
+from ckpt_core.store.failures import mapped
+from ckpt_core.store.slots import Slots
+
+
+def check_space(root: Path, nbytes: int, *, slots: Slots, files: Files) -> None:
+    """Blocks of the slot that a file of `nbytes` would take count as there already.
+
+    Raises:
+        PersistError: the free space is too small; says how much is needed and what to do.
+    """
+    with mapped("look for free space", path=root):
+        need = nbytes - slots.reusable_bytes(nbytes)
+        free = files.free_bytes(root)
+    if need > free:
+        raise PersistError(
+            f"{root} has {free:,} bytes free and this checkpoint needs {need:,} more. "
+            "Nothing was written, committed steps are safe; free some space, keep fewer steps "
+            "(keep_last), or use another root",
+            path=root,
+        )
