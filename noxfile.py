@@ -20,7 +20,7 @@ def install(session: nox.Session, *requirements: str) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, types, import direction, spelling."""
-    install(session, "-e", ".[bench]", "codespell", "import-linter", "mypy", "ruff")
+    install(session, "-e", ".[bench,lightning]", "codespell", "import-linter", "mypy", "ruff")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
@@ -30,9 +30,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Every test, the example that is killed and resumed among them. Arguments go to pytest."""
-    install(session, "-e", ".[test,bench]")
-    session.run("pytest", *session.posargs)
+    """Every test, the examples that are killed and resumed among them. Arguments go to pytest."""
+    install(session, "-e", ".[test,bench,lightning]", "scikit-learn", "torchdata")
+    # Where a framework is missing its tests are skipped; here they fail.
+    session.run("pytest", *session.posargs, env={"REQUIRE_INTEGRATIONS": "1"})
 
 
 @nox.session(default=False)

@@ -1,0 +1,375 @@
+"""The callback: what users write, and Lightning's hooks as calls of the parts beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities import rank_zero_info
+from torch.optim import Optimizer
+
+from ckpt_core import Checkpointer, ConfigError, OnError, Options, RngState
+from ckpt_lightning import resume as resuming
+from ckpt_lightning.checkpoint_io import StepIO
+from ckpt_lightning.lengths import measure_again
+from ckpt_lightning.loops import is_fast_dev_run
+from ckpt_lightning.paths import Paths
+from ckpt_lightning.position import DataPosition
+from ckpt_lightning.ranking import Ranking
+from ckpt_lightning.ranks import Ranks, warn_about_change
+from ckpt_lightning.recorder import Recorder
+from ckpt_lightning.session import Session
+from ckpt_lightning.sharded import is_sharded
+from ckpt_lightning.strategy import Doors, resume_together
+from ckpt_lightning.texts import Teller, tell
+from ckpt_lightning.traps import (
+    AveragingSchedule,
+    StepCounter,
+    warn_about_loaders,
+    warn_about_skipped_hook,
+)
+from ckpt_lightning.triggers import Triggers, refuse_unknown
+
+
+class AsyncCheckpoint(Paths, Checkpoint):
+    """Saves the whole state of training behind it; run the script again, and it goes on from the newest step.
+
+        trainer = Trainer(callbacks=[AsyncCheckpoint("ckpts", every_n_steps=50)])
+
+    A run that was killed at any instant and is started again ends bit for bit as if it had never stopped:
+    weights, optimizers, schedulers, generators, order of data. A save that fails is a warning, and training
+    goes on. It stands in for ModelCheckpoint, and works beside one.
+
+    Args:
+        root: directory of this run's steps.
+        every_n_steps: save at the multiples of this many optimizer steps (`trainer.global_step`).
+        every_n_epochs: save after each of this many epochs. The default, if nothing else asks for saves: 1.
+        train_time_interval: save when this much time (timedelta or seconds) has passed since the last save.
+        policy: save when this policy of ckpt_core says so.
+        monitor: name of a logged metric. Whenever it is validated, a state among the best is saved and kept.
+        mode: whether the best has the smallest value ("min") or the largest ("max").
+        save_top_k: how many of the best are kept, beside the newest `options.keep_last`; -1 keeps all. One
+            that has given way to a better one goes with the save after that.
+        save_last: save the state at the end of training, whatever was asked for.
+        save_on_exception: when training fails, save the last whole step before. Costs a copy of all buffers
+            at every step. Ignored with several ranks, of which one fails alone. On SIGTERM the state is
+            always saved.
+        resume: "auto" goes on from the newest step in `root`; "never" insists that there is none. A
+            `ckpt_path` given to `trainer.fit` wins over both.
+        on_error: "warn" lets training go on when a save fails, "raise" ends it.
+        trusted: load hyper-parameters that could run code, when resuming.
+        options: settings of the engine; `on_error` above takes the place of theirs.
+
+    Raises:
+        ConfigError: an argument is wrong; or, in `trainer.fit`, resume="never" and there are steps.
+        RootBusy: in `trainer.fit`, another run writes to `root`.
+        PersistError: in `trainer.fit`, `root` cannot be made or written to.
+        StateMismatch: in `trainer.fit`, the steps in `root` are of another model.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        every_n_steps: int | None = None,
+        every_n_epochs: int | None = None,
+        train_time_interval: timedelta | float | None = None,
+        policy: Any = None,
+        monitor: str | None = None,
+        mode: Literal["min", "max"] = "min",
+        save_top_k: int = 1,
+        save_last: bool = True,
+        save_on_exception: bool = False,
+        resume: Literal["auto", "never"] = "auto",
+        on_error: OnError | str = OnError.WARN,
+        trusted: bool = False,
+        options: Options | None = None,
+        **unknown: Any,
+    ) -> None:
+        super().__init__()
+        refuse_unknown(unknown)
+        given: object = root
+        if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+            raise ConfigError(f"root={root!r} is no path: give the directory for the steps")
+        if resume not in ("auto", "never"):
+            raise ConfigError(f"resume={resume!r} is unknown: use 'auto' or 'never'")
+        settings: object = Options() if options is None else options
+        if not isinstance(settings, Options):
+            raise ConfigError(f"options={options!r} is no Options: pass ckpt_core.Options(...)")
+        self.root = Path(os.path.abspath(root))
+        self.options = replace(settings, on_error=on_error)
+        self.triggers = Triggers(
+            every_n_steps, every_n_epochs, train_time_interval, policy, save_last, save_on_exception
+        )
+        self.triggers.schedule(monitors=False)
+        self._ranking = Ranking(monitor, mode, save_top_k)
+        self._resume_mode = resume
+        self._trusted = trusted
+        self._teller = Teller()
+        self._recorder: Recorder | None = None
+        self._counter: StepCounter | None = None
+        self._averaging: AveragingSchedule | None = None
+        self._resumed: dict[str, Any] | None = None
+        self._knows_root = False
+        self._resumes_late = False
+        self._last_step: int | None = None
+
+    @staticmethod
+    def latest(root: str | os.PathLike[str]) -> str | None:
+        """The newest committed step directory of a root, for `ckpt_path=`; None when there is none."""
+        return resuming.latest(root)
+
+    # -- what Lightning and loggers ask a checkpoint callback -------------------------------------
+
+    @property
+    def state_key(self) -> str:
+        """Name of this callback's state in a checkpoint: the same for subclasses, and whatever the root is.
+
+        Two of them in one Trainer need different ones: override it in a subclass.
+        """
+        return "ckpt_lightning.AsyncCheckpoint"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Saved within every step, as of that step."""
+        return {
+            "monitor": self._ranking.monitor,
+            "kept": dict(self._ranking.kept),
+            "current_score": self._ranking.current,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Called by Lightning when a run resumes."""
+        recorder = self._recorder
+        if recorder is None or state_dict["monitor"] != self._ranking.monitor:
+            return
+        checkpointer = recorder.session.checkpointer
+        self._ranking.current = state_dict["current_score"]
+        for step in self._ranking.restore(state_dict["kept"], existing=checkpointer.steps()):
+            checkpointer.unpin(step)
+
+    # -- begin -----------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Install our CheckpointIO; for a fit, open the root and find the step to go on from."""
+        base = trainer.strategy.checkpoint_io
+        if not isinstance(base, StepIO):
+            # The IO outlives a fit, and serves trainer.test(ckpt_path=...) after it.
+            base = trainer.strategy.checkpoint_io = StepIO(
+                base, options=self.options, trusted=self._trusted, save_here=self._save_here
+            )
+        base.ranks = ranks = Ranks(trainer, pl_module)
+        Doors(trainer, pl_module, base, ranks, self._checkpointer).install()
+        if stage != "fit" or is_fast_dev_run(trainer):
+            return
+        ranks.check()
+        self.root = ranks.first(self.root)
+        session = Session(self.root, self.options, ranks)
+        schedule = self.triggers.schedule(monitors=self._ranking.monitor is not None)
+        ranks.decide_alike(schedule)
+        triggers = ranks.possible(self.triggers, self._teller)
+        position = DataPosition(self._teller)
+        self._recorder = Recorder(
+            session, position, schedule, self._ranking, triggers, self._teller
+        )
+        self._trainer = trainer
+        # A second fit of this process goes on with what it has in memory.
+        if not self._knows_root:
+            steps = session.checkpointer.steps()
+            if self._resume_mode == "never":
+                resuming.refuse_steps(self.root, steps)
+            elif is_sharded(trainer):
+                self._resumes_late = True
+            elif ranks.several:
+                self._last_step = self._resume_together(trainer, pl_module)
+            else:
+                self._last_step = resuming.resume_newest(trainer, pl_module, self.root)
+        self._knows_root = True
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Lightning is loading a checkpoint to go on from."""
+        if self._recorder is not None:
+            self._resumed = resuming.extras_of(checkpoint)
+            self._recorder.position.note(checkpoint)
+            if is_sharded(trainer) and self._resumed is not None:
+                self._recorder.position.before_loaders(self._resumed)  # on_fit_start is over
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Loaders are made soon."""
+        if self._recorder is None:
+            return
+        if self._resumes_late:
+            self._resumes_late = False
+            self._last_step = self._resume_together(trainer, pl_module)
+        if self._resumed is None:
+            self._recorder.position.fit_begins()
+        else:
+            self._recorder.position.before_loaders(self._resumed)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The first iterator stands."""
+        if (recorder := self._recorder) is None:
+            return
+        recorder.session.ranks.check_optimizers()
+        recorder.begin(trainer, resumed=self._resumed is not None)
+        if recorder.schedule.within_epochs:
+            warn_about_loaders(trainer, self._teller)
+        if not pl_module.automatic_optimization:
+            self._counter = StepCounter(recorder.before_update, self._teller)
+            self._counter.watch(trainer.optimizers)
+        if (saved := self._resumed) is not None:
+            resuming.announce(trainer, saved, trainer.ckpt_path or self.root)
+            resuming.put_back(trainer, pl_module, saved)
+            self._averaging = AveragingSchedule(trainer)
+            if not saved["boundary"]:
+                self._averaging.begin_mid_epoch(pl_module)
+                recorder.position.after_iterator(trainer, saved)
+                measure_again(trainer)
+                warn_about_skipped_hook(pl_module, self._teller)
+            warn_about_change(trainer, saved, self._teller)
+
+    # -- every epoch, every batch ----------------------------------------------------------------
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Everything of the epoch before is over."""
+        if (recorder := self._recorder) is None:
+            return
+        saved = self._resumed
+        if saved is not None and saved["boundary"]:
+            resuming.begin_epoch(trainer)
+            if self._averaging is not None:
+                self._averaging.put_back()
+            recorder.position.at_boundary(trainer, saved)
+        else:
+            recorder.between_epochs(trainer)
+        measure_again(trainer)
+        recorder.position.epoch_begins(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """The next batch has been fetched."""
+        if (recorder := self._recorder) is None:
+            return
+        if self._resumed is not None and self._resumed["stepped"] is not None:
+            trainer.fit_loop.epoch_loop._batches_that_stepped = self._resumed["stepped"]
+        recorder.before_batch(trainer)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        """The barrier: parameters are about to change."""
+        if self._recorder is not None:
+            self._recorder.before_update()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A batch is done, but for the module's own hook."""
+        if (recorder := self._recorder) is None:
+            return
+        if self._resumed is not None:
+            # Lightning would leave plateau schedulers out at the end of the resumed epoch, since it does not
+            # save the metric that they need; we do.
+            trainer.fit_loop._restarting = False
+            self._resumed = None
+        if self._counter is not None:
+            self._counter.check(trainer)
+        self._hear(trainer)
+        recorder.after_batch(trainer, pl_module, batch_idx)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Averaged weights may be swapped in soon."""
+        if self._recorder is not None and not trainer.sanity_checking:
+            self._recorder.before_validation()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The monitored metric is known."""
+        if self._recorder is not None and not trainer.sanity_checking:
+            self._recorder.after_validation(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Schedulers of the epoch are still to come."""
+        if self._recorder is not None:
+            self._recorder.after_epoch(trainer)
+
+    # -- end -------------------------------------------------------------------------------------
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning moves the model away next: every snapshot must be out of it by then."""
+        if self._recorder is not None:
+            self._recorder.end(trainer)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Training failed, or was asked to end; Lightning calls nothing else any more."""
+        if self._recorder is None:
+            return
+        try:
+            self._recorder.fail(trainer, exception)
+        except Exception as exc:
+            tell(f"the state could not be saved on {type(exception).__name__}: {exc}")
+        try:
+            self._close(trainer)
+        except Exception as exc:
+            tell(f"a save failed: {exc}")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Wait until everything is durable, and let the root go."""
+        if stage != "fit" or self._recorder is None:
+            return
+        if self._resumed is not None:
+            # The run had ended already: nothing was trained, so nobody has put these back.
+            RngState().load_state_dict(self._resumed["rng"])
+        self._close(trainer)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _checkpointer(self) -> Checkpointer | None:
+        return None if self._recorder is None else self._recorder.session.checkpointer
+
+    def _resume_together(self, trainer: Trainer, pl_module: LightningModule) -> int | None:
+        checkpointer = self._checkpointer()
+        assert checkpointer is not None
+        return resume_together(checkpointer, trainer, pl_module, trusted=self._trusted)
+
+    def _close(self, trainer: Trainer) -> None:
+        recorder = self._recorder
+        assert recorder is not None
+        if self._counter is not None:
+            self._counter.close()
+        try:
+            recorder.session.close()
+        finally:
+            self._hear(trainer)
+            self._recorder = self._resumed = self._counter = self._averaging = None
+        rank_zero_info(f"checkpoints in {self.root}: {recorder.session.meter.summary()}")
+
+    def _hear(self, trainer: Trainer) -> None:
+        """What became of saves, and what they cost. Never blocks."""
+        assert self._recorder is not None
+        session = self._recorder.session
+        session.poll(on_committed=self._committed, on_failed=self._ranking.undo)
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped
+        for cost in session.meter.take():
+            for logger in trainer.loggers:
+                logger.log_metrics(cost.as_metrics(), step=step)
+        if line := session.meter.line():
+            # Not self.log: that would make a tensor on the device at every step.
+            trainer._logger_connector._progress_bar_metrics["ckpt"] = line  # type: ignore[assignment]
+
+    def _committed(self, step: int, path: Path) -> None:
+        self._last_step = max(step, self._last_step or 0)
+
+    def _save_here(self, checkpoint: dict[str, Any], root: Path) -> bool:
+        """`trainer.save_checkpoint(root)` of the root that is open: one more step, durable at return."""
+        if self._recorder is None or root != self.root:
+            return False
+        self._recorder.save_now(self._trainer, checkpoint)
+        return True

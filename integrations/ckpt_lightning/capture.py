@@ -1,0 +1,251 @@
+"""The state of training as one tree: Lightning's own checkpoint dict, and beside it what that leaves out.
+
+Lightning's dict consists of references to live tensors, which is what makes it cheap (0.2 ms). What an
+optimizer owns (parameters of its groups, its state) stays a reference: it changes only in an optimizer step,
+and the barrier comes before that. Everything else may change earlier, in a forward pass, in validation or
+in somebody's hook, and is copied at once: buffers, averaged and frozen weights, metrics, counters.
+
+A Python value needs no copy when the tree is saved at once: `Checkpointer.save` freezes it. A tree that
+waits for a later hook is frozen here (`frozen`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from ckpt_core import RngState
+from ckpt_lightning.sharded import referring
+
+EXTRAS = "ckpt_lightning"
+"""Key of our own part of the tree."""
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where training stands when it is captured.
+
+    Attributes:
+        boundary: between two epochs; else after a batch.
+        stepped: what Lightning's counter of logged steps must be when the next batch starts.
+        owed: plateau schedulers of the batch are still to be stepped: "batch", or "validation" if Lightning
+            does that by itself on resume, provided that it would validate here; "" if they are not.
+    """
+
+    boundary: bool
+    stepped: int
+    owed: str = ""
+
+
+def after_batch(trainer: Trainer, *, owed: str) -> Moment:
+    """Right after a batch, or after the validation that follows it."""
+    loop = trainer.fit_loop.epoch_loop
+    # Lightning counts a batch at the very end of everything that belongs to it.
+    return Moment(False, loop._batches_that_stepped + (not loop._should_accumulate()), owed)
+
+
+def before_next_batch(trainer: Trainer) -> Moment:
+    """After everything that belongs to a batch (SIGTERM)."""
+    return Moment(False, trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def between_epochs(trainer: Trainer) -> Moment:
+    """After everything that belongs to an epoch."""
+    return Moment(True, trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def dump(trainer: Trainer, moment: Moment, extras: dict[str, Any]) -> dict[str, Any]:
+    """The tree as of now: live tensors, live Python values. Called on the training thread."""
+    # This is what `trainer.save_checkpoint` writes. It has no public name, and has had this one since 2.0.
+    with referring(trainer):
+        tree: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    if moment.boundary:
+        _begin_epoch_anew(tree["loops"]["fit_loop"])
+    return plain_hparams({**tree, **extras_beside(trainer, moment, extras)})
+
+
+def extras_beside(trainer: Trainer, moment: Moment, extras: dict[str, Any]) -> dict[str, Any]:
+    """What Lightning leaves out, under our key."""
+    own = {
+        "format": _FORMAT,
+        "world_size": trainer.world_size,
+        "boundary": moment.boundary,
+        "stepped": moment.stepped,
+        "owed": moment.owed,
+        "rng": RngState().state_dict(),
+        "metrics": _last_metrics(trainer),
+        "gradients": _gradients(trainer),
+    }
+    return {EXTRAS: {**own, **extras}}
+
+
+def merged(early: dict[str, Any], late: dict[str, Any]) -> dict[str, Any]:
+    """`late`, with what must be as of `early`: where the loops, the data and the generators stood.
+
+    For modules with an `on_train_batch_end` of their own, which runs after every callback's: `early` was
+    dumped before it, `late` when the next batch had been fetched already.
+    """
+    return {**late, **early}
+
+
+def early_part(tree: dict[str, Any], owned: Owned) -> dict[str, Any]:
+    """What `merged` takes from an early dump, frozen."""
+    kept = ("epoch", "global_step", "loops", "callbacks", EXTRAS)
+    return frozen({name: tree[name] for name in kept if name in tree}, owned)
+
+
+class Owned:
+    """Knows the memory that optimizers own, which changes in optimizer steps alone."""
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        self._places: set[int] = set()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                self._places.update(map(_place, group["params"]))
+            for values in optimizer.state.values():
+                if isinstance(values, dict):
+                    found = filter(torch.is_tensor, values.values())
+                    self._places.update(map(_place, found))
+        self._places.discard(0)
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return _place(tensor) in self._places
+
+
+def protected(tree: dict[str, Any], owned: Owned, *, above_bytes: int) -> dict[str, Any]:
+    """The tree with copies of large tensors that no optimizer owns; for a save that starts at once.
+
+    Args:
+        above_bytes: tensors up to this size are copied by the save itself.
+    """
+    copies = _Copies(owned, above_bytes)
+    # Optimizer states are left out of the walk: nearly all of them is owned, and they are deep.
+    return {
+        name: value if name == "optimizer_states" else _rebuilt(value, copies, keep)
+        for name, value in tree.items()
+    }
+
+
+def frozen(tree: dict[str, Any], owned: Owned) -> dict[str, Any]:
+    """A copy of the tree, but for the tensors that an optimizer owns; for a save that may start later."""
+    return {
+        name: _rebuilt(value, _Copies(owned, -1), copy.deepcopy) for name, value in tree.items()
+    }
+
+
+def keep(value: Any) -> Any:
+    """The value itself."""
+    return value
+
+
+class _Copies:
+    """Copies tensors; the same memory seen twice is one copy."""
+
+    def __init__(self, owned: Owned, above_bytes: int) -> None:
+        self._owned = owned
+        self._above_bytes = above_bytes
+        self._made: dict[tuple[Any, ...], Tensor] = {}
+
+    def of(self, tensor: Tensor) -> Tensor:
+        if tensor.nbytes <= self._above_bytes or tensor in self._owned:
+            return tensor.detach()
+        local = _local(tensor)
+        key = (_place(local), local.data_ptr(), local.shape, local.stride(), local.dtype)
+        if key not in self._made:
+            self._made[key] = tensor.detach().clone()
+        return self._made[key]
+
+
+def _rebuilt(value: Any, copies: _Copies, other: Callable[[Any], Any]) -> Any:
+    """Containers made anew, tensors through `copies`, everything else through `other`."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        return copies.of(value) if value.layout is torch.strided else value.detach().clone()
+    if kind is dict:
+        return {key: _rebuilt(item, copies, other) for key, item in value.items()}
+    if kind is OrderedDict:
+        made = OrderedDict((key, _rebuilt(item, copies, other)) for key, item in value.items())
+        made.__dict__.update(value.__dict__)  # `_metadata` of a module's state
+        return made
+    if kind in (list, tuple):
+        return kind(_rebuilt(item, copies, other) for item in value)
+    if kind in (int, float, str, bool, type(None)):
+        return value
+    return other(value)
+
+
+def _place(tensor: Tensor) -> int:
+    local = _local(tensor)
+    return int(local.untyped_storage().data_ptr()) if local.layout is torch.strided else 0
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The memory of a tensor on this rank; a DTensor has none itself."""
+    # Not to_local(), which takes its time, and thousands of them are asked at each save.
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+def _last_metrics(trainer: Trainer) -> dict[str, Tensor]:
+    """Metrics that were computed already: a plateau scheduler may need one before it is logged again."""
+    # Not `trainer.callback_metrics`: that would compute the running ones, a device sync among them.
+    metrics: dict[str, Tensor] = getattr(trainer._logger_connector, "_callback_metrics", {})
+    return dict(metrics)
+
+
+def _gradients(trainer: Trainer) -> dict[str, Tensor]:
+    """Gradients, where they have been accumulated for a step that is still to come."""
+    if not trainer.fit_loop.epoch_loop._should_accumulate():
+        return {}
+    named = trainer.lightning_module.named_parameters()
+    # Clones: the next backward pass adds to them, long before a barrier.
+    return {name: p.grad.detach().clone() for name, p in named if p.grad is not None}
+
+
+def _begin_epoch_anew(fit_loop: dict[str, Any]) -> None:
+    """Set the counters within the epoch to zero, as they are when an epoch begins.
+
+    At this moment Lightning still has those of the epoch that is over, and a resumed run would take the
+    new epoch for finished.
+    """
+    for name, progress in fit_loop.items():
+        if name.startswith("epoch_loop.") and isinstance(progress, dict):
+            _zero_current(progress)
+    val = fit_loop.get("epoch_loop.val_loop.batch_progress")
+    if val is not None:
+        val["total"] = dict.fromkeys(val["total"], 0)
+
+
+def _zero_current(progress: dict[str, Any]) -> None:
+    for name, value in progress.items():
+        if name == "current":
+            progress[name] = dict.fromkeys(value, 0)
+        elif name == "is_last_batch":
+            progress[name] = False
+        elif isinstance(value, dict):
+            _zero_current(value)
+
+
+def plain_hparams(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree with hyper-parameters as plain dicts, which load without `trusted=True`."""
+    for name in ("hyper_parameters", "datamodule_hyper_parameters"):
+        if isinstance(tree.get(name), dict):
+            tree[name] = _plain(tree[name])
+    return tree
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict) and type(value).__module__.startswith("lightning"):
+        value = dict(value)
+    if type(value) is dict:
+        return {key: _plain(item) for key, item in value.items()}
+    return value

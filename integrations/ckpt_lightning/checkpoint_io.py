@@ -1,0 +1,126 @@
+"""Lightning's door to storage, for our format: what `ckpt_path=` and `trainer.save_checkpoint` go through.
+
+a directory    ours: a step, or a root (then its newest step)
+a file         Lightning's own, `.ckpt`: left to the CheckpointIO that was there before
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.plugins import CheckpointIO
+
+from ckpt_core import Checkpointer, ConfigError, Options
+from ckpt_lightning.capture import plain_hparams
+from ckpt_lightning.ranks import Ranks
+from ckpt_lightning.resume import load
+
+_FILES = frozenset({".ckpt", ".pt", ".pth", ".bin"})
+SaveHere = Callable[[dict[str, Any], Path], bool]
+
+
+class StepIO(CheckpointIO):
+    """Reads and writes directories of ours, and leaves files to `base`.
+
+    `AsyncCheckpoint` installs one. Without the callback, for `trainer.test(ckpt_path="ckpts")` of a fresh
+    process: `Trainer(plugins=[StepIO()])`.
+
+    Args:
+        base: for everything that is not ours; None for Lightning's default.
+        options: of the engine, for `trainer.save_checkpoint`.
+        trusted: allow objects that could run code when they are loaded.
+        save_here: takes a checkpoint that belongs into a root which is open already; False if it does not.
+    """
+
+    def __init__(
+        self,
+        base: CheckpointIO | None = None,
+        *,
+        options: Options | None = None,
+        trusted: bool = False,
+        save_here: SaveHere | None = None,
+    ) -> None:
+        if base is None:
+            from lightning.fabric.plugins import TorchCheckpointIO
+
+            base = TorchCheckpointIO()
+        self.base = base
+        self.options = options or Options()
+        self.trusted = trusted
+        self.save_here = save_here
+        self.ranks: Ranks | None = None
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint; it is durable when this returns.
+
+        `path` is a root, which gets one more step; with a suffix `.ckpt`, a file in Lightning's own format.
+
+        Raises:
+            ConfigError: storage_options for a format that has none.
+            CkptError: the save failed; what was there before is untouched.
+        """
+        if names_a_file(path):
+            self.base.save_checkpoint(checkpoint, path, storage_options=storage_options)
+            return
+        if storage_options is not None:
+            raise ConfigError(
+                f"storage_options={storage_options!r}: a directory of steps has none; set them with "
+                f"AsyncCheckpoint(options=Options(...)), or give the path a suffix .ckpt"
+            )
+        plain_hparams(checkpoint)
+        root = Path(os.path.abspath(path))
+        if self.save_here is not None and self.save_here(checkpoint, root):
+            return
+        ranks = self.ranks
+        opened = ranks.open(root, self.options) if ranks else Checkpointer(root, self.options)
+        with opened as checkpointer:
+            own = ranks.private(checkpoint) if ranks else None
+            step = checkpoint["global_step"]
+            checkpointer.save(step, checkpoint, per_rank=own).committed.result()
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Any = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """The checkpoint at `path`, with CPU tensors if it is ours.
+
+        Raises:
+            NotCommitted: a directory without a committed step.
+            CkptError: as `ckpt_lightning.load`.
+        """
+        if _is_ours(path):
+            trusted = self.trusted if weights_only is None else not weights_only
+            return load(path, trusted=trusted, rank=self.ranks.viewpoint if self.ranks else None)
+        options = {} if weights_only is None else {"weights_only": weights_only}
+        if map_location is not None:
+            options["map_location"] = map_location
+        loaded: dict[str, Any] = self.base.load_checkpoint(path, **options)
+        return loaded
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Remove a file of Lightning's own format; steps are retired by the engine."""
+        self.base.remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        """Called by Lightning when it is done."""
+        self.base.teardown()
+
+
+def _is_ours(path: str | Path) -> bool:
+    """A directory; or the name of one that is not there, of which the engine says so best."""
+    found = Path(path)
+    if "://" in str(path) or found.is_file():
+        return False
+    return found.is_dir() or not names_a_file(path)
+
+
+def names_a_file(path: str | Path) -> bool:
+    """Whether a checkpoint of this path is a file of Lightning's own."""
+    return "://" in str(path) or Path(path).suffix in _FILES

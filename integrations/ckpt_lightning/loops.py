@@ -1,0 +1,28 @@
+"""Where Lightning's loops stand: questions that it has no public answer to, in one place."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Trainer
+
+
+def batch_ends_epoch(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether no batch of this epoch follows."""
+    return trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches
+
+
+def validation_follows(trainer: Trainer) -> bool:
+    """Whether Lightning validates right after this batch."""
+    fetcher = trainer.fit_loop._data_fetcher
+    return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+
+
+def is_fast_dev_run(trainer: Trainer) -> bool:
+    """Whether this is a trial of a few batches, which leaves nothing behind."""
+    return bool(getattr(trainer, "fast_dev_run", False))
+
+
+def ends_here(trainer: Trainer) -> bool:
+    """Whether training ends after this batch, in the middle of an epoch."""
+    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+        return True
+    return trainer.should_stop and trainer.fit_loop._can_stop_early

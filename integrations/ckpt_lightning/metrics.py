@@ -1,0 +1,137 @@
+"""What saves cost, as numbers for the trainer's loggers, one line of the progress bar, and a summary.
+
+Numbers come from the engine's events and from the clock: no device is asked, nothing synchronizes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class SaveCost:
+    """What one save cost.
+
+    Attributes:
+        step: the step that was saved.
+        interval_steps: steps since the save before.
+        stall_s: time that the training thread lost, in the save and at the barriers after it.
+        staged_s: from the start until the snapshot was out of the way of training.
+        persist_s: from the start until all bytes were durable; 0.0 when it failed.
+        nbytes: size of the state.
+        in_flight: saves under way right after this one was started.
+    """
+
+    step: int
+    interval_steps: int
+    stall_s: float
+    in_flight: int
+    staged_s: float = 0.0
+    persist_s: float = 0.0
+    nbytes: int = 0
+
+    def as_metrics(self) -> dict[str, float]:
+        """For `Logger.log_metrics`."""
+        return {
+            "ckpt/stall_ms": self.stall_s * 1000,
+            "ckpt/staged_ms": self.staged_s * 1000,
+            "ckpt/persist_s": self.persist_s,
+            "ckpt/bytes_per_s": self.nbytes / self.persist_s if self.persist_s else 0.0,
+            "ckpt/interval_steps": float(self.interval_steps),
+            "ckpt/in_flight": float(self.in_flight),
+        }
+
+
+class Meter:
+    """Gathers the costs of saves. `on_event` may be called from any thread, the rest from training."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, SaveCost] = {}
+        self._early: dict[int, list[Any]] = {}
+        self._done: deque[SaveCost] = deque()
+        self._newest: SaveCost | None = None
+        self._last_step = 0
+        self.saves = 0
+        self.failures = 0
+        self.stall_s = 0.0
+        self.most_stall_s = 0.0
+        self.nbytes = 0
+        self.busy_s = 0.0
+
+    def resumed(self, step: int) -> None:
+        """Training goes on from `step`: the first interval counts from there."""
+        self._last_step = step
+
+    def begun(self, step: int, *, stall_s: float, in_flight: int) -> None:
+        """A save was started; the engine may have told events of it already."""
+        cost = SaveCost(step, step - self._last_step, stall_s, in_flight)
+        self._last_step = step
+        with self._lock:
+            self._open[step] = self._newest = cost
+            early = self._early.pop(step, [])
+        for event in early:
+            self.on_event(event)
+
+    def waited(self, seconds: float) -> None:
+        """The training thread waited at a barrier, because of the newest save."""
+        with self._lock:
+            if self._newest is not None:
+                self._newest.stall_s += seconds
+
+    def on_event(self, event: Any) -> None:
+        """Hear an event of the engine."""
+        name = str(event.name)
+        if name not in ("staged", "persisted", "committed", "failed"):
+            return
+        with self._lock:
+            cost = self._open.get(event.step)
+            if cost is None:
+                self._early.setdefault(event.step, []).append(event)
+            elif name == "staged":
+                cost.staged_s = event.seconds
+            elif name == "persisted":
+                cost.persist_s, cost.nbytes = event.seconds, event.nbytes
+            else:
+                del self._open[event.step]
+                self._end(cost, failed=name == "failed")
+
+    def take(self) -> list[SaveCost]:
+        """The saves that were committed since the last call."""
+        with self._lock:
+            done = list(self._done)
+            self._done.clear()
+        return done
+
+    def line(self) -> str:
+        """For the progress bar: the save that ended last, or what is under way."""
+        with self._lock:
+            if self._open:
+                return f"saving {max(self._open)}"
+            return f"saved {self._last_step}" if self.saves else ""
+
+    def summary(self) -> str:
+        """One sentence about all saves of this fit."""
+        if not self.saves and not self.failures:
+            return "no step was saved"
+        rate = self.nbytes / self.busy_s / 1e9 if self.busy_s else 0.0
+        text = (
+            f"{self.saves} steps saved, the last is {self._last_step}; training waited "
+            f"{self.stall_s * 1000:.0f} ms in all, {self.most_stall_s * 1000:.1f} ms at most for one; "
+            f"{self.nbytes / 1e9:.3f} GB at {rate:.2f} GB/s"
+        )
+        return text + (f"; {self.failures} saves failed" if self.failures else "")
+
+    def _end(self, cost: SaveCost, *, failed: bool) -> None:
+        self.stall_s += cost.stall_s
+        self.most_stall_s = max(self.most_stall_s, cost.stall_s)
+        if failed:
+            self.failures += 1
+            return
+        self.saves += 1
+        self.nbytes += cost.nbytes
+        self.busy_s += cost.persist_s
+        self._done.append(cost)

@@ -1,0 +1,229 @@
+"""Which state is saved when: one fit, hook by hook.
+
+A state can be resumed exactly only if it is taken where nothing of a batch is still to come:
+
+    after a batch        in on_train_batch_end, unless validation follows or the epoch ends
+    after a validation   in on_validation_end, unless the epoch ends
+    between two epochs   in the next on_train_epoch_start, or in on_train_end
+
+A module with an `on_train_batch_end` of its own has not run it when callbacks do: then loops, data and
+generators are taken there, and tensors in the next on_train_batch_start.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from ckpt_lightning.capture import (
+    Moment,
+    Owned,
+    after_batch,
+    before_next_batch,
+    between_epochs,
+    dump,
+    early_part,
+    extras_beside,
+    frozen,
+    merged,
+    protected,
+)
+from ckpt_lightning.loops import batch_ends_epoch, ends_here, validation_follows
+from ckpt_lightning.position import DataPosition
+from ckpt_lightning.ranking import Change, Ranking
+from ckpt_lightning.session import Session
+from ckpt_lightning.texts import Teller
+from ckpt_lightning.traps import updating_batch_norm
+from ckpt_lightning.triggers import Schedule, Triggers
+
+_NO_CHANGE = Change()
+
+
+@dataclass
+class Recorder:
+    """Decides, captures and saves. Used on the training thread, by the callback's hooks.
+
+    Attributes:
+        last_step: the step that was saved last, or resumed from; 0 is the state before training.
+    """
+
+    session: Session
+    position: DataPosition
+    schedule: Schedule
+    ranking: Ranking
+    triggers: Triggers
+    teller: Teller
+    last_step: int = 0
+    _seen_step: int = 0
+    _score: float | None = None
+    _pending: tuple[int, dict[str, Any]] | None = None
+    _armed: tuple[int, dict[str, Any]] | None = None
+
+    # -- hooks, in their order -------------------------------------------------------------------
+
+    def begin(self, trainer: Trainer, *, resumed: bool) -> None:
+        """on_train_start."""
+        self._seen_step = trainer.global_step
+        self.last_step = trainer.global_step if resumed else 0
+        self.session.meter.resumed(trainer.global_step)
+
+    def between_epochs(self, trainer: Trainer) -> None:
+        """on_train_epoch_start: everything of the epoch before is over."""
+        score, self._score = self._score, None
+        self._offer(trainer, between_epochs(trainer), score)
+
+    def before_batch(self, trainer: Trainer) -> None:
+        """on_train_batch_start: the module's own hook after the last batch has run."""
+        if self._pending is not None:
+            (step, early), self._pending = self._pending, None
+            began = time.monotonic()
+            self._save(
+                trainer, step, merged(early, dump(trainer, before_next_batch(trainer), {})), began
+            )
+
+    def before_update(self) -> None:
+        """on_before_optimizer_step: the barrier."""
+        self._armed = None
+        self.session.wait_staged()
+
+    def after_batch(self, trainer: Trainer, module: LightningModule, batch_idx: int) -> None:
+        """on_train_batch_end."""
+        self._after_batch(trainer, module, batch_idx)
+        self.position.next_is_fetched(trainer)
+
+    def _after_batch(self, trainer: Trainer, module: LightningModule, batch_idx: int) -> None:
+        step = trainer.global_step
+        if step == self._seen_step:
+            return  # gradients are still being accumulated
+        self._seen_step = step
+        self.schedule.after_step(step)
+        self._armed = None
+        if batch_ends_epoch(trainer, batch_idx) or validation_follows(trainer):
+            return
+        own_hook = is_overridden("on_train_batch_end", module)
+        if own_hook and self._is_due(trainer):
+            # Schedulers are taken with the tensors, when none is owed any more.
+            tree = self._dump(trainer, after_batch(trainer, owed=""))
+            self._pending = (step, early_part(tree, Owned(trainer.optimizers)))
+        elif not own_hook:
+            self._offer(trainer, after_batch(trainer, owed="batch"), None)
+
+    def before_validation(self) -> None:
+        """on_validation_start: averaged weights may be swapped in, buffers and metrics change."""
+        # A validation that was not foreseen: the state after it is the one to save.
+        if self._pending is not None:
+            self._pending = None
+            self.schedule.wanted = True
+        self.session.wait_staged()
+
+    def after_validation(self, trainer: Trainer) -> None:
+        """on_validation_end."""
+        self._score = self._monitored(trainer)
+        if not batch_ends_epoch(trainer, trainer.fit_loop.epoch_loop.batch_idx):
+            score, self._score = self._score, None
+            self._offer(trainer, after_batch(trainer, owed="validation"), score)
+        self.position.next_is_fetched(trainer)
+
+    def after_epoch(self, trainer: Trainer) -> None:
+        """on_train_epoch_end."""
+        self.schedule.after_epoch(trainer.current_epoch + 1)
+        if self._score is None and self.ranking.monitor is not None:
+            self._score = self._monitored(trainer)
+            self._tell_missing(trainer)
+
+    def end(self, trainer: Trainer) -> None:
+        """on_train_end."""
+        self.schedule.wanted = self.schedule.wanted or self.triggers.save_last
+        self._offer(trainer, between_epochs(trainer), self._score)
+        self.session.wait_staged()
+
+    def fail(self, trainer: Trainer, error: BaseException) -> None:
+        """on_exception: save what can be resumed exactly."""
+        self.session.wait_staged()
+        if isinstance(error, SIGTERMException):
+            epochs = trainer.fit_loop.epoch_progress.current
+            over = epochs.ready == epochs.completed
+            moment = between_epochs(trainer) if over else before_next_batch(trainer)
+            began = time.monotonic()
+            if trainer.global_step and self._is_new(trainer):
+                self._save(trainer, trainer.global_step, self._dump(trainer, moment), began)
+        elif self._armed is not None:
+            step, tree = self._armed
+            self._save(trainer, step, tree, time.monotonic())
+
+    def save_now(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+        """trainer.save_checkpoint(root): this state, wherever training stands; durable at return."""
+        if self._is_new(trainer):
+            moment = before_next_batch(trainer)
+            extras = self.position.extras(trainer, boundary=False)
+            tree = {**checkpoint, **extras_beside(trainer, moment, extras)}
+            self._save(trainer, checkpoint["global_step"], tree, time.monotonic())
+        self.session.wait()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _offer(self, trainer: Trainer, moment: Moment, score: float | None) -> None:
+        """Save this state if it is wanted; else keep it at hand, if a failure should save it."""
+        # Rankings may differ for a moment, when a save has failed on one rank.
+        best = score is not None and self.session.ranks.first(self.ranking.would_keep(score))
+        step = trainer.global_step
+        if not step or updating_batch_norm(trainer, self.teller):
+            return
+        if (best or self._is_due(trainer)) and self._is_new(trainer):
+            began = time.monotonic()
+            change = Change() if score is None else self.ranking.enter(step, score)
+            if not self._save(trainer, step, self._dump(trainer, moment), began, change):
+                self.ranking.undo(step, change)
+        elif self.triggers.save_on_exception and self._is_new(trainer):
+            self._armed = (step, frozen(self._dump(trainer, moment), Owned(trainer.optimizers)))
+
+    def _monitored(self, trainer: Trainer) -> float | None:
+        """The monitored value, of rank 0 if there are several; None if it is not logged."""
+        score = self.ranking.score(trainer.callback_metrics)
+        if self.ranking.monitor is None:
+            return None
+        score = self.session.ranks.first(score)
+        self.ranking.current = self.ranking.current if score is None else score
+        return score
+
+    def _is_due(self, trainer: Trainer) -> bool:
+        return self.schedule.wanted or (self.triggers.save_last and ends_here(trainer))
+
+    def _is_new(self, trainer: Trainer) -> bool:
+        return trainer.global_step != self.last_step
+
+    def _dump(self, trainer: Trainer, moment: Moment) -> dict[str, Any]:
+        extras = self.position.extras(trainer, boundary=moment.boundary)
+        tree = dump(trainer, moment, extras)
+        if moment.boundary:
+            self.position.settle_boundary(trainer, tree)
+        return tree
+
+    def _save(
+        self,
+        trainer: Trainer,
+        step: int,
+        tree: dict[str, Any],
+        began: float,
+        change: Change = _NO_CHANGE,
+    ) -> bool:
+        self._armed = None
+        limit = int(self.session.checkpointer.options.eager_leaf_bytes)
+        tree = protected(tree, Owned(trainer.optimizers), above_bytes=limit)
+        self.schedule.saved(step)
+        self.last_step = step
+        return self.session.save(step, tree, change=change, began=began)
+
+    def _tell_missing(self, trainer: Trainer) -> None:
+        expected = not trainer.enable_validation or trainer.fit_loop.epoch_loop.val_loop._has_run
+        if self._score is None and expected:
+            known = ", ".join(sorted(trainer.callback_metrics)) or "none"
+            self.teller.once(
+                f"monitor={self.ranking.monitor!r} was never logged, so no step counts as best (logged are: "
+                f"{known}). Call self.log({self.ranking.monitor!r}, ...) in the module, or correct monitor="
+            )

@@ -1,0 +1,172 @@
+"""Which step training goes on from, and whether it is one of this model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+import ckpt_core
+from ckpt_core import (
+    ConfigError,
+    CorruptCheckpoint,
+    RestoreError,
+    StateMismatch,
+    committed_steps,
+    step_path,
+)
+from ckpt_lightning.capture import EXTRAS
+from ckpt_lightning.loops import validation_follows
+from ckpt_lightning.texts import tell
+
+_MOST_SHOWN = 6
+
+
+def load(
+    path: str | os.PathLike[str], *, trusted: bool = False, rank: int | None = None
+) -> dict[str, Any]:
+    """A checkpoint as Lightning's own dict (`state_dict`, `hyper_parameters`, ...), with CPU tensors.
+
+    The way for code without a trainer, in place of `LightningModule.load_from_checkpoint(path)`, which opens
+    a file by itself and asks nobody. Takes no lock; works beside a run that is still training.
+
+    Args:
+        path: a step directory, or a root: then its newest step.
+        trusted: allow hyper-parameters that could run code when they are loaded.
+        rank: of several ranks that saved it, the one whose own values are taken (generators, buffers); if
+            the step has none of it, or for None: those of the first.
+
+    Raises:
+        NotCommitted: there is no step, or it is a save that was never committed.
+        CorruptCheckpoint, UntrustedData, UnknownFormat, RestoreError: as `ckpt_core.load`.
+    """
+    try:
+        tree = ckpt_core.load(Path(path), trusted=trusted, rank=rank)
+    except RestoreError as exc:
+        if rank is None or type(exc) is not RestoreError or exc.rank != rank:
+            raise
+        tree = ckpt_core.load(Path(path), trusted=trusted)
+    return checked_tree(tree, path)
+
+
+def checked_tree(tree: Any, path: object) -> dict[str, Any]:
+    """The tree of a step, if Lightning's states are in it.
+
+    Raises:
+        ConfigError: it was not saved by Lightning.
+    """
+    if not isinstance(tree, dict) or "state_dict" not in tree:
+        raise ConfigError(
+            f"{path} was not saved by Lightning: it has no 'state_dict'. Load it with ckpt_core.load, or "
+            f"restore it with the Checkpointer that wrote it"
+        )
+    return tree
+
+
+def latest(root: str | os.PathLike[str]) -> str | None:
+    """The newest committed step directory of a root; None when there is none (yet)."""
+    steps = committed_steps(Path(root))
+    return str(step_path(Path(root), steps[-1])) if steps else None
+
+
+def refuse_steps(root: Path, steps: tuple[int, ...]) -> None:
+    """Raises ConfigError when a root that should be empty holds steps."""
+    if steps:
+        raise ConfigError(
+            f"resume='never', and {root} holds {len(steps)} steps (newest {steps[-1]}): they would be mixed "
+            f"with those of this run. Choose another root, delete this one, or pass resume='auto' to go on"
+        )
+
+
+def resume_newest(trainer: Trainer, module: LightningModule, root: Path) -> int | None:
+    """Let Lightning load the newest step that is whole; the step, or None when there is none.
+
+    Called in setup(). A corrupt step is passed over, with a warning, for the next older one.
+
+    Raises:
+        CorruptCheckpoint: there are steps, and none is whole.
+        StateMismatch: the step is of another model.
+    """
+    connector: Any = trainer._checkpoint_connector
+    first_error: CorruptCheckpoint | None = None
+    for step in reversed(committed_steps(root)):
+        path = step_path(root, step)
+        try:
+            # Not a public name. The only one who calls it later passes None, which changes nothing.
+            connector.resume_start(str(path))
+        except CorruptCheckpoint as exc:
+            first_error = first_error or exc
+            tell(f"step {step} is corrupt, going back to the next older one: {exc}")
+            continue
+        check_model(module, connector._loaded_checkpoint, path)
+        return step
+    if first_error is not None:
+        raise first_error
+    return None
+
+
+def check_model(module: LightningModule, checkpoint: dict[str, Any], path: Path) -> None:
+    """Raises StateMismatch when a checkpoint is of another model, before anything is changed."""
+    may_change = ("configure_model", "on_load_checkpoint")
+    if any(is_overridden(name, module) for name in may_change) or not module.strict_loading:
+        return
+    saved, live = checkpoint["state_dict"], module.state_dict()
+    problems = [f"{name} is missing" for name in live if name not in saved]
+    problems += [f"{name} is not in this model" for name in saved if name not in live]
+    problems += [
+        f"{name} is {tuple(saved[name].shape)}, here {tuple(value.shape)}"
+        for name, value in live.items()
+        if hasattr(value, "shape") and name in saved and saved[name].shape != value.shape
+    ]
+    if problems:
+        shown = "; ".join(problems[:_MOST_SHOWN]) + ("; ..." if len(problems) > _MOST_SHOWN else "")
+        raise StateMismatch(
+            f"{path} was saved by another model ({shown}). If this is a new run, give it a root of its own; "
+            f"to start from those weights, load them in your script. Nothing was changed",
+            problems=problems,
+            path=path,
+        )
+
+
+def announce(trainer: Trainer, checkpoint_extras: dict[str, Any], path: object) -> None:
+    """The one log line that says where training goes on."""
+    where = "between two epochs" if checkpoint_extras["boundary"] else "mid-epoch"
+    rank_zero_info(
+        f"resumed from step {trainer.global_step} (epoch {trainer.current_epoch}, {where}) of {path}"
+    )
+
+
+def put_back(trainer: Trainer, module: LightningModule, saved: dict[str, Any]) -> None:
+    """What Lightning does not restore, but for generators. Called in on_train_start."""
+    trainer._logger_connector._callback_metrics.update(saved["metrics"])
+    parameters = dict(module.named_parameters())
+    for name, gradient in saved["gradients"].items():
+        parameter = parameters[name]
+        parameter.grad = gradient.to(parameter.device)
+    if saved["owed"] == "batch" or (
+        saved["owed"] == "validation" and not validation_follows(trainer)
+    ):
+        # Lightning steps them after the hooks of a batch, and goes on with the next batch when it resumes.
+        trainer.fit_loop.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
+
+
+def begin_epoch(trainer: Trainer) -> None:
+    """Let a run that resumes between two epochs begin the next one like any other.
+
+    Lightning would treat the whole epoch as a restarted one: it would keep the iterator that it made before
+    any hook ran, take the first batch for a validated one, and leave out plateau schedulers.
+    """
+    # By the base class: the fit loop's own setter takes no False for an answer when max_steps is set.
+    _Loop.restarting.fset(trainer.fit_loop, False)  # type: ignore[attr-defined]
+    trainer.fit_loop._resuming_from_checkpoint = False
+
+
+def extras_of(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+    """Our part of a checkpoint; None for one that Lightning wrote by itself."""
+    extras: dict[str, Any] | None = checkpoint.get(EXTRAS)
+    return extras

@@ -1,0 +1,118 @@
+"""What cannot be exact, or needs a hand: found at run time and told once, with what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from ckpt_lightning.position import is_stateful, is_torchdata, loaders
+from ckpt_lightning.texts import Teller
+
+
+def warn_about_loaders(trainer: Trainer, teller: Teller) -> None:
+    """Called in on_train_start, when the loaders are known and saves may come mid-epoch."""
+    fetcher = trainer.fit_loop._data_fetcher
+    for loader in loaders(trainer):
+        if is_torchdata(loader) and getattr(loader, "num_workers", None):
+            teller.once(
+                "StatefulDataLoader with workers: the order of samples resumes exactly, random augmentation "
+                "in its workers does not. Use ckpt_core.data.ResumableLoader if you have any"
+            )
+        if is_stateful(loader) and fetcher is not None and fetcher.length is None:
+            teller.once(
+                "a training loader has a state but no length: Lightning fetches one batch ahead, so that its "
+                "state is one batch ahead too, and a run that resumes mid-epoch loses that batch. Give it a "
+                "length (__len__)"
+            )
+
+
+def warn_about_skipped_hook(module: LightningModule, teller: Teller) -> None:
+    """Called in on_train_start of a run that resumes mid-epoch."""
+    if is_overridden("on_train_epoch_start", module):
+        teller.once(
+            f"{type(module).__name__}.on_train_epoch_start is not called for the rest of this epoch: "
+            "Lightning calls it when an epoch begins, not when one is resumed. Keep what it sets up in "
+            "buffers or in on_save_checkpoint"
+        )
+
+
+def updating_batch_norm(trainer: Trainer, teller: Teller) -> bool:
+    """Whether this is the extra epoch of StochasticWeightAveraging, which cannot be resumed."""
+    if not getattr(trainer.fit_loop, "_skip_backward", False):
+        return False
+    teller.once(
+        "no step is saved in the last epoch of StochasticWeightAveraging, which only updates BatchNorm: "
+        "Lightning cannot resume it. A run that is killed in it goes on from the step before"
+    )
+    return True
+
+
+class AveragingSchedule:
+    """Keeps the learning rate right when a run with StochasticWeightAveraging resumes.
+
+    Its scheduler is made in on_train_epoch_start, which Lightning does not call mid-epoch, and making it
+    steps it once, which changes the rates that have just been restored.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        """Note the rates as restored. Called in on_train_start."""
+        self._trainer = trainer
+        self._groups = [
+            {name: value for name, value in group.items() if name != "params"}
+            for optimizer in trainer.optimizers
+            for group in optimizer.param_groups
+        ]
+
+    def begin_mid_epoch(self, module: LightningModule) -> None:
+        """Let its hook make the scheduler, and put the rates back. Called in on_train_start."""
+        for callback in self._trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, StochasticWeightAveraging) and (
+                callback.swa_start <= self._trainer.current_epoch <= callback.swa_end
+            ):
+                callback.on_train_epoch_start(self._trainer, module)
+                self.put_back()
+
+    def put_back(self) -> None:
+        """Undo what making the scheduler did to the rates. Called in on_train_epoch_start."""
+        groups = [group for opt in self._trainer.optimizers for group in opt.param_groups]
+        for group, noted in zip(groups, self._groups, strict=True):
+            group.update(noted)
+
+
+class StepCounter:
+    """Waits before every step of optimizers, and sees whether Lightning counts them.
+
+    For manual optimization: `optimizers(use_pl_optimizer=False)` steps behind Lightning's back, with neither
+    its hooks nor its count of steps.
+    """
+
+    def __init__(self, wait: Any, teller: Teller) -> None:
+        self._wait = wait
+        self._teller = teller
+        self._handles: list[Any] = []
+        self._steps = 0
+
+    def watch(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Begin."""
+        self._handles = [opt.register_step_pre_hook(self._before_step) for opt in optimizers]
+
+    def close(self) -> None:
+        """End. Idempotent."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def check(self, trainer: Trainer) -> None:
+        """Called after each batch."""
+        if self._steps and trainer.global_step == 0:
+            self._teller.once(
+                "optimizers step, and Lightning's global_step stays 0, so nothing is saved before the end of "
+                "training: use self.optimizers() in place of self.optimizers(use_pl_optimizer=False)"
+            )
+
+    def _before_step(self, *_: Any) -> None:
+        self._steps += 1
+        self._wait()

@@ -1,0 +1,13 @@
+"""The frameworks that the integrations are for."""
+
+from __future__ import annotations
+
+import importlib.util
+
+FRAMEWORKS = {"lightning": "pip install 'ckpt-core[lightning]'"}
+"""Folder of tests and import name of each, and how to install it."""
+
+
+def installed(name: str) -> bool:
+    """Whether it can be imported."""
+    return importlib.util.find_spec(name) is not None

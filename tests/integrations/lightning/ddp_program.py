@@ -1,0 +1,190 @@
+"""One rank of a job that trains: `python -m ...ddp_program RANK RANKS PORT`.
+
+Reads jobs, one line of JSON each, and answers each with a line. All ranks are given the same jobs, or ones
+that differ in `mine`, by rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from ckpt_core.data import ResumableLoader
+from tests.integrations.lightning.models import FEATURES, Net
+from tests.integrations.lightning.running import ending, saver, trainer_of
+
+SAMPLES, BATCH_SIZE = 48, 4
+
+
+class Stop(Exception):
+    pass
+
+
+class Recording(Net):
+    """Notes which samples each step has seen on this rank; fails in the step after `stop_at`."""
+
+    def __init__(
+        self, stop_at: int | None = None, pause_at: int | None = None, width: int = 0
+    ) -> None:
+        super().__init__()
+        self.stop_at, self.pause_at = stop_at, pause_at
+        self.samples: list[Any] = []
+        if width:
+            self.extra = nn.Linear(width, width, bias=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y, ids = batch
+        if self.global_step == self.stop_at:
+            raise Stop
+        if self.global_step == self.pause_at:
+            signal.pause()  # until it is killed
+        self.samples.append([self.current_epoch, self.global_step, ids.tolist()])
+        loss = self.loss((x, y))
+        self.log("loss", loss.detach() + self.global_rank)
+        if hasattr(self, "extra"):
+            loss = loss + 0.01 * self.extra.weight.square().mean()
+        return loss
+
+
+class Sharded(Recording):
+    """The same by FSDP2, if there is a mesh; without BatchNorm, whose buffers nobody would keep equal."""
+
+    def configure_model(self) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        self.net[1] = nn.LayerNorm(8)
+        if self._device_mesh is None:
+            return
+        mesh = self._device_mesh["data_parallel"]
+        for layer in (self.net[0], self.net[4]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.net, mesh=mesh)
+
+
+class Watch(Callback):
+    """Keeps the state with which training begins, and calls `trainer.save_checkpoint`."""
+
+    def __init__(self, save_to: dict[str, Any] | None = None) -> None:
+        self.begin: Any = None
+        self.save_to = save_to
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        states = [optimizer.state_dict() for optimizer in trainer.optimizers]
+        self.begin = whole({"state_dict": pl_module.state_dict(), "optimizer_states": states})
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        if self.save_to is not None and trainer.global_step == self.save_to["step"]:
+            trainer.save_checkpoint(self.save_to["path"])
+
+
+class Rank:
+    """What this process is."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.rank, self.ranks = rank, ranks
+
+    def fit(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Train as the job says; the answer says how it went, and `out` holds the tensors."""
+        torch.manual_seed(job.get("seed", 7) + self.rank)  # dropout differs from rank to rank
+        sharded = job.get("sharded", False)
+        kind = Sharded if sharded else Recording
+        mine = {**job, **job.get("mine", {}).get(str(self.rank), {})}
+        module = kind(job.get("stop_at"), mine.get("pause_at"), job.get("width", 0))
+        watch = Watch(job.get("save_to"))
+        callbacks = [saver(Path(job["root"]), **mine.get("saving", {}))] if "root" in job else []
+        trainer = trainer_of(
+            watch,
+            *callbacks,
+            strategy=_sharding(self.ranks) if sharded else job.get("strategy", "ddp"),
+            devices=self.ranks,
+            **{"max_epochs": 2, **job.get("trainer", {})},
+        )
+        with contextlib.suppress(Stop):
+            trainer.fit(module, loader(job.get("plain", False)), ckpt_path=job.get("ckpt_path"))
+        last = whole(ending(trainer, module)) if job.get("stop_at") is None else None
+        torch.save({"begin": watch.begin, "last": last}, f"{job['out']}.{self.rank}")
+        return {"samples": module.samples, "best": [c.best_model_path for c in callbacks]}
+
+
+def _sharding(ranks: int) -> Any:
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    return ModelParallelStrategy(
+        data_parallel_size=ranks, tensor_parallel_size=1, process_group_backend="gloo"
+    )
+
+
+def loader(plain: bool = False) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(SAMPLES, FEATURES, generator=generator)
+    data = TensorDataset(x, x.sum(1, keepdim=True), torch.arange(SAMPLES))
+    if plain:
+        return DataLoader(data, batch_size=BATCH_SIZE, sampler=DistributedSampler(data, seed=3))
+    return ResumableLoader(data, batch_size=BATCH_SIZE, shuffle=True, seed=3)
+
+
+def whole(value: Any) -> Any:
+    """A copy in which distributed tensors are whole. Called on every rank."""
+    if isinstance(value, dict):
+        return {key: whole(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [whole(item) for item in value]
+    if isinstance(value, torch.Tensor):
+        return value.full_tensor() if hasattr(value, "full_tensor") else value.detach().clone()
+    return value
+
+
+class _Said(logging.Handler):
+    """Keeps what Lightning's log says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def answer(rank: Rank, job: dict[str, Any], said: _Said) -> dict[str, Any]:
+    """Do a job; how it went."""
+    said.lines.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = rank.fit(job)
+        except BaseException as exc:
+            # Lightning ends the process on some errors; the job is over, the process goes on.
+            text = f"{type(exc).__name__}: {exc}"
+            found = {"error": text, "traceback": traceback.format_exc()}
+    told = [str(w.message) for w in caught if w.category.__name__ == "CheckpointWarning"]
+    return {**found, "warnings": told, "said": list(said.lines)}
+
+
+def main() -> None:
+    rank, ranks, port = map(int, sys.argv[1:4])
+    os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    said = _Said()
+    logging.getLogger("lightning.pytorch").addHandler(said)
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Whatever else is printed must not look like an answer.
+    one = Rank(rank, ranks)
+    for line in sys.stdin:
+        print(json.dumps(answer(one, json.loads(line), said)), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Tiny modules and loaders that between them use every part of Lightning that a resume has to get right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+BATCHES, BATCH_SIZE, FEATURES = 5, 4, 6
+
+
+class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Samples with random augmentation, drawn where they are fetched."""
+
+    def __init__(self, *, augment: bool = True) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(BATCHES * BATCH_SIZE, FEATURES, generator=generator)
+        self.y = self.x.sum(1, keepdim=True)
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = torch.randn(FEATURES) * 0.1 if self.augment else torch.zeros(FEATURES)
+        return self.x[index] + noise, self.y[index]
+
+
+def train_loader(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Noisy(), batch_size=BATCH_SIZE, shuffle=True, **options)
+
+
+def val_loader() -> DataLoader[Any]:
+    return DataLoader(Noisy(augment=False), batch_size=BATCH_SIZE)
+
+
+class Net(LightningModule):
+    """Dropout (random numbers), BatchNorm (buffers that change in the forward pass), AdamW, a schedule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1)
+        )
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self.net(x).float(), y)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class Plateau(Net):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"},
+        }
+
+
+class StepPlateau(Net):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+        config = {"scheduler": schedule, "monitor": "val_loss", "interval": "step", "strict": False}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+class Lbfgs(Net):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.05, max_iter=3)
+
+
+class TwoManual(Net):
+    """Two optimizers that the module steps itself; only one of them in odd batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for number, optimizer in enumerate(self.optimizers()):
+            if number and batch_idx % 2:
+                continue
+            loss = self.loss(batch)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        if batch_idx == BATCHES - 1:
+            self.lr_schedulers().step()
+
+    def configure_optimizers(self) -> Any:
+        first = torch.optim.AdamW(self.net[:3].parameters(), lr=0.01)
+        second = torch.optim.SGD(self.net[3:].parameters(), lr=0.01, momentum=0.9)
+        return [first, second], [torch.optim.lr_scheduler.StepLR(first, 1, 0.5)]
+
+
+class OwnHook(Net):
+    """Changes weights and buffers in its own on_train_batch_end, after every callback."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(8, FEATURES))
+        self.count = 0
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        weight = self.net[0].weight
+        self.average.mul_(0.9).add_(weight.detach(), alpha=0.1)
+        with torch.no_grad():
+            weight.clamp_(-0.35, 0.35)
+        self.count += 1
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        # The average takes part in training, so that a wrong one shows.
+        return self.loss(batch) + 0.1 * (self.net[0].weight - self.average).pow(2).sum()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["count"] = self.count
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.count = checkpoint["count"]

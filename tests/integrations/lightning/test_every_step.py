@@ -1,0 +1,117 @@
+"""From every step of 3 epochs of 5 batches, a fresh trainer ends bit for bit as a run that never stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, callbacks
+
+from ckpt_core import committed_steps, step_path
+from ckpt_core.data import ResumableLoader
+from tests.integrations.lightning import models
+from tests.integrations.lightning.running import differences, ending, fit, saver
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of training.
+
+    Attributes:
+        steps: how many optimizer steps it has; all of them but the last must have been saved.
+        options: of the Trainer.
+    """
+
+    make: Callable[[], LightningModule] = models.Net
+    steps: int = 15
+    loaders: Callable[[], Any] = models.train_loader
+    val: bool = False
+    callbacks: Callable[[], list[Any]] = list
+    options: dict[str, Any] = field(default_factory=dict)
+    stride: int = 1
+
+
+def _resumable() -> Any:
+    return ResumableLoader(models.Noisy(), batch_size=models.BATCH_SIZE, shuffle=True, seed=3)
+
+
+def _stateful() -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(models.Noisy(), batch_size=models.BATCH_SIZE, shuffle=True)
+
+
+def _own_generator() -> Any:
+    return models.train_loader(generator=torch.Generator().manual_seed(5))
+
+
+def _averaging() -> list[Any]:
+    return [callbacks.EMAWeightAveraging(decay=0.8)]
+
+
+MID = {"val_check_interval": 2}
+BY_STEPS = {"max_epochs": None, "max_steps": 15}
+CASES = {
+    "plain loader": Case(),
+    "plain loader, two workers": Case(loaders=lambda: models.train_loader(num_workers=2), stride=4),
+    "plain loader with a generator": Case(loaders=_own_generator),
+    "resumable loader": Case(loaders=_resumable),
+    "stateful loader": Case(loaders=_stateful),
+    "validation at the end": Case(val=True),
+    "validation in the middle": Case(val=True, options=MID),
+    "by steps": Case(options=BY_STEPS),
+    "by steps, validation at the end": Case(val=True, options=BY_STEPS),
+    "by steps, validation in the middle": Case(val=True, options=BY_STEPS | MID),
+    "accumulation": Case(steps=9, options={"accumulate_grad_batches": 2}),
+    "accumulation, validation in the middle": Case(
+        steps=9, val=True, options={"accumulate_grad_batches": 2, "val_check_interval": 1}
+    ),
+    "mixed precision and clipping": Case(
+        options={"precision": "bf16-mixed", "gradient_clip_val": 0.5}
+    ),
+    "averaged weights": Case(callbacks=_averaging),
+    "averaged weights, validation in the middle": Case(callbacks=_averaging, val=True, options=MID),
+    "LBFGS": Case(make=models.Lbfgs),
+    "manual optimization": Case(make=models.TwoManual, steps=24),
+    "plateau": Case(make=models.Plateau, val=True),
+    "plateau, validation in the middle": Case(make=models.Plateau, val=True, options=MID),
+    "plateau of steps, validation in the middle": Case(
+        make=models.StepPlateau, val=True, options=MID
+    ),
+    "own on_train_batch_end": Case(make=models.OwnHook),
+    "own on_train_batch_end, validation in the middle": Case(
+        make=models.OwnHook, val=True, options=MID
+    ),
+}
+if not hasattr(callbacks, "EMAWeightAveraging"):  # new in Lightning 2.6
+    CASES = {name: case for name, case in CASES.items() if "averaged" not in name}
+
+
+def _run(case: Case, *others: Any, **options: Any) -> dict[str, Any]:
+    val = models.val_loader() if case.val else None
+    around = (*case.callbacks(), *others)
+    trainer, module = fit(case.make, case.loaders, *around, val=val, **case.options, **options)
+    return ending(trainer, module)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_run_that_resumes_from_any_step_ends_as_if_it_had_never_stopped(
+    case: Case, root: Path, tmp_path: Path
+) -> None:
+    never_saved = _run(case)
+    assert never_saved["global_step"] == case.steps
+    assert not differences(never_saved, _run(case, saver(root, every_n_steps=1)))
+    saved = committed_steps(root)
+    # Manual optimization with several optimizers passes over some numbers.
+    assert saved[-1] == case.steps and len(saved) >= case.steps * 5 // 8
+    wrong = {}
+    for step in saved[:: case.stride]:
+        beside = saver(tmp_path / f"from-{step}", every_n_epochs=100, save_last=False)
+        resumed = _run(case, beside, seed=100 + step, ckpt_path=str(step_path(root, step)))
+        if found := differences(never_saved, resumed):
+            wrong[step] = found[:4]
+    assert not wrong

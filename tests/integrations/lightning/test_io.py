@@ -1,0 +1,153 @@
+"""Every way in which Lightning names a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import ckpt_lightning
+from ckpt_core import ConfigError, NotCommitted, UntrustedData, committed_steps, step_path
+from ckpt_lightning import StepIO
+from tests.integrations.lightning import models
+from tests.integrations.lightning.running import QUIET, differences, ending, fit, saver, trainer_of
+
+
+class Odd:
+    """A hyper-parameter that only its own class can load."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Odd)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class WithHparams(models.Net):
+    def __init__(self, width: int = 3, extra: Any = None) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+def _val_loss(trainer: Trainer, module: Any, path: str) -> float:
+    return trainer.validate(module, models.val_loader(), ckpt_path=path, verbose=False)[0][
+        "val_loss"
+    ]
+
+
+def test_validate_test_and_predict_take_a_root_a_step_or_best(root: Path) -> None:
+    trainer, module = fit(models.Net, models.train_loader, saver(root))
+    expected = trainer.validate(module, models.val_loader(), verbose=False)[0]["val_loss"]
+    for path in (str(root), str(step_path(root, 15)), "best"):
+        with torch.no_grad():
+            module.net[0].weight.zero_()
+        assert _val_loss(trainer, module, path) == expected
+    assert _val_loss(trainer, module, str(step_path(root, 5))) != expected
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_fresh_process_validates_with_the_callback_or_with_the_plugin_alone(root: Path) -> None:
+    trainer, module = fit(models.Net, models.train_loader, saver(root))
+    expected = trainer.validate(module, models.val_loader(), verbose=False)[0]["val_loss"]
+    assert _val_loss(trainer_of(saver(root)), models.Net(), str(root)) == expected
+    alone = Trainer(plugins=[StepIO()], enable_checkpointing=False, **QUIET)
+    assert _val_loss(alone, models.Net(), str(root)) == expected
+
+
+def test_load_gives_the_weights_and_the_hyper_parameters(root: Path) -> None:
+    _, module = fit(lambda: WithHparams(width=5), models.train_loader, saver(root))
+    tree = ckpt_lightning.load(root)
+    assert tree["hyper_parameters"] == {"width": 5, "extra": None}
+    fresh = WithHparams(**tree["hyper_parameters"])
+    fresh.load_state_dict(tree["state_dict"])
+    assert not differences(dict(module.state_dict()), dict(fresh.state_dict()))
+
+
+def test_hyper_parameters_that_could_run_code_need_trust(root: Path) -> None:
+    def make() -> Any:
+        return WithHparams(extra=Odd())
+
+    fit(make, models.train_loader, saver(root), max_epochs=1)
+    with pytest.raises(UntrustedData, match="trusted=True"):
+        ckpt_lightning.load(root)
+    with pytest.raises(UntrustedData):
+        fit(make, models.train_loader, saver(root), max_epochs=1)
+    assert ckpt_lightning.load(root, trusted=True)["hyper_parameters"]["extra"] == Odd()
+    fit(make, models.train_loader, saver(root, trusted=True), max_epochs=2)
+
+
+def test_save_checkpoint_writes_a_root_of_our_own_or_a_file_of_lightnings(
+    root: Path, tmp_path: Path
+) -> None:
+    trainer, module = fit(models.Net, models.train_loader, saver(root))
+    expected = trainer.validate(module, models.val_loader(), verbose=False)[0]["val_loss"]
+    trainer.save_checkpoint(tmp_path / "by-hand")
+    trainer.save_checkpoint(tmp_path / "by-hand.ckpt")
+    assert committed_steps(tmp_path / "by-hand") == (15,)
+    assert (tmp_path / "by-hand.ckpt").is_file()
+    for path in (tmp_path / "by-hand", tmp_path / "by-hand.ckpt"):
+        with torch.no_grad():
+            module.net[0].weight.zero_()
+        assert _val_loss(trainer, module, str(path)) == expected
+    with pytest.raises(ConfigError, match="storage_options"):
+        trainer.save_checkpoint(tmp_path / "by-hand", storage_options={"a": 1})
+
+
+def test_save_checkpoint_of_the_open_root_adds_a_step_that_resumes_exactly(root: Path) -> None:
+    class SavesByHand(models.Net):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if self.global_step == 7:
+                self.trainer.save_checkpoint(root)
+                assert committed_steps(root) == (5, 7)
+
+    fit(SavesByHand, models.train_loader, saver(root))
+    assert committed_steps(root) == (5, 7, 10, 15)
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_an_old_checkpoint_file_still_starts_a_run(root: Path, tmp_path: Path) -> None:
+    theirs = ModelCheckpoint(tmp_path / "theirs", filename="{step}")
+    fit(models.Net, models.train_loader, theirs, max_epochs=1)
+    path = tmp_path / "theirs" / "step=5.ckpt"
+    trainer, _ = fit(models.Net, models.train_loader, saver(root), ckpt_path=str(path))
+    assert trainer.global_step == 15
+    assert committed_steps(root) == (10, 15)
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_run_that_began_from_an_old_file_resumes_exactly_from_steps_of_ours(
+    root: Path, tmp_path: Path
+) -> None:
+    theirs = ModelCheckpoint(tmp_path / "theirs", filename="{step}")
+    fit(models.Net, models.train_loader, theirs, max_epochs=1)
+    path = str(tmp_path / "theirs" / "step=5.ckpt")
+    first = ending(
+        *fit(models.Net, models.train_loader, saver(root, every_n_steps=1), ckpt_path=path)
+    )
+    wrong = {}
+    for step in committed_steps(root):
+        other = saver(tmp_path / f"from-{step}")
+        again = fit(models.Net, models.train_loader, other, ckpt_path=str(step_path(root, step)))
+        if found := differences(first, ending(*again)):
+            wrong[step] = found
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", ["missing", "empty", "missing/step-000000000003"])
+def test_a_directory_without_a_committed_step_is_named_in_the_error(
+    root: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotCommitted, match=r"missing|empty"):
+        fit(models.Net, models.train_loader, saver(root), ckpt_path=str(tmp_path / name))
+
+
+def test_a_half_written_directory_is_refused(root: Path, tmp_path: Path) -> None:
+    fit(models.Net, models.train_loader, saver(root), max_epochs=1)
+    attempt = root / ".inflight" / "000000000005-abc"
+    attempt.mkdir(parents=True)
+    with pytest.raises(NotCommitted, match="not committed"):
+        fit(models.Net, models.train_loader, saver(tmp_path / "new"), ckpt_path=str(attempt))

@@ -1,0 +1,92 @@
+"""A real process is killed, run again, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckpt_core import committed_steps
+from tests.integrations.lightning import killed_program
+from tests.integrations.lightning.running import differences
+
+HERE = Path(__file__).parents[3]
+STEPS = killed_program.EPOCHS * killed_program.SAMPLES // killed_program.BATCH_SIZE
+
+
+@pytest.fixture
+def program(root: Path, tmp_path: Path) -> Program:
+    return Program(root, tmp_path / "log.txt", tmp_path / "last.pt")
+
+
+class Program:
+    """The script and its files."""
+
+    def __init__(self, root: Path, log: Path, last: Path) -> None:
+        self.root, self.log, self.last = root, log, last
+
+    def run(self, *, kill_after: int | None = None, sign: int = signal.SIGKILL) -> int:
+        """Run the script; send it a signal once it has begun so many training steps. Its exit code."""
+        begun = self.lines()
+        environ = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE / 'integrations'}"}
+        module = "tests.integrations.lightning.killed_program"
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, self.root, self.log, self.last], env=environ, cwd=HERE
+        )
+        try:
+            deadline = time.monotonic() + 120
+            while kill_after is not None and len(self.lines()) - len(begun) < kill_after:
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.001)
+            if kill_after is not None:
+                process.send_signal(sign)
+            return process.wait(timeout=120)
+        finally:
+            process.kill()
+            process.wait()
+
+    def lines(self) -> list[str]:
+        text = self.log.read_text() if self.log.exists() else ""
+        return text.splitlines()
+
+    def samples_of_steps(self) -> dict[int, tuple[int, list[int]]]:
+        """Epoch and samples of each step, by the process that got furthest with it."""
+        rows = (line.split() for line in self.lines())
+        return {
+            int(step): (int(epoch), [int(n) for n in ids.split(",")]) for epoch, step, ids in rows
+        }
+
+
+def test_a_process_killed_again_and_again_sees_each_sample_once_and_ends_bit_for_bit_the_same(
+    program: Program, tmp_path: Path
+) -> None:
+    expected = killed_program.run(tmp_path / "undisturbed", tmp_path / "undisturbed.txt")
+    rng = random.Random(int(os.environ.get("CKPT_TEST_SEED", "0")))
+    for _ in range(3):
+        assert program.run(kill_after=rng.randint(3, 12)) == -signal.SIGKILL
+    assert program.run() == 0
+    assert not differences(expected, torch.load(program.last, weights_only=False))
+    steps = program.samples_of_steps()
+    assert sorted(steps) == list(range(STEPS))
+    for epoch in range(killed_program.EPOCHS):
+        seen = [sample for at, ids in steps.values() if at == epoch for sample in ids]
+        assert sorted(seen) == list(range(killed_program.SAMPLES))
+
+
+def test_sigterm_saves_the_step_that_was_reached_and_nothing_is_done_twice(
+    program: Program, tmp_path: Path
+) -> None:
+    expected = killed_program.run(tmp_path / "undisturbed", tmp_path / "undisturbed.txt")
+    program.run(kill_after=7, sign=signal.SIGTERM)
+    done = len(program.lines())
+    assert committed_steps(program.root)[-1] == done
+    assert program.run() == 0
+    assert len(program.lines()) == STEPS
+    assert not differences(expected, torch.load(program.last, weights_only=False))

@@ -1,0 +1,216 @@
+"""The ten traps of resuming in Lightning: each is handled, or told about at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from ckpt_core import committed_steps, step_path
+from ckpt_lightning import CheckpointWarning
+from ckpt_lightning.capture import Owned
+from tests.integrations.lightning import models
+from tests.integrations.lightning.running import differences, ending, fit, saver
+
+
+def _wrong_steps(
+    root: Path, tmp_path: Path, make: Any, loaders: Any, **options: Any
+) -> dict[int, list[str]]:
+    """Run once, saving every step; resume from each; the steps from which the end differs."""
+    callbacks: Callable[[], list[Any]] = options.pop("callbacks", list)
+    expected = ending(*fit(make, loaders, *callbacks(), **options))
+    fit(make, loaders, *callbacks(), saver(root, every_n_steps=1), **options)
+    wrong = {}
+    for step in committed_steps(root):
+        beside = saver(tmp_path / f"from-{step}", every_n_epochs=99, save_last=False)
+        path = str(step_path(root, step))
+        again = fit(make, loaders, *callbacks(), beside, seed=step, ckpt_path=path, **options)
+        if found := differences(expected, ending(*again)):
+            wrong[step] = found[:3]
+    assert committed_steps(root)
+    return wrong
+
+
+class Counting(models.Net):
+    """Counts the batches that it is given, in all processes of a run together."""
+
+    batches: list[int] = []  # noqa: RUF012
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.batches.append(self.global_step)
+        return super().training_step(batch, batch_idx)
+
+
+def test_trap_1_a_run_by_steps_that_resumes_between_epochs_trains_no_batch_too_many(
+    root: Path,
+) -> None:
+    Counting.batches.clear()
+    options = {"max_epochs": -1, "max_steps": 15}
+    fit(Counting, models.train_loader, saver(root), **options)
+    Counting.batches.clear()
+    path = str(step_path(root, 5))
+    fit(Counting, models.train_loader, saver(root), ckpt_path=path, **options)
+    assert Counting.batches == list(range(5, 15))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader], ids=["plain", "stateful"])
+def test_trap_2_a_sampler_that_goes_by_epochs_is_told_the_epoch_before_it_draws(
+    root: Path, tmp_path: Path, kind: Any, workers: int
+) -> None:
+    def loader() -> Any:
+        data = models.Noisy(augment=False)
+        sampler = DistributedSampler(data, num_replicas=1, rank=0, shuffle=True)
+        return kind(data, batch_size=models.BATCH_SIZE, sampler=sampler, num_workers=workers)
+
+    def quiet() -> Any:
+        return _wrong_steps(root, tmp_path, models.Net, loader, max_epochs=2)
+
+    if kind is StatefulDataLoader and workers:
+        with pytest.warns(CheckpointWarning, match="StatefulDataLoader with workers"):
+            assert not quiet()
+    else:
+        assert not quiet()
+
+
+class Endless(IterableDataset[Any]):
+    """Samples without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        data = models.Noisy()
+        return (data[index] for index in torch.randperm(len(data)).tolist())
+
+
+class StatefulEndless(DataLoader[Any]):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def test_trap_3_a_loader_without_a_length_loses_no_batch(root: Path, tmp_path: Path) -> None:
+    def loader() -> Any:
+        return DataLoader(Endless(), batch_size=models.BATCH_SIZE)
+
+    assert not _wrong_steps(root, tmp_path, models.Net, loader, max_epochs=2)
+
+
+def test_trap_3_a_state_that_is_one_batch_ahead_is_told(root: Path) -> None:
+    def loader() -> Any:
+        return StatefulEndless(Endless(), batch_size=models.BATCH_SIZE)
+
+    with pytest.warns(CheckpointWarning, match="has a state but no length"):
+        fit(models.Net, loader, saver(root, every_n_steps=2), max_epochs=1)
+
+
+def _stateful() -> Any:
+    return StatefulDataLoader(models.Noisy(), batch_size=models.BATCH_SIZE, shuffle=True)
+
+
+@pytest.mark.parametrize("step", [5, 10])
+def test_traps_4_and_5_a_stateful_loader_at_the_end_of_an_epoch_begins_the_next_one(
+    root: Path, tmp_path: Path, step: int
+) -> None:
+    expected = ending(*fit(models.Net, _stateful))
+    fit(models.Net, _stateful, saver(root))
+    path = str(step_path(root, step))
+    again = fit(models.Net, _stateful, saver(tmp_path / "other"), seed=1, ckpt_path=path)
+    assert not differences(expected, ending(*again))
+
+
+def test_trap_5_random_augmentation_in_workers_of_a_stateful_loader_is_told(root: Path) -> None:
+    def loader() -> Any:
+        return StatefulDataLoader(models.Noisy(), batch_size=models.BATCH_SIZE, num_workers=1)
+
+    with pytest.warns(CheckpointWarning, match=r"random augmentation in its workers does not"):
+        fit(models.Net, loader, saver(root, every_n_steps=2), max_epochs=1)
+
+
+def test_trap_6_a_script_that_seeds_everything_does_not_see_the_first_order_again(
+    root: Path, tmp_path: Path
+) -> None:
+    expected = ending(*fit(models.Net, models.train_loader, seed=7))
+    fit(models.Net, models.train_loader, saver(root), seed=7)
+    path = str(step_path(root, 5))
+    again = fit(models.Net, models.train_loader, saver(tmp_path / "b"), seed=7, ckpt_path=path)
+    assert not differences(expected, ending(*again))
+
+
+@pytest.mark.parametrize("step", [3, 5, 8])
+def test_trap_7_a_plateau_scheduler_is_stepped_at_the_end_of_a_resumed_epoch(
+    root: Path, tmp_path: Path, step: int
+) -> None:
+    options = {"val": models.val_loader()}
+    expected = ending(*fit(models.Plateau, models.train_loader, **options))
+    fit(models.Plateau, models.train_loader, saver(root, every_n_steps=1), **options)
+    path = str(step_path(root, step))
+    beside = saver(tmp_path / "beside")
+    again = ending(*fit(models.Plateau, models.train_loader, beside, ckpt_path=path, **options))
+    assert again["schedulers"] == expected["schedulers"]
+
+
+def test_trap_8_the_memory_of_a_distributed_tensor_is_that_of_its_local_part() -> None:
+    from torch.distributed import HashStore, destroy_process_group, init_process_group
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        whole = distribute_tensor(torch.ones(4, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
+        parameter = torch.nn.Parameter(whole)
+        owned = Owned([torch.optim.SGD([parameter])])
+        assert parameter.detach() in owned
+        assert torch.ones(4, 2) not in owned
+    finally:
+        destroy_process_group()
+
+
+def test_trap_9_a_hook_that_lightning_does_not_call_again_is_told(root: Path) -> None:
+    class BeginsEpochs(models.Net):
+        def on_train_epoch_start(self) -> None:
+            pass
+
+    fit(BeginsEpochs, models.train_loader, saver(root, every_n_steps=3), max_epochs=1)
+    path = str(step_path(root, 3))
+    with pytest.warns(CheckpointWarning, match=r"BeginsEpochs\.on_train_epoch_start is not called"):
+        fit(BeginsEpochs, models.train_loader, saver(root), ckpt_path=path, max_epochs=1)
+
+
+def _swa() -> list[Any]:
+    return [StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2, annealing_epochs=2)]
+
+
+@pytest.mark.filterwarnings("ignore:SWA is currently only supported every epoch")
+@pytest.mark.filterwarnings("ignore:SWA is initializing after swa_start")
+def test_trap_10_no_step_is_saved_while_averaged_weights_get_their_batch_norm(
+    root: Path, tmp_path: Path
+) -> None:
+    def make() -> LightningModule:
+        return models.Net()
+
+    with pytest.warns(CheckpointWarning, match="StochasticWeightAveraging, which only updates"):
+        wrong = _wrong_steps(root, tmp_path, make, models.train_loader, callbacks=_swa)
+    # From the last step nothing is trained any more; the averaging has dropped its scheduler by then.
+    assert wrong.pop(16) == [".schedulers: length"] and not wrong
+    # Step 15 is where that epoch begins, 16 where it has ended.
+    assert committed_steps(root) == (*range(1, 15), 16)
+
+
+def test_raw_optimizers_that_lightning_does_not_count_are_told(root: Path) -> None:
+    class Raw(models.TwoManual):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            for optimizer in self.optimizers(use_pl_optimizer=False):
+                optimizer.zero_grad()
+                self.manual_backward(self.loss(batch))
+                optimizer.step()
+
+    with pytest.warns(CheckpointWarning, match="global_step stays 0"):
+        fit(Raw, models.train_loader, saver(root, every_n_steps=2), max_epochs=1)

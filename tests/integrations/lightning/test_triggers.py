@@ -1,0 +1,243 @@
+"""When a save starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_core import ConfigError, EveryNSteps, Options, committed_steps, step_path
+from ckpt_lightning import AsyncCheckpoint, CheckpointWarning
+from ckpt_lightning.ranking import Ranking
+from ckpt_lightning.triggers import Triggers
+from tests.integrations.lightning import models
+from tests.integrations.lightning.running import SMALL, fit, saver
+
+ALWAYS = 1e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, (5, 10, 15)),
+        ({"every_n_steps": 4}, (4, 8, 12, 15)),
+        ({"every_n_steps": 4, "save_last": False}, (4, 8, 12)),
+        ({"every_n_steps": 5}, (5, 10, 15)),
+        ({"every_n_epochs": 2}, (10, 15)),
+        ({"every_n_epochs": 2, "every_n_steps": 6}, (6, 10, 12, 15)),
+        ({"every_n_steps": 100, "save_last": False}, ()),
+        ({"policy": EveryNSteps(7)}, (7, 14, 15)),
+        ({"policy": EveryNSteps(7) & EveryNSteps(2)}, (7, 14, 15)),
+        ({"train_time_interval": timedelta(days=1)}, (15,)),
+        ({"train_time_interval": ALWAYS, "save_last": False}, tuple(range(2, 16))),
+    ],
+    ids=str,
+)
+def test_steps_are_saved_when_they_were_asked_for(
+    root: Path, options: dict[str, Any], steps: tuple[int, ...]
+) -> None:
+    fit(models.Net, models.train_loader, saver(root, **options))
+    found = committed_steps(root)
+    assert found == steps or found == (1, *steps)
+
+
+def test_a_step_that_lies_within_a_batch_of_several_is_made_up_for(root: Path) -> None:
+    fit(models.TwoManual, models.train_loader, saver(root, every_n_steps=3, save_last=False))
+    # The steps of this module go 2, 3, 5, 6, 8 | 10, 11, 13, 14, 16 | 18, 19, 21, 22, 24.
+    assert committed_steps(root) == (3, 6, 10, 13, 16, 18, 21, 24)
+
+
+def test_old_steps_go_and_the_newest_stay(root: Path) -> None:
+    options = Options(keep_last=2, chunk_bytes="64KiB", staging_bytes="2MiB", writers=2)
+    fit(models.Net, models.train_loader, saver(root, every_n_steps=1, options=options))
+    assert committed_steps(root) == (14, 15)
+
+
+def test_a_state_is_saved_once_though_several_triggers_want_it(root: Path) -> None:
+    callback = saver(root, every_n_steps=5, every_n_epochs=1)
+    seen: list[int] = []
+    fit(models.Net, models.train_loader, callback, _Counting(seen))
+    assert seen == [5, 10, 15]
+
+
+class _Counting(AsyncCheckpoint):
+    """A second, idle one, whose on_load and state are its own; it counts what the first one logs."""
+
+    def __init__(self, seen: list[int]) -> None:
+        super().__init__("unused", every_n_epochs=99)
+        self.seen = seen
+
+    @property
+    def state_key(self) -> str:
+        return "counting"
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        first = trainer.checkpoint_callbacks[0]
+        if stage == "fit":
+            log = first._recorder.session.checkpointer.events
+            log.subscribe(lambda event: event.name == "begin" and self.seen.append(event.step))
+
+
+# -- the best ------------------------------------------------------------------------------------
+
+
+class Scripted(models.Net):
+    """Logs these values, one for each validation."""
+
+    def __init__(self, values: list[float]) -> None:
+        super().__init__()
+        self.values = list(values)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("score", self.values[self.trainer.current_epoch])
+
+
+def _scores(values: list[float]) -> Callable[[], Scripted]:
+    return lambda: Scripted(values)
+
+
+def _best(root: Path, values: list[float], **options: Any) -> AsyncCheckpoint:
+    small = Options(keep_last=1, chunk_bytes="64KiB", staging_bytes="2MiB", writers=2)
+    callback = AsyncCheckpoint(root, monitor="score", options=small, **options)
+    fit(
+        _scores(values),
+        models.train_loader,
+        callback,
+        val=models.val_loader(),
+        max_epochs=len(values),
+    )
+    return callback
+
+
+def test_the_best_steps_stay_beside_the_newest(root: Path) -> None:
+    callback = _best(root, [0.5, 0.1, 0.9, 0.3, 0.7], save_top_k=2)
+    assert committed_steps(root) == (10, 20, 25)
+    assert callback.best_model_path == str(step_path(root, 10))
+    assert callback.kth_best_model_path == str(step_path(root, 20))
+    assert callback.last_model_path == str(step_path(root, 25))
+    assert callback.best_model_score is not None and callback.current_score is not None
+    assert float(callback.best_model_score) == pytest.approx(0.1)
+    assert float(callback.current_score) == pytest.approx(0.7)
+    assert list(callback.best_k_models) == [str(step_path(root, step)) for step in (10, 20)]
+
+
+def test_the_largest_is_best_when_mode_is_max(root: Path) -> None:
+    callback = _best(root, [0.5, 0.1, 0.9, 0.3], mode="max")
+    assert callback.best_model_path == str(step_path(root, 15))
+    assert committed_steps(root) == (15, 20)
+
+
+def test_all_validated_steps_stay_when_top_k_is_all(root: Path) -> None:
+    _best(root, [0.5, 0.1, 0.9, 0.3], save_top_k=-1)
+    assert committed_steps(root) == (5, 10, 15, 20)
+
+
+def test_nothing_is_kept_for_its_score_when_top_k_is_zero(root: Path) -> None:
+    _best(root, [0.5, 0.1, 0.9], save_top_k=0)
+    assert committed_steps(root) == (15,)
+
+
+def test_a_score_that_is_no_number_is_the_worst(root: Path) -> None:
+    callback = _best(root, [float("nan"), 0.4, float("nan")])
+    assert callback.best_model_path == str(step_path(root, 10))
+
+
+def test_the_best_of_an_earlier_process_gives_way_to_a_better_one(root: Path) -> None:
+    _best(root, [0.5, 0.1])
+    # What has given way goes with the next save, when its successor is certainly there.
+    assert committed_steps(root) == (5, 10)
+    _best(root, [0.5, 0.1, 0.3])
+    assert committed_steps(root) == (10, 15)
+    callback = _best(root, [0.5, 0.1, 0.3, 0.05])
+    assert callback.best_model_path == str(step_path(root, 20))
+    assert committed_steps(root) == (10, 20)
+
+
+def test_a_metric_of_training_can_be_monitored(root: Path) -> None:
+    class LogsTraining(models.Net):
+        def on_train_epoch_end(self) -> None:
+            self.log("score", [3.0, 1.0, 2.0][self.trainer.current_epoch])
+
+    callback = saver(root, monitor="score")
+    fit(LogsTraining, models.train_loader, callback)
+    assert callback.best_model_path == str(step_path(root, 10))
+
+
+def test_validations_within_an_epoch_count(root: Path) -> None:
+    callback = saver(root, monitor="val_loss", save_top_k=-1)
+    fit(models.Net, models.train_loader, callback, val=models.val_loader(), val_check_interval=2)
+    assert committed_steps(root) == (2, 4, 5, 7, 9, 10, 12, 14, 15) or committed_steps(root) == (
+        2, 4, 7, 9, 12, 14, 15,
+    )  # fmt: skip
+
+
+def test_a_monitor_that_is_never_logged_is_told_with_the_names_that_are(root: Path) -> None:
+    with pytest.warns(CheckpointWarning, match=r"monitor='val_los' was never logged.*val_loss"):
+        fit(
+            models.Net,
+            models.train_loader,
+            saver(root, monitor="val_los"),
+            val=models.val_loader(),
+        )
+    assert committed_steps(root) == (15,)
+
+
+def test_a_ranking_puts_back_what_gave_way_to_a_save_that_failed() -> None:
+    ranking = Ranking("score", "min", 1)
+    assert ranking.enter(5, 0.5).pin == (5,)
+    change = ranking.enter(10, 0.1)
+    assert (change.pin, dict(change.unpin)) == ((10,), {5: 0.5})
+    ranking.undo(10, change)
+    assert ranking.kept == {5: 0.5}
+
+
+# -- wrong arguments -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"every_n_steps": 0}, "every_n_steps=0 must be an int of at least 1"),
+        ({"every_n_steps": 2.5}, "every_n_steps=2.5"),
+        ({"every_n_epochs": -1}, "every_n_epochs=-1"),
+        ({"train_time_interval": 0}, "above zero"),
+        ({"train_time_interval": "1h"}, "timedelta or seconds"),
+        ({"policy": "auto-ish"}, "is no policy"),
+        ({"mode": "least"}, "use 'min' or 'max'"),
+        ({"save_top_k": -2}, "at least -1"),
+        ({"save_last": "link"}, "True or False"),
+        ({"resume": "always"}, "use 'auto' or 'never'"),
+        ({"on_error": "ignore"}, "on_error='ignore'"),
+        ({"options": {"keep_last": 3}}, "pass ckpt_core.Options"),
+        ({"every_n_train_steps": 5}, "it is every_n_steps here"),
+        ({"dirpath": "x"}, "the first argument"),
+        ({"nonsense": 1}, "no argument 'nonsense'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_named_with_what_to_do(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text.replace(".", r"\.")):
+        AsyncCheckpoint("ckpts", **options)
+
+
+@pytest.mark.parametrize("root", ["", 5, None])
+def test_a_root_must_be_a_path(root: Any) -> None:
+    with pytest.raises(ConfigError, match="is no path"):
+        AsyncCheckpoint(root)
+
+
+def test_nothing_is_written_before_training(root: Path) -> None:
+    AsyncCheckpoint(root, options=SMALL)
+    assert not root.exists()
+
+
+def test_a_schedule_without_any_wish_saves_every_epoch() -> None:
+    assert Triggers().schedule(monitors=False).every_n_epochs == 1
+    assert Triggers().schedule(monitors=True).every_n_epochs is None
+    assert Triggers(every_n_steps=3).schedule(monitors=False).every_n_epochs is None
