@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+
+# torch looks up the name of every peer of its store, for its log. Where no name server answers, each of
+# these takes five seconds. Read when a process first resolves a name, and inherited by those that we start.
+os.environ["RES_OPTIONS"] = "attempts:0"
 
 # Two cores serve the tests: more threads would only add noise to the timings that tests rely on.
 torch.set_num_threads(1)

@@ -74,6 +74,9 @@ class Coordination(Protocol):
     ) -> tuple[Json, ...]:
         """Vote yes, and return once this rank may go on.
 
+        From this call on the rank's files of the attempt belong to the leader of its group, which may
+        publish them even if this rank gives up, declines or gets an error. Only the leader removes them.
+
         Returns:
             On a leader, when every rank of the job has voted yes: `data` of the ranks that share its
             root, in rank order. On other ranks `()`, at once after voting.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ckpt_core.coordination.client import Clients, Store
 
-_LEAST_S = 1.0
+_LEAST_S = 2.0
 """A request made at the deadline, to say that it has passed, still gets so much time."""
 _MARGIN_S = 2.0
 
@@ -30,6 +30,7 @@ class Channel:
     def __init__(self, clients: Clients, deadline: float, beat_s: float) -> None:
         self._clients = clients
         self._beat_s = beat_s
+        self._last = deadline
         self.deadline = deadline
 
     def put(self, key: str, value: str) -> None:
@@ -94,8 +95,10 @@ class Channel:
         return found or self.has(names)
 
     def until(self, deadline: float) -> Channel:
-        """The same, with an earlier deadline."""
-        return Channel(self._clients, min(deadline, self.deadline), self._beat_s)
+        """The same, with an earlier deadline for waits; other requests still have until the first one."""
+        earlier = Channel(self._clients, self._last, self._beat_s)
+        earlier.deadline = min(deadline, self.deadline)
+        return earlier
 
     def early(self) -> Channel:
         """The same, with a deadline a little earlier: who misses it still has time to say so."""
@@ -103,4 +106,4 @@ class Channel:
         return self.until(self.deadline - min(_MARGIN_S, left_s / 10))
 
     def _limit_s(self) -> float:
-        return max(self.deadline - time.monotonic(), _LEAST_S)
+        return max(self._last - time.monotonic(), _LEAST_S)

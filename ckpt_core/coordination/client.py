@@ -28,6 +28,11 @@ _NEW_S = 10.0
 """Opening includes looking up names, which takes its time where a name server does not answer. The first
 value is for connecting, the second for a request that finds no connection free."""
 
+_OPENING = threading.Lock()
+"""Held while a store is made or destroyed: in some versions torch does both without Python's lock, and two at
+once end the process (pytorch issue 143593). For the same reason connections are opened ahead, and not while
+training runs."""
+
 _IDLE_S = 60.0
 """Firewalls forget idle connections without a word, so one that has idled longer is not used again."""
 
@@ -65,7 +70,8 @@ def open_store(host: str, port: int, timeout_s: float, **settings: bool) -> Stor
 
     store: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
     timeout = timedelta(seconds=timeout_s)
-    return store(host, port, wait_for_workers=False, timeout=timeout, **settings)
+    with _OPENING:
+        return store(host, port, wait_for_workers=False, timeout=timeout, **settings)
 
 
 def serve(host: str, port: int) -> Store:
@@ -132,7 +138,8 @@ class Connection:
             action, self._current = job
             self._carry_out(action, self._current)
             del job, action
-        self.client = None
+        with _OPENING:
+            self.client = None
 
     def _carry_out(self, action: Callable[[Store], _Result], future: Future[_Result]) -> None:
         # An abandoned future is done already; then nobody wants the answer.
@@ -166,7 +173,8 @@ class Clients:
     def __init__(self, address: Address, *, patience_s: float) -> None:
         self.address = address
         self.patience_s = patience_s
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._calling = 0
         self._idle: deque[Connection] = deque()
         self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed = False
@@ -181,12 +189,16 @@ class Clients:
             StoreGone: no answer within `limit_s` (at most `patience_s`), or the connection broke.
         """
         limit_s = self.patience_s if limit_s is None else min(limit_s, self.patience_s)
-        connection = self._take()
-        if connection.client is None:
-            limit_s = max(limit_s, _NEW_S)
-        future = connection.start(action)
-        result = self._answer(connection, future, limit_s)
-        self._give_back(connection)
+        connection = self._take_for_call(limit_s)
+        try:
+            if connection.client is None:
+                limit_s = max(limit_s, _NEW_S)
+            result = self._answer(connection, connection.start(action), limit_s)
+            self._give_back(connection)
+        finally:
+            with self._changed:
+                self._calling -= 1
+                self._changed.notify_all()
         return result
 
     def wait(
@@ -206,7 +218,7 @@ class Clients:
         left_s = max(deadline - time.monotonic(), 0.001)
         # Not in slices: each wait that ends without its key makes torch print two lines of warning.
         timeout = timedelta(seconds=left_s + 1.0)
-        connection = self._take()
+        connection = self._take_for_wait()
         future = connection.start(lambda client: client.wait(keys, timeout))
         try:
             while not future.done() and (left_s := deadline - time.monotonic()) > 0:
@@ -230,9 +242,8 @@ class Clients:
         Raises:
             StoreGone: see `call`; but one that merely takes long to open is waited for.
         """
-        with self._lock:
-            missing = count - len(self._idle)
-        connections = [self._take(new=True) for _ in range(missing)]
+        with self._changed:
+            connections = [self._new() for _ in range(count - len(self._idle))]
         futures = [connection.start(lambda client: None) for connection in connections]
         for connection, future in zip(connections, futures, strict=True):
             self._answer(connection, future, _OPENING_S)
@@ -240,8 +251,9 @@ class Clients:
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Close every connection; one that hangs in a request is left to its daemon thread."""
-        with self._lock:
+        with self._changed:
             self._closed = True
+            self._changed.notify_all()
             connections = list(self._all)
             self._idle.clear()
         for connection in connections:
@@ -259,29 +271,53 @@ class Clients:
                 # One reference that nobody gives back: destroying a store joins threads.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
-    def _take(self, new: bool = False) -> Connection:
-        if os.getpid() != self._pid:
-            raise StoreGone("this process was forked from the one that is connected")
-        with self._lock:
-            if self._closed:
-                raise StoreGone("this rank has closed its connections")
-            while self._idle and not new:
-                # The one that has idled longest: the beats then keep all of them in use.
-                connection = self._idle.popleft()
-                if time.monotonic() - connection.idle_since < _IDLE_S:
-                    return connection
-                connection.end()
-            connection = Connection(self.address, self.patience_s)
-            self._all.add(connection)
+    def _take_for_call(self, limit_s: float) -> Connection:
+        """One that is free, or soon will be: other calls are short."""
+        deadline = time.monotonic() + limit_s
+        with self._changed:
+            while (connection := self._oldest_idle()) is None and self._calling:
+                if not self._changed.wait(max(deadline - time.monotonic(), 0.0)):
+                    raise StoreGone(f"the store at {self.address} has not answered {limit_s:.3g} s")
+            connection = connection or self._new()
+            self._calling += 1
             return connection
 
+    def _take_for_wait(self) -> Connection:
+        """One that is free; but the last one stays for calls, which waits may depend on."""
+        with self._changed:
+            spare = len(self._idle) + self._calling > 1
+            return (self._oldest_idle() if spare else None) or self._new()
+
+    def _oldest_idle(self) -> Connection | None:
+        """The one that has idled longest: so the beats keep all of them in use."""
+        self._check_usable()
+        while self._idle:
+            connection = self._idle.popleft()
+            if time.monotonic() - connection.idle_since < _IDLE_S:
+                return connection
+            connection.end()
+        return None
+
+    def _new(self) -> Connection:
+        self._check_usable()
+        connection = Connection(self.address, self.patience_s)
+        self._all.add(connection)
+        return connection
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise StoreGone("this process was forked from the one that is connected")
+        if self._closed:
+            raise StoreGone("this rank has closed its connections")
+
     def _give_back(self, connection: Connection) -> None:
-        with self._lock:
+        with self._changed:
             if self._closed:
                 connection.end()
                 return
             connection.idle_since = time.monotonic()
             self._idle.append(connection)
+            self._changed.notify_all()
 
     def _answer(self, connection: Connection, future: Future[_Result], limit_s: float) -> _Result:
         try:

@@ -96,8 +96,10 @@ class Session:
         gathering = Gathering(self._crew, topic, number)
         channel = self._channel(timeout_s)
         try:
-            answer = gathering.run(channel, json.loads(text))
-            self._reap_later(gathering, channel)
+            try:
+                return gathering.run(channel, json.loads(text))
+            finally:
+                self._reap_later(gathering, channel)
         except StoreGone as exc:
             raise CommitError(
                 f"the ranks could not exchange {topic!r}: {exc}. Nothing was changed. Look for the process "
@@ -105,7 +107,6 @@ class Session:
                 failures=self._blamed(exc),
                 rank=self.info.rank,
             ) from exc
-        return answer
 
     def attempt_id(self, step: int) -> str:
         """See Coordination."""

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _PATIENCE_S = 30.0
 """A store that leaves a request unanswered for so long is gone; so it is, earlier, at the deadline."""
 
-_WARM = 2
-"""One connection to wait on, one to beat and to look at the others meanwhile."""
+_WARM = 3
+"""Connections opened ahead: two to wait on, one for everything else meanwhile."""
 
 
 class TorchStore:

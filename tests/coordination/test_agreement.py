@@ -1,0 +1,320 @@
+"""Several ranks agree, or do not; here they are threads with a TorchStore each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ckpt_core.coordination import Ballot, TorchStore
+from ckpt_core.errors import CkptError, CommitError, ConfigError, CoordinationTimeout, PersistError
+from ckpt_core.types import RankInfo
+
+Make = Callable[..., Any]
+LONG_S = 50.0
+
+
+def commit(store: TorchStore, step: int = 7, plan: str = "plan", **ballot: Any) -> tuple[Any, ...]:
+    attempt = store.attempt_id(step)
+    data = store.agree(attempt, step, Ballot(plan, store.info.rank, **ballot), LONG_S)
+    store.settle(attempt, step, None, LONG_S)
+    return data
+
+
+def no_decline_is_under_way(store: TorchStore) -> None:
+    """Jobs of the heartbeat run in order: when this one has, the earlier ones have."""
+    done = threading.Event()
+    store._session._heart.do(lambda channel: done.set())
+    assert done.wait(LONG_S)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_leader_gets_the_data_of_all_and_everybody_learns_that_it_is_committed(
+    ranks: Make, world_size: int
+) -> None:
+    crew = ranks(world_size)
+    for step in range(3):
+        found = crew.do(lambda store, step=step: commit(store, step))
+        assert found == [tuple(range(world_size)), *[()] * (world_size - 1)]
+
+
+def test_ranks_of_a_node_form_a_group_and_its_first_rank_leads(ranks: Make) -> None:
+    crew = ranks(nodes="baab")
+    assert [store.info for store in crew.stores] == [
+        RankInfo(0, 4, (0, 3)),
+        RankInfo(1, 4, (1, 2)),
+        RankInfo(2, 4, (1, 2)),
+        RankInfo(3, 4, (0, 3)),
+    ]
+    assert crew.do(commit) == [(0, 3), (1, 2), (), ()]
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_a_rank_that_declines_ends_the_attempt_on_every_rank(ranks: Make, who: int) -> None:
+    crew = ranks(nodes="aab")
+
+    def save(store: TorchStore) -> None:
+        attempt = store.attempt_id(7)
+        if store.info.rank == who:
+            store.decline(attempt, 7, PersistError("no space left"))
+            no_decline_is_under_way(store)
+        store.agree(attempt, 7, Ballot("plan", None), LONG_S)
+        store.settle(attempt, 7, None, LONG_S)
+
+    for error in crew.do(save):
+        assert isinstance(error, CommitError)
+        assert list(error.failures) == [who]
+        assert "no space left" in str(error)
+        assert isinstance(error.failures[who], PersistError)
+    assert [isinstance(one, tuple) for one in crew.do(commit)] == [True] * 3, "the next save works"
+
+
+def test_a_rank_with_another_plan_is_named_on_every_rank(ranks: Make) -> None:
+    crew = ranks(4)
+    for error in crew.do(lambda store: commit(store, plan="ab"[store.info.rank in (1, 3)])):
+        assert isinstance(error, CommitError)
+        assert sorted(error.failures) == [1, 3]
+        assert "structure" in str(error)
+
+
+class Names:
+    """A Reference of one name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def encode(self) -> bytes:
+        return self.name.encode()
+
+    def difference(self, other: bytes) -> str | None:
+        if other == b"raise":
+            raise ValueError("cannot compare")
+        return None if other == self.encode() else f"leaf {self.name!r} is not on rank 0"
+
+
+def test_a_reference_that_differs_names_rank_and_leaf_on_every_rank(ranks: Make) -> None:
+    crew = ranks(3)
+    names = ["w", "w", "v"]
+    for error in crew.do(lambda store: commit(store, reference=Names(names[store.info.rank]))):
+        assert isinstance(error, CommitError)
+        assert list(error.failures) == [2]
+        assert "rank 2" in str(error) and "leaf 'v' is not on rank 0" in str(error)
+
+
+def test_references_that_are_equal_or_on_some_ranks_only_pass(ranks: Make) -> None:
+    crew = ranks(3)
+    for holders in ({0, 1, 2}, {0}, {1, 2}, {0, 2}):
+        found = crew.do(
+            lambda store, holders=holders: commit(
+                store, reference=Names("w") if store.info.rank in holders else None
+            )
+        )
+        assert found == [(0, 1, 2), (), ()]
+
+
+def test_a_comparison_that_raises_fails_the_save_and_leaves_nobody_waiting(ranks: Make) -> None:
+    crew = ranks(2)
+    for error in crew.do(lambda store: commit(store, reference=Names("raise"))):
+        assert isinstance(error, CommitError)
+        assert "cannot compare" in str(error)
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_leader_that_cannot_publish_fails_the_step_everywhere(ranks: Make, who: int) -> None:
+    crew = ranks(nodes="aabb")
+
+    def save(store: TorchStore) -> None:
+        attempt = store.attempt_id(7)
+        store.agree(attempt, 7, Ballot("plan", None), LONG_S)
+        failed = OSError(5, "Input/output error") if store.info.rank == who else None
+        store.settle(attempt, 7, failed, LONG_S)
+
+    for error in crew.do(save):
+        assert isinstance(error, CommitError)
+        assert list(error.failures) == [who]
+        assert "not committed in every root" in str(error)
+        assert isinstance(error.failures[who], OSError)
+
+
+def test_two_attempts_voted_in_opposite_order_do_not_deadlock(ranks: Make) -> None:
+    crew = ranks(nodes="ab")
+
+    def save(store: TorchStore) -> list[tuple[Any, ...]]:
+        steps = (1, 2) if store.info.rank == 0 else (2, 1)
+        ids = {step: store.attempt_id(step) for step in steps}
+        entered = threading.Event()
+        found: list[tuple[Any, ...]] = []
+
+        def one(step: int) -> None:
+            entered.set()
+            found.append(store.agree(ids[step], step, Ballot("plan", step), LONG_S))
+            store.settle(ids[step], step, None, LONG_S)
+
+        threads = []
+        for step in steps:
+            threads.append(threading.Thread(target=one, args=(step,)))
+            threads[-1].start()
+            assert entered.wait(LONG_S)
+            entered.clear()
+        for thread in threads:
+            thread.join(LONG_S)
+        return sorted(found)
+
+    assert crew.do(save) == [[(1,), (2,)]] * 2
+
+
+def test_a_rank_that_does_not_vote_in_time_is_named_and_its_late_vote_is_harmless(
+    ranks: Make,
+) -> None:
+    crew = ranks(3)
+    late = crew.stores[2].attempt_id(7)
+
+    def save(store: TorchStore) -> None:
+        if store.info.rank != 2:
+            attempt = store.attempt_id(7)
+            store.agree(attempt, 7, Ballot("plan", None), 2.0)
+            store.settle(attempt, 7, None, LONG_S)
+
+    errors = crew.do(save)[:2]
+    for error in errors:
+        assert isinstance(error, CoordinationTimeout)
+        assert error.rank == 2
+        assert "rank 2: it has not voted in time" in str(error)
+    assert crew.stores[2].agree(late, 7, Ballot("plan", None), LONG_S) == ()
+    with pytest.raises(CoordinationTimeout, match="rank 2: it has not voted in time"):
+        crew.stores[2].settle(late, 7, None, LONG_S)
+    assert crew.do(commit) == [(0, 1, 2), (), ()]
+
+
+def test_votes_that_are_repeated_or_stale_change_nothing(ranks: Make) -> None:
+    crew = ranks(3)
+    ids = [store.attempt_id(1) for store in crew.stores]
+    for _ in range(3):
+        assert crew.stores[1].agree(ids[1], 1, Ballot("plan", 1), LONG_S) == ()
+    first = crew.do(
+        lambda store: (
+            store.agree(ids[store.info.rank], 1, Ballot("plan", 0), LONG_S),
+            store.settle(ids[store.info.rank], 1, None, LONG_S),
+        )
+    )
+    assert [one[0] for one in first] == [(0, 0, 0), (), ()]
+    for store in crew.stores:
+        with pytest.raises(CommitError, match="has ended"):
+            store.agree(ids[0], 1, Ballot("plan", 9), LONG_S)
+        store.decline(ids[0], 1, RuntimeError("stale"))
+    keys = crew.keys()
+    assert crew.do(commit) == [(0, 1, 2), (), ()]
+    assert crew.keys() == keys
+
+
+def test_a_rank_that_has_closed_is_named_at_once(ranks: Make) -> None:
+    crew = ranks(3, dead_after=5.0)
+    crew.stores[1].close()
+    found = crew.do(lambda store: None if store.info.rank == 1 else commit(store))
+    for error in (found[0], found[2]):
+        assert isinstance(error, CoordinationTimeout)
+        assert "rank 1: it has closed its TorchStore" in str(error)
+    with pytest.raises(ConfigError, match="is closed"):
+        commit(crew.stores[1])
+
+
+def test_rank_0_closing_ends_what_the_others_wait_for(ranks: Make) -> None:
+    crew = ranks(3, dead_after=5.0)
+    crew.stores[0].close()
+    found = crew.do(lambda store: None if store.info.rank == 0 else commit(store))
+    for error in found[1:]:
+        assert isinstance(error, CoordinationTimeout)
+        assert "rank 0: it has closed its TorchStore" in str(error)
+
+
+def test_closing_ends_the_attempts_of_its_own_threads(ranks: Make) -> None:
+    crew = ranks(2, dead_after=5.0)
+    entered = threading.Event()
+
+    def save(store: TorchStore) -> None:
+        if store.info.rank == 0:
+            entered.set()
+            commit(store)
+        else:
+            assert entered.wait(LONG_S)
+            crew.stores[0].close()
+
+    error = crew.do(save)[0]
+    assert isinstance(error, CkptError)
+
+
+def test_gather_gives_everybody_everything_in_rank_order(ranks: Make) -> None:
+    crew = ranks(4)
+    for turn in range(3):
+        found = crew.do(
+            lambda store, turn=turn: store.gather("steps", [store.info.rank, turn], LONG_S)
+        )
+        assert found == [tuple([rank, turn] for rank in range(4))] * 4
+    assert crew.do(lambda store: store.gather("other", None, LONG_S)) == [(None,) * 4] * 4
+
+
+def test_gather_names_the_rank_that_does_not_come(ranks: Make) -> None:
+    crew = ranks(3)
+    found = crew.do(lambda store: store.info.rank == 1 or store.gather("steps", 1, 2.0))
+    for error in (found[0], found[2]):
+        assert isinstance(error, CoordinationTimeout)
+        assert error.rank == 1
+    with pytest.raises(CoordinationTimeout, match="rank 1: it has not called"):
+        crew.stores[1].gather("steps", 1, LONG_S)
+
+
+def test_five_hundred_attempts_leave_nothing_in_the_store(ranks: Make) -> None:
+    crew = ranks(nodes="ab")
+    crew.do(lambda store: store.gather("steps", 1, LONG_S))
+    before = crew.keys()
+
+    def save_many(store: TorchStore) -> None:
+        for step in range(500):
+            attempt = store.attempt_id(step)
+            if step % 5 == 4 and store.info.rank == 1:
+                store.decline(attempt, step, RuntimeError("not this one"))
+                continue
+            try:
+                store.agree(attempt, step, Ballot("plan", None), LONG_S)
+                store.settle(attempt, step, None, LONG_S)
+            except CommitError:
+                assert step % 5 == 4
+        no_decline_is_under_way(store)
+
+    assert crew.do(save_many) == [None, None]
+    assert crew.keys() == before
+
+
+def test_what_a_dead_rank_never_acknowledges_is_deleted_in_time(ranks: Make) -> None:
+    crew = ranks(2)
+    before = crew.keys()
+
+    def save_many(store: TorchStore) -> None:
+        for step in range(150):
+            attempt = store.attempt_id(step)
+            if store.info.rank == 0:
+                store.decline(attempt, step, RuntimeError("the other rank never hears of it"))
+        no_decline_is_under_way(store)
+
+    crew.do(save_many)
+    assert crew.keys() - before <= 64 * 5
+
+
+def test_many_ranks_agree(ranks: Make) -> None:
+    crew = ranks(nodes="abcd" * 6)
+    assert len(crew.stores[0].info.members) == 6
+    for step in range(3):
+        found = crew.do(lambda store, step=step: commit(store, step))
+        assert sorted(rank for data in found for rank in data) == list(range(24))
+
+
+def test_attempt_ids_are_equal_on_all_ranks_without_a_word(ranks: Make) -> None:
+    crew = ranks(3)
+    steps = (5, 6, 5, 5, 6)
+    found = crew.do(lambda store: [store.attempt_id(step) for step in steps])
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0])) == len(steps)
+    again = ranks(3)
+    assert again.stores[0].attempt_id(5) != found[0][0], "another run, other ids"
