@@ -76,8 +76,9 @@ class Committer:
             path = self.commit(inflight)
         except BaseException as exc:
             inflight.fail(exc)
-            # Whoever does not know how the vote ended must not touch what may be published yet.
-            if isinstance(self._store, StepStore) or not isinstance(exc, CoordinationTimeout):
+            # Danger: what this rank has voted for may be published whatever it heard since, so from
+            # then on only the leader removes files.
+            if self._coordination.info.leads or not inflight.voted:
                 self._clean_up(inflight)
             return
         for step in self.retire():
@@ -101,15 +102,17 @@ class Committer:
             CoordinationTimeout: another rank did not answer in time.
         """
         coordination, step = self._coordination, inflight.step
-        attempt, contents = inflight.directory(), inflight.contents
+        contents = inflight.contents
         assert contents is not None
         try:
+            attempt = inflight.directory()
             with self._mapped(inflight, attempt):
                 entry = self._write_rank_manifest(inflight, attempt, contents)
         except BaseException as exc:
-            coordination.decline(attempt.id, step, exc)
+            coordination.decline(inflight.attempt_id, step, exc)
             raise
         left = max(inflight.deadline - time.monotonic(), 0.0)
+        inflight.voted = True
         ballots = coordination.agree(attempt.id, step, self._ballot(contents, entry), left)
         error: BaseException | None = None
         try:
@@ -131,7 +134,9 @@ class Committer:
         try:
             self._coordination.settle(attempt.id, inflight.step, error, left)
         except (CommitError, CoordinationTimeout) as exc:
-            published = info.leads and error is None
+            if error is not None:
+                return  # it says that again
+            published = info.leads
             if published and len(info.members) == info.world_size:
                 # The only root has it, so it is committed, whoever has died since.
                 _log.warning(

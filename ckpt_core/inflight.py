@@ -103,6 +103,7 @@ class InFlight:
         self.error: BaseException | None = None
         self.contents: Contents | None = None
         self.reported = False
+        self.voted = False
         self._hooks = hooks
         self._lock = threading.Lock()
         # Apart from _lock: making the directory may hang on storage, and failing must not.

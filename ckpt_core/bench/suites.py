@@ -15,7 +15,6 @@ from ckpt_core.bench.ranks import RankMeasure, RankSettings
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.settings import Measure, Settings, Suite
 
-
 AnySettings = Settings | RankSettings | LightningSettings
 
 _SETTINGS: dict[Suite, tuple[type[AnySettings], type[StrEnum]]] = {

@@ -151,8 +151,8 @@ def _warn_about_buckets(trainer: Trainer, teller: Teller) -> None:
     if not strategy._ddp_kwargs.get("find_unused_parameters", False):
         teller.once(
             "everything is restored exactly, and the next step may still differ in its last bits from that "
-            "of an uninterrupted run: DDP orders gradients anew after the first backward pass of a process, and "
-            "more than two ranks then add them up in another order. With DDPStrategy("
+            "of an uninterrupted run: DDP orders gradients anew after the first backward pass of a process, "
+            "and more than two ranks then add them up in another order. With DDPStrategy("
             "find_unused_parameters=True), which costs a walk through the graph at each step, it does not"
         )
 

@@ -29,7 +29,7 @@ class Crew:
         self._count = 0
         paths = os.pathsep.join([str(HERE), str(HERE / "integrations")])
         environ = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        port = _free_port()
+        port = free_port()
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", PROGRAM, str(rank), str(ranks), str(port)],
@@ -128,7 +128,8 @@ class Answers:
         return [step for _, step, _ in self.rows[rank]["samples"]]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens at, a moment ago."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

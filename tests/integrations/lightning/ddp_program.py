@@ -10,8 +10,8 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import sys
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -42,6 +42,7 @@ class Recording(Net):
         super().__init__()
         self.stop_at, self.pause_at = stop_at, pause_at
         self.samples: list[Any] = []
+        self.paused = Path()
         if width:
             self.extra = nn.Linear(width, width, bias=False)
 
@@ -50,7 +51,9 @@ class Recording(Net):
         if self.global_step == self.stop_at:
             raise Stop
         if self.global_step == self.pause_at:
-            signal.pause()  # until it is killed
+            self.paused.touch()
+            while not self.trainer.received_sigterm:  # or until it is killed
+                time.sleep(0.01)
         self.samples.append([self.current_epoch, self.global_step, ids.tolist()])
         loss = self.loss((x, y))
         self.log("loss", loss.detach() + self.global_rank)
@@ -103,6 +106,7 @@ class Rank:
         kind = Sharded if sharded else Recording
         mine = {**job, **job.get("mine", {}).get(str(self.rank), {})}
         module = kind(job.get("stop_at"), mine.get("pause_at"), job.get("width", 0))
+        module.paused = Path(f"{job['out']}.paused{self.rank}")
         watch = Watch(job.get("save_to"))
         callbacks = [saver(Path(job["root"]), **mine.get("saving", {}))] if "root" in job else []
         trainer = trainer_of(

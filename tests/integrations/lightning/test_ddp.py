@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from ckpt_core import committed_steps, step_path
 from ckpt_lightning import CheckpointWarning, load
-from tests.integrations.lightning.ddp_crew import Answers, Crew
+from tests.integrations.lightning.ddp_crew import Answers, Crew, free_port
 from tests.integrations.lightning.ddp_program import (
     SAMPLES,
     Recording,
@@ -79,9 +79,9 @@ def _told(answers: Answers) -> str:
     return str(text)
 
 
-def _until_committed(root: Path, step: int) -> None:
+def _until(happened: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 100
-    while step not in (committed_steps(root) if root.exists() else ()):
+    while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -94,7 +94,7 @@ def test_two_ranks_go_on_bit_for_bit_after_one_of_them_was_killed_mid_epoch(
 ) -> None:
     with Crew(2, tmp_path) as crew:
         crew.begin(root=root, saving=EVERY_2, mine={"1": {"pause_at": 9}})
-        _until_committed(root, 8)
+        _until(lambda: root.exists() and 8 in committed_steps(root))
         os.kill(crew.processes[1].pid, signal.SIGKILL)
         # The rank that is left learns of it in a collective, and does not hang.
         assert "error" in crew.answer_of(0)
@@ -103,6 +103,22 @@ def test_two_ranks_go_on_bit_for_bit_after_one_of_them_was_killed_mid_epoch(
     _assert_same_ending(undisturbed, resumed)
     said = [line for row in resumed.rows for line in row["said"] if "resumed from" in line]
     assert said == [f"resumed from step 8 (epoch 1, mid-epoch) of {root}"]
+
+
+def test_sigterm_to_all_ranks_saves_the_step_that_was_reached(
+    pair: Crew, undisturbed: Answers, root: Path, tmp_path: Path
+) -> None:
+    with Crew(2, tmp_path) as crew:
+        out = crew.begin(root=root, saving={"every_n_steps": 100}, pause_at=4)
+        _until(lambda: all(Path(f"{out}.paused{rank}").exists() for rank in (0, 1)))
+        for process in crew.processes:
+            process.send_signal(signal.SIGTERM)
+        for rank in (0, 1):
+            assert "SIGTERMException" in crew.answer_of(rank)["error"]
+    assert committed_steps(root) == (5,)
+    resumed = pair.fit(root=root, saving=EVERY_2, seed=99)
+    assert resumed.steps()[0] == 5
+    _assert_same_ending(undisturbed, resumed)
 
 
 def test_four_ranks_go_on_bit_for_bit(four: Crew, root: Path) -> None:
@@ -204,8 +220,9 @@ def test_save_on_exception_is_refused_with_a_reason(pair: Crew, root: Path) -> N
 
 
 def test_spawned_processes_save_together_and_the_first_one_knows_the_newest_step(
-    root: Path,
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))  # Lightning would set it and leave it set
     callback = saver(root, **EVERY_2)
     trainer = trainer_of(callback, strategy="ddp_spawn", devices=2, max_epochs=1)
     trainer.fit(Recording(), loader())
