@@ -1,0 +1,28 @@
+"""The suite `lightning`: the same training under Lightning, with each of its ways to save, and with none.
+
+    train  a small model, a save every 1, 5, 10, 25, 50 steps: slowdown, stall, end-to-end time, memory
+    save   a large state, three saves: stall, the longest step, end-to-end time, memory
+
+Each way runs in a process of its own, which is the only place where Lightning and `ckpt_lightning` are
+imported; where they are missing, the report says how to install them.
+
+Call order: `LightningSettings(...)` -> `run(settings)` -> `render(report)`, `drawings(report)`.
+"""
+
+from __future__ import annotations
+
+from ckpt_core.bench.lightning.drawing import drawings
+from ckpt_core.bench.lightning.rounds import run
+from ckpt_core.bench.lightning.settings import LightningMeasure, LightningSettings
+from ckpt_core.bench.lightning.tables import render
+from ckpt_core.bench.lightning.ways import BASE, NAMES
+
+__all__ = [
+    "BASE",
+    "NAMES",
+    "LightningMeasure",
+    "LightningSettings",
+    "drawings",
+    "render",
+    "run",
+]
