@@ -22,7 +22,7 @@ from typing import Any
 
 from ckpt_core import StoreOptions, TorchStore
 
-DEAD_AFTER_S = 3.0
+DEAD_AFTER_S = 5.0
 LIMIT_S = 90
 
 
