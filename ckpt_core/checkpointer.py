@@ -199,14 +199,7 @@ class Checkpointer:
             StagingError: not within `timeout`.
         """
         began = time.monotonic()
-        names = None if names is None else tuple(names)
-        deadline = began + self._options.timeout_s
-        waited = False
-        for inflight in self._flights.active():
-            if not inflight.snapshot.is_clear(names):
-                waited = True
-                inflight.snapshot.wait(names, deadline=deadline)
-        if waited:
+        if self._flights.wait_staged(names, deadline=began + self._options.timeout_s):
             self.events.tell(EventName.WAITED, None, seconds=time.monotonic() - began)
 
     def wait(self) -> None:
@@ -337,11 +330,7 @@ class Checkpointer:
             return
         self._closed = True
         self._at_exit.cancel()
-        for inflight in self._flights.active():
-            if inflight.is_open_ended:
-                inflight.fail(
-                    StagingError(f"step {inflight.step} was never sealed", step=inflight.step)
-                )
+        self._flights.give_up_unsealed()
         deadline = time.monotonic() + self._options.timeout_s
         if not self._flights.wait_empty(deadline=deadline):
             settle_all(self._flights.active())

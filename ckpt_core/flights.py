@@ -69,6 +69,28 @@ class Flights:
         with self._changed:
             return tuple(self._active)
 
+    def wait_staged(self, names: Iterable[str] | None, *, deadline: float) -> bool:
+        """Wait until training may change these leaves (None: all) of all of them; whether it took a wait.
+
+        Raises:
+            StagingError: not before the deadline.
+        """
+        names = None if names is None else tuple(names)
+        waited = False
+        for inflight in self.active():
+            if not inflight.snapshot.is_clear(names):
+                waited = True
+                inflight.snapshot.wait(names, deadline=deadline)
+        return waited
+
+    def give_up_unsealed(self) -> None:
+        """Fail the layer-wise ones whose caller never ended them."""
+        for inflight in self.active():
+            if inflight.is_open_ended:
+                inflight.fail(
+                    StagingError(f"step {inflight.step} was never sealed", step=inflight.step)
+                )
+
     def wait_empty(self, *, deadline: float) -> bool:
         """Wait until none is in flight; False when the deadline passed first."""
         with self._changed:
