@@ -46,8 +46,10 @@ class Ranks(Job):
                         kill_after_s = None
                 process.wait(LIMIT_S)
             finally:
-                for child in psutil.Process().children(recursive=True):
-                    child.kill()
+                if process.poll() is None:
+                    for child in psutil.Process(process.pid).children(recursive=True):
+                        child.kill()
+                    process.kill()
         return process.returncode, output
 
 
