@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import logging
 import os
 import secrets
@@ -30,6 +32,8 @@ from ckpt_core.store.trees import ensure_dir, ensure_root, remove_tree
 from ckpt_core.types import check_step
 
 logger = logging.getLogger(__name__)
+
+_SWEPT_ATTEMPTS = 16
 
 
 class StepStore:
@@ -75,6 +79,7 @@ class StepStore:
         self._protected: Counter[int] = Counter()
         self._suspects: set[int] = set()
         self._unsettled: set[str] = set()
+        self._abandoned: collections.deque[Path] = collections.deque(maxlen=_SWEPT_ATTEMPTS)
         self._rewinds = Rewinds(self.root)
         self._is_open = False
 
@@ -236,9 +241,17 @@ class StepStore:
                 with self._names:
                     sync_names(self._files, self.root)
                 self._unsettled.discard(attempt.id)
+            if self._shared:
+                self._abandoned.append(attempt.path)
             remove_tree(self._files, attempt.path)
         except Exception as exc:
             logger.warning("could not delete %s: %s; reopening does", attempt.path, exc)
+
+    def _sweep(self) -> None:
+        """Delete what slower ranks have written into failed attempts since; never raises."""
+        for path in tuple(self._abandoned):
+            with contextlib.suppress(OSError):
+                remove_tree(self._files, path)
 
     # -- steps that go -------------------------------------------------------------------------
 
@@ -259,6 +272,7 @@ class StepStore:
                 doomed = self._unpublish_retired()
                 ready = self._settled_trash()
         self._trash.discard(ready)
+        self._sweep()
         return doomed
 
     def _unpublish_retired(self) -> tuple[int, ...]:
