@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from multiprocessing.util import Finalize
 from types import TracebackType
@@ -17,6 +16,7 @@ from typing import Any, Literal, Self
 
 import torch
 
+from ckpt_core.admission import Admission
 from ckpt_core.capture import collector_paused
 from ckpt_core.commit import Committer
 from ckpt_core.coordination import Coordination, NoCoordination
@@ -24,7 +24,7 @@ from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.files import Files
 from ckpt_core.flights import Flights, settle_all
 from ckpt_core.handle import SaveHandle
-from ckpt_core.inflight import Hooks, InFlight, failing
+from ckpt_core.inflight import failing
 from ckpt_core.layerwise import LayerwiseSave
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.options import Options, checked_options, checked_root
@@ -32,7 +32,6 @@ from ckpt_core.pipeline import Pipeline
 from ckpt_core.restore import RestoredStep, Restorer
 from ckpt_core.sharing import Scope
 from ckpt_core.sigterm import SigtermGuard
-from ckpt_core.store import Attempt
 from ckpt_core.together import Failures, declining, make_store, open_together
 from ckpt_core.types import OnError, check_step
 
@@ -100,7 +99,10 @@ class Checkpointer:
             finish=self._committer.finish,
             finishers=1 if info.world_size == 1 else options.in_flight,
         )
-        self._hooks = Hooks(self._make_attempt, self._flights.ready, self._note_failure)
+        self._admission = Admission(
+            self._store, self._flights, self.events, self._failures, options
+        )
+        self._on_close: list[Callable[[], None]] = []
         self._guard: SigtermGuard | None = None
         try:
             open_together(self._store, self._coordination, timeout_s=options.timeout_s)
@@ -155,7 +157,7 @@ class Checkpointer:
             scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
             with collector_paused():
                 plan = self._pipeline.plan(state, scope)
-            inflight = self._admit(step, attempt_id)
+            inflight = self._admission.admit(step, attempt_id)
         with failing(inflight), collector_paused():
             self._pipeline.start(inflight, plan)
         return SaveHandle.of(inflight, began)
@@ -183,10 +185,10 @@ class Checkpointer:
         with declining(self._coordination, attempt_id, step):
             self._failures.report(step)
             plan = self._pipeline.plan_layerwise(tensors)
-            inflight = self._admit(step, attempt_id)
+            inflight = self._admission.admit(step, attempt_id)
         return LayerwiseSave(self._pipeline, inflight, plan)
 
-    def wait_staged(self, names: Iterable[str] | None = None) -> None:
+    def wait_staged(self, names: Iterable[str] | None = None, *, before: int | None = None) -> None:
         """Block until training may change the leaves of every started snapshot.
 
         Called on the training thread right before leaves change, usually before `optimizer.step()`.
@@ -194,13 +196,19 @@ class Checkpointer:
         Args:
             names: wait for these leaves alone; None for all. A name that a save does not know waits for
                 all leaves of that save.
+            before: of snapshots of lower steps than this alone; None for all.
 
         Raises:
             StagingError: not within `timeout`.
         """
         began = time.monotonic()
-        if self._flights.wait_staged(names, deadline=began + self._options.timeout_s):
+        deadline = began + self._options.timeout_s
+        if self._flights.wait_staged(names, before=before, deadline=deadline):
             self.events.tell(EventName.WAITED, None, seconds=time.monotonic() - began)
+
+    def is_staged(self, names: Iterable[str] | None = None, *, before: int | None = None) -> bool:
+        """Whether `wait_staged` with the same arguments would return without waiting."""
+        return self._flights.is_staged(names, before=before)
 
     def wait(self) -> None:
         """Block until nothing is in flight.
@@ -306,6 +314,16 @@ class Checkpointer:
         return self._options
 
     @property
+    def rank(self) -> int:
+        """Number of this process among those that save together."""
+        return self._coordination.info.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes save together."""
+        return self._coordination.info.world_size
+
+    @property
     def stop_requested(self) -> bool:
         """Whether SIGTERM has come (on_sigterm="save"): save once more, `close`, and leave."""
         return self._guard is not None and self._guard.asked
@@ -316,6 +334,13 @@ class Checkpointer:
         return self._pipeline.staging_peak_bytes
 
     # -- end -------------------------------------------------------------------------------------
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when `close` begins, so that it can seal a save that it holds open.
+
+        Not called where a `with` block ends in an error, nor at exit: the state is that of no step then.
+        """
+        self._on_close.append(callback)
 
     def close(self) -> None:
         """Finish what is in flight, within `timeout`, then end the threads and unlock the root. Idempotent.
@@ -328,6 +353,15 @@ class Checkpointer:
         """
         if self._closed or os.getpid() != self._pid:
             return
+        callbacks, self._on_close = self._on_close, []
+        try:
+            for callback in callbacks:
+                callback()
+        finally:
+            self._close()
+        self._failures.report()
+
+    def _close(self) -> None:
         self._closed = True
         self._at_exit.cancel()
         self._flights.give_up_unsealed()
@@ -343,7 +377,6 @@ class Checkpointer:
             self._guard.close()
         self._store.close()
         self._coordination.close()
-        self._failures.report()
 
     def __enter__(self) -> Self:
         return self
@@ -371,39 +404,9 @@ class Checkpointer:
                 f"it: make one in this process, with a root of its own"
             )
 
-    def _admit(self, step: int, attempt_id: str) -> InFlight:
-        def make() -> InFlight:
-            deadline = time.monotonic() + self._options.timeout_s
-            return InFlight(step, attempt_id, root=self.root, deadline=deadline, hooks=self._hooks)
-
-        deadline = time.monotonic() + self._options.timeout_s
-        inflight = self._flights.admit(make, deadline=deadline)
-        self.events.tell(EventName.BEGIN, step)
-        inflight.snapshot.staged.add_done_callback(
-            lambda staged: self._note_staged(inflight, staged)
-        )
-        return inflight
-
-    def _make_attempt(self, inflight: InFlight) -> Attempt:
-        # A newer valid step is coming: what was found corrupt must not stand as the newest any more.
-        self._store.quarantine_suspects()
-        self._store.check_space(inflight.file_bytes)
-        return self._store.begin(inflight.step, inflight.attempt_id)
-
-    def _note_staged(self, inflight: InFlight, staged: Future[None]) -> None:
-        if staged.exception() is None:
-            self.events.tell(
-                EventName.STAGED, inflight.step, seconds=time.monotonic() - inflight.began
-            )
-
-    def _note_failure(self, inflight: InFlight) -> None:
-        assert inflight.error is not None
-        _log.error("save of step %d failed: %s", inflight.step, inflight.error)
-        self.events.tell(EventName.FAILED, inflight.step, detail=str(inflight.error))
-        self._failures.note(inflight.error)
-
 
 def _close_quietly(checkpointer: Checkpointer) -> None:
+    checkpointer._on_close.clear()
     try:
         checkpointer.close()
     except Exception as exc:

@@ -69,19 +69,29 @@ class Flights:
         with self._changed:
             return tuple(self._active)
 
-    def wait_staged(self, names: Iterable[str] | None, *, deadline: float) -> bool:
-        """Wait until training may change these leaves (None: all) of all of them; whether it took a wait.
+    def is_staged(self, names: Iterable[str] | None, *, before: int | None) -> bool:
+        """Whether training may change these leaves (None: all) of those of steps below `before` now."""
+        names = None if names is None else tuple(names)
+        return all(inflight.snapshot.is_clear(names) for inflight in self._of(before))
+
+    def wait_staged(
+        self, names: Iterable[str] | None, *, before: int | None, deadline: float
+    ) -> bool:
+        """Wait until `is_staged`; whether it took a wait.
 
         Raises:
             StagingError: not before the deadline.
         """
         names = None if names is None else tuple(names)
         waited = False
-        for inflight in self.active():
+        for inflight in self._of(before):
             if not inflight.snapshot.is_clear(names):
                 waited = True
                 inflight.snapshot.wait(names, deadline=deadline)
         return waited
+
+    def _of(self, before: int | None) -> list[InFlight]:
+        return [flight for flight in self.active() if before is None or flight.step < before]
 
     def give_up_unsealed(self) -> None:
         """Fail the layer-wise ones whose caller never ended them."""

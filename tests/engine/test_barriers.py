@@ -132,6 +132,25 @@ def test_wait_staged_for_names_waits_for_those_alone(tmp_path: Path) -> None:
     assert ckpt_core.load(tmp_path)["a"].sum() == big()["a"].sum()
 
 
+def test_a_barrier_may_leave_out_the_snapshot_that_is_being_made(tmp_path: Path) -> None:
+    state = big()
+    files = GatedFiles()
+    options = Options(chunk_bytes="64KiB", staging_bytes="256KiB", in_flight=2)
+    with Checkpointer(tmp_path, options, files=files) as ck:
+        save = ck.begin(1, state)
+        save.stage(state)  # the disk stands still, and there is no room for all
+        assert not ck.is_staged()
+        assert not ck.is_staged(["d"])
+        assert ck.is_staged(before=1)
+        ck.wait_staged(before=1)
+        assert not ck.is_staged(before=2)
+        files.gate.set()
+        ck.wait_staged(before=2)
+        assert ck.is_staged() and ck.is_staged(["a", "d"])
+        save.seal()
+    assert ckpt_core.load(tmp_path)["d"].sum() == big()["d"].sum()
+
+
 def test_a_barrier_that_never_opens_is_an_error_at_the_deadline(tmp_path: Path) -> None:
     files = GatedFiles()
     options = Options(chunk_bytes="64KiB", staging_bytes="256KiB", timeout=0.5)
@@ -233,3 +252,37 @@ def test_a_layerwise_save_given_up_by_the_watchdog_gives_its_memory_back(tmp_pat
             ck.save(3, big())
         ck.save(3, {"w": torch.ones(10)}).committed.result(timeout=60)
         assert ck.steps()[-1] == 3
+
+
+def test_who_holds_a_save_open_is_told_of_the_close_in_time_to_seal_it(tmp_path: Path) -> None:
+    state = big()
+    with Checkpointer(tmp_path) as ck:
+        save = ck.begin(1, state)
+        save.stage(state)
+        ck.on_close(save.seal)
+    assert ckpt_core.committed_steps(tmp_path) == (1,)
+
+
+def test_a_loop_that_ends_in_an_error_seals_nothing(tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def loop() -> None:
+        with Checkpointer(tmp_path) as ck:
+            ck.begin(1, big())
+            ck.on_close(lambda: told.append(1))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        loop()
+    assert not told
+    assert ckpt_core.committed_steps(tmp_path) == ()
+
+
+def test_a_close_goes_on_when_whom_it_tells_raises(tmp_path: Path) -> None:
+    ck = Checkpointer(tmp_path)
+    save = ck.begin(1, big())
+    ck.on_close(save.seal)  # tensors were not staged
+    with pytest.raises(ckpt_core.ConfigError, match="were not staged"):
+        ck.close()
+    with Checkpointer(tmp_path) as again:  # the root is free
+        assert (again.rank, again.world_size) == (0, 1)
