@@ -32,6 +32,8 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test, the examples that are killed and resumed among them. Arguments go to pytest."""
     install(session, "-e", ".[test,bench,lightning]", "scikit-learn", "torchdata")
+    # Compiled on a machine's first run, which takes minutes: docs/horovod.md says how and why.
+    session.run("python", ".ci/horovod_wheel.py")
     # Where a framework is missing its tests are skipped; here they fail.
     session.run("pytest", *session.posargs, env={"REQUIRE_INTEGRATIONS": "1"})
 

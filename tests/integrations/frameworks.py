@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 
-FRAMEWORKS = {"lightning": "pip install 'ckpt-core[lightning]'"}
+FRAMEWORKS = {
+    "horovod": "docs/horovod.md#installing says how to build it",
+    "lightning": "pip install 'ckpt-core[lightning]'",
+}
 """Folder of tests and import name of each, and how to install it."""
 
 

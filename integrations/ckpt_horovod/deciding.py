@@ -1,0 +1,95 @@
+"""Which iterations are saved, the same on every rank."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import torch
+from horovod.torch.mpi_ops import broadcast_async, poll, synchronize
+
+from ckpt_core import ConfigError, EveryNSteps
+from ckpt_horovod.reductions import POLL_S
+
+
+class Policy(Protocol):
+    """What is asked of a policy; those of ckpt_core are some."""
+
+    def should_save(self, step: int) -> bool:
+        """Whether to save at this step; a yes counts as saved."""
+
+
+def policy_of(every_n_steps: int | None, policy: Policy | None) -> Policy | None:
+    """The policy of these arguments; None: saves are asked for one by one.
+
+    Raises:
+        ConfigError: both are given, or one is wrong.
+    """
+    if every_n_steps is not None and policy is not None:
+        raise ConfigError("every_n_steps= and policy= exclude each other: give one of them")
+    if every_n_steps is not None:
+        return EveryNSteps(every_n_steps)
+    if policy is not None and not callable(getattr(policy, "should_save", None)):
+        raise ConfigError(
+            f"policy={policy!r} has no should_save(step): give one such as EverySeconds(600)"
+        )
+    return policy
+
+
+class Decisions:
+    """Asks the policy once for each iteration.
+
+    A policy that counts steps answers alike everywhere. Any other is asked on the first rank, one iteration
+    ahead, and its answer is broadcast behind that iteration.
+
+    Args:
+        policy: None says no to every iteration.
+        process_set: the ranks that save together.
+        name: of the broadcasts; the same on all ranks.
+    """
+
+    def __init__(self, policy: Policy | None, *, process_set: Any, name: str) -> None:
+        self._policy = policy
+        self._process_set = process_set
+        self._name = f"ckpt_horovod.decision.{name}"
+        alone = process_set.size() == 1
+        self._told = policy is not None and not alone and not isinstance(policy, EveryNSteps)
+        self._coming: dict[int, int] = {}
+        self._answers: dict[int, bool] = {}
+
+    def ahead(self, step: int) -> None:
+        """This iteration comes next: let its decision travel, if it has to. Called on every rank."""
+        if not self._told or step in self._coming or self._policy is None:
+            return
+        leads = self._process_set.rank() == 0
+        answer = torch.tensor([leads and self._policy.should_save(step)], dtype=torch.uint8)
+        first = min(self._process_set.ranks or [0])
+        self._coming[step] = broadcast_async(
+            answer, first, name=self._name, process_set=self._process_set
+        )
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save at this iteration; asking again gives the same answer.
+
+        Raises:
+            HorovodInternalError: another rank is gone.
+        """
+        if step not in self._answers:
+            self._answers = {step: self._ask(step)}
+        return self._answers[step]
+
+    def forget(self) -> None:
+        """The ranks have met anew, or training went back: what was asked before counts no more."""
+        self._coming, self._answers = {}, {}
+
+    def _ask(self, step: int) -> bool:
+        if self._policy is None:
+            return False
+        if not self._told:
+            return self._policy.should_save(step)
+        self.ahead(step)
+        handle = self._coming.pop(step)
+        self._coming.clear()
+        while not poll(handle):
+            time.sleep(POLL_S)
+        return bool(synchronize(handle).item())

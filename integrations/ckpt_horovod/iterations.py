@@ -1,0 +1,220 @@
+"""The life of an iteration: what is saved of it, and when it ends.
+
+    running --step()--> stepped --end(): explicit, or by the next zero_grad, step or forward--> running
+
+Scheduler, scaler, random numbers and buffers are those of the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any
+
+from ckpt_core import Checkpointer, CkptError, ConfigError, RestoredStep, SaveHandle
+from ckpt_horovod.deciding import Decisions
+from ckpt_horovod.layers import LayerSave
+from ckpt_horovod.stepping import Stepper
+from ckpt_horovod.tree import StateTree
+
+_log = logging.getLogger("ckpt_horovod")
+
+
+class Layerwise(StrEnum):
+    """When the layers of a step that is saved are enqueued.
+
+    IN_STEP: inside `step()`, each as soon as its all-reduce and update are done. LAZY: at the end of the
+    iteration. In both, the update of a layer in the next step waits for that layer's copy alone.
+    """
+
+    IN_STEP = "in_step"
+    LAZY = "lazy"
+
+
+class Iterations:
+    """Counts the iterations of one optimizer, and saves those that are due; used on the training thread.
+
+    Args:
+        stepper: makes the steps.
+        tree: what is saved.
+        decisions: which iterations are.
+        layerwise: see there.
+        per_rank: paths of the tree that belong to each rank alone.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        tree: StateTree,
+        decisions: Decisions,
+        *,
+        layerwise: Layerwise,
+        per_rank: tuple[str, ...],
+    ) -> None:
+        self.count = 0
+        self.checkpointer: Checkpointer | None = None
+        self._stepper = stepper
+        self._tree = tree
+        self._decisions = decisions
+        self._in_step = layerwise is Layerwise.IN_STEP
+        self._per_rank = per_rank
+        self._inside = False
+        self._stepped = False
+        self._ended_by: str | None = None
+        self._layers: LayerSave | None = None
+        self._refused: CkptError | None = None
+
+    def use(self, checkpointer: Checkpointer | None) -> None:
+        """Save by this one from now on; whatever was open of another one is forgotten."""
+        self.checkpointer = checkpointer
+        self._decisions.forget()
+        self._layers, self._refused, self._stepped = None, None, False
+        if checkpointer is not None:
+            checkpointer.on_close(lambda: self._close(checkpointer))
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None) -> Any:
+        """See DistributedOptimizer: `step` of the wrapped optimizer."""
+        self.end_implicitly("step()")
+        if self._layers is not None:
+            # Its own copies would be torn by a second update.
+            self._layers.spoil("step() was called twice in one iteration")
+        checkpointer, result = self.checkpointer, None
+        if checkpointer is None or not self._stepper.splits(closure):
+            result = self._stepper.whole(checkpointer, closure)
+        else:
+            self._split(checkpointer)
+        self._stepped, self._ended_by = True, None
+        return result
+
+    def _split(self, checkpointer: Checkpointer) -> None:
+        save = self._open_layers(checkpointer)
+        if save is None and checkpointer.is_staged():
+            self._stepper.whole(checkpointer, None)
+            return
+        try:
+            # The aborted save of a second step in one iteration counts as an earlier one here.
+            number = self.count + (1 if self._layers is save else 2)
+            self._stepper.in_layers(checkpointer, number, save)
+        except BaseException:
+            self._drop_layers()
+            raise
+
+    def _open_layers(self, checkpointer: Checkpointer) -> LayerSave | None:
+        if self._layers is not None or not self._in_step or not self._stepper.reduces_in_step():
+            return None
+        if not self._decisions.is_due(self.count + 1):
+            return None
+        try:
+            self._layers = LayerSave(checkpointer, self.count + 1, self._tree)
+        except ConfigError as exc:
+            self._give_up_in_step(str(exc))
+        except CkptError as exc:
+            # Raised at the end of the iteration: an exception in mid-step would leave half a step.
+            self._refused = exc
+        return self._layers
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def iteration(self, parts: Mapping[str, Any], *, save: bool | None) -> Iterator[None]:
+        """The block is one iteration; it ends where the block does, unless by an exception."""
+        if self._inside:
+            raise ConfigError("iteration() is not to be nested: one block is one iteration")
+        self.end_implicitly("iteration()")
+        self._inside = True
+        try:
+            yield
+        except BaseException:
+            self._drop_layers()
+            raise
+        finally:
+            self._inside = False
+        self.end(parts, save=save)
+
+    def end_implicitly(self, by: str) -> None:
+        """The next iteration begins; called by what only a next iteration does."""
+        if self._stepped and not self._inside:
+            self._end({}, save=None)
+            self._ended_by = by
+
+    def end(self, parts: Mapping[str, Any], *, save: bool | None) -> SaveHandle | None:
+        """See DistributedOptimizer: `end_iteration` of the wrapped optimizer."""
+        if self._inside:
+            raise ConfigError("end_iteration() inside iteration(): the block ends by itself")
+        if self._ended_by is not None and not self._stepped:
+            raise ConfigError(
+                f"end_iteration() came after {self._ended_by} had ended the iteration: call it before, "
+                f"or put the loop's body into `with opt.iteration():`"
+            )
+        return self._end(parts, save=save)
+
+    def commit(self, parts: Mapping[str, Any]) -> SaveHandle | None:
+        """Save the state of now as that of the last iteration, ended or not (elastic jobs)."""
+        if self._stepped or self.count == 0:
+            return self._end(parts, save=True)
+        return self._save(self.count, parts)
+
+    def _end(self, parts: Mapping[str, Any], *, save: bool | None) -> SaveHandle | None:
+        step = self.count + 1
+        # Asked in every case: on several ranks each question has its broadcast.
+        due = self._decisions.is_due(step)
+        self.count, self._stepped, self._ended_by = step, False, None
+        try:
+            if self.checkpointer is None or not (due if save is None else save):
+                return None
+            return self._save(step, parts)
+        finally:
+            self._drop_layers()
+            self._decisions.ahead(step + 1)
+
+    def _save(self, step: int, parts: Mapping[str, Any]) -> SaveHandle:
+        assert self.checkpointer is not None
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            raise refused
+        tree = self._tree.of(parts)
+        layers = self._layers
+        if layers is not None:
+            problem = layers.problem()
+            if problem is None:
+                self._layers = None
+                return layers.seal(tree, self._per_rank)
+            self._drop_layers()
+            self._give_up_in_step(problem)
+        return self.checkpointer.save(step, tree, per_rank=self._per_rank)
+
+    def _give_up_in_step(self, problem: str) -> None:
+        self._in_step = False
+        _log.warning("layers are enqueued at the end of the iteration from now on: %s", problem)
+
+    def _drop_layers(self) -> None:
+        layers, self._layers = self._layers, None
+        if layers is not None:
+            layers.abort()
+
+    def _close(self, checkpointer: Checkpointer) -> None:
+        if self.checkpointer is not checkpointer:
+            return
+        try:
+            self.end_implicitly("close()")
+        finally:
+            self._drop_layers()
+            self.checkpointer = None
+
+    # -- going back ------------------------------------------------------------------------------
+
+    def restore(self, parts: Mapping[str, Any], **how: Any) -> RestoredStep | None:
+        """See DistributedOptimizer: `restore` of the wrapped optimizer."""
+        if self.checkpointer is None:
+            raise ConfigError("restore: this optimizer was given checkpointer=None")
+        self._drop_layers()
+        self._stepped, self._ended_by, self._refused = False, None, None
+        found = self.checkpointer.restore(self._tree.of(parts), **how)
+        if found is not None:
+            self.count = found.step
+            self._decisions.forget()
+        return found

@@ -1,0 +1,170 @@
+"""One `step()`: whole, as Horovod makes it, or layer by layer in the order in which all-reduces finish.
+
+    for each layer whose all-reduce is done and whose last snapshot has been copied:
+        update it by the user's own optimizer; enqueue its snapshot          while other layers still reduce
+
+Both give the same bits. Layer by layer is for steps that are saved, and for those that start while a snapshot
+is still being copied, so that each layer waits for its own copy and for no other (LightCheck III-B).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.optim import optimizer as torch_optimizer
+
+from ckpt_core import Checkpointer
+from ckpt_horovod.layers import LayerSave
+from ckpt_horovod.reductions import POLL_S, Reductions
+from ckpt_horovod.substeps import SubSteps, unhooked
+from ckpt_horovod.tree import StateTree
+
+CHUNK_BYTES = 8 * 2**20
+"""Parameters of one partial update: enough for the foreach and fused forms to be worth their launch."""
+
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+
+
+class Stepper:
+    """Makes the steps of one optimizer; used on the training thread.
+
+    Args:
+        optimizer: the wrapped optimizer.
+        stock: its class as Horovod made it.
+        tree: names the tensors that a barrier is for.
+        separable: whether the user's optimizer may be stepped in parts.
+    """
+
+    def __init__(
+        self, optimizer: Any, stock: type[Any], tree: StateTree, *, separable: bool
+    ) -> None:
+        self._optimizer = optimizer
+        self._stock = stock
+        self._base = stock.__bases__[0]
+        self._tree = tree
+        self._separable = separable
+        # Adasum updates inside backward; what is called `synchronize` there does nothing.
+        self._reduces = hasattr(optimizer, "process_set")
+        self.reductions = Reductions(optimizer, stock)
+
+    def splits(self, closure: Callable[[], Any] | None) -> bool:
+        """Whether this step may be made layer by layer."""
+        optimizer = self._optimizer
+        return (
+            self._separable
+            and closure is None
+            and self._reduces
+            and not (optimizer._should_synchronize and optimizer._synchronized)
+            and not any(getattr(optimizer, name, None) for name in _HOOKS)
+            and not any(getattr(torch_optimizer, name, None) for name in _GLOBAL_HOOKS)
+            # A GradScaler hands these to optimizers that unscale by themselves.
+            and getattr(optimizer, "grad_scale", None) is None
+            and getattr(optimizer, "found_inf", None) is None
+        )
+
+    def reduces_in_step(self) -> bool:
+        """Whether all-reduces end within this step, so that layers become final one after the other."""
+        optimizer = self._optimizer
+        return (
+            self._reduces
+            and optimizer._should_synchronize
+            and not optimizer._synchronized
+            and bool(optimizer._requires_update)
+        )
+
+    def wait_reduced(self) -> None:
+        """Return when the all-reduces of this step are finished, without spinning."""
+        if self._reduces and self._optimizer.process_set.included():
+            self.reductions.wait()
+
+    def whole(self, checkpointer: Checkpointer | None, closure: Callable[[], Any] | None) -> Any:
+        """The stock step, once no snapshot reads what it changes."""
+        if self._optimizer._should_synchronize:
+            self.wait_reduced()
+        if checkpointer is not None:
+            checkpointer.wait_staged()
+        return unhooked(self._stock.step)(self._optimizer, closure)
+
+    def in_layers(self, checkpointer: Checkpointer, step: int, save: LayerSave | None) -> None:
+        """The same step, layer by layer; each layer goes to `save` once it is updated.
+
+        Raises:
+            HorovodInternalError: an all-reduce failed; some layers may be updated.
+            StagingError: a snapshot was not copied within `timeout`.
+            ConfigError: the optimizer turned out not to be separable.
+        """
+        optimizer = self._optimizer
+        barrier = _Barrier(checkpointer, step, self._tree)
+        parts = SubSteps(optimizer, self._base)
+        ready: list[Tensor] = []
+        reduces = self.reduces_in_step()
+        if reduces:
+            self.reductions.issue_missing()
+        else:
+            ready = self._with_gradients()
+        while ready or (reduces and self.reductions.under_way()):
+            if reduces:
+                for key in self.reductions.finished():
+                    ready += self.reductions.complete(key)
+            chunk = barrier.take(ready)
+            if chunk:
+                parts.update(chunk)
+                if save is not None:
+                    save.stage(chunk)
+            elif reduces and self.reductions.under_way():
+                time.sleep(POLL_S)
+            elif ready:
+                barrier.wait(ready[0])
+        optimizer._synchronized = False
+        # The user may change now what the optimizer does not: frozen parameters, averages of weights.
+        checkpointer.wait_staged(before=step)
+
+    def _with_gradients(self) -> list[Tensor]:
+        groups = self._optimizer.param_groups
+        return [param for group in groups for param in group["params"] if param.grad is not None]
+
+
+class _Barrier:
+    """Which layers may be updated: those that no snapshot of an earlier step still reads."""
+
+    def __init__(self, checkpointer: Checkpointer, step: int, tree: StateTree) -> None:
+        self._checkpointer = checkpointer
+        self._step = step
+        self._tree = tree
+        self._names: dict[int, tuple[str, ...]] = {}
+        self._all_clear = False
+
+    def take(self, ready: list[Tensor]) -> list[Tensor]:
+        """Remove from `ready`, and return, layers that may be updated now: a chunk of them, or none."""
+        if not self._all_clear:
+            self._all_clear = self._checkpointer.is_staged(before=self._step)
+        taken: list[Tensor] = []
+        left: list[Tensor] = []
+        size = 0
+        for param in ready:
+            if size < CHUNK_BYTES and self._is_clear(param):
+                taken.append(param)
+                size += param.nbytes
+            else:
+                left.append(param)
+        ready[:] = left
+        return taken
+
+    def wait(self, param: Tensor) -> None:
+        """Block until this layer may be updated."""
+        self._checkpointer.wait_staged(self._names_of(param), before=self._step)
+
+    def _is_clear(self, param: Tensor) -> bool:
+        return self._all_clear or self._checkpointer.is_staged(
+            self._names_of(param), before=self._step
+        )
+
+    def _names_of(self, param: Tensor) -> tuple[str, ...]:
+        names = self._names.get(id(param))
+        if names is None:
+            names = self._names[id(param)] = tuple(self._tree.layer(param))
+        return names

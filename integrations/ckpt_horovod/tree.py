@@ -1,0 +1,108 @@
+"""What a checkpoint of a Horovod job holds, and under which names.
+
+    {"model": the module, "optimizer": the optimizer, "rng": RngState(), ...what was attached or given}
+
+Without an attached module, "model" is a dict of the named parameters; buffers are then nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from ckpt_core import ConfigError, RngState
+
+_OWN = ("optimizer", "parameters")
+
+
+class StateTree:
+    """Builds the tree of one optimizer, and names its tensors as the saved tree will.
+
+    Args:
+        optimizer: the wrapped optimizer.
+        names: the name of each of its parameters.
+    """
+
+    def __init__(self, optimizer: Any, names: Mapping[Tensor, str]) -> None:
+        self._optimizer = optimizer
+        self._names = names
+        self._parts: dict[str, Any] = {"rng": RngState()}
+        self._known_places: dict[int, str] = {}
+        self._numbers: dict[int, int] = {}
+
+    def attach(self, parts: Mapping[str, Any]) -> None:
+        """Add parts for good, or replace them.
+
+        Raises:
+            ConfigError: a name is taken by what is always there.
+        """
+        self._check(parts)
+        self._parts.update(parts)
+        self._known_places = {}
+
+    def of(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """The tree, with these parts for this once.
+
+        Raises:
+            ConfigError: a name is taken.
+        """
+        self._check(parts)
+        tree: dict[str, Any] = {"model": self._model(), "optimizer": self._optimizer}
+        tree |= self._parts
+        tree |= parts
+        orphans = self._orphans(tree["model"])
+        return tree | ({"parameters": orphans} if orphans else {})
+
+    def layers(self) -> list[Tensor]:
+        """The parameters that are trained, in the optimizer's order."""
+        return [param for param in self._optimizer_params() if param.requires_grad]
+
+    def layer(self, param: Tensor) -> dict[str, Tensor]:
+        """A parameter and the state that the optimizer keeps of it, by name.
+
+        Scalars are left out: they are copied at the end of the iteration.
+        """
+        if id(param) not in self._numbers:  # first of all, or a group was added
+            self._numbers = {id(p): number for number, p in enumerate(self._optimizer_params())}
+        number = self._numbers[id(param)]
+        found = {self._places()[id(param)]: param.detach()}
+        # .get: the state is a defaultdict, and asking must not make an entry.
+        for key, value in self._optimizer.state.get(param, {}).items():
+            if isinstance(value, Tensor) and value.dim() > 0:
+                found[f"optimizer.state.{number}.{key}"] = value
+        return found
+
+    def _check(self, parts: Mapping[str, Any]) -> None:
+        taken = [name for name in parts if name in _OWN]
+        if taken:
+            raise ConfigError(
+                f"{taken[0]}=: this name is taken by what is always saved; give it another one"
+            )
+
+    def _optimizer_params(self) -> Iterator[Tensor]:
+        return (param for group in self._optimizer.param_groups for param in group["params"])
+
+    def _model(self) -> dict[str, Tensor]:
+        return {name: param.detach() for param, name in self._names.items()}
+
+    def _places(self) -> dict[int, str]:
+        """Where each parameter stands in the tree, by identity."""
+        if not self._known_places:
+            places = {id(param): f"parameters.{name}" for param, name in self._names.items()}
+            self._known_places = places | _names_of(self.of({})["model"], self._names)
+        return self._known_places
+
+    def _orphans(self, model: Any) -> dict[str, Tensor]:
+        """Parameters of the optimizer that the attached module lacks."""
+        held = _names_of(model, self._names)
+        return {
+            name: param.detach() for param, name in self._names.items() if id(param) not in held
+        }
+
+
+def _names_of(model: Any, names: Mapping[Tensor, str]) -> dict[int, str]:
+    if isinstance(model, nn.Module):
+        return {id(param): f"model.{name}" for name, param in model.named_parameters()}
+    return {id(param): f"model.{name}" for param, name in names.items()}
