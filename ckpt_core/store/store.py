@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import logging
 import os
 import secrets
@@ -16,6 +14,7 @@ from typing import Any
 from ckpt_core.errors import CommitError, ConfigError, NotCommitted, PersistError, RootBusy
 from ckpt_core.files import Files
 from ckpt_core.layout import MANIFEST_NAME
+from ckpt_core.store.abandoned import Abandoned
 from ckpt_core.store.failures import mapped
 from ckpt_core.store.lock import RootLock
 from ckpt_core.store.names import INFLIGHT, committed_steps, step_path
@@ -28,12 +27,10 @@ from ckpt_core.store.rewinds import Rewinds
 from ckpt_core.store.slots import Slots
 from ckpt_core.store.space import check_space
 from ckpt_core.store.trash import Trash
-from ckpt_core.store.trees import ensure_dir, ensure_root, remove_tree
+from ckpt_core.store.trees import ensure_dir, ensure_root
 from ckpt_core.types import check_step
 
 logger = logging.getLogger(__name__)
-
-_SWEPT_ATTEMPTS = 16
 
 
 class StepStore:
@@ -79,7 +76,7 @@ class StepStore:
         self._protected: Counter[int] = Counter()
         self._suspects: set[int] = set()
         self._unsettled: set[str] = set()
-        self._abandoned: collections.deque[Path] = collections.deque(maxlen=_SWEPT_ATTEMPTS)
+        self._abandoned = Abandoned(files, shared=shared)
         self._rewinds = Rewinds(self.root)
         self._is_open = False
 
@@ -165,7 +162,10 @@ class StepStore:
         path = self.root / INFLIGHT / name
         with mapped("begin a save", path=self.root, step=step):
             ensure_dir(self._files, path.parent)
-            (ensure_dir if self._shared else _make_dir)(self._files, path)
+            if self._shared:
+                ensure_dir(self._files, path)
+            else:
+                self._files.mkdir(path)
         with self._state:
             self._rewinds.begun(name, step, newest=self.latest())
         return Attempt(name, step, path)
@@ -241,17 +241,9 @@ class StepStore:
                 with self._names:
                     sync_names(self._files, self.root)
                 self._unsettled.discard(attempt.id)
-            if self._shared:
-                self._abandoned.append(attempt.path)
-            remove_tree(self._files, attempt.path)
+            self._abandoned.remove(attempt.path)
         except Exception as exc:
             logger.warning("could not delete %s: %s; reopening does", attempt.path, exc)
-
-    def _sweep(self) -> None:
-        """Delete what slower ranks have written into failed attempts since; never raises."""
-        for path in tuple(self._abandoned):
-            with contextlib.suppress(OSError):
-                remove_tree(self._files, path)
 
     # -- steps that go -------------------------------------------------------------------------
 
@@ -272,7 +264,7 @@ class StepStore:
                 doomed = self._unpublish_retired()
                 ready = self._settled_trash()
         self._trash.discard(ready)
-        self._sweep()
+        self._abandoned.sweep()
         return doomed
 
     def _unpublish_retired(self) -> tuple[int, ...]:
@@ -408,7 +400,3 @@ class StepStore:
     def latest(self) -> int | None:
         """The newest committed step, or None."""
         return max(self.steps(), default=None)
-
-
-def _make_dir(files: Files, path: Path) -> None:
-    files.mkdir(path)
