@@ -43,6 +43,7 @@ from ckpt_core.types import DirectIO, Mode, OnError
 if TYPE_CHECKING:
     from ckpt_core.checkpointer import Checkpointer
     from ckpt_core.coordination import StoreOptions, TorchStore
+    from ckpt_core.files_save import FilesSave
     from ckpt_core.handle import SaveHandle
     from ckpt_core.layerwise import LayerwiseSave
     from ckpt_core.restore import Report, RestoredStep, load, verify
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "Checkpointer": "ckpt_core.checkpointer",
+    "FilesSave": "ckpt_core.files_save",
     "LayerwiseSave": "ckpt_core.layerwise",
     "Report": "ckpt_core.restore",
     "RestoredStep": "ckpt_core.restore",
@@ -75,6 +77,7 @@ __all__ = [
     "DirectIO",
     "EveryNSteps",
     "EverySeconds",
+    "FilesSave",
     "LayerwiseSave",
     "Mode",
     "NotCommitted",

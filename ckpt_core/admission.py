@@ -12,6 +12,7 @@ from ckpt_core.observe import EventLog, EventName
 from ckpt_core.options import Options
 from ckpt_core.store import Attempt, GuestStore, StepStore
 from ckpt_core.together import Failures
+from ckpt_core.types import Destination
 
 _log = logging.getLogger("ckpt_core")
 
@@ -34,7 +35,7 @@ class Admission:
         self._timeout_s = options.timeout_s
         self._hooks = Hooks(self._make_attempt, flights.ready, self._note_failure)
 
-    def admit(self, step: int, attempt_id: str) -> InFlight:
+    def admit(self, step: int, attempt_id: str, destination: Destination | None = None) -> InFlight:
         """Start a checkpoint; blocks while as many as may be are in flight.
 
         Raises:
@@ -44,7 +45,14 @@ class Admission:
         def make() -> InFlight:
             deadline = time.monotonic() + self._timeout_s
             root = self._store.root
-            return InFlight(step, attempt_id, root=root, deadline=deadline, hooks=self._hooks)
+            return InFlight(
+                step,
+                attempt_id,
+                root=root,
+                deadline=deadline,
+                hooks=self._hooks,
+                destination=destination,
+            )
 
         inflight = self._flights.admit(make, deadline=time.monotonic() + self._timeout_s)
         self._events.tell(EventName.BEGIN, step)
@@ -54,10 +62,11 @@ class Admission:
         return inflight
 
     def _make_attempt(self, inflight: InFlight) -> Attempt:
-        # A newer valid step is coming: what was found corrupt must not stand as the newest any more.
-        self._store.quarantine_suspects()
+        if inflight.destination is None:
+            # A newer valid step is coming: what was found corrupt must not stand as the newest any more.
+            self._store.quarantine_suspects()
         self._store.check_space(inflight.file_bytes)
-        return self._store.begin(inflight.step, inflight.attempt_id)
+        return self._store.begin(inflight.step, inflight.attempt_id, inflight.destination)
 
     def _note_staged(self, inflight: InFlight, staged: Future[None]) -> None:
         if staged.exception() is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,9 +76,9 @@ def source_of(leaves: Sequence[Leaf], arrangement: Arrangement, *, mode: Mode) -
     return Source((), frozen, lazy, names, mode, behind)
 
 
-def on_device(leaves: Sequence[Leaf]) -> bool:
-    """Whether a leaf is on a CUDA device."""
-    return uses_cuda() and any(leaf.tensor.is_cuda for leaf in leaves)
+def on_device(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether one of them is on a CUDA device."""
+    return uses_cuda() and any(tensor.is_cuda for tensor in tensors)
 
 
 def open_image(

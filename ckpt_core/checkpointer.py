@@ -22,6 +22,7 @@ from ckpt_core.commit import Committer
 from ckpt_core.coordination import Coordination, NoCoordination
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.files import Files
+from ckpt_core.files_save import Destinations, FilesSave
 from ckpt_core.flights import Flights, settle_all
 from ckpt_core.handle import SaveHandle
 from ckpt_core.inflight import failing
@@ -102,6 +103,7 @@ class Checkpointer:
         self._admission = Admission(
             self._store, self._flights, self.events, self._failures, options
         )
+        self._destinations = Destinations()
         self._on_close: list[Callable[[], None]] = []
         self._guard: SigtermGuard | None = None
         try:
@@ -187,6 +189,33 @@ class Checkpointer:
             plan = self._pipeline.plan_layerwise(tensors)
             inflight = self._admission.admit(step, attempt_id)
         return LayerwiseSave(self._pipeline, inflight, plan)
+
+    def begin_files(self, step: int, directory: str, *, pointer: str | None = None) -> FilesSave:
+        """Start a checkpoint that becomes a directory of named files, for programs that `torch.load` them.
+
+        Called on the training thread, on every rank. Then `add(name, tree)` for each file of this rank, and
+        `seal()`. Once all files of all ranks are durable, one rename gives the directory its name. Whatever
+        directory has that name is replaced as a whole, also files that others have put there. It is no
+        step: `steps`, `restore` and retention leave it alone.
+
+        Args:
+            step: as for `save`; for messages, events and `wait_staged(before=)`.
+            directory: its name in the root.
+            pointer: a file in the root that then holds the name of the directory, without a newline.
+                Replaced atomically, and never by a save that began before the one that it names.
+
+        Raises:
+            ConfigError: an argument is wrong.
+            CkptError, StagingError: as for `save`.
+        """
+        self._check_usable()
+        step = check_step(step)
+        attempt_id = self._coordination.attempt_id(step)
+        with declining(self._coordination, attempt_id, step):
+            destination = self._destinations.next(directory, pointer)
+            self._failures.report(step)
+            inflight = self._admission.admit(step, attempt_id, destination)
+        return FilesSave(self._pipeline, inflight)
 
     def wait_staged(self, names: Iterable[str] | None = None, *, before: int | None = None) -> None:
         """Block until training may change the leaves of every started snapshot.

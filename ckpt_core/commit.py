@@ -31,13 +31,12 @@ from ckpt_core.layout import (
     RankEntry,
     RankManifest,
     SliceEntry,
+    parents_of,
     rank_manifest_name,
-    shard_name,
 )
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.persist import advice
 from ckpt_core.store import Attempt, GuestStore, StepStore
-from ckpt_core.types import step_dir_name
 
 _log = logging.getLogger("ckpt_core")
 
@@ -124,8 +123,9 @@ class Committer:
         self._settle(inflight, attempt, error)
         if error is not None:
             raise error
-        self._compared.update(contents.plans)
-        return self._store.root / step_dir_name(step)
+        if attempt.destination is None:
+            self._compared.update(contents.plans)
+        return self._store.root / attempt.target_name
 
     def _settle(self, inflight: InFlight, attempt: Attempt, error: BaseException | None) -> None:
         """Hear whether every root has the step; `error` is why this rank's has not."""
@@ -143,7 +143,7 @@ class Committer:
                     "step %d is committed; the ranks lost touch after: %s", attempt.step, exc
                 )
                 return
-            if published and isinstance(exc, CommitError):
+            if published and isinstance(exc, CommitError) and attempt.destination is None:
                 # Another node's root has not got it: it must not stand as this one's newest step.
                 self._store.suspect(attempt.step)
             raise
@@ -165,7 +165,8 @@ class Committer:
         for shard in inflight.shards:
             shard.close()
         if inflight.attempt is not None:
-            self._store.abandon(inflight.attempt)
+            made = [shard.path for shard in inflight.shards if shard.path is not None]
+            self._store.abandon(inflight.attempt, made)
 
     @contextmanager
     def _mapped(self, inflight: InFlight, attempt: Attempt) -> Iterator[None]:
@@ -185,15 +186,22 @@ class Committer:
     ) -> RankManifestFile:
         info = self._coordination.info
         entries = []
-        for index, shard in enumerate(inflight.shards):
+        for shard in inflight.shards:
             sums = tuple(ChunkSum(part.nbytes, part.xxh3) for part in shard.sync())
             shard.close()
-            entries.append(FileEntry(shard_name(info.rank, index), shard.request.nbytes, sums))
+            entries.append(FileEntry(shard.request.name, shard.request.file_bytes, sums))
+        for folder in sorted(parents_of(entry.name for entry in entries), reverse=True):
+            self._files.sync_dir(attempt.path / folder)
         leaves, slices = _entries(contents)
-        skeleton: Any = contents.skeleton.to_json()
+        skeleton: Any = None if contents.skeleton is None else contents.skeleton.to_json()
         version = 1 if info.world_size == 1 else 2
         data = RankManifest(
-            info.rank, tuple(entries), leaves, skeleton, slices, version=version
+            info.rank,
+            tuple(entries),
+            leaves,
+            skeleton,
+            slices,
+            version=version if attempt.destination is None else 3,
         ).encode()
         name = rank_manifest_name(info.rank)
         self._files.write_new(attempt.path / name, data)
@@ -214,7 +222,9 @@ class Committer:
         self, store: StepStore, inflight: InFlight, attempt: Attempt, ballots: Sequence[Json]
     ) -> None:
         written = [RankManifestFile.from_json(ballot) for ballot in ballots]
+        _check_names(attempt, written)
         self._await_files(attempt, written, deadline=inflight.deadline)
+        to = attempt.destination
         manifest = Manifest(
             step=inflight.step,
             attempt=attempt.id,
@@ -222,6 +232,7 @@ class Committer:
             ranks=tuple([one.entry for one in written]),
             state_bytes=sum(one.state_bytes for one in written),
             world_size=self._coordination.info.world_size,
+            directory=None if to is None else to.directory,
         )
         self._files.write_new(attempt.path / MANIFEST_NAME, manifest.encode())
         # Commit point: the rename inside publish.
@@ -276,6 +287,23 @@ class RankManifestFile:
         """As `to_json` gave it."""
         row, state_bytes, files = value
         return cls(RankEntry(*row), state_bytes, tuple([(name, size) for name, size in files]))
+
+
+def _check_names(attempt: Attempt, written: Sequence[RankManifestFile]) -> None:
+    """No two ranks have a file of the same name."""
+    owners: dict[str, int] = {}
+    for one in written:
+        for name, _ in one.files:
+            if name in owners:
+                ranks = f"ranks {owners[name]} and {one.entry.rank}"
+                raise CommitError(
+                    f"step {attempt.step} was not published: {ranks} have both added {name!r}: each name "
+                    f"is added by one rank",
+                    step=attempt.step,
+                    rank=one.entry.rank,
+                    path=attempt.path / name,
+                )
+            owners[name] = one.entry.rank
 
 
 def _entries(contents: Contents) -> tuple[tuple[LeafEntry, ...], tuple[SliceEntry, ...]]:

@@ -26,6 +26,7 @@ from ckpt_core.persist import ShardFile, WriteJob, WriterPool
 from ckpt_core.snapshot import Piece, Snapshot
 from ckpt_core.state import Skeleton
 from ckpt_core.store import Attempt
+from ckpt_core.types import Destination
 
 _log = logging.getLogger("ckpt_core")
 
@@ -46,20 +47,22 @@ class Contents:
 
     Attributes:
         placed: each part of a leaf, its shard file and its place there.
-        skeleton: everything that is not a tensor.
+        skeleton: everything that is not a tensor; None when it is in the files.
         plans: hashes of what must be equal on all ranks; none in a job of one.
         reference: compares this rank with rank 0; given until that was done once.
+        named_bytes: length of the named files, which hold no leaves.
     """
 
     placed: tuple[Placed, ...]
-    skeleton: Skeleton
+    skeleton: Skeleton | None
     plans: tuple[str, ...] = ()
     reference: Reference | None = None
+    named_bytes: int = 0
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all parts."""
-        return sum(place.extent.nbytes for place in self.placed)
+        """Bytes of all parts, or of the named files."""
+        return sum(place.extent.nbytes for place in self.placed) + self.named_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +89,21 @@ class InFlight:
         root: where it goes, for errors that come before it has a directory.
         deadline: on the monotonic clock; the watchdog fails the checkpoint then.
         hooks: see there.
+        destination: where named files go; None: it becomes a step.
     """
 
     def __init__(
-        self, step: int, attempt_id: str, *, root: Path, deadline: float, hooks: Hooks
+        self,
+        step: int,
+        attempt_id: str,
+        *,
+        root: Path,
+        deadline: float,
+        hooks: Hooks,
+        destination: Destination | None = None,
     ) -> None:
         self.step = step
+        self.destination = destination
         self.attempt_id = attempt_id
         self.root = root
         self.deadline = deadline
@@ -124,8 +136,8 @@ class InFlight:
 
     @property
     def file_bytes(self) -> int:
-        """Length of all its shard files."""
-        return sum(shard.request.nbytes for shard in self.shards)
+        """Length of all its files that are known so far."""
+        return sum(shard.request.file_bytes for shard in self.shards)
 
     def failed(self) -> bool:
         """Whether it has been given up; asked by everyone who works for it."""
@@ -208,9 +220,12 @@ class InFlight:
     # -- progress --------------------------------------------------------------------------------
 
     def until_staged(self, end_lease: Callable[[], None]) -> None:
-        """Call `end_lease` when nothing more will be staged for it."""
+        """Call `end_lease` when nothing more will be staged for it, which may be now."""
         with self._lock:
-            self._leases.append(end_lease)
+            if self._staging:
+                self._leases.append(end_lease)
+                return
+        end_lease()
 
     def staging_ended(self) -> None:
         """Nothing more will be staged for it. Called by the stager or by `save`. Idempotent."""

@@ -19,40 +19,35 @@ from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.handle import SaveHandle
 from ckpt_core.inflight import InFlight
 from ckpt_core.layout import Extent, nbytes
+from ckpt_core.open_save import OpenSave
 from ckpt_core.pipeline import LayerwisePlan, Pipeline
 from ckpt_core.sharing import Part, Scope, Share
 from ckpt_core.snapshot import ShardImage, StageItem, event_now, on_stream, synchronize
 from ckpt_core.state import FlatState, Leaf, Skeleton
 
 
-class LayerwiseSave:
+class LayerwiseSave(OpenSave):
     """Given by `Checkpointer.begin`; used on the training thread. Must be sealed or aborted.
 
     One that is neither keeps its place among the in-flight checkpoints until `timeout`, and then fails.
     """
 
     def __init__(self, pipeline: Pipeline, inflight: InFlight, plan: LayerwisePlan) -> None:
+        super().__init__(inflight)
         self._pipeline = pipeline
-        self._inflight = inflight
         self._plan = plan
         self._left = {leaf.spec.name for leaf in plan.flat.leaves}
         self._parts = {part.stored.name: part for part in plan.share.parts}
         self._placed: list[Placed] = []
         self._digests: dict[str, str] = {}
         self._watch = LeafWatch(inflight.step, on=pipeline.check_barriers)
-        self._sealed = False
-        self._stream = pipeline.stream_for(plan.flat.leaves)
+        self._stream = pipeline.stream_for([leaf.tensor for leaf in plan.flat.leaves])
         inflight.snapshot.name_leaves(self._leaf_name)
         sink = pipeline.open_shard(inflight, plan.builder.file_bytes, mapped=False)
         self._image = pipeline.open_held_image(sink, plan)
         # Also when the watchdog gives it up: the chunks that it holds must go back.
         inflight.open_ended(lambda: pipeline.stage(self._run_abandon))
         pipeline.stage(self._run_start)
-
-    @property
-    def step(self) -> int:
-        """The step it is of."""
-        return self._inflight.step
 
     def stage(self, names: Iterable[str]) -> None:
         """These tensors are final for the step: copy them, in this order, behind the training thread.
@@ -118,19 +113,7 @@ class LayerwiseSave:
         self._inflight.end_announced()
         return SaveHandle.of(self._inflight, began)
 
-    def abort(self) -> None:
-        """Give the checkpoint up; nothing of it becomes visible. Idempotent."""
-        if self._sealed:
-            return
-        self._sealed = True
-        self._inflight.reported = True
-        self._inflight.fail(StagingError(f"step {self.step} was aborted by the caller"))
-
     # -- training thread -------------------------------------------------------------------------
-
-    def _check_open(self) -> None:
-        if self._sealed:
-            raise ConfigError(f"the layer-wise save of step {self.step} is sealed: begin a new one")
 
     def _leaf_name(self, name: str) -> str | None:
         leaf = self._plan.leaf_of.get(name)

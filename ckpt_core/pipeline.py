@@ -7,7 +7,7 @@ input before a checkpoint is started; `start` copies what must be copied now and
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,22 @@ from ckpt_core.layout import LayoutBuilder, ShardLayout, shard_name
 from ckpt_core.options import Options
 from ckpt_core.persist import SUM_BYTES, Place, ShardFile, ShardRequest, WriterPool
 from ckpt_core.sharing import Scope, Share, Sharer, digests_of, reference_of
-from ckpt_core.snapshot import ShardImage, Stager, StagingPool, side_stream
+from ckpt_core.snapshot import ShardImage, Stager, StagingPool, side_stream, uses_cuda
 from ckpt_core.staging_memory import StagingMemory
 from ckpt_core.state import FlatState, Leaf, Skeleton, SpecMemo, flatten
-from ckpt_core.store import GuestStore, StepStore
-from ckpt_core.types import DirectIO, LeafSpec, Mode, RankInfo, parse_bytes
+from ckpt_core.store import GuestStore, StepStore, file_path
+from ckpt_core.types import (
+    ALIGN_BYTES,
+    DirectIO,
+    LeafSpec,
+    Mode,
+    RankInfo,
+    align_up,
+    parse_bytes,
+)
+
+_NAMED_BYTES = 2**30
+"""How much the first save of named files is taken for, since nobody has said yet."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,8 @@ class Pipeline:
         self._rank, self._several = info.rank, info.world_size > 1
         self._layerwise_sharer, self._rest_sharer = Sharer(info), Sharer(info)
         self._files = files
-        self._eager_leaf_bytes = parse_bytes(options.eager_leaf_bytes, field="eager_leaf_bytes")
+        self.eager_leaf_bytes = parse_bytes(options.eager_leaf_bytes, field="eager_leaf_bytes")
+        self._named_bytes = 0
         self._memory = StagingMemory(options)
         self._stager = Stager()
         self._writers = WriterPool(options.writers)
@@ -95,7 +107,7 @@ class Pipeline:
         Raises:
             ConfigError: the state cannot be saved.
         """
-        flat = flatten(state, eager_leaf_bytes=self._eager_leaf_bytes, memo=self._memo)
+        flat = flatten(state, eager_leaf_bytes=self.eager_leaf_bytes, memo=self._memo)
         arrangement = self._arranger.arrange(flat, scope)
         layout = arrangement.layout
         pool = self._pool(flat.leaves, layout.front_bytes, layout.file_bytes)
@@ -119,7 +131,7 @@ class Pipeline:
         sink = self.open_shard(inflight, layout.file_bytes, mapped=mode is Mode.DIRECT)
         sizes = (layout.front_bytes, layout.file_bytes)
         image = open_image(sink, plan.pool, sizes, hold=False, mapped=mode is Mode.DIRECT)
-        stream = self._side_stream(plan.flat.leaves)
+        stream = self.stream_for(_tensors(plan.flat.leaves))
         job = StageJob(inflight, image, source, check=self.check_barriers, stream=stream)
         inflight.snapshot.name_leaves(lambda name: name if name in arrangement.names else None)
         inflight.snapshot.expect(source.names)
@@ -185,15 +197,38 @@ class Pipeline:
             recycled = self._store.take_slot(attempt, name, nbytes)
             return Place(attempt.path / name, recycled)
 
+        # Restoring with another number of ranks takes parts of files.
+        sums = SUM_BYTES if self._several else None
+        return self._open(inflight, name, nbytes, place, mapped=mapped, sum_bytes=sums)
+
+    def open_named_image(
+        self, inflight: InFlight, pool: StagingPool, name: str, nbytes: int
+    ) -> ShardImage:
+        """Register a file that has a name of its own and any length; its image, which begins empty."""
+        padded = align_up(nbytes, ALIGN_BYTES)
+
+        def place() -> Place:
+            return Place(file_path(self._files, inflight.directory(), name), recycled=False)
+
+        sink = self._open(inflight, name, padded, place, exact_bytes=nbytes)
+        return open_image(sink, pool, (0, padded), hold=False, mapped=False)
+
+    def _open(
+        self,
+        inflight: InFlight,
+        name: str,
+        nbytes: int,
+        place: Callable[[], Place],
+        **more: Any,
+    ) -> ShardSink:
         request = ShardRequest(
+            name=name,
             nbytes=nbytes,
             place=place,
             direct_io=DirectIO(self._options.direct_io),
-            mapped=mapped,
             checksum=self._options.checksum,
             step=inflight.step,
-            # Restoring with another number of ranks takes parts of files.
-            sum_bytes=SUM_BYTES if self._several else None,
+            **more,
         )
         return make_sink(inflight, ShardFile(request, files=self._files), self._writers)
 
@@ -217,17 +252,44 @@ class Pipeline:
         sink = self.open_shard(inflight, layout.file_bytes, mapped=False)
         return open_image(sink, pool, (0, layout.file_bytes), hold=False, mapped=False), layout
 
+    def pool_for_named(self, nbytes: int, tensors: Sequence[torch.Tensor]) -> StagingPool:
+        """The memory for a save of named files whose first one has `nbytes`; the others are not known yet.
+
+        Made for as much as the largest such save so far took.
+        """
+        return self._memory.pool_for(
+            file_bytes=max(nbytes, self._named_bytes or _NAMED_BYTES),
+            front_bytes=0,
+            pinned=on_device(tensors),
+            deadline=time.monotonic() + self._options.timeout_s,
+        )
+
+    def named_files_took(self, nbytes: int) -> None:
+        """Note the length of all files of a save."""
+        self._named_bytes = max(self._named_bytes, nbytes)
+
+    def named_contents(self, inflight: InFlight) -> Contents:
+        """What this rank stores of a save of named files; all ranks must mean the same directory."""
+        to = inflight.destination
+        assert to is not None
+        plans = (f"files in {to.directory!r} by {to.pointer!r}",) if self._several else ()
+        return Contents((), None, plans, named_bytes=inflight.file_bytes)
+
     def flatten_rest(self, state: Any, staged: tuple[Leaf, ...]) -> FlatState:
         """The state at the end of a layer-wise save, without what has been staged."""
-        return flatten(state, eager_leaf_bytes=self._eager_leaf_bytes, staged=staged)
+        return flatten(state, eager_leaf_bytes=self.eager_leaf_bytes, staged=staged)
 
     def stage(self, job: Any) -> None:
         """Run a job on the stager thread."""
         self._stager.submit(job)
 
-    def stream_for(self, leaves: tuple[Leaf, ...]) -> Any:
-        """The CUDA stream of the stager; None when no leaf is on CUDA."""
-        return self._side_stream(leaves)
+    def stream_for(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The CUDA stream of the stager; None when no tensor is on CUDA."""
+        if not on_device(tensors):
+            return None
+        if self._stream is None:
+            self._stream = side_stream(tensors)
+        return self._stream
 
     def close(self, *, timeout_s: float) -> None:
         """End the threads and let go of the memory. Idempotent."""
@@ -241,19 +303,18 @@ class Pipeline:
         return self._memory.pool_for(
             file_bytes=file_bytes,
             front_bytes=front_bytes,
-            pinned=on_device(leaves),
+            pinned=on_device(_tensors(leaves)),
             deadline=time.monotonic() + self._options.timeout_s,
         )
-
-    def _side_stream(self, leaves: tuple[Leaf, ...]) -> Any:
-        if self._stream is None and on_device(leaves):
-            self._stream = side_stream(leaf.tensor for leaf in leaves)
-        return self._stream if on_device(leaves) else None
 
     def _resolve_mode(self, leaves: tuple[Leaf, ...]) -> Mode:
         if self._mode is not Mode.AUTO:
             return self._mode
-        return Mode.DEVICE if on_device(leaves) else Mode.HOST
+        return Mode.DEVICE if on_device(_tensors(leaves)) else Mode.HOST
+
+
+def _tensors(leaves: Sequence[Leaf]) -> list[torch.Tensor]:
+    return [leaf.tensor for leaf in leaves] if uses_cuda() else []
 
 
 def _leaves_by_name(tensors: Mapping[str, torch.Tensor], flat: FlatState) -> dict[str, Leaf]:

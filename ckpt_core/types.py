@@ -172,6 +172,21 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a save of named files goes, when it does not become a step.
+
+    Attributes:
+        directory: its name in the root.
+        pointer: the file in the root that names it then; None: no file does.
+        order: counts such saves of this process, in the order in which they began.
+    """
+
+    directory: str
+    pointer: str | None = None
+    order: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RankInfo:
     """Which of how many processes save together.
 

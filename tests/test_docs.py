@@ -22,6 +22,7 @@ ERRORS = [
 TERMS = [
     *("state", "leaf", "eager leaf", "slice", "chunk", "skeleton"),
     *("root", "shard", "manifest", "attempt", "slot", "retire", "pin"),
+    *("directory of files", "pointer"),
     *("step", "interval", "snapshot", "staging", "persist", "commit", "in-flight"),
     *("barrier", "stall", "back-pressure", "restore", "rank", "world size"),
 ]

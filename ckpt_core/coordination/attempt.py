@@ -186,7 +186,7 @@ class Attempt:
             late = self._missing(channel) or [self._info.rank]
             return Outcome({rank: Cause.lost("its vote was not found") for rank in late})
         plans = [json.loads(vote)["plan"] for vote in votes]
-        text = "saves something else than rank 0: the structure of its state differs"
+        text = "saves something else than rank 0: the structure of its state, or its directory, differs"
         cause = Cause(ConfigError.__name__, text)
         return Outcome({rank: cause for rank, plan in enumerate(plans) if plan != ballot.plan})
 

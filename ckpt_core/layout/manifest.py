@@ -3,7 +3,8 @@
     manifest.json    Manifest: the step, and the size and checksum of every rank manifest
     rank-00000.json  RankManifest: the rank's files, where each leaf lies in them, the skeleton
 
-A step of one rank has version 1, a step of several has version 2 in all of its manifests.
+A step of one rank has version 1, a step of several has version 2 in all of its manifests. Version 3 is no
+step but a directory of files in a format of their own, for programs that know them by name.
 `encode` and `decode` hold an object to the same rules (`rules.py`): what was written can be read.
 
 Source: PCcheck 4.1 (what must be durable before a checkpoint counts); torchsnapshot's manifest.
@@ -22,6 +23,8 @@ from ckpt_core.layout.rules import (
     check_entries,
     check_files,
     check_manifest,
+    check_named_files,
+    check_no_leaves,
     check_rank,
     check_version,
 )
@@ -89,7 +92,8 @@ class RankManifest:
     Attributes:
         leaves: those that this rank stored whole, for itself alone.
         slices: its parts of leaves that it stored together with other ranks.
-        version: 1 in a step of one rank, 2 in a step of several.
+        version: 1 in a step of one rank, 2 in a step of several, 3 in a directory of files: then there
+            are neither leaves nor slices, and files have any names.
     """
 
     rank: int
@@ -119,14 +123,15 @@ class RankManifest:
 
     def _as_json(self) -> dict[str, Json]:
         self._check()
+        leaves = {"leaves": [_leaf_row(leaf) for leaf in self.leaves]}
         slices = {"slices": [_slice_row(entry) for entry in self.slices]}
         return {
             "format": FORMAT_NAME,
             "version": self.version,
             "rank": self.rank,
             "files": [_file_object(file) for file in self.files],
-            "leaves": [_leaf_row(leaf) for leaf in self.leaves],
-            **(slices if self.version > 1 else {}),
+            **(leaves if self.version < 3 else {}),
+            **(slices if self.version == 2 else {}),
             "skeleton": self.skeleton,
         }
 
@@ -134,11 +139,12 @@ class RankManifest:
     def _from_json(cls, obj: dict[str, Json]) -> Self:
         if "skeleton" not in obj:
             raise Invalid("skeleton", expected="to be there", got=None)
-        shared = member(obj, "slices", list) if obj["version"] > 1 else []
+        leaves = member(obj, "leaves", list) if obj["version"] < 3 else []
+        shared = member(obj, "slices", list) if obj["version"] == 2 else []
         manifest = cls(
             rank=obj.get("rank"),  # type: ignore[arg-type]
             files=tuple([_file(value) for value in member(obj, "files", list)]),
-            leaves=tuple([_leaf(value) for value in member(obj, "leaves", list)]),
+            leaves=tuple([_leaf(value) for value in leaves]),
             skeleton=obj["skeleton"],
             slices=tuple([_slice(value) for value in shared]),
             version=obj["version"],
@@ -149,7 +155,11 @@ class RankManifest:
     def _check(self) -> None:
         check_version(self.version)
         check_rank(self.rank)
-        check_files(self.files, rank=self.rank)
+        if self.version > 2:
+            check_named_files(self.files)
+            check_no_leaves(self.leaves, self.slices)
+        else:
+            check_files(self.files, rank=self.rank)
         if self.slices and self.version == 1:
             raise Invalid("slices", expected="none in version 1", got=len(self.slices))
         check_entries(self.leaves, self.slices, self.files)
@@ -164,7 +174,8 @@ class Manifest:
         ranks: those whose files lie beside this one, ascending: all, or those of one node.
         state_bytes: sum of the sizes of their leaves and slices.
         world_size: how many ranks saved together.
-        version: 1 or 2; 0 stands for what the world size asks for, and is replaced at once.
+        version: 1 to 3; 0 stands for what the rest asks for, and is replaced at once.
+        directory: name of a directory of files in the root; None: this is a step.
     """
 
     step: int
@@ -174,10 +185,12 @@ class Manifest:
     state_bytes: int
     world_size: int = 1
     version: int = 0
+    directory: str | None = None
 
     def __post_init__(self) -> None:
         if self.version == 0:
-            object.__setattr__(self, "version", 1 if self.world_size == 1 else 2)
+            step = 1 if self.world_size == 1 else 2
+            object.__setattr__(self, "version", step if self.directory is None else 3)
 
     def encode(self) -> bytes:
         """The bytes of `manifest.json`; called by the leading rank when every rank has voted.
@@ -203,6 +216,7 @@ class Manifest:
             "format": FORMAT_NAME,
             "version": self.version,
             "step": self.step,
+            **({} if self.directory is None else {"directory": self.directory}),
             "attempt": self.attempt,
             "created_unix_s": self.created_unix_s,
             "world_size": self.world_size,
@@ -222,6 +236,7 @@ class Manifest:
             state_bytes=member(obj, "state_bytes", int),
             world_size=member(obj, "world_size", int),
             version=obj["version"],
+            directory=member(obj, "directory", str) if obj["version"] > 2 else None,
         )
         check_manifest(manifest)
         return manifest

@@ -15,7 +15,11 @@ from ckpt_core.layout.dtypes import MAX_BYTES, MAX_DIMS, STORAGE, measure
 from ckpt_core.layout.names import (
     FORMAT_VERSION,
     MAX_FILES,
+    MAX_NAMED_FILES,
     MAX_RANKS,
+    is_directory_name,
+    is_file_name,
+    parents_of,
     parse_shard_name,
     rank_manifest_name,
 )
@@ -52,16 +56,39 @@ def check_rank(rank: object) -> None:
 
 
 def check_files(files: Sequence[FileEntry], *, rank: int) -> None:
-    """Names are those of this rank, each once; chunks add up to the file."""
-    if len(files) > MAX_FILES:
-        raise Invalid("files", expected=f"at most {MAX_FILES}", got=len(files))
-    seen: set[str] = set()
+    """Names are those of this rank's shards, each once; chunks add up to the file."""
+    _check_each(files, MAX_FILES)
     for file in files:
-        parsed = parse_shard_name(file.name) if type(file.name) is str else None
+        parsed = parse_shard_name(file.name)
         if parsed is None or parsed[0] != rank:
             raise Invalid("file name", expected=f"shard-{rank:05d}-N.safetensors", got=file.name)
-        if file.name in seen:
-            raise Invalid("file name", expected="each once", got=file.name)
+
+
+def check_named_files(files: Sequence[FileEntry]) -> None:
+    """Names are plain relative paths, each once, none in the place of a directory; chunks add up."""
+    _check_each(files, MAX_NAMED_FILES)
+    for file in files:
+        if not is_file_name(file.name):
+            raise Invalid("file name", expected="a relative path of plain names", got=file.name)
+    names = {file.name for file in files}
+    both = names & parents_of(names)
+    if both:
+        raise Invalid("file name", expected="no directory of other files", got=min(both))
+
+
+def check_no_leaves(leaves: Sequence[LeafEntry], slices: Sequence[SliceEntry]) -> None:
+    """A directory of files has none."""
+    if leaves or slices:
+        raise Invalid("leaves and slices", expected="none", got=len(leaves) + len(slices))
+
+
+def _check_each(files: Sequence[FileEntry], most: int) -> None:
+    if len(files) > most:
+        raise Invalid("files", expected=f"at most {most}", got=len(files))
+    seen: set[str] = set()
+    for file in files:
+        if type(file.name) is not str or file.name in seen:
+            raise Invalid("file name", expected="a text, each once", got=file.name)
         seen.add(file.name)
         _check_chunks(file)
 
@@ -169,7 +196,8 @@ def check_manifest(manifest: Manifest) -> None:
         raise Invalid("created_unix_s", expected=f"seconds in 0..{MAX_UNIX_S}", got=created)
     bounded(manifest.state_bytes, "state_bytes", 0, MAX_BYTES)
     check_version(manifest.version)
-    bounded(manifest.world_size, "world_size", manifest.version, MAX_RANKS)
+    bounded(manifest.world_size, "world_size", 2 if manifest.version == 2 else 1, MAX_RANKS)
+    _check_directory(manifest)
     bounded(len(manifest.ranks), "number of ranks", 1, manifest.world_size)
     if manifest.version == 1:
         bounded(len(manifest.ranks), "number of ranks", manifest.world_size, manifest.world_size)
@@ -177,6 +205,15 @@ def check_manifest(manifest: Manifest) -> None:
     for entry in manifest.ranks:
         _check_rank_entry(entry, above, manifest.world_size - 1)
         above = entry.rank + 1
+
+
+def _check_directory(manifest: Manifest) -> None:
+    name = manifest.directory
+    if manifest.version < 3:
+        if name is not None:
+            raise Invalid("directory", expected="none in a step", got=name)
+    elif not is_directory_name(name):
+        raise Invalid("directory", expected="a plain name, none of a step", got=name)
 
 
 def _check_rank_entry(entry: RankEntry, low: int, high: int) -> None:

@@ -69,22 +69,32 @@ class ShardRequest:
     """What a shard file is to be.
 
     Attributes:
-        nbytes: its length, a multiple of 4 KiB.
+        name: in its directory.
+        nbytes: bytes that are written, a multiple of 4 KiB.
         place: finds the path; called once, from a background thread, and may raise our errors.
         direct_io: whether to go past the page cache.
-        mapped: pieces behind the front are written through `window` (DIRECT mode).
         checksum: compute xxh3 of each piece.
-        sum_bytes: most bytes under one of them; None: whole pieces.
         step: for error texts.
+        mapped: pieces behind the front are written through `window` (DIRECT mode).
+        sum_bytes: most bytes under one of them; None: whole pieces.
+        exact_bytes: its length at last, less than 4 KiB below `nbytes`; None: `nbytes`. What is written
+            behind it is cut off before the sync: direct writes come in multiples of 4 KiB.
     """
 
+    name: str
     nbytes: int
     place: Callable[[], Place]
     direct_io: DirectIO
-    mapped: bool
     checksum: bool
     step: int
+    mapped: bool = False
     sum_bytes: int | None = None
+    exact_bytes: int | None = None
+
+    @property
+    def file_bytes(self) -> int:
+        """Its length."""
+        return self.nbytes if self.exact_bytes is None else self.exact_bytes
 
 
 class ShardFile:
@@ -114,14 +124,15 @@ class ShardFile:
         if piece.ready is not None:
             piece.ready.synchronize()
         # Hash before writing: both read the piece, and it has just been filled.
-        results = _sums(piece.memory, self.request.sum_bytes) if self.request.checksum else None
+        data = piece.memory[: max(self.request.file_bytes - piece.offset, 0)]
+        results = _sums(data, self.request.sum_bytes) if self.request.checksum else None
         with self._errors("write"):
             fd = self._open()
             if not self._is_window(piece):
                 self._pwrite(fd, piece)
                 if not self._direct:
                     self._files.start_writeback(fd, piece.offset, piece.nbytes)
-        self._results[piece.index] = results or (WriteResult(piece.nbytes, None),)
+        self._results[piece.index] = results or (WriteResult(len(data), None),)
 
     def window(self, offset: int, nbytes: int) -> memoryview:
         """Memory that is bytes offset .. offset+nbytes of the file. Called from the stager thread.
@@ -143,11 +154,13 @@ class ShardFile:
         """
         with self._errors("sync"):
             fd = self._open()
+            if self.request.file_bytes != self.request.nbytes:
+                self._files.truncate(fd, self.request.file_bytes)
             self._files.sync(fd)
         results = tuple(
             [result for index in sorted(self._results) for result in self._results[index]]
         )
-        assert sum(result.nbytes for result in results) == self.request.nbytes
+        assert sum(result.nbytes for result in results) == self.request.file_bytes
         return results
 
     def close(self) -> None:
@@ -266,6 +279,7 @@ def advice(error: Exception) -> str:
         errno.EIO: "The device reports an error: see dmesg, and save to another disk.",
         errno.EACCES: "Check who owns the root and its permissions.",
         errno.EPERM: "Check who owns the root and its permissions.",
+        errno.EEXIST: "Another rank has made a file of that name: each name is added by one rank.",
         errno.ENOENT: "The root was removed or renamed while training ran.",
     }
     code = error.errno if isinstance(error, OSError) else None

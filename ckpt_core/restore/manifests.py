@@ -12,7 +12,7 @@ from pathlib import Path
 
 import xxhash
 
-from ckpt_core.errors import CorruptCheckpoint, NotCommitted
+from ckpt_core.errors import CorruptCheckpoint, NotCommitted, RestoreError
 from ckpt_core.files import Files
 from ckpt_core.layout import (
     MANIFEST_NAME,
@@ -22,6 +22,7 @@ from ckpt_core.layout import (
     RankEntry,
     RankManifest,
     itemsize,
+    parents_of,
     rank_manifest_name,
 )
 from ckpt_core.restore.failures import ReadRefused
@@ -66,12 +67,32 @@ def read_manifests(step_dir: Path, *, files: Files) -> StepManifest:
         CorruptCheckpoint: something is missing, no regular file, of another size, or malformed.
         UnknownFormat: written by a newer format.
         NotCommitted: there is no such directory (any more).
-        RestoreError: the system refused to read; the OSError is its cause.
+        RestoreError: the system refused to read; the OSError is its cause. Or it is no step but a directory
+            of files.
     """
     step = read_json(step_dir, files=files)
+    check_is_step(step)
     for problem in file_problems(step):
         raise problem
     return step
+
+
+def check_is_step(step: StepManifest) -> None:
+    """Be sure that there are leaves to restore.
+
+    Raises:
+        RestoreError: it is a directory of files.
+    """
+    if step.manifest.directory is None:
+        return
+    names = [entry.name for _, _, entry in step.files()]
+    shown = f", such as {names[0]!r}" if names else ""
+    raise RestoreError(
+        f"{step.path} is no step but a directory of {len(names)} files in torch's own format: load each "
+        f"by its name with torch.load{shown}",
+        step=step.manifest.step,
+        path=step.path,
+    )
 
 
 def read_json(step_dir: Path, *, files: Files) -> StepManifest:
@@ -99,22 +120,25 @@ def read_manifest(step_dir: Path, *, files: Files) -> Manifest:
 def file_problems(step: StepManifest) -> Iterator[CorruptCheckpoint]:
     """What is wrong with the names, kinds and sizes of the shard files, without reading them."""
     for _, _, entry in step.files():
-        problem = file_problem(step.path / entry.name, nbytes=entry.nbytes)
+        problem = file_problem(step.path, entry)
         if problem is not None:
             yield problem
 
 
-def file_problem(path: Path, *, nbytes: int) -> CorruptCheckpoint | None:
-    """Why `path` cannot be a file of `nbytes`; None when it is one.
+def file_problem(step_dir: Path, entry: FileEntry) -> CorruptCheckpoint | None:
+    """Why a file of a step cannot be what its entry says; None when it can.
 
     Raises:
         RestoreError, NotCommitted: as `read_manifests`.
     """
+    path = step_dir / entry.name
     try:
-        with _reading(path.parent):
+        with _reading(step_dir):
+            for folder in sorted(parents_of([entry.name])):
+                _check_folder(step_dir / folder)
             size = _regular_size(path)
-            if size != nbytes:
-                raise _corrupt(path, expected=f"{nbytes} bytes", got=f"{size} bytes")
+            if size != entry.nbytes:
+                raise _corrupt(path, expected=f"{entry.nbytes} bytes", got=f"{size} bytes")
     except CorruptCheckpoint as exc:
         return exc
     return None
@@ -131,8 +155,10 @@ def read_start(path: Path, nbytes: int, *, files: Files) -> bytes:
 
 def _check_step(step_dir: Path, manifest: Manifest) -> None:
     named = parse_step_dir(step_dir.name)
+    path = step_dir / MANIFEST_NAME
+    if named is not None and manifest.directory is not None:
+        raise _corrupt(path, expected=f"step {named}", got="a directory of files")
     if named is not None and named != manifest.step:
-        path = step_dir / MANIFEST_NAME
         raise _corrupt(path, expected=f"step {named}", got=f"step {manifest.step}")
 
 
@@ -181,6 +207,12 @@ def _read_fd(fd: int, nbytes: int, *, files: Files) -> bytes:
             break
         done += got
     return bytes(data[:done])
+
+
+def _check_folder(path: Path) -> None:
+    # A link would lead out of the step.
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        raise _corrupt(path, expected="a directory", got="something else")
 
 
 def _regular_size(path: Path) -> int:

@@ -36,7 +36,7 @@ class StepReport:
     """What `verify` found in one step.
 
     Attributes:
-        step: its number; None when the directory's name and manifest say none.
+        step: its number; None for a directory of files, and when the directory's name and manifest say none.
         path: its directory.
         bad_chunks: pieces of shard files whose bytes differ, in file order.
         problems: everything else that is wrong, one sentence each.
@@ -110,6 +110,8 @@ def verify(
 ) -> Report:
     """Compare every byte of a step directory, or of every step of a root, with its manifests.
 
+    Also of a directory of files (`begin_files`), when `path` is one.
+
     Called by tools and by users; takes no lock, changes nothing, needs no state. Also checks that the
     header of each shard file tells other safetensors readers what the manifest tells us. A step that a
     writer retires meanwhile is left out of the report of a root.
@@ -141,7 +143,11 @@ def _verify_step(path: Path, how: ParallelReader, progress: Progress | None) -> 
     try:
         return _verify_files(step, how, progress)
     except RestoreError as exc:  # the storage hangs
-        return StepReport(step.manifest.step, path, problems=(str(exc),))
+        return StepReport(_number(step), path, problems=(str(exc),))
+
+
+def _number(step: StepManifest) -> int | None:
+    return step.manifest.step if step.manifest.directory is None else None
 
 
 def _verify_files(step: StepManifest, how: ParallelReader, progress: Progress | None) -> StepReport:
@@ -152,7 +158,7 @@ def _verify_files(step: StepManifest, how: ParallelReader, progress: Progress | 
     problems += [f"{path}: cannot be read: {error}" for path, error in outcome.failed]
     unchecked = sum(_unchecked_bytes(job.entry) for job in jobs)
     return StepReport(
-        step.manifest.step,
+        _number(step),
         step.path,
         tuple(sorted(outcome.bad, key=lambda bad: (bad.file, bad.index))),
         tuple(problems),
@@ -183,11 +189,12 @@ def _inspect(step: StepManifest, files: Files) -> tuple[list[str], list[ReadJob]
     jobs: list[ReadJob] = []
     for rank, index, entry in step.files():
         path = step.path / entry.name
-        problem = file_problem(path, nbytes=entry.nbytes)
+        problem = file_problem(step.path, entry)
         if problem is not None:
             problems.append(str(problem))
             continue
-        problems += _header_problems(path, rank, index, files=files)
+        if step.manifest.directory is None:
+            problems += _header_problems(path, rank, index, files=files)
         jobs.append(ReadJob(path, entry, Discard()))
     return problems, jobs
 

@@ -21,6 +21,7 @@ Source: PCcheck (ASPLOS '25) sections 4.1 and 4.2 (slots; the newest checkpoint 
 and never goes back); LightCheck (two mappings).
 """
 
+from ckpt_core.store.directories import file_path
 from ckpt_core.store.guest import GuestStore
 from ckpt_core.store.lock import RootLock
 from ckpt_core.store.names import committed_steps, resolve, step_path
@@ -33,6 +34,7 @@ __all__ = [
     "RootLock",
     "StepStore",
     "committed_steps",
+    "file_path",
     "resolve",
     "step_path",
 ]

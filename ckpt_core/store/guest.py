@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ckpt_core.store.publish import Attempt
 from ckpt_core.store.slots import Slots
 from ckpt_core.store.space import check_space
 from ckpt_core.store.trees import ensure_dir
-from ckpt_core.types import check_step
+from ckpt_core.types import Destination, check_step
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class GuestStore:
                 )
             time.sleep(_LOOK_AGAIN_S)
 
-    def begin(self, step: int, attempt_id: str) -> Attempt:
+    def begin(self, step: int, attempt_id: str, destination: Destination | None = None) -> Attempt:
         """The directory of an attempt; whichever rank comes first makes it.
 
         Raises:
@@ -70,7 +71,7 @@ class GuestStore:
         with mapped("begin a save", path=self.root, step=step):
             ensure_dir(self._files, path.parent)
             ensure_dir(self._files, path)
-        return Attempt(attempt_id, step, path)
+        return Attempt(attempt_id, step, path, destination)
 
     def take_slot(self, attempt: Attempt, name: str, nbytes: int) -> bool:
         """As `StepStore.take_slot`."""
@@ -84,11 +85,17 @@ class GuestStore:
         """
         check_space(self.root, nbytes, slots=self._slots, files=self._files)
 
-    def abandon(self, attempt: Attempt) -> None:
+    def abandon(self, attempt: Attempt, made: Iterable[Path] = ()) -> None:
         """Delete this rank's files of a failed attempt, and its directory if nothing else is in it.
 
         Best effort: never raises. Not called while the attempt may still be published.
+
+        Args:
+            made: named files, which do not tell whose they are.
         """
+        for path in made:
+            with contextlib.suppress(OSError):
+                self._files.unlink(path)
         mine = (f"shard-{self._rank:05d}-", rank_manifest_name(self._rank))
         with contextlib.suppress(OSError):
             for entry in entries(attempt.path):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ckpt_core.files import Files
 from ckpt_core.store.names import INFLIGHT, REPLACED, is_real_dir
+from ckpt_core.types import Destination, step_dir_name
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +28,28 @@ class Attempt:
         id: "<step 12 digits>-<8 hex digits>", unique in its root.
         step: optimizer step that the state belongs to.
         path: its directory; a shard file or manifest is made there under its final name.
+        destination: for a save of named files; None: it becomes a step.
     """
 
     id: str
     step: int
     path: Path
+    destination: Destination | None = None
+
+    @property
+    def target_name(self) -> str:
+        """What its directory is called once it is published."""
+        to = self.destination
+        return step_dir_name(self.step) if to is None else to.directory
+
+    @property
+    def aside(self) -> Path:
+        """Where an older directory of that name waits while this one takes its place, if it has to.
+
+        `repair` finds by this name where it belongs: it may be nobody's directory, without a manifest.
+        """
+        home = "" if self.destination is None else f".{self.destination.directory}"
+        return self.path.with_name(f"{self.id}{home}{REPLACED}")
 
 
 def sync_names(files: Files, root: Path) -> None:
@@ -50,12 +68,14 @@ def place(files: Files, attempt: Attempt, target: Path) -> Path | None:
     Whatever comes back is unpublished durably: its files may be overwritten.
 
     Raises:
-        FileExistsError: `target` is no directory, so it is not one of our steps.
+        FileExistsError: `target` is no directory, so it is not one of ours.
     """
     if is_real_dir(target):
         return _exchange(files, attempt, target)
     if target.is_symlink() or target.exists():
-        raise FileExistsError(errno.EEXIST, "something that is no step has that name", str(target))
+        raise FileExistsError(
+            errno.EEXIST, "something that is no directory has that name", str(target)
+        )
     _move(files, target.parent, [(attempt.path, target)])
     return None
 
@@ -77,7 +97,7 @@ def _exchange(files: Files, attempt: Attempt, target: Path) -> Path:
 
 def _replace(files: Files, attempt: Attempt, target: Path) -> Path:
     """The same in two renames. Killed between them, the step is found again by `repair`."""
-    aside = attempt.path.with_name(attempt.id + REPLACED)
+    aside = attempt.aside
     _move(files, target.parent, [(target, aside)])
     try:
         _move(files, target.parent, [(attempt.path, target)])
@@ -85,6 +105,12 @@ def _replace(files: Files, attempt: Attempt, target: Path) -> Path:
         _undo(files, target.parent, [(target, aside)])
         raise
     return aside
+
+
+def put_back(files: Files, attempt: Attempt, target: Path) -> None:
+    """Undo what `_replace` could not undo: called before a failed attempt is deleted."""
+    if is_real_dir(attempt.aside) and not target.exists():
+        files.rename(attempt.aside, target)
 
 
 def _move(files: Files, root: Path, moves: Sequence[tuple[Path, Path]]) -> None:

@@ -5,6 +5,8 @@ The states that a root can be found in, and what becomes of each:
     .inflight/<attempt>             never committed, or a step that was replaced       deleted
     .inflight/<attempt>.replaced    step there: it was replaced                        deleted
                                     step missing: killed between the two renames       renamed back
+    .inflight/<attempt>.<directory>.replaced    the same for a directory of files
+    .inflight/<attempt>.pointer     a pointer that was not moved yet                   deleted
     .inflight/<name>.retired        unpublished, perhaps half recycled                 deleted
     .slots/*                        more than allowed, or not a recyclable file        deleted
 
@@ -15,16 +17,17 @@ touched, and no symbolic link is followed.
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
 from ckpt_core.files import Files
-from ckpt_core.layout import MANIFEST_NAME, Manifest
-from ckpt_core.store.names import INFLIGHT, REPLACED, entries, step_path
+from ckpt_core.layout import MANIFEST_NAME, Manifest, is_directory_name
+from ckpt_core.store.names import INFLIGHT, REPLACED, entries, is_real_dir
 from ckpt_core.store.publish import sync_names
 from ckpt_core.store.slots import Slots
 from ckpt_core.store.trees import remove_tree
-from ckpt_core.types import parse_step_dir
+from ckpt_core.types import parse_step_dir, step_dir_name
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +57,11 @@ def repair(root: Path, *, files: Files, slots: Slots) -> None:
 def _bring_back(root: Path, files: Files) -> None:
     moved = False
     for path in _replaced(root):
-        step = step_of_attempt(path.name)
-        if step is None or step_path(root, step).exists():
+        home = root / _home_name(path.name)
+        if os.path.lexists(home):
             continue
-        files.rename(path, step_path(root, step))
-        logger.warning("step %d was being replaced when its writer ended: brought it back", step)
+        files.rename(path, home)
+        logger.warning("%s was being replaced when its writer ended: brought it back", home.name)
         moved = True
     if moved:
         files.sync_dir(root)
@@ -66,13 +69,35 @@ def _bring_back(root: Path, files: Files) -> None:
 
 
 def _replaced(root: Path) -> list[Path]:
-    """Steps that were moved aside and are whole, newest first."""
+    """What was moved aside and has a name to go back to, newest first."""
     paths = [Path(entry.path) for entry in entries(root / INFLIGHT)]
-    whole = [path for path in paths if path.name.endswith(REPLACED) and _is_whole(path)]
-    return sorted(whole, key=lambda path: (path / MANIFEST_NAME).lstat().st_mtime_ns, reverse=True)
+    known = [path for path in paths if _home_name(path.name) and _is_whole(path)]
+    return sorted(known, key=_age, reverse=True)
+
+
+def _home_name(name: str) -> str:
+    """Which name in the root a directory had that was moved aside as `name`; "" if none."""
+    attempt, _, directory = name.removesuffix(REPLACED).partition(".")
+    step = step_of_attempt(attempt)
+    if step is None or not name.endswith(REPLACED):
+        return ""
+    if directory:
+        return directory if is_directory_name(directory) else ""
+    return step_dir_name(step)
+
+
+def _age(path: Path) -> int:
+    """When it was written; the oldest of all if others wrote it."""
+    try:
+        return (path / MANIFEST_NAME).lstat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _is_whole(path: Path) -> bool:
+    if parse_step_dir(_home_name(path.name)) is None:
+        # Perhaps others' files: it is what had that name, and was renamed as a whole.
+        return is_real_dir(path)
     manifest = path / MANIFEST_NAME
     if manifest.is_symlink() or not manifest.is_file():
         return False
@@ -82,7 +107,7 @@ def _is_whole(path: Path) -> bool:
         return True  # A newer release wrote it, and moved it here by the same rule.
     except CorruptCheckpoint:
         return False
-    return found.step == step_of_attempt(path.name)
+    return found.directory is None and found.step == step_of_attempt(path.name)
 
 
 def step_of_attempt(name: str) -> int | None:

@@ -15,11 +15,12 @@ from ckpt_core.errors import CommitError, ConfigError, NotCommitted, PersistErro
 from ckpt_core.files import Files
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.store.abandoned import Abandoned
+from ckpt_core.store.directories import Directories
 from ckpt_core.store.failures import mapped
 from ckpt_core.store.lock import RootLock
 from ckpt_core.store.names import INFLIGHT, committed_steps, step_path
 from ckpt_core.store.pins import add_pin, pinned_steps, remove_pin
-from ckpt_core.store.publish import Attempt, place, sync_names
+from ckpt_core.store.publish import Attempt, place, put_back, sync_names
 from ckpt_core.store.quarantine import move_aside, moving
 from ckpt_core.store.repair import repair
 from ckpt_core.store.retention import choose_retired
@@ -28,7 +29,7 @@ from ckpt_core.store.slots import Slots
 from ckpt_core.store.space import check_space
 from ckpt_core.store.trash import Trash
 from ckpt_core.store.trees import ensure_dir, ensure_root
-from ckpt_core.types import check_step
+from ckpt_core.types import Destination, check_step
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class StepStore:
         self._unsettled: set[str] = set()
         self._abandoned = Abandoned(files, shared=shared)
         self._rewinds = Rewinds(self.root)
+        self._directories = Directories(self.root, files=files)
         self._is_open = False
 
     # -- life ----------------------------------------------------------------------------------
@@ -142,7 +144,9 @@ class StepStore:
 
     # -- one save ------------------------------------------------------------------------------
 
-    def begin(self, step: int, attempt_id: str | None = None) -> Attempt:
+    def begin(
+        self, step: int, attempt_id: str | None = None, destination: Destination | None = None
+    ) -> Attempt:
         """A directory for one save of a step. Makes the root anew if it was removed.
 
         Called from a background thread: no disk sync, unless the root has to be made.
@@ -150,6 +154,7 @@ class StepStore:
         Args:
             attempt_id: as agreed with other ranks, which may have made the directory already; None: a
                 fresh one.
+            destination: for named files; None: the save becomes a step.
 
         Raises:
             ConfigError: the step is no step, or the store is closed.
@@ -166,9 +171,10 @@ class StepStore:
                 ensure_dir(self._files, path)
             else:
                 self._files.mkdir(path)
-        with self._state:
-            self._rewinds.begun(name, step, newest=self.latest())
-        return Attempt(name, step, path)
+        if destination is None:
+            with self._state:
+                self._rewinds.begun(name, step, newest=self.latest())
+        return Attempt(name, step, path, destination)
 
     def take_slot(self, attempt: Attempt, name: str, nbytes: int) -> bool:
         """Move the best fitting recycled file into the attempt as `name`; its size may be any.
@@ -197,24 +203,41 @@ class StepStore:
         the manifest is among them. A step of that number is replaced atomically. An older step may
         be published after a newer one and never becomes the latest.
 
+        A directory of files replaces whatever directory has its name, and then moves its pointer. If a
+        younger one was published first, this one counts as replaced at once.
+
         Raises:
-            CommitError: the step is not committed, what was committed before still is.
+            CommitError: the step is not committed, what was committed before still is; or only the
+                pointer of a directory could not be moved.
 
         Source: PCcheck section 4.1, Listing 1: data, then its durability, then the pointer.
         """
-        target = step_path(self.root, attempt.step)
+        target, to = self.root / attempt.target_name, attempt.destination
         with self._names:
             try:
                 with mapped("publish", path=self.root, step=attempt.step, error=CommitError):
-                    replaced = self._publish(attempt, target)
+                    if to is None or not self._directories.is_overtaken(to):
+                        self._replace(attempt, target)
+                    else:
+                        self._trash.add(attempt.path, recycle=False)
+                if to is not None:
+                    with mapped("move the pointer", path=self.root, error=CommitError):
+                        self._directories.point(attempt, to)
             except (RootBusy, PersistError, ConfigError) as exc:
                 raise CommitError(str(exc), step=attempt.step, path=self.root) from exc
-            if replaced is not None:
-                # Whoever protects the step from now on reads the new files.
-                self._trash.add(replaced, recycle=not self._protected[attempt.step])
             ready = self._trash.take()
         self._trash.discard(ready)
         return target
+
+    def _replace(self, attempt: Attempt, target: Path) -> None:
+        replaced = self._publish(attempt, target)
+        if attempt.destination is not None:
+            self._directories.placed(attempt.destination)
+        if replaced is not None:
+            # Whoever protects the step from now on reads the new files. Files of a directory are never
+            # overwritten: programs that know nothing of us may have mapped them.
+            keeps = attempt.destination is None and not self._protected[attempt.step]
+            self._trash.add(replaced, recycle=keeps)
 
     def _publish(self, attempt: Attempt, target: Path) -> Path | None:
         if not (attempt.path / MANIFEST_NAME).is_file():
@@ -228,17 +251,23 @@ class StepStore:
         self._unsettled.add(attempt.id)
         replaced = place(self._files, attempt, target)
         self._unsettled.discard(attempt.id)
-        with self._state:
-            self._suspects.discard(attempt.step)
-            self._rewinds.published(attempt.id, attempt.step)
+        if attempt.destination is None:
+            with self._state:
+                self._suspects.discard(attempt.step)
+                self._rewinds.published(attempt.id, attempt.step)
         return replaced
 
-    def abandon(self, attempt: Attempt) -> None:
-        """Delete what a failed save has written. Best effort: never raises, keeps nothing."""
+    def abandon(self, attempt: Attempt, made: Iterable[Path] = ()) -> None:
+        """Delete what a failed save has written. Best effort: never raises, keeps nothing.
+
+        Args:
+            made: as for `GuestStore.abandon`; the leader deletes the files of all ranks anyway.
+        """
         try:
             if attempt.id in self._unsettled:
                 # A publish failed half way: the name must be gone for good before the bytes go.
                 with self._names:
+                    put_back(self._files, attempt, self.root / attempt.target_name)
                     sync_names(self._files, self.root)
                 self._unsettled.discard(attempt.id)
             self._abandoned.remove(attempt.path)

@@ -1,9 +1,11 @@
-"""Which part of a tree cannot be saved: looked for when saving has failed, part by part."""
+"""Which part of a tree is meant: looked for when something is wrong with it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from torch import Tensor
 
 from ckpt_core.errors import ConfigError
 
@@ -35,6 +37,20 @@ def unsavable(tree: Any, error: Exception, attempt: Callable[[Any], None]) -> Co
         f"{place}: this {type(part).__qualname__} cannot be saved: {why}. "
         "Leave it out of the state, or save something in its place that can be pickled"
     )
+
+
+def tensor_paths(tree: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a tree, each with its path; each object is looked into once."""
+    seen: set[int] = set()
+    waiting = [("", tree)]
+    while waiting:
+        path, part = waiting.pop()
+        if isinstance(part, Tensor):
+            yield path or "the tree itself", part
+        elif id(part) not in seen:
+            seen.add(id(part))
+            below = [(f"{path}.{name}" if path else name, inner) for name, inner in _parts(part)]
+            waiting += reversed(below)
 
 
 def _failing(whole: Any, attempt: Callable[[Any], None]) -> tuple[str, Any, str] | None:

@@ -101,6 +101,44 @@ def golden_state_2(rank: int) -> dict[str, Any]:
     }
 
 
+DIRECTORY, POINTER = f"global_step{STEP}", "latest"
+
+
+def golden_files() -> dict[str, Any]:
+    """The files of the golden directory of version 3, by name."""
+    flat = ramp("bfloat16", 9000)
+    tied = flat[:8192].view(64, 128)
+    return {
+        "mp_rank_00_model_states.pt": {
+            "module": OrderedDict(embedding=tied, head=tied, bias=flat[8192:8200]),
+            "buffers": {"running_mean": ramp("float32", 7), "empty": ramp("float32", 0, 3)},
+            "global_steps": STEP,
+            "ds_config": {"zero_optimization": {"stage": 1}, "lr": 0.1, "text": "重み"},
+        },
+        "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt": {
+            "single_partition_of_fp32_groups": [ramp("float32", 4500)[:4467]],
+            "state": {0: {"step": ramp("float32"), "exp_avg": ramp("float32", 9000)}},
+            "dtypes": {name: ramp(name, 3, 5) for name in DTYPES if name != "complex32"},
+        },
+        "layers/layer_01-model_states.pt": {"strided": ramp("int16", 5, 4)[::2].t()},
+    }
+
+
+def write_version_3(path: Path) -> None:
+    """Save the files with the public API."""
+    from ckpt_core import Checkpointer, Options
+
+    with tempfile.TemporaryDirectory() as scratch:
+        with Checkpointer(scratch, Options(chunk_bytes=16384)) as checkpointer:
+            save = checkpointer.begin_files(STEP, DIRECTORY, pointer=POINTER)
+            for name, tree in golden_files().items():
+                save.add(name, tree)
+            written = save.seal().committed.result(timeout=60)
+        assert Path(written).name == path.name
+        shutil.copytree(written, path)
+        shutil.copy(Path(scratch) / POINTER, path.parent)
+
+
 def write_version_1(step_dir: Path) -> None:
     """Save the first state with the public API."""
     from ckpt_core import Checkpointer
@@ -236,8 +274,12 @@ def main() -> None:
     """Write the steps whose directory is missing; one that exists is never written again."""
     from ckpt_core.types import step_dir_name
 
-    for version, write in ((1, write_version_1), (2, write_version_2)):
-        target = HERE / f"golden-v{version}" / step_dir_name(STEP)
+    for version, name, write in (
+        (1, step_dir_name(STEP), write_version_1),
+        (2, step_dir_name(STEP), write_version_2),
+        (3, DIRECTORY, write_version_3),
+    ):
+        target = HERE / f"golden-v{version}" / name
         if target.exists():
             print(f"{target} exists: a golden step is written once")
         else:

@@ -19,6 +19,7 @@ GOLDEN = [
     for path in STEPS
     for name in sorted(path.glob("rank-*.json"))
 ]
+FILES = HERE / "golden-v3" / "global_step7"
 STATES = {"golden-v1": "golden_state", "golden-v2": "golden_state_2"}
 """Name of the function of make_golden.py that builds what a version's step holds."""
 
@@ -65,7 +66,7 @@ def test_there_is_a_golden_step_of_every_version_up_to_this_one() -> None:
     from ckpt_core.layout import FORMAT_VERSION
 
     wanted = {f"golden-v{version}" for version in range(1, FORMAT_VERSION + 1)}
-    assert {path.parent.name for path in STEPS} == wanted == STATES.keys()
+    assert {path.parent.name for path in (*STEPS, FILES)} == wanted == {*STATES, "golden-v3"}
 
 
 @every_rank
@@ -90,6 +91,27 @@ def test_every_manifest_of_a_golden_step_is_encoded_to_the_same_bytes(
         data = (step_dir / name).read_bytes()
         found = kind.decode(data, path=step_dir / name)
         assert f"golden-v{found.version}" == step_dir.parent.name
+        assert found.encode() == data
+
+
+def test_the_golden_directory_of_files_loads_as_what_was_saved() -> None:
+    expected = runpy.run_path(str(HERE / "make_golden.py"))["golden_files"]()
+    for name, tree in expected.items():
+        same(torch.load(FILES / name, weights_only=True), tree)
+        same(torch.load(FILES / name, weights_only=True, mmap=True), tree)
+    assert (FILES.parent / "latest").read_text() == FILES.name
+    report = ckpt_core.verify(FILES)
+    assert report.ok
+    assert (report.unchecked_bytes, report.steps[0].step) == (0, None)
+
+
+def test_every_manifest_of_the_golden_directory_is_encoded_to_the_same_bytes() -> None:
+    from ckpt_core.layout import Manifest, RankManifest
+
+    for name, kind in (("manifest.json", Manifest), ("rank-00000.json", RankManifest)):
+        data = (FILES / name).read_bytes()
+        found = kind.decode(data, path=FILES / name)
+        assert found.version == 3
         assert found.encode() == data
 
 

@@ -130,6 +130,29 @@ def test_there_is_a_step_of_each_version() -> None:
     assert [(version, rank) for version, rank, _ in CASES] == [(1, 0), (2, 0), (2, 1)]
 
 
+def test_the_directory_of_files_is_found_whole_by_the_page_alone() -> None:
+    root = HERE / "golden-v3"
+    folder = root / (root / "latest").read_text()
+    manifest = read_json(folder / "manifest.json", 3)
+    assert (manifest["directory"], manifest["world_size"]) == (folder.name, 1)
+    names, total = set(), 0
+    for number, name, nbytes, digest in manifest["ranks"]:
+        raw = (folder / name).read_bytes()
+        assert (len(raw), xxhash.xxh3_64_hexdigest(raw)) == (nbytes, digest)
+        rank = read_json(folder / name, 3)
+        assert (rank["rank"], rank["skeleton"]) == (number, None)
+        assert "leaves" not in rank and "slices" not in rank
+        for file in rank["files"]:
+            read_shard(folder / file["name"], file["nbytes"], file["chunks"])
+            assert file["name"] not in names
+            names.add(file["name"])
+            total += file["nbytes"]
+    assert total == manifest["state_bytes"]
+    assert any(len(file["chunks"]) > 1 and file["nbytes"] % 4096 for file in rank["files"])
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert found == names | {"manifest.json", "rank-00000.json"}
+
+
 @every_rank
 def test_the_leaves_are_found_by_the_page_alone(version: int, rank: int, step_dir: Path) -> None:
     leaves = read_step(step_dir, version)[rank]

@@ -72,8 +72,30 @@ STEP_2 = Manifest(
     state_bytes=10**12,
     world_size=8,
 )
-EVERY = [RANK, STEP, RANK_2, STEP_2]
-NAMES = ["rank", "step", "rank of version 2", "step of version 2"]
+RANK_3 = RankManifest(
+    rank=3,
+    files=(
+        FileEntry("mp_rank_00_model_states.pt", 12289, (ChunkSum(12288, SUM), ChunkSum(1, None))),
+        FileEntry("höhe/layer 01.pt", 7, (ChunkSum(7, SUM),)),
+    ),
+    leaves=(),
+    skeleton=None,
+    version=3,
+)
+STEP_3 = Manifest(
+    step=120,
+    attempt="000000000120-0a1b2c3d",
+    created_unix_s=1_700_000_000.25,
+    ranks=tuple(RankEntry(rank, rank_manifest_name(rank), 4321, SUM) for rank in (2, 3, 5)),
+    state_bytes=10**12,
+    world_size=8,
+    directory="global_step120",
+)
+EVERY = [RANK, STEP, RANK_2, STEP_2, RANK_3, STEP_3]
+NAMES = [
+    *("rank", "step", "rank of version 2", "step of version 2"),
+    *("rank of version 3", "manifest of version 3"),
+]
 
 
 def sealed(obj: Any) -> bytes:

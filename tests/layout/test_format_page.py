@@ -9,11 +9,18 @@ import pytest
 
 from ckpt_core import layout
 from ckpt_core.layout.dtypes import MAX_BYTES, MAX_DIMS, STORAGE
-from ckpt_core.layout.names import MAX_FILES, MAX_RANKS, SHARD_VERSION
+from ckpt_core.layout.names import (
+    MAX_FILES,
+    MAX_NAMED_FILES,
+    MAX_PART_BYTES,
+    MAX_PATH_BYTES,
+    MAX_RANKS,
+    SHARD_VERSION,
+)
 from ckpt_core.layout.rules import MAX_LEVELS, MAX_STEP, MAX_UNIX_S
 from ckpt_core.layout.share import CUT_BYTES, WHOLE_BYTES
 from ckpt_core.state import atoms
-from tests.layout.manifests import RANK_2, STEP_2, Either, plain
+from tests.layout.manifests import RANK_2, RANK_3, STEP_2, STEP_3, Either, plain
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 
@@ -51,9 +58,12 @@ def test_the_table_of_dtypes_is_the_one_of_the_code() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"# The format, versions 1 and {layout.FORMAT_VERSION}\n",
+        f"# The format, versions 1 to {layout.FORMAT_VERSION}\n",
         f'| `format`, `version` | `"{layout.FORMAT_NAME}"`, `1` if `world_size` is 1, ',
-        f"else `{layout.FORMAT_VERSION}` |",
+        f"else `2`; `{layout.FORMAT_VERSION}` in a directory of files |",
+        f"At most {MAX_NAMED_FILES:,}, with names".replace(",", " ", 1),
+        f"1 to {MAX_PART_BYTES} bytes of UTF-8",
+        f"at most {MAX_PATH_BYTES} bytes, its parts",
         f'`"ckpt_core": "{SHARD_VERSION}"`',
         f"multiples of {CUT_BYTES} bytes",
         f"leaves of up to {WHOLE_BYTES} bytes staying whole",
@@ -74,14 +84,17 @@ def test_the_page_states_each_limit(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heading", "manifest", "inner"),
-    [("### `manifest.json`", STEP_2, []), ("### `rank-RRRRR.json`", RANK_2, ["chunks"])],
+    ("heading", "manifests", "inner"),
+    [
+        ("### `manifest.json`", (STEP_2, STEP_3), set()),
+        ("### `rank-RRRRR.json`", (RANK_2, RANK_3), {"chunks"}),
+    ],
 )
 def test_every_key_of_a_manifest_has_a_row(
-    heading: str, manifest: Either, inner: list[str]
+    heading: str, manifests: tuple[Either, ...], inner: set[str]
 ) -> None:
     found = [name for cells in rows(heading) for name in words(cells[0])]
-    assert sorted(found) == sorted([*plain(manifest), *inner])
+    assert sorted(found) == sorted(inner.union(*map(plain, manifests)))
 
 
 def test_rows_of_the_manifests_are_as_long_as_the_page_says() -> None:

@@ -63,7 +63,7 @@ def test_unknown_keys_are_passed_over() -> None:
     assert Manifest.decode(sealed(plain(STEP) | {"later": None}), path=PATH) == STEP
 
 
-@pytest.mark.parametrize("version", [0, 3, -1, 10**30])
+@pytest.mark.parametrize("version", [0, 4, -1, 10**30])
 def test_another_version_is_told_apart_from_corruption(version: int) -> None:
     for manifest in EVERY:
         with pytest.raises(UnknownFormat) as caught:

@@ -47,6 +47,7 @@ def pieces_of(data: bytes) -> list[FakePiece]:
 
 def shard(path: Path, nbytes: int, *, recycled: bool = False, **changes: Any) -> ShardFile:
     settings: dict[str, Any] = {
+        "name": path.name,
         "nbytes": nbytes,
         "place": lambda: Place(path, recycled),
         "direct_io": DirectIO.AUTO,
@@ -98,6 +99,27 @@ def test_a_long_piece_is_one_write_under_several_checksums(tmp_path: Path, nbyte
     assert [(r.nbytes, r.xxh3) for r in results] == [
         (len(part), xxhash.xxh3_64(part).hexdigest()) for part in parts
     ]
+
+
+@pytest.mark.parametrize("direct_io", list(DirectIO))
+@pytest.mark.parametrize(
+    "nbytes", [1, 4095, 4096, 4097, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7]
+)
+@pytest.mark.parametrize("checksum", [True, False])
+def test_a_file_is_cut_to_its_exact_length(
+    tmp_path: Path, direct_io: DirectIO, nbytes: int, checksum: bool
+) -> None:
+    padded = -(-nbytes // 4096) * 4096
+    data = DATA[:nbytes] + b"\xff" * (padded - nbytes)
+    file = shard(tmp_path / "s", padded, direct_io=direct_io, exact_bytes=nbytes, checksum=checksum)
+    for piece in pieces_of(data):
+        file.write(piece)
+    results = file.sync()
+    file.close()
+    assert (tmp_path / "s").read_bytes() == DATA[:nbytes]
+    parts = [DATA[at : min(at + CHUNK, nbytes)] for at in range(0, nbytes, CHUNK)]
+    sums = [xxhash.xxh3_64(part).hexdigest() if checksum else None for part in parts]
+    assert [(r.nbytes, r.xxh3) for r in results] == list(zip(map(len, parts), sums, strict=True))
 
 
 def test_without_checksums_none_is_computed(tmp_path: Path) -> None:

@@ -1,0 +1,216 @@
+"""A save whose result is a directory of named files that `torch.load` reads.
+
+    open --add(name, tree)*--> open --seal()--> sealed        open --abort()--> given up
+
+`add` pickles all but the bytes of large tensors; the stager copies those, file by file, from the live tensors
+through the bounded pool to the writers, while the next file is added.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ckpt_core.capture import LeafWatch, collector_paused, guarded, stage_items
+from ckpt_core.errors import ConfigError, StagingError
+from ckpt_core.handle import SaveHandle
+from ckpt_core.inflight import InFlight
+from ckpt_core.layout import is_directory_name, is_file_name, parents_of
+from ckpt_core.open_save import OpenSave
+from ckpt_core.pipeline import Pipeline
+from ckpt_core.snapshot import (
+    ShardImage,
+    StageItem,
+    StagingPool,
+    event_now,
+    on_stream,
+    synchronize,
+)
+from ckpt_core.torch_zip import ZipPlan, plan_zip, tensor_paths
+from ckpt_core.types import Destination
+
+
+class FilesSave(OpenSave):
+    """Given by `Checkpointer.begin_files`; used on the training thread. Must be sealed or aborted.
+
+    One that is neither keeps its place among the in-flight checkpoints until `timeout`, and then fails.
+    """
+
+    def __init__(self, pipeline: Pipeline, inflight: InFlight) -> None:
+        super().__init__(inflight)
+        self._pipeline = pipeline
+        self._names: set[str] = set()
+        self._nbytes = 0
+        self._pool: StagingPool | None = None
+        # Also when the watchdog gives it up: what was added before is given up by then.
+        inflight.open_ended(lambda: pipeline.stage(inflight.staging_ended))
+
+    def add(self, name: str, tree: Any, *, eager: bool = False) -> None:
+        """Give this rank's file `name` the contents that `torch.save(tree)` would, views cut to size.
+
+        Returns when everything is copied but tensors of more than `eager_leaf_bytes`: those must not change
+        before `Checkpointer.wait_staged()`, which takes `name` as well. A name is added once over all
+        ranks that share a root.
+
+        Args:
+            name: a plain file name, or a relative path of plain names; no manifest's name.
+            tree: whatever `torch.save` takes.
+            eager: copy the large tensors too, into memory of their own beside the staging memory.
+
+        Raises:
+            ConfigError: the name cannot be used or was added before, or something in the tree cannot be
+                saved; the save stays open.
+            StagingError: staging memory could not be made larger within `timeout`.
+        """
+        self._check_open()
+        self._check_name(name)
+        with collector_paused():
+            plan = plan_zip(tree)
+            if not self._inflight.failed():
+                self._start(name, tree, plan, eager=eager)
+        self._names.add(name)
+        self._nbytes += plan.layout.file_bytes
+
+    def seal(self) -> SaveHandle:
+        """End the checkpoint: it is committed once the files of all ranks are durable. Returns at once."""
+        began = time.monotonic()
+        self._check_open()
+        self._sealed = True
+        self._pipeline.named_files_took(self._nbytes)
+        if not self._inflight.failed():
+            self._pipeline.stage(self._run_end)
+        self._inflight.end_announced()
+        return SaveHandle.of(self._inflight, began)
+
+    # -- training thread -------------------------------------------------------------------------
+
+    def _check_name(self, name: str) -> None:
+        if not is_file_name(name):
+            raise ConfigError(
+                f"add: {name!r} cannot be the name of a file: give a relative path of plain names, none "
+                f"of them hidden, and no manifest's name (manifest.json, rank-*.json)"
+            )
+        if name in self._names:
+            raise ConfigError(f"add: {name!r} was added already: each name is added once")
+        clash = parents_of([name]) & self._names or {name} & parents_of(self._names)
+        if clash:
+            raise ConfigError(f"add: {min(clash)!r} would be both a file and a directory")
+
+    def _start(self, name: str, tree: Any, plan: ZipPlan, *, eager: bool) -> None:
+        """Copy what must be copied now, and queue the rest."""
+        if self._pool is None:
+            self._pool = self._pipeline.pool_for_named(plan.layout.file_bytes, plan.tensors)
+        most = self._pipeline.eager_leaf_bytes
+        extents = [(extent.offset, extent.nbytes) for extent in plan.layout.extents]
+        live = [
+            (tensor, *place)
+            for tensor, place in zip(plan.tensors, extents, strict=True)
+            if not eager and place[1] > most
+        ]
+        lazy = {offset for _, offset, _ in live}
+        items = [
+            (tensor if place[0] in lazy else tensor.clone(), *place)
+            for tensor, place in zip(plan.tensors, extents, strict=True)
+        ]
+        watch = LeafWatch(self.step, on=self._pipeline.check_barriers)
+        if self._pipeline.check_barriers:
+            watch.begin(_labels(name, tree, live), live)
+        image = self._pipeline.open_named_image(
+            self._inflight, self._pool, name, plan.layout.file_bytes
+        )
+        stream = self._pipeline.stream_for(plan.tensors)
+        file = _File(plan.layout.frames, items, bool(live), image, watch, stream, event_now())
+        if live:
+            # Frames and clones count too: the barrier opens with the last of these in file order.
+            self._inflight.snapshot.expect([name] * (len(items) + len(file.frames)))
+        self._pipeline.stage(lambda: self._run_file(file))
+
+    # -- stager thread ---------------------------------------------------------------------------
+
+    def _run_file(self, file: _File) -> None:
+        if self._inflight.failed():
+            return
+        with guarded(self._inflight, [file.image]), on_stream(file.stream, file.behind):
+            if file.has_live:
+                snapshot = self._inflight.snapshot
+                stage_items(snapshot, file.image, file.in_order(), settle=file.settle)
+            else:
+                file.image.leaves(file.in_order())
+            synchronize(file.stream)
+            file.watch.raise_if_changed()
+            file.image.finish()
+
+    def _run_end(self) -> None:
+        with guarded(self._inflight, []):
+            if self._inflight.failed():
+                raise StagingError(f"step {self.step} was given up")
+            self._inflight.snapshot.complete()
+            self._inflight.contents = self._pipeline.named_contents(self._inflight)
+        self._inflight.staging_ended()
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One file on its way to the writers.
+
+    Attributes:
+        frames: offset and bytes of what is not tensor data.
+        items: its tensors, live or cloned.
+        has_live: whether one of them is live.
+        behind: CUDA event that the stager's stream waits for; None without CUDA.
+    """
+
+    frames: tuple[tuple[int, bytes], ...]
+    items: Sequence[StageItem]
+    has_live: bool
+    image: ShardImage
+    watch: LeafWatch
+    stream: Any
+    behind: Any
+
+    def in_order(self) -> list[StageItem]:
+        """Every byte of the file, from front to back."""
+        frames = [
+            (torch.frombuffer(bytearray(data), dtype=torch.uint8), offset, len(data))
+            for offset, data in self.frames
+        ]
+        return sorted([*frames, *self.items], key=lambda item: item[1])
+
+    def settle(self, items: Sequence[StageItem]) -> None:
+        """These have been copied, once the device is done."""
+        synchronize(self.stream)
+        self.watch.end(items)
+
+
+class Destinations:
+    """Checks and numbers where saves of named files go."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def next(self, directory: str, pointer: str | None) -> Destination:
+        """The destination of a save that begins now.
+
+        Raises:
+            ConfigError: a name cannot be used.
+        """
+        for field, name in (("directory", directory), ("pointer", pointer)):
+            if not is_directory_name(name) and not (field == "pointer" and name is None):
+                raise ConfigError(
+                    f"{field}={name!r} cannot be a name in the root: give a plain one that is not hidden "
+                    f"and not that of a step (step-000000000120)"
+                )
+        if directory == pointer:
+            raise ConfigError(f"pointer={pointer!r} is the directory itself: give it another name")
+        self._count += 1
+        return Destination(directory, pointer, self._count)
+
+
+def _labels(name: str, tree: Any, items: Sequence[StageItem]) -> list[str]:
+    """What to call tensors in an error: where they are in the tree."""
+    paths = {tensor.data_ptr(): path for path, tensor in tensor_paths(tree)}
+    return [f"{name}: {paths.get(tensor.data_ptr(), f'byte {at}')}" for tensor, at, _ in items]
