@@ -36,8 +36,8 @@ from ckpt_core.types import (
     parse_bytes,
 )
 
-_NAMED_BYTES = 2**30
-"""How much the first save of named files is taken for, since nobody has said yet."""
+_NAMED_CHUNKS = 128
+"""How many chunks the first save of named files is taken for, since nobody has said yet."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class Pipeline:
         Made for as much as the largest such save so far took.
         """
         return self._memory.pool_for(
-            file_bytes=max(nbytes, self._named_bytes or _NAMED_BYTES),
+            file_bytes=max(nbytes, self._named_bytes or _NAMED_CHUNKS * self._options.chunk_size),
             front_bytes=0,
             pinned=on_device(tensors),
             deadline=time.monotonic() + self._options.timeout_s,

@@ -308,7 +308,7 @@ def _walk(
         path = prefix + name
         # A committed thing that has kept its old name among the slots or attempts as well: the
         # engine overwrites or deletes whatever has such a name. Show at once what that comes to.
-        bad = id(node) in spoiled and "/step-" in path
+        bad = id(node) in spoiled and ("/step-" in path or "/tag" in path)
         if isinstance(node, File):
             data = bytes(node.after(policy))
             found[path] = bytes(len(data)) if bad else data

@@ -9,19 +9,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from tests.crash.directories import DIRECTORIES
 from tests.crash.layers import CHANGES, NAME_CHANGES, KillAt
-from tests.crash.promises import Found, check_restart
+from tests.crash.promises import Found
 from tests.crash.scenarios import SCENARIOS, Scenario
 from tests.crash.warm import forked
 
 POINTS = {"before": CHANGES, "after": NAME_CHANGES, "torn": ("pwrite",)}
+ALL: dict[str, Scenario] = {**SCENARIOS, **DIRECTORIES}
 _MOST = 2000
 _CHECKS_PER_CHILD = 20
 
 
 def kill_everywhere(scenario: str, point: str, place: str, *, writers: int) -> int:
     """Kill at every operation, restart after each, and check; how many kills there were."""
-    plan = SCENARIOS[scenario]
+    plan = ALL[scenario]
     prepared = _prepared(plan, Path(place))
     checks = Checks(plan)
     for n, (root, acknowledged) in enumerate(
@@ -33,9 +35,9 @@ def kill_everywhere(scenario: str, point: str, place: str, *, writers: int) -> i
 
 def kill_twice(scenario: str, place: str) -> int:
     """Kill at every operation, and then the restart at every operation of its repair."""
-    plan = SCENARIOS[scenario]
+    plan = ALL[scenario]
     prepared = _prepared(plan, Path(place))
-    repair = Scenario(lambda run: None, base=plan.base)
+    repair = replace(plan, act=lambda run: None, started=())
     checks = Checks(plan)
     for at, (root, acknowledged) in enumerate(_killed(plan, prepared, "before", Path(place))):
         for again, (twice, _) in enumerate(_killed(repair, root, "before", Path(place) / str(at))):
@@ -71,11 +73,8 @@ class Checks:
 
     def _look_at_all(self) -> None:
         for root, acknowledged, what in self._waiting:
-            least = promised(self._plan, acknowledged)
             try:
-                check_restart(
-                    root, least=least, started=self._plan.known, corrupt=self._plan.corrupt
-                )
+                self._plan.check(root, acknowledged)
             except BaseException as exc:
                 raise AssertionError(f"{what}; acknowledged {acknowledged}") from exc
 
@@ -122,14 +121,6 @@ def _run(
 def _read(log: Path) -> set[Found]:
     lines = log.read_text().splitlines() if log.exists() else []
     return {(int(step), int(mark)) for step, mark in (line.split() for line in lines)}
-
-
-def promised(plan: Scenario, acknowledged: set[Found]) -> set[Found]:
-    """Forms of the newest promised step that may be found: the last acknowledged, or a later one."""
-    sure = {*acknowledged, *plan.promised}
-    newest = max((step for step, _ in sure), default=None)
-    floor = max((mark for step, mark in sure if step == newest), default=0)
-    return {(step, mark) for step, mark in plan.known if step == newest and mark >= floor}
 
 
 def _must(outcome: tuple[int, str]) -> None:

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from ckpt_core.files import Files
 from ckpt_core.types import parse_step_dir
 from tests.crash.disk import Disk, build, policies
 from tests.crash.layers import CHANGES, SYNCS, hooked
-from tests.crash.promises import Found, QuickFiles, check_restart
+from tests.crash.promises import QuickFiles
+from tests.crash.scenarios import Scenario
 
 _PACKAGE = str(Path(ckpt_core.__file__).parent)
 NOTES = ("start", "acknowledged", "pinned")
@@ -114,8 +115,12 @@ def _site(synced: int | Path) -> str:
 def _kind(path: Path) -> str:
     if path.name.startswith("."):
         return path.name
+    if path.suffix == ".pointer":
+        return "pointer"
     if path.parent.name == ".inflight":
         return "attempt"
+    if path.parent.parent.name == ".inflight":
+        return path.name
     if path.parent.name == ".pins":
         return "pin"
     if path.is_dir():
@@ -186,17 +191,16 @@ class Promises:
             self._marks[step] |= {0, 1, 2}
 
     def _step(self, path: Path) -> int | None:
-        return parse_step_dir(path.name) if path.parent == self._root else None
+        """Of a step, or of a directory `tag<step>`."""
+        if path.parent != self._root:
+            return None
+        if path.name.startswith("tag"):
+            return int(path.name.removeprefix("tag"))
+        return parse_step_dir(path.name)
 
 
 def broken_promise(
-    log: list[Event],
-    root: Path,
-    place: Path,
-    known: Collection[Found],
-    *,
-    seeds: int,
-    corrupt: Collection[int] = (),
+    log: list[Event], root: Path, place: Path, plan: Scenario, *, seeds: int
 ) -> tuple[int, str]:
     """Cut the power everywhere; how many states were looked at, and what is wrong with the first bad one."""
     seen: set[int] = set()
@@ -210,25 +214,17 @@ def broken_promise(
             seen.add(key)
             target = place / f"after-{len(seen)}"
             build(tree, target)
-            problem = _look(target / root.name, outage, known, corrupt)
+            problem = _look(plan, target / root.name, outage)
             shutil.rmtree(target)
             if problem:
                 return len(seen), f"power lost {outage.where} ({policy.text}): {problem}"
     return len(seen), ""
 
 
-def _look(root: Path, outage: Outage, known: Collection[Found], corrupt: Collection[int]) -> str:
-    promised = {step: marks for step, marks in outage.promised.items() if step not in corrupt}
-    least = {(step, mark) for step, marks in promised.items() for mark in marks}
+def _look(plan: Scenario, root: Path, outage: Outage) -> str:
     try:
-        check_restart(root, least=least, started=known, corrupt=corrupt, save_on=False)
-        there = {entry.name for entry in root.iterdir()}
-        lost = [step for step in promised if f"step-{step:012d}" not in there]
-        assert not lost, f"steps {lost} are gone"
+        plan.look(root, outage.promised)
         assert outage.pinned in (None, _pins(root)), f"pins are {_pins(root)}"
-        for step in corrupt:
-            found = list(root.glob(f"**/step-{step:012d}*"))
-            assert found, f"the corrupt step {step} was deleted"
     except Exception as exc:
         return f"{type(exc).__name__}: {exc}"
     return ""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ckpt_core import Checkpointer, CkptError
 from tests.crash.power import Recorder
-from tests.crash.scenarios import Scenario
-from tests.crash.states import make_state, options
+from tests.crash.scenarios import Run, Scenario
+from tests.crash.states import options
 
 
 def recorded(
@@ -46,7 +46,5 @@ def recorded_restart(plan: Scenario, root: Path, *, after: int, skip: str | None
     recorder.note("start")
     recorder.revive()
     with Checkpointer(root, options(), files=files) as ck:
-        handle = ck.save(50, make_state(50))
-        handle.committed.result(30)
-        acknowledge(50, 0)
+        plan.go_on(Run(ck, acknowledge))
     return recorder

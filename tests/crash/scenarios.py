@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ckpt_core import Checkpointer
 from ckpt_core.files import Files
 from ckpt_core.restore import RestoreWarning
+from ckpt_core.types import step_dir_name
 from tests.crash.layers import NoExchange
-from tests.crash.promises import Found, QuickFiles
+from tests.crash.promises import Found, QuickFiles, check_restart
 from tests.crash.states import make_state, options
 
 Acknowledge = Callable[[int, int], None]
 """Called with (step, mark) once that step has been committed."""
 
 _WAIT_S = 60
+
+LATER_ON = 50
 
 
 def _ignore(step: int, mark: int) -> None:
@@ -42,7 +45,7 @@ class Run:
     def start(self, step: int, *, mark: int = 0, rows: int = 2) -> Any:
         """Save, and acknowledge behind the training thread."""
         handle = self.ck.save(step, make_state(step, mark, rows=rows))
-        return self._watch(handle, step, mark)
+        return self.watch(handle, step, mark)
 
     def save(self, step: int, *, mark: int = 0, rows: int = 2) -> None:
         """Save, and wait for the commit."""
@@ -54,9 +57,11 @@ class Run:
         save = self.ck.begin(step, {name: state[name] for name in ("weight", "moment")})
         save.stage(["moment"])
         save.stage(["weight"])
-        self._watch(save.seal(state), step, 0).committed.result(_WAIT_S)
+        self.watch(save.seal(state), step, 0).committed.result(_WAIT_S)
 
-    def _watch(self, handle: Any, step: int, mark: int) -> Any:
+    def watch(self, handle: Any, step: int, mark: int) -> Any:
+        """Acknowledge a save once it is committed."""
+
         def done(future: Any) -> None:
             if future.exception() is None:
                 self._acknowledge(step, mark)
@@ -124,6 +129,35 @@ class Scenario:
         """What is committed before `act` begins, the newest of it."""
         steps = [step for step, _ in self.history if step not in self.corrupt]
         return frozenset({(max(steps), 0)} if steps else ())
+
+    def check(self, root: Path, acknowledged: Collection[Found]) -> None:
+        """Restart a killed root, and hold it to what was promised."""
+        sure = {*acknowledged, *self.promised}
+        newest = max((step for step, _ in sure), default=None)
+        floor = max((mark for step, mark in sure if step == newest), default=0)
+        # The last acknowledged form of the newest promised step, or a later one.
+        least = {(step, mark) for step, mark in self.known if step == newest and mark >= floor}
+        check_restart(root, least=least, started=self.known, corrupt=self.corrupt)
+
+    def look(self, root: Path, promised: dict[int, frozenset[int]]) -> None:
+        """The same after a power loss: each of these steps is there, with one of its marks."""
+        sound = {step: marks for step, marks in promised.items() if step not in self.corrupt}
+        least = {(step, mark) for step, marks in sound.items() for mark in marks}
+        check_restart(root, least=least, started=self.known, corrupt=self.corrupt, save_on=False)
+        there = {entry.name for entry in root.iterdir()}
+        lost = [step for step in sound if step_dir_name(step) not in there]
+        assert not lost, f"steps {lost} are gone"
+        for step in self.corrupt:
+            found = list(root.glob(f"**/{step_dir_name(step)}*"))
+            assert found, f"the corrupt step {step} was deleted"
+
+    def go_on(self, run: Run) -> None:
+        """What the next process does, which adds `LATER_ON` to what is known."""
+        run.save(LATER_ON)
+
+    def went_on(self) -> Self:
+        """The plan together with that."""
+        return replace(self, started=(*self.started, (LATER_ON, 0)))
 
 
 def _save_two(run: Run) -> None:

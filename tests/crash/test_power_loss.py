@@ -9,13 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.directories import DIRECTORIES
 from tests.crash.disk import Disk, Policy, build
 from tests.crash.power import NOTES, Recorder, broken_promise
 from tests.crash.promises import QuickFiles
 from tests.crash.recording import recorded, recorded_restart
-from tests.crash.scenarios import SCENARIOS
+from tests.crash.scenarios import SCENARIOS, Scenario
 
-RECORDABLE = [name for name, plan in SCENARIOS.items() if plan.options.get("mode") != "direct"]
+ALL: dict[str, Scenario] = {**SCENARIOS, **DIRECTORIES}
+RECORDABLE = [name for name, plan in ALL.items() if plan.options.get("mode") != "direct"]
+RESTARTED = [
+    *("retire_and_recycle", "replace_by_two_renames"),
+    *("files_again", "files_over_others_by_two_renames"),
+]
 
 
 def disk_of(tmp_path: Path) -> Path:
@@ -26,23 +32,22 @@ def disk_of(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("scenario", RECORDABLE)
 def test_a_power_loss_at_any_sync_keeps_every_committed_step(scenario: str, tmp_path: Path) -> None:
-    plan, root = SCENARIOS[scenario], disk_of(tmp_path)
+    plan, root = ALL[scenario], disk_of(tmp_path)
     log = recorded(plan, root).log
-    count, problem = broken_promise(log, root, tmp_path, plan.known, corrupt=plan.corrupt, seeds=4)
+    count, problem = broken_promise(log, root, tmp_path, plan, seeds=4)
     print(f"{scenario}: {count} states of the disk")
     assert not problem, problem
     assert count > 20
 
 
 @pytest.mark.parametrize("after", range(1, 6))
-@pytest.mark.parametrize("scenario", ["retire_and_recycle", "replace_by_two_renames"])
+@pytest.mark.parametrize("scenario", RESTARTED)
 def test_a_power_loss_after_a_kill_and_a_restart_keeps_every_committed_step(
     scenario: str, after: int, tmp_path: Path
 ) -> None:
-    plan, root = SCENARIOS[scenario], disk_of(tmp_path)
+    plan, root = ALL[scenario], disk_of(tmp_path)
     log = recorded_restart(plan, root, after=after, skip=None).log
-    known = plan.known | {(50, 0)}
-    count, problem = broken_promise(log, root, tmp_path, known, seeds=2)
+    count, problem = broken_promise(log, root, tmp_path, plan.went_on(), seeds=2)
     print(f"{scenario}, killed after {after} renames: {count} states of the disk")
     assert not problem, problem
 
@@ -54,7 +59,7 @@ def test_the_model_of_the_disk_agrees_with_the_disk_when_the_power_stays_on(
         root = tmp_path / name / "disk" / "root"
         root.parent.mkdir(parents=True)
         disk = Disk(root.parent, root)
-        for event in recorded(SCENARIOS[name], root).log:
+        for event in recorded(ALL[name], root).log:
             if event.name not in NOTES:
                 disk.apply(event.name, event.args)
         tree = disk.after(Policy(data="keep"))

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.directories import DIRECTORIES
 from tests.crash.power import Recorder, broken_promise
 from tests.crash.recording import recorded, recorded_restart
-from tests.crash.scenarios import SCENARIOS
+from tests.crash.scenarios import SCENARIOS, Scenario
 
 _SHARD = "Committer._write_rank_manifest > ShardFile.sync"
 _QUARANTINE = "StepStore._move_suspects > moving"
+
+ALL: dict[str, Scenario] = {**SCENARIOS, **DIRECTORIES}
 
 Case = tuple[str, int | None]
 """A scenario, and after how many renames it is killed and started again (None: it is not)."""
@@ -21,7 +24,12 @@ NEEDED: dict[str, Case] = {
     f"{_SHARD} [shard-00000-1.safetensors]": ("layerwise", None),
     "Committer.commit > Committer._write_rank_manifest [rank-00000.json]": ("first_save", None),
     "Committer.commit > Committer._publish [manifest.json]": ("first_save", None),
-    "StepStore.publish > StepStore._publish [attempt]": ("first_save", None),
+    "StepStore._replace > StepStore._publish [attempt]": ("first_save", None),
+    f"{_SHARD} [model.pt]": ("files_first", None),
+    f"{_SHARD} [optim.pt]": ("files_first", None),
+    "Committer.commit > Committer._write_rank_manifest [sub]": ("files_first", None),
+    "StepStore.publish > Directories.point [pointer]": ("files_next", None),
+    "StepStore.publish > Directories.point [root]": ("files_next", None),
     "StepStore._publish > Slots.sync [.slots]": ("retire_and_recycle", None),
     "_move > sync_names [.inflight]": ("first_save", None),
     "_move > sync_names [root]": ("first_save", None),
@@ -51,17 +59,16 @@ CASES = sorted({*NEEDED.values(), ("replace_by_exchange", 2), ("two_in_flight", 
 def run(case: Case, place: Path, *, skip: str | None = None) -> tuple[Recorder, str]:
     """Record a case, and look for a broken promise if a sync is left out."""
     scenario, after = case
-    plan, root = SCENARIOS[scenario], place / "disk" / "root"
+    plan, root = ALL[scenario], place / "disk" / "root"
     root.parent.mkdir(parents=True)
-    known = plan.known
     if after is None:
         recorder = recorded(plan, root, skip=skip)
     else:
         recorder = recorded_restart(plan, root, after=after, skip=skip)
-        known |= {(50, 0)}
+        plan = plan.went_on()
     if skip is None:
         return recorder, ""
-    _, problem = broken_promise(recorder.log, root, place, known, corrupt=plan.corrupt, seeds=2)
+    _, problem = broken_promise(recorder.log, root, place, plan, seeds=2)
     return recorder, problem
 
 
@@ -91,11 +98,11 @@ def test_a_power_loss_after_a_publish_that_failed_half_way_loses_nothing(
     inner = {"retire_and_recycle": "_move", "replace_by_exchange": "_exchange"}[scenario]
     fail = f"{inner} > sync_names [{where}]"
     if where == "attempt":
-        fail = "StepStore.publish > StepStore._publish [attempt]"
+        fail = "StepStore._replace > StepStore._publish [attempt]"
     log = recorded(plan, root, fail=fail).log
     assert (
         "StepStore.abandon > sync_names [root]" in {event.site for event in log}
         or where == "attempt"
     )
-    _, problem = broken_promise(log, root, tmp_path, plan.known, seeds=2)
+    _, problem = broken_promise(log, root, tmp_path, plan, seeds=2)
     assert not problem, problem
