@@ -104,18 +104,7 @@ class FilesSave(OpenSave):
         """Copy what must be copied now, and queue the rest."""
         if self._pool is None:
             self._pool = self._pipeline.pool_for_named(plan.layout.file_bytes, plan.tensors)
-        most = self._pipeline.eager_leaf_bytes
-        extents = [(extent.offset, extent.nbytes) for extent in plan.layout.extents]
-        live = [
-            (tensor, *place)
-            for tensor, place in zip(plan.tensors, extents, strict=True)
-            if not eager and place[1] > most
-        ]
-        lazy = {offset for _, offset, _ in live}
-        items = [
-            (tensor if place[0] in lazy else tensor.clone(), *place)
-            for tensor, place in zip(plan.tensors, extents, strict=True)
-        ]
+        live, clones = _split(plan, None if eager else self._pipeline.eager_leaf_bytes)
         watch = LeafWatch(self.step, on=self._pipeline.check_barriers)
         if self._pipeline.check_barriers:
             watch.begin(_labels(name, tree, live), live)
@@ -123,10 +112,11 @@ class FilesSave(OpenSave):
             self._inflight, self._pool, name, plan.layout.file_bytes
         )
         stream = self._pipeline.stream_for(plan.tensors)
-        file = _File(plan.layout.frames, items, bool(live), image, watch, stream, event_now())
+        file = _File(plan.layout.frames, live, clones, image, watch, stream, event_now())
         if live:
-            # Frames and clones count too: the barrier opens with the last of these in file order.
-            self._inflight.snapshot.expect([name] * (len(items) + len(file.frames)))
+            # Frames and clones count too: the barrier opens when the last piece of the file is copied.
+            pieces = len(file.frames) + len(live) + len(clones)
+            self._inflight.snapshot.expect([name] * pieces)
         self._pipeline.stage(lambda: self._run_file(file))
 
     # -- stager thread ---------------------------------------------------------------------------
@@ -135,7 +125,7 @@ class FilesSave(OpenSave):
         if self._inflight.failed():
             return
         with guarded(self._inflight, [file.image]), on_stream(file.stream, file.behind):
-            if file.has_live:
+            if file.live:
                 snapshot = self._inflight.snapshot
                 stage_items(snapshot, file.image, file.in_order(), settle=file.settle)
             else:
@@ -159,14 +149,14 @@ class _File:
 
     Attributes:
         frames: offset and bytes of what is not tensor data.
-        items: its tensors, live or cloned.
-        has_live: whether one of them is live.
+        live: tensors that are read behind training.
+        clones: the others.
         behind: CUDA event that the stager's stream waits for; None without CUDA.
     """
 
     frames: tuple[tuple[int, bytes], ...]
-    items: Sequence[StageItem]
-    has_live: bool
+    live: Sequence[StageItem]
+    clones: Sequence[StageItem]
     image: ShardImage
     watch: LeafWatch
     stream: Any
@@ -178,7 +168,7 @@ class _File:
             (torch.frombuffer(bytearray(data), dtype=torch.uint8), offset, len(data))
             for offset, data in self.frames
         ]
-        return sorted([*frames, *self.items], key=lambda item: item[1])
+        return sorted([*frames, *self.live, *self.clones], key=lambda item: item[1])
 
     def settle(self, items: Sequence[StageItem]) -> None:
         """These have been copied, once the device is done."""
@@ -208,6 +198,18 @@ class Destinations:
             raise ConfigError(f"pointer={pointer!r} is the directory itself: give it another name")
         self._count += 1
         return Destination(directory, pointer, self._count)
+
+
+def _split(plan: ZipPlan, most: int | None) -> tuple[list[StageItem], list[StageItem]]:
+    """The tensors of more than `most` bytes (None: no tensor), and clones of the others."""
+    live: list[StageItem] = []
+    clones: list[StageItem] = []
+    for tensor, extent in zip(plan.tensors, plan.layout.extents, strict=True):
+        if most is None or extent.nbytes <= most:
+            clones.append((tensor.clone(), extent.offset, extent.nbytes))
+        else:
+            live.append((tensor, extent.offset, extent.nbytes))
+    return live, clones
 
 
 def _labels(name: str, tree: Any, items: Sequence[StageItem]) -> list[str]:

@@ -73,8 +73,9 @@ def place(files: Files, attempt: Attempt, target: Path) -> Path | None:
     if is_real_dir(target):
         return _exchange(files, attempt, target)
     if target.is_symlink() or target.exists():
+        kind = "step" if attempt.destination is None else "directory"
         raise FileExistsError(
-            errno.EEXIST, "something that is no directory has that name", str(target)
+            errno.EEXIST, f"something that is no {kind} has that name", str(target)
         )
     _move(files, target.parent, [(attempt.path, target)])
     return None

@@ -216,28 +216,38 @@ class StepStore:
         with self._names:
             try:
                 with mapped("publish", path=self.root, step=attempt.step, error=CommitError):
-                    if to is None or not self._directories.is_overtaken(to):
-                        self._replace(attempt, target)
-                    else:
-                        self._trash.add(attempt.path, recycle=False)
-                if to is not None:
-                    with mapped("move the pointer", path=self.root, error=CommitError):
-                        self._directories.point(attempt, to)
+                    self._replace(attempt, target)
             except (RootBusy, PersistError, ConfigError) as exc:
                 raise CommitError(str(exc), step=attempt.step, path=self.root) from exc
             ready = self._trash.take()
-        self._trash.discard(ready)
+        try:
+            if to is not None:
+                self._point(attempt, to)
+        finally:
+            self._trash.discard(ready)
         return target
 
     def _replace(self, attempt: Attempt, target: Path) -> None:
+        to = attempt.destination
+        if to is not None and self._directories.is_overtaken(to):
+            self._trash.add(attempt.path, recycle=False)
+            return
         replaced = self._publish(attempt, target)
-        if attempt.destination is not None:
-            self._directories.placed(attempt.destination)
+        if to is not None:
+            self._directories.placed(to)
         if replaced is not None:
             # Whoever protects the step from now on reads the new files. Files of a directory are never
             # overwritten: programs that know nothing of us may have mapped them.
-            keeps = attempt.destination is None and not self._protected[attempt.step]
-            self._trash.add(replaced, recycle=keeps)
+            recycle = to is None and not self._protected[attempt.step]
+            self._trash.add(replaced, recycle=recycle)
+
+    def _point(self, attempt: Attempt, to: Destination) -> None:
+        error = CommitError
+        with (
+            self._names,
+            mapped("move the pointer", path=self.root, step=attempt.step, error=error),
+        ):
+            self._directories.point(attempt, to)
 
     def _publish(self, attempt: Attempt, target: Path) -> Path | None:
         if not (attempt.path / MANIFEST_NAME).is_file():

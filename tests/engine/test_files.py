@@ -77,8 +77,9 @@ def test_files_of_harmless_types_load_with_weights_only(root: Path, name: str) -
     tree = TREES[name]()
     with Checkpointer(root, TINY) as ck:
         save(ck, 1, {"a.pt": tree}).committed.result(30)
-    for how in ({}, {"mmap": True}):
-        assert_alike(torch.load(root / "tag" / "a.pt", weights_only=True, **how), Cloner()(tree))
+    for mapped in (False, True):
+        found = torch.load(root / "tag" / "a.pt", weights_only=True, mmap=mapped)
+        assert_alike(found, Cloner()(tree))
 
 
 @pytest.mark.parametrize("chunk_bytes", [4096, 12288])
@@ -95,6 +96,13 @@ def test_files_of_any_length_are_exactly_as_long_as_they_should_be(
     assert {name: (path / name).stat().st_size for name in files} == lengths
     assert len({length % 4096 for length in lengths.values()}) > 20
     assert_directory(path, files)
+
+
+@pytest.mark.parametrize("mode", ["host", "direct"])
+def test_the_mode_of_steps_makes_no_difference(root: Path, mode: str) -> None:
+    with Checkpointer(root, dataclasses.replace(TINY, mode=mode)) as ck:
+        path = save(ck, 1, trees(1)).committed.result(30)
+    assert_directory(path, trees(1))
 
 
 def test_a_save_may_have_no_files_and_no_checksums(root: Path) -> None:
@@ -226,7 +234,7 @@ def test_a_younger_save_that_is_done_first_is_not_undone(
 
 def test_steps_and_directories_share_a_root_and_leave_each_other_alone(root: Path) -> None:
     options = Options(keep_last=1, chunk_bytes=16384)
-    state = {"w": torch.arange(10_000.0), "n": 1}
+    state: dict[str, Any] = {"w": torch.arange(10_000.0), "n": 1}
     with Checkpointer(root, options) as ck:
         for step in range(1, 5):
             save(ck, step, trees(step), name=f"tag{step}", pointer="latest")

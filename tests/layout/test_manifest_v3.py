@@ -68,7 +68,7 @@ def test_a_rank_has_files_and_nothing_else() -> None:
     assert sorted(plain(RANK_3)) == ["files", "format", "rank", "skeleton", "version"]
     for change in ({"leaves": RANK.leaves}, {"slices": RANK_2.slices}):
         with pytest.raises(ConfigError, match="leaves and slices"):
-            dataclasses.replace(RANK_3, **change).encode()  # type: ignore[arg-type]
+            dataclasses.replace(RANK_3, **change).encode()
 
 
 def test_keys_of_steps_are_ignored_in_it() -> None:

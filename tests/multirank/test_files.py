@@ -60,20 +60,19 @@ def test_each_node_has_the_files_of_its_ranks_and_a_pointer(warm: Warm, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("victim", "again"),
-    [(0, False), (0, True), (1, False), (2, False)],
+    ("victim", "again", "stride"),
+    [(0, False, 6), (0, True, 6), (1, False, 6), (2, False, 2)],
     ids=["leader", "leader, again", "member", "member without files"],
 )
 def test_a_killed_rank_never_leaves_a_torn_directory(
-    warm: Warm, tmp_path: Path, victim: int, again: bool
+    warm: Warm, tmp_path: Path, victim: int, again: bool, stride: int
 ) -> None:
     # Each victim dies at other operations than the others; all of them would take an hour.
-    n, deaths = victim, 0
+    n, deaths = victim % 2, 0
     name = "tag1" if again else "tag2"
     while True:
         root = tmp_path / str(n)
-        arguments = {"root": str(root), "victim": victim, "n": n, "again": again}
-        outcomes = run(warm, "killed_at", 3, **arguments)
+        outcomes = run(warm, "killed_at", 3, root=str(root), victim=victim, n=n, again=again)
         died = outcomes[victim]["signal"] == SIGKILL
         deaths += died
         told = set()
@@ -87,7 +86,7 @@ def test_a_killed_rank_never_leaves_a_torn_directory(
         _check_after(root, n, committed=True in told, again=again)
         if not died:
             break
-        n += 6
+        n += stride
     assert deaths > 1
 
 
