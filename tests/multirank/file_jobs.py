@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -87,6 +88,25 @@ def killed_at(who: Rank, root: str, victim: int, n: int, again: bool) -> dict[st
     return {"outcome": outcome}
 
 
+def dies_after_its_vote(who: Rank, root: str, victim: int) -> str:
+    """The victim dies as soon as its vote for the second save is in."""
+    coordination: Any = who.meet()
+    agree = coordination.agree
+
+    def agree_and_die(attempt_id: str, step: int, *more: Any) -> Any:
+        found = agree(attempt_id, step, *more)
+        if (who.rank, step) == (victim, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    coordination.agree = agree_and_die
+    ck = Checkpointer(root, options(on_error="warn"), coordination=coordination)
+    start(ck, who, 1, "tag1").committed.result(60)
+    outcome = outcome_of(start(ck, who, 2, "tag2"))
+    ck.close()
+    return outcome
+
+
 def full_disk(who: Rank, root: str) -> list[str]:
     """Rank 1 cannot write the second save; the others fail with it, and the third one works."""
     broken = threading.Event()
@@ -107,10 +127,21 @@ def full_disk(who: Rank, root: str) -> list[str]:
     return outcomes
 
 
-def same_name(who: Rank, root: str) -> list[str]:
-    """Ranks 0 and 1 add the same name; then each its own."""
+class Lenient(Files):
+    """A filesystem on which two hosts may both be told that they have made a new file."""
+
+    def create(self, path: Path, *, direct: bool = False) -> int:
+        try:
+            return super().create(path, direct=direct)
+        except FileExistsError:
+            return self.open_write(path, direct=direct)
+
+
+def same_name(who: Rank, root: str, lenient: bool = False) -> list[str]:
+    """All ranks add the same name; then each its own."""
     outcomes = []
-    with Checkpointer(root, options(on_error="warn"), coordination=who.meet()) as ck:
+    files = Lenient() if lenient else Files()
+    with Checkpointer(root, options(on_error="warn"), coordination=who.meet(), files=files) as ck:
         for step in (1, 2):
             save = ck.begin_files(step, f"tag{step}", pointer=POINTER)
             save.add("mine.pt" if step == 1 else f"rank_{who.rank}.pt", torch.ones(10_000))

@@ -90,6 +90,25 @@ def test_a_killed_rank_never_leaves_a_torn_directory(
     assert deaths > 1
 
 
+def test_a_member_that_dies_after_its_vote_is_needed_no_more(warm: Warm, tmp_path: Path) -> None:
+    first, dead, third = run(warm, "dies_after_its_vote", 3, root=str(tmp_path), victim=1)
+    assert dead["signal"] == SIGKILL
+    assert [first["result"], third["result"]] == ["tag2", "tag2"], (first, third)
+    check(tmp_path, "tag2", [0, 1, 2], 2)
+    assert (tmp_path / POINTER).read_text() == "tag2"
+
+
+def test_a_leader_that_dies_before_it_publishes_leaves_the_directory_before(
+    warm: Warm, tmp_path: Path
+) -> None:
+    dead, *others = run(warm, "dies_after_its_vote", 3, root=str(tmp_path), victim=0)
+    assert dead["signal"] == SIGKILL
+    assert all("rank 0" in one["result"] for one in others), others
+    check(tmp_path, "tag1", [0, 1, 2], 1)
+    assert (tmp_path / POINTER).read_text() == "tag1"
+    assert not (tmp_path / "tag2").exists()
+
+
 def _check_after(root: Path, n: int, *, committed: bool, again: bool) -> None:
     pointed = (root / POINTER).read_text()
     if again:
@@ -122,10 +141,11 @@ def test_a_full_disk_of_one_rank_fails_the_save_on_all_and_the_next_one_works(
     assert (tmp_path / POINTER).read_text() == "tag"
 
 
+@pytest.mark.parametrize("lenient", [False, True], ids=["found by the file", "by the leader"])
 def test_two_ranks_that_add_the_same_name_fail_on_every_rank_and_it_is_named(
-    warm: Warm, tmp_path: Path
+    warm: Warm, tmp_path: Path, lenient: bool
 ) -> None:
-    for first, second in run_well(warm, "same_name", 3, root=str(tmp_path)):
+    for first, second in run_well(warm, "same_name", 3, root=str(tmp_path), lenient=lenient):
         assert "mine.pt" in first
         assert "each name is added by one rank" in first
         assert second == "tag2"
