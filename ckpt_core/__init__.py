@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ckpt_core.files_save import FilesSave
     from ckpt_core.handle import SaveHandle
     from ckpt_core.layerwise import LayerwiseSave
-    from ckpt_core.restore import Report, RestoredStep, load, verify
+    from ckpt_core.restore import Report, RestoredStep, committed_directories, load, verify
     from ckpt_core.state import RngState
     from ckpt_core.store import committed_steps, step_path
 
@@ -60,6 +60,7 @@ _LAZY = {
     "SaveHandle": "ckpt_core.handle",
     "StoreOptions": "ckpt_core.coordination",
     "TorchStore": "ckpt_core.coordination",
+    "committed_directories": "ckpt_core.restore",
     "committed_steps": "ckpt_core.store",
     "load": "ckpt_core.restore",
     "step_path": "ckpt_core.store",
@@ -97,6 +98,7 @@ __all__ = [
     "UnknownFormat",
     "UntrustedData",
     "__version__",
+    "committed_directories",
     "committed_steps",
     "load",
     "step_path",

@@ -18,6 +18,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ckpt_core.restore.directories import committed_directories
 from ckpt_core.restore.leaves import Leaf, Place, StepLeaves
 from ckpt_core.restore.manifests import StepManifest, read_manifests
 from ckpt_core.restore.units import BadChunk
@@ -51,6 +52,7 @@ __all__ = [
     "StepLeaves",
     "StepManifest",
     "StepReport",
+    "committed_directories",
     "load",
     "read_manifests",
     "verify",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_core.errors import CorruptCheckpoint, RestoreError
+from ckpt_core.errors import ConfigError, CorruptCheckpoint, RestoreError
 from ckpt_core.files import Files
 from ckpt_core.layout import (
     FileEntry,
@@ -105,6 +105,7 @@ def verify(
     path: str | Path,
     *,
     readers: int = 8,
+    share: tuple[int, int] = (0, 1),
     progress: Progress | None = None,
     files: Files | None = None,
 ) -> Report:
@@ -118,30 +119,46 @@ def verify(
 
     Args:
         readers: threads that read.
+        share: (number, count): read every `count`-th file alone, from `number` on, so that processes can
+            share the work; names and sizes are those of all files nevertheless.
         progress: called now and then with bytes done and bytes in all of the step that is being read.
         files: how files are read.
 
     Raises:
+        ConfigError: `share` is wrong.
         NotCommitted: there is no step at `path`.
         RestoreError: the root cannot be listed. Nothing that is wrong inside a step raises.
     """
     path = Path(path)
-    how = ParallelReader(files=files or Files(), readers=readers, timeout_s=_READ_TIMEOUT_S)
+    number, count = share
+    if not 0 <= number < count:
+        raise ConfigError(f"share={share}: give (number, count) with number in 0 .. count-1")
+    reader = ParallelReader(files=files or Files(), readers=readers, timeout_s=_READ_TIMEOUT_S)
+    how = _How(reader, share, progress)
     found = resolve(path)
     if found == path:
-        return Report(path, (_verify_step(path, how, progress),))
-    reports = [_verify_step(step_path(path, step), how, progress) for step in committed_steps(path)]
+        return Report(path, (_verify_step(path, how),))
+    reports = [_verify_step(step_path(path, step), how) for step in committed_steps(path)]
     return Report(path, tuple(report for report in reports if report.path.is_dir()))
 
 
-def _verify_step(path: Path, how: ParallelReader, progress: Progress | None) -> StepReport:
-    number = parse_step_dir(path.name)
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How files are read, which of them, and who is told."""
+
+    reader: ParallelReader
+    share: tuple[int, int]
+    progress: Progress | None
+
+
+def _verify_step(path: Path, how: _How) -> StepReport:
+    number, reader = parse_step_dir(path.name), how.reader
     try:
-        step = within(how.timeout_s, lambda: read_json(path, files=how.files), path=path)
+        step = within(reader.timeout_s, lambda: read_json(path, files=reader.files), path=path)
     except RestoreError as exc:  # all that can be wrong with a manifest
         return StepReport(number, path, problems=(str(exc),))
     try:
-        return _verify_files(step, how, progress)
+        return _verify_files(step, how)
     except RestoreError as exc:  # the storage hangs
         return StepReport(_number(step), path, problems=(str(exc),))
 
@@ -150,11 +167,13 @@ def _number(step: StepManifest) -> int | None:
     return step.manifest.step if step.manifest.directory is None else None
 
 
-def _verify_files(step: StepManifest, how: ParallelReader, progress: Progress | None) -> StepReport:
-    problems, jobs = within(how.timeout_s, lambda: _inspect(step, how.files), path=step.path)
+def _verify_files(step: StepManifest, how: _How) -> StepReport:
+    reader, (number, count) = how.reader, how.share
+    problems, jobs = within(reader.timeout_s, lambda: _inspect(step, reader.files), path=step.path)
+    jobs = jobs[number::count]
     gaps, elsewhere = _coverage(step)
     problems += gaps
-    outcome = how.run(jobs, keep_going=True, progress=progress)
+    outcome = reader.run(jobs, keep_going=True, progress=how.progress)
     problems += [f"{path}: cannot be read: {error}" for path, error in outcome.failed]
     unchecked = sum(_unchecked_bytes(job.entry) for job in jobs)
     return StepReport(

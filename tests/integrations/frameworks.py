@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 FRAMEWORKS = {
+    "deepspeed": "pip install 'ckpt-core[deepspeed]'",
     "horovod": "docs/horovod.md#installing says how to build it",
     "lightning": "pip install 'ckpt-core[lightning]'",
 }

@@ -1,0 +1,43 @@
+"""Which directories of files a root holds. Torch-free."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ckpt_core.errors import RestoreError
+from ckpt_core.files import Files
+from ckpt_core.layout import is_directory_name
+from ckpt_core.restore.manifests import file_problems, read_json
+
+
+def committed_directories(root: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Names of the directories that `begin_files` committed in `root`, newest first; () without any.
+
+    Reads their manifests and the sizes of their files; one that lacks a file, or has one of another size,
+    is left out. Takes no lock.
+
+    Raises:
+        RestoreError: the root cannot be listed.
+    """
+    files, found = Files(), []
+    for name in _folders(Path(root)):
+        try:
+            step = read_json(Path(root) / name, files=files)
+            whole = step.manifest.directory is not None and not any(file_problems(step))
+        except RestoreError:
+            continue  # somebody else's, or damaged
+        if whole:
+            found.append((step.manifest.created_unix_s, step.manifest.step, name))
+    return tuple(name for _, _, name in sorted(found, reverse=True))
+
+
+def _folders(root: Path) -> list[str]:
+    try:
+        with os.scandir(root) as found:
+            names = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise RestoreError(f"cannot list {root}: {exc.strerror}", path=root) from exc
+    return [name for name in names if is_directory_name(name)]

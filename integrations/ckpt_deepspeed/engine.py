@@ -1,0 +1,207 @@
+"""DeepSpeed's checkpoint engine, over ckpt_core.
+
+    save_checkpoint:   create(info)  save(state, path)*  seal()  -> staged -> durable -> `latest` moves
+    next step:         wait_staged()  before the model is updated
+    load_checkpoint:   chosen and verified tag -> load(path)*
+
+DeepSpeed's own commit is never asked for by a training engine: `is_decoupled` keeps it from writing `latest`
+itself, which it does before the other ranks' files are there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+
+from ckpt_core import Checkpointer, ConfigError, FilesSave, SaveHandle
+from ckpt_deepspeed.early import Early
+from ckpt_deepspeed.roots import ROOTS
+from ckpt_deepspeed.settings import EngineSettings, Wait
+
+_log = logging.getLogger("ckpt_deepspeed")
+
+LATEST = "latest"
+
+
+@dataclass(slots=True)
+class _Tag:
+    """A tag that is being saved.
+
+    Attributes:
+        info: DeepSpeed's: tag, save_dir, save_latest.
+        checkpointer: of save_dir; None for the tag that `save_16bit_model` names and does not write.
+        files: None until the first file of this rank.
+    """
+
+    info: Any
+    checkpointer: Checkpointer | None = None
+    files: FilesSave | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Where it will be."""
+        return Path(self.info.save_dir, self.info.tag)
+
+
+@dataclass(frozen=True, slots=True)
+class _Saving:
+    """What is known of the `save_checkpoint` that is under way."""
+
+    step: int
+    early: Early
+    per_node: bool
+
+
+class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
+    """Made by DeepSpeed for each engine; used on the training thread.
+
+    Args:
+        settings: from the configuration.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__()
+        self.name = "ckpt_core"
+        self.settings = settings
+        self._tag: _Tag | None = None
+        self._saving: _Saving | None = None
+
+    # -- what DeepSpeed calls ---------------------------------------------------------------------
+
+    def create(self, info: Any) -> None:
+        """A tag begins; called on every rank. One that an error left open is given up.
+
+        Raises:
+            CkptError: the directory cannot be opened for writing on some rank.
+        """
+        self._abort()
+        self._tag = _Tag(info)
+        if self._saving is not None:
+            # Here, since the ranks do it together: a rank without a file of its own never calls `save`.
+            self._tag.checkpointer = ROOTS.of(
+                info.save_dir, self.settings.options, per_node=self._saving.per_node
+            )
+
+    def makedirs(self, path: Any, exist_ok: bool = False) -> None:
+        """Make a directory, except that of the tag: it appears when it is complete."""
+        tag = self._tag
+        if tag is None or tag.directory not in (Path(path), *Path(path).parents):
+            super().makedirs(path, exist_ok=exist_ok)
+
+    def save(self, state_dict: Any, path: Any) -> None:
+        """Start the copy of one file; returns once everything is copied that may change early.
+
+        A file outside of a tag (`save_16bit_model`) is written before this returns.
+
+        Raises:
+            ConfigError: something cannot be saved.
+            CkptError: an earlier save failed in the background, and this is the first to say so.
+        """
+        tag = self._tag
+        if tag is None or self._saving is None or tag.directory not in Path(path).parents:
+            _write_alone(state_dict, Path(path))
+            return
+        name = Path(path).relative_to(tag.directory).as_posix()
+        self._files(tag).add(name, self._saving.early.settle(state_dict))
+
+    def load(self, path: Any, map_location: Any = None) -> Any:
+        """What a file holds; the tag has been verified by then."""
+        return torch.load(path, map_location=map_location, weights_only=False)
+
+    def commit(self, info: Any) -> bool:
+        """Called by `save_16bit_model` alone, whose file `save` has written."""
+        self._abort()
+        return True
+
+    def is_data_parallel_writer(self, dp_rank: int) -> bool:
+        """As in the base class."""
+        return dp_rank == 0
+
+    def is_decoupled(self) -> bool:
+        """DeepSpeed shall neither commit nor write `latest`, and call `cleanup`."""
+        return True
+
+    def get_commit_info(self) -> None:
+        """Called before each update: nothing to commit, but the barrier."""
+        ROOTS.wait_staged()
+
+    def preserves_storage_sharing(self) -> bool:
+        """No: views are cut to size as they are written, so DeepSpeed need not clone them."""
+        return False
+
+    def cleanup(self) -> None:
+        """The training engine is destroyed: finish what is in flight.
+
+        Raises:
+            CkptError: a save failed and was not reported yet.
+        """
+        self._abort()
+        ROOTS.wait()
+
+    # -- what the wrapped save_checkpoint calls ---------------------------------------------------
+
+    @contextmanager
+    def saving(self, *, step: int, early: Early, per_node: bool) -> Iterator[None]:
+        """Around DeepSpeed's `save_checkpoint`: what was saved inside is sealed, or given up if that raises.
+
+        Raises:
+            CkptError: with wait="persisted", why the tag is not durable.
+        """
+        self._saving = _Saving(step, early, per_node)
+        try:
+            yield
+            handle = self.seal()
+        except BaseException:
+            self._abort()
+            raise
+        finally:
+            self._saving = None
+        if self.settings.wait is Wait.PERSISTED:
+            handle.committed.result()
+
+    def seal(self) -> SaveHandle:
+        """All files of this rank have been given; a rank that has none takes part in the commit too."""
+        tag = self._tag
+        assert tag is not None, "seal() follows create()"
+        files = self._files(tag)
+        self._tag = None
+        return files.seal()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _files(self, tag: _Tag) -> FilesSave:
+        assert tag.checkpointer is not None and self._saving is not None
+        if tag.files is None:
+            pointer = LATEST if tag.info.save_latest else None
+            tag.files = tag.checkpointer.begin_files(
+                self._saving.step, tag.info.tag, pointer=pointer
+            )
+        return tag.files
+
+    def _abort(self) -> None:
+        tag, self._tag = self._tag, None
+        if tag is not None and tag.files is not None:
+            tag.files.abort()
+
+
+def engine_of(config: Mapping[str, Any]) -> CkptCoreEngine:
+    """The engine of a section `checkpoint_engine`.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    return CkptCoreEngine(EngineSettings.of(config))
+
+
+def _write_alone(state_dict: Any, path: Path) -> None:
+    """As stock DeepSpeed does: one file, at once."""
+    if path.is_dir():
+        raise ConfigError(f"save_filename={path.name!r} is a directory: name a file")
+    torch.save(state_dict, path)

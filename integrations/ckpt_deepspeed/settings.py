@@ -1,0 +1,93 @@
+"""What the key `checkpoint_engine` of a DeepSpeed configuration says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+from ckpt_core import ConfigError, Options
+
+KEY = "checkpoint_engine"
+TYPE = "ckpt_core"
+_OWN = ("type", "wait", "verify")
+
+
+class Wait(StrEnum):
+    """When `save_checkpoint` returns.
+
+    STAGED: once staging has been started; the next update waits for its end. PERSISTED: once the tag is
+    durable and `latest` names it.
+    """
+
+    STAGED = "staged"
+    PERSISTED = "persisted"
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """One engine's settings.
+
+    Attributes:
+        options: of each Checkpointer.
+        wait: when a save returns.
+        verify: compare checksums before a tag is loaded.
+    """
+
+    options: Options = Options()
+    wait: Wait = Wait.STAGED
+    verify: bool = True
+
+    @classmethod
+    def of(cls, section: Mapping[str, Any]) -> Self:
+        """From the section of a configuration.
+
+        Raises:
+            ConfigError: a key is unknown, or its value wrong.
+        """
+        fields = {field.name for field in dataclasses.fields(Options)}
+        unknown = sorted(set(section) - fields - set(_OWN))
+        if unknown:
+            known = ", ".join([*_OWN, *sorted(fields)])
+            raise ConfigError(f"{KEY}.{unknown[0]} is not a setting: known are {known}")
+        verify = section.get("verify", True)
+        if not isinstance(verify, bool):
+            raise ConfigError(f"{KEY}.verify={verify!r} must be true or false")
+        try:
+            options = Options(**{key: section[key] for key in section if key in fields})
+        except ConfigError as exc:
+            raise ConfigError(f"{KEY}.{exc}") from exc
+        return cls(options, _wait(section.get("wait", Wait.STAGED)), verify)
+
+
+def _wait(value: object) -> Wait:
+    try:
+        return Wait(str(value))
+    except ValueError:
+        known = " or ".join(repr(item.value) for item in Wait)
+        raise ConfigError(f"{KEY}.wait={value!r} is unknown: use {known}") from None
+
+
+def section_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The section that selects this engine; None if the configuration does not.
+
+    Raises:
+        ConfigError: the key is there and names another engine, or one of DeepSpeed's own is chosen as well.
+    """
+    section = config.get(KEY)
+    if section is None:
+        return None
+    if not isinstance(section, Mapping):
+        raise ConfigError(f'{KEY}={section!r} must be an object, such as {{"type": "{TYPE}"}}')
+    if section.get("type") != TYPE:
+        raise ConfigError(
+            f'{KEY}.type={section.get("type")!r} is unknown: this key selects "{TYPE}". DeepSpeed\'s own '
+            f"engines have the keys checkpoint.writer and datastates_ckpt"
+        )
+    writer = (config.get("checkpoint") or {}).get("writer")
+    if writer is not None or config.get("datastates_ckpt"):
+        other = "checkpoint.writer" if writer is not None else "datastates_ckpt"
+        raise ConfigError(f"{KEY} and {other} both select a checkpoint engine: remove one of them")
+    return section

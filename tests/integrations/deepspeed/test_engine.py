@@ -1,0 +1,83 @@
+"""Real DeepSpeed on CPU, 1 and 2 ranks: what is saved is what training had, and DeepSpeed itself reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.deepspeed.launch import Job, run
+
+MATRIX = [(zero, dtype) for zero in range(4) for dtype in ("bf16", "fp32")]
+OTHERS = ("tools", "arguments", "client_state", "damaged", "failing")
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1 rank", "2 ranks"])
+def results(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Any, Any]:
+    """Every job of this module, run in one launch: key -> result of each rank."""
+    place: Path = tmp_path_factory.mktemp("deepspeed")
+    keys: list[Any] = [("exact", zero, dtype) for zero, dtype in MATRIX]
+    jobs = [
+        Job("exact", place / f"exact{zero}{dtype}", {"zero": zero, "dtype": dtype})
+        for zero, dtype in MATRIX
+    ]
+    for name in OTHERS:
+        stages = [2, 3] if name == "tools" else [None]
+        for stage in stages:
+            keys.append(name if stage is None else (name, stage))
+            arguments = {} if stage is None else {"zero": stage}
+            jobs.append(Job(name, place / f"{name}{stage}", arguments))
+    found = run(jobs, ranks=request.param, place=place / "jobs")
+    return dict(zip(keys, found, strict=True))
+
+
+@pytest.mark.parametrize(("zero", "dtype"), MATRIX)
+def test_training_goes_on_bit_for_bit_with_either_engine(
+    results: dict[Any, Any], zero: int, dtype: str
+) -> None:
+    for found in results["exact", zero, dtype]:
+        assert found["engine"] == "CkptCoreEngine"
+        assert found["latest"] == "global_step5"
+        assert found["whole"] == [True] * 5
+        ends = {found[key] for key in found if key.endswith("end") or "_from_" in key}
+        assert len(ends) == 1, found
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_deepspeeds_own_reader_waits_for_the_save_and_reads_it(
+    results: dict[Any, Any], zero: int
+) -> None:
+    for found in results["tools", zero]:
+        assert found["names"]
+        assert found["same"]
+
+
+def test_tags_latest_and_partial_loads_keep_their_meaning(results: dict[Any, Any]) -> None:
+    for found in results["arguments"]:
+        assert found["latest"] == "best"
+        assert found["tags"] == ["aside", "best"]
+        assert found["note"] == "second" and not found["left"]
+        assert found["seen"] == 2
+
+
+def test_what_may_change_at_once_is_saved_as_it_was(results: dict[Any, Any]) -> None:
+    for found in results["client_state"]:
+        assert found == {"tensor": 500_000, "deep": 500_000, "seen": 1}
+
+
+def test_a_damaged_tag_is_refused_and_the_newest_whole_one_offered(results: dict[Any, Any]) -> None:
+    for rank, found in enumerate(results["damaged"]):
+        assert "global_step2" in found["path"] and found["step"] == 2
+        assert "global_step3" in found["refused"] and "'global_step2'" in found["refused"]
+        assert len(found["told"]) == (rank == 0)
+
+
+def test_a_save_that_fails_is_reported_and_a_later_one_works(results: dict[Any, Any]) -> None:
+    for found in results["failing"]:
+        assert found["problems"], "nobody was told"
+        assert found["latest"] == "global_step4"
