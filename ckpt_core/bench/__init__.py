@@ -6,16 +6,17 @@ The parent never imports torch: contenders run in processes of their own, so tha
 their storage traffic can be read from outside, and they take turns in random order. Every figure is
 shown with its lowest, middle and highest value, since disks are noisy.
 
-The suite `ranks` measures several processes that save together: see `ckpt_core.bench.ranks`; the suite
-`lightning` the ways to save under Lightning: see `ckpt_core.bench.lightning`.
+The suite `ranks` measures several processes that save together: see `ckpt_core.bench.ranks`; the suites
+`lightning` and `horovod` the ways to save under these: see `ckpt_core.bench.lightning`, `.horovod`.
 
-Call order: `Settings(...)`, `RankSettings(...)` or `LightningSettings(...)` -> `run(settings)` ->
-`render(report)`, `plot(report, path)`, `report.to_json()`.
+Call order: `Settings(...)`, or that of another suite -> `run(settings)` -> `render(report)`,
+`plot(report, path)`, `report.to_json()`.
 """
 
 from __future__ import annotations
 
 from ckpt_core.bench.contenders import NAMES, OURS
+from ckpt_core.bench.horovod import HorovodMeasure, HorovodSettings
 from ckpt_core.bench.lightning import LightningMeasure, LightningSettings
 from ckpt_core.bench.plot import check_plot
 from ckpt_core.bench.ranks import RankMeasure, RankSettings
@@ -27,6 +28,8 @@ __all__ = [
     "NAMES",
     "OURS",
     "AnySettings",
+    "HorovodMeasure",
+    "HorovodSettings",
     "LightningMeasure",
     "LightningSettings",
     "Measure",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ckpt_core.bench.contenders import NAMES
 from ckpt_core.bench.machine import check_room
-from ckpt_core.bench.remote import ContenderFailed, Remote
+from ckpt_core.bench.processes import Processes
+from ckpt_core.bench.remote import Remote
 from ckpt_core.bench.results import Entrant, Report
 from ckpt_core.bench.settings import Measure, Settings
 
@@ -20,7 +19,7 @@ _SPARE_STATES = 4
 and for the page cache, whose share of dirty pages would else throttle the buffered ones."""
 
 
-class Crew:
+class Crew(Processes):
     """The processes of one run. Close it, or use it in a `with` block."""
 
     def __init__(
@@ -31,12 +30,9 @@ class Crew:
         Raises:
             ConfigError: there is no room for the run; nothing was written.
         """
+        super().__init__(report, notify, seed=settings.seed, rounds=settings.rounds)
         self.settings = settings
-        self.report = report
-        self.notify = notify
-        self._random = random.Random(settings.seed)
         self._root = root
-        self._remotes: dict[str, Remote] = {}
         try:
             self._start()
         except BaseException:
@@ -80,38 +76,17 @@ class Crew:
 
     def names(self, *, reference: bool = True) -> list[str]:
         """Contenders that still run, in the order of the report."""
-        return [
-            name for name in self._remotes if reference or not self.report.entrants[name].reference
-        ]
+        entrants = self.report.entrants
+        return [name for name in self._remotes if reference or not entrants[name].reference]
 
     def turns(self, title: str, *, reference: bool = True) -> Iterator[str]:
         """One contender after the other: `rounds` rounds, each in a random order of its own."""
-        for number in range(1, self.settings.rounds + 1):
-            self.notify(f"{title}: round {number} of {self.settings.rounds}")
+        for _ in self.rounds(title):
             names = self.names(reference=reference)
             self._random.shuffle(names)
             for name in names:
                 if name in self._remotes:
                     yield name
-
-    def shuffled(self, items: list[int]) -> list[int]:
-        """The same items in the run's own random order."""
-        return self._random.sample(items, len(items))
-
-    def ask(self, name: str, operation: str, **arguments: Any) -> dict[str, Any] | None:
-        """Answer of a contender, or None when it failed; then it is out until the next workload."""
-        remote = self._remotes.get(name)
-        if remote is None:
-            return None
-        try:
-            return remote.call(operation, **arguments)
-        except ContenderFailed as exc:
-            self.notify(str(exc))
-            entrant = self.report.entrants[name]
-            entrant.reason = "; ".join(filter(None, [entrant.reason, str(exc)]))
-            entrant.failed = True
-            self._remotes.pop(name).close()
-            return None
 
     def pid(self, name: str) -> int:
         """Process of a contender that runs."""
@@ -120,19 +95,3 @@ class Crew:
     def folder(self, name: str) -> Path:
         """Directory of a contender that runs."""
         return self._remotes[name].root
-
-    def __enter__(self) -> Crew:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End every process; idempotent."""
-        while self._remotes:
-            self._remotes.popitem()[1].close()

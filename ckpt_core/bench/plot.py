@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.bench import results
 from ckpt_core.bench.contenders import OURS
-from ckpt_core.bench.results import Figure, Report, Stats
+from ckpt_core.bench.results import Figure, Make, Report, Stats
 from ckpt_core.bench.tables import scaled, unit_name
 from ckpt_core.errors import ConfigError
 
@@ -81,8 +82,9 @@ def drawings(report: Report) -> list[Callable[[Axes], None]]:
             found.append(bars_of(report, figure, logarithmic))
     intervals: list[int] = list(report.settings["intervals"])
     if any(report.stats(results.slowdown(every)) for every in intervals):
-        found.append(lambda area: _lines(area, report, results.slowdown))
-        found.append(lambda area: _lines(area, report, results.train_stall))
+        found.append(partial(_slowdown, report=report))
+        title = "Stall of a save in training"
+        found.append(partial(by_interval, report=report, title=title, make=results.train_stall))
     return found
 
 
@@ -124,10 +126,8 @@ def _bars(area: Axes, report: Report, figure: Figure, *, logarithmic: bool) -> N
     else:
         area.set_xlim(0, highest * 1.15)
     better = "higher" if figure.higher_is_better else "lower"
-    area.set_title(figure.title, fontsize=10)
     area.set_xlabel(f"{unit_name(figure)}, {better} is better", fontsize=9)
-    area.tick_params(labelsize=8)
-    area.spines[["top", "right"]].set_visible(False)
+    finish(area, figure.title)
 
 
 def _whiskers(figure: Figure, rows: list[Stats]) -> list[list[float]]:
@@ -137,34 +137,50 @@ def _whiskers(figure: Figure, rows: list[Stats]) -> list[list[float]]:
     ]
 
 
-def _lines(area: Axes, report: Report, make: Callable[[int], Figure]) -> None:
-    """One line for each contender over the interval between saves."""
-    from matplotlib.ticker import LogLocator
+def _slowdown(area: Axes, report: Report) -> None:
+    title = "Training step time over no saves"
+    by_interval(area, report=report, title=title, make=results.slowdown)
+    area.axhline(1.0, color="#333333", linewidth=0.8, linestyle=":")
 
-    intervals: list[int] = list(report.settings["intervals"])
+
+def by_interval(area: Axes, *, report: Report, title: str, make: Make) -> None:
+    """One line for each contender over the interval between saves."""
+    lines(area, report=report, make=make, numbers=report.settings["intervals"])
+    area.set_xlabel("steps between saves", fontsize=9)
+    finish_lines(area, title)
+
+
+def lines(
+    area: Axes, *, report: Report, make: Make, numbers: Sequence[int], base: int = 10
+) -> None:
+    """One line for each contender over some numbers, both axes logarithmic; `base` is of the lower one."""
     for number, name in enumerate(report.entrants):
         points = [
-            (every, scaled(make(every), stats[name].median))
-            for every in intervals
-            if name in (stats := report.stats(make(every)))
+            (at, scaled(make(at), stats[name].median))
+            for at in numbers
+            if name in (stats := report.stats(make(at)))
         ]
         if points:
             area.plot(*zip(*points, strict=True), **line_style(number, name))
+    area.set_xscale("log", base=base)
+    area.set_xticks(numbers, [str(at) for at in numbers])
     area.set_yscale("log")
-    if make is results.slowdown:
-        area.axhline(1.0, color="#333333", linewidth=0.8, linestyle=":")
-        title = "Training step time over no saves"
-    else:
-        title = "Stall of a save in training"
-    area.set_xscale("log")
-    area.set_xticks(intervals, [str(every) for every in intervals])
+    area.set_ylabel(f"{unit_name(make(numbers[0]))}, lower is better", fontsize=9)
+
+
+def finish_lines(area: Axes, title: str) -> None:
+    """Title, readable ticks and no frame, once the scales are set."""
+    from matplotlib.ticker import LogLocator
+
     area.minorticks_off()
     area.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     area.yaxis.set_major_formatter("{x:g}")
-    figure = make(intervals[0])
+    finish(area, title)
+
+
+def finish(area: Axes, title: str) -> None:
+    """Title and no frame."""
     area.set_title(title, fontsize=10)
-    area.set_xlabel("steps between saves", fontsize=9)
-    area.set_ylabel(f"{unit_name(figure)}, lower is better", fontsize=9)
     area.tick_params(labelsize=8)
     area.spines[["top", "right"]].set_visible(False)
 

@@ -1,4 +1,4 @@
-"""The parent's side of one measured process: start it, ask it, end it; nothing waits for ever."""
+"""The parent's side of measured processes: start them, ask them, end them; nothing waits for ever."""
 
 from __future__ import annotations
 
@@ -6,62 +6,46 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from multiprocessing.connection import Connection, Pipe
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+from ckpt_core.bench.closing import Closing
 from ckpt_core.errors import CkptError
 
 _GRACE_S = 30.0
 _LOG_TAIL = 2000
 
 
+Answers = list[dict[str, Any]]
+"""Of several processes that were asked the same."""
+
+
 class ContenderFailed(CkptError):
     """A contender could not do what it was asked; the workload goes on without it."""
 
 
-class Remote:
-    """One contender's process. Used by one thread; close it, or use it in a `with` block."""
+class Line(Closing):
+    """Requests to one process that runs `ckpt_core.bench.worker.serve`, and its answers.
 
-    def __init__(
-        self,
-        name: str,
-        root: Path,
-        *,
-        timeout_s: float,
-        module: str = "ckpt_core.bench.worker",
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        """Start the process; its first answer is awaited by the first `call`.
+    Used by one thread; close it, or use it in a `with` block.
+    """
+
+    def __init__(self, name: str, connection: Connection, *, timeout_s: float, log: Path) -> None:
+        """Over an open connection.
 
         Args:
-            name: of the contender.
-            root: existing, empty directory of its own.
+            name: of the process, in errors.
+            connection: to it; closed by `close`.
             timeout_s: deadline of each call.
-            module: what the process runs.
-            environment: variables besides those of this process.
+            log: what it prints goes there.
         """
         self.name = name
-        self.root = root
+        self._connection = connection
         self._timeout_s = timeout_s
-        self._log_path = root.parent / f"{name}.log"
-        self._connection, theirs = Pipe()
-        command = [sys.executable, "-m", module, name, str(root)]
-        with self._log_path.open("ab") as log, theirs:
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment_for_children(environment),
-                pass_fds=[theirs.fileno()],
-            )
-
-    @property
-    def pid(self) -> int:
-        """Process to look at from outside."""
-        return self._process.pid
+        self._log_path = log
 
     def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """Ask for one operation of its worker and wait for the answer.
@@ -109,12 +93,57 @@ class Remote:
 
     def log_tail(self) -> str:
         """Last words of the process."""
-        return self._log_path.read_bytes()[-_LOG_TAIL:].decode(errors="replace").strip()
+        return log_tail(self._log_path)
 
     @property
     def ready(self) -> Connection:
         """What becomes readable when there is an answer, or when the process has ended."""
         return self._connection
+
+    def close(self) -> None:
+        """Hang up; a process that is not at work ends then. Idempotent."""
+        self._connection.close()
+
+
+class Remote(Line):
+    """One contender's process."""
+
+    def __init__(
+        self,
+        name: str,
+        root: Path,
+        *,
+        timeout_s: float,
+        module: str = "ckpt_core.bench.worker",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the process; its first answer is awaited by the first `call`.
+
+        Args:
+            name: of the contender.
+            root: existing, empty directory of its own.
+            timeout_s: deadline of each call.
+            module: what the process runs.
+            environment: variables besides those of this process.
+        """
+        self.root = root
+        connection, theirs = Pipe()
+        super().__init__(name, connection, timeout_s=timeout_s, log=root.parent / f"{name}.log")
+        command = [sys.executable, "-m", module, name, str(root)]
+        with self._log_path.open("ab") as log, theirs:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment_for_children(environment),
+                pass_fds=[theirs.fileno()],
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process to look at from outside."""
+        return self._process.pid
 
     def kill(self) -> None:
         """End the process whatever it does; for one that waits for another that failed. Idempotent."""
@@ -123,7 +152,7 @@ class Remote:
 
     def close(self) -> None:
         """End the process; idempotent."""
-        self._connection.close()
+        super().close()
         for end in (None, self._process.terminate, self._process.kill):
             if end is not None:
                 end()
@@ -132,6 +161,34 @@ class Remote:
             except subprocess.TimeoutExpired:
                 continue
             return
+
+
+def ask_all(lines: Sequence[Line], operation: str, within_s: float, /, **arguments: Any) -> Answers:
+    """Ask several processes at once; their answers in the same order, which must come within that time.
+
+    Raises:
+        ContenderFailed: one of them failed; the others may wait for it for ever, so end them all.
+    """
+    for line in lines:
+        line.send(operation, **arguments)
+    deadline = time.monotonic() + within_s
+    waiting = dict(enumerate(lines))
+    answers: dict[int, dict[str, Any]] = {}
+    while waiting:
+        left = max(0.0, deadline - time.monotonic())
+        ready = wait([line.ready for line in waiting.values()], left)
+        if not ready:
+            late = ", ".join(line.name for line in waiting.values())
+            raise ContenderFailed(f"no answer to {operation} from {late} in {within_s:.0f} s")
+        for number, line in list(waiting.items()):
+            if line.ready in ready:
+                answers[number] = waiting.pop(number).answer(operation)
+    return [answers[number] for number in range(len(lines))]
+
+
+def log_tail(log: Path) -> str:
+    """Last words in a log."""
+    return log.read_bytes()[-_LOG_TAIL:].decode(errors="replace").strip()
 
 
 def environment_for_children(more: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -21,6 +21,8 @@ class Unit(StrEnum):
     SECONDS = "s"
     BYTES = "bytes"
     TIMES = "x"
+    PERCENT = "%"
+    """Held as a part of 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,9 @@ class Figure:
     unit: Unit
     higher_is_better: bool = False
 
+
+Make = Callable[[int], Figure]
+"""A figure for each interval, or for each number of ranks."""
 
 PERSIST = Figure("persist", "Persist throughput, save() to durable", Unit.BYTES_PER_S, True)
 STALL = Figure("stall", "Stall of save(): call, then barrier at once", Unit.SECONDS)
@@ -107,6 +112,11 @@ class Entrant:
     digest: str | None = None
     notes: list[str] = field(default_factory=list)
 
+    def fail(self, reason: str) -> None:
+        """Note why it stopped, behind what is known already."""
+        self.reason = "; ".join(filter(None, [self.reason, reason]))
+        self.failed = True
+
     @property
     def durable(self) -> bool:
         """Whether the files of a completed save were fsynced."""
@@ -140,9 +150,14 @@ class Report:
         return {name: Stats(tuple(found[name])) for name in self.entrants if name in found}
 
     def ratio(self, figure: Figure, contender: str) -> float | None:
-        """Median of a contender over ours; None without ours."""
+        """Median of a contender over ours; None without ours, and of differences, which may be 0."""
         stats = self.stats(figure)
-        if OURS not in stats or contender not in stats or stats[OURS].median == 0:
+        if (
+            figure.unit is Unit.PERCENT
+            or OURS not in stats
+            or contender not in stats
+            or stats[OURS].median == 0
+        ):
             return None
         return stats[contender].median / stats[OURS].median
 

@@ -19,7 +19,7 @@ from ckpt_core.bench import cache, proc, results
 from ckpt_core.bench.crew import Crew
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.results import Report
-from ckpt_core.bench.settings import SMALL_LEAF_BYTES, Measure, Settings, Suite
+from ckpt_core.bench.settings import SMALL_LEAF_BYTES, Measure, Settings, Suite, plain
 
 _CHECK_STEP = 1_000_000
 _COLD_SHARE = 0.9
@@ -36,7 +36,7 @@ def run(settings: Settings, *, notify: Callable[[str], None] = lambda message: N
     Raises:
         ConfigError: there is no room for the run.
     """
-    report = Report(Suite.CORE.value, _plain(settings), describe(settings.root))
+    report = Report(Suite.CORE.value, plain(settings), describe(settings.root))
     root = Path(tempfile.mkdtemp(prefix="ckpt-core-bench-", dir=settings.root))
     try:
         with Crew(settings, root, report, notify) as crew:
@@ -49,12 +49,6 @@ def run(settings: Settings, *, notify: Callable[[str], None] = lambda message: N
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return report
-
-
-def _plain(settings: Settings) -> dict[str, Any]:
-    fields = dataclasses.asdict(settings)
-    del fields["root"]  # a path says nothing about the figures, and may be private
-    return fields
 
 
 def _large(crew: Crew) -> None:

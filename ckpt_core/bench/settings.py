@@ -6,12 +6,14 @@ import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
+from ckpt_core.bench.checks import check_leasts, check_numbers, check_run, check_state
 from ckpt_core.bench.contenders import NAMES
-from ckpt_core.errors import ConfigError
 
 SMALL_LEAF_BYTES = 1024
-_LEAST_LEAF_BYTES = 8192
+_WIDTHS = (1024, 512, 256, 128, 64, 32)
+_LEAST_LAYERS = 2
 
 
 class Suite(StrEnum):
@@ -20,6 +22,7 @@ class Suite(StrEnum):
     CORE = "core"
     RANKS = "ranks"
     LIGHTNING = "lightning"
+    HOROVOD = "horovod"
 
 
 class Measure(StrEnum):
@@ -46,6 +49,28 @@ class ModelSize:
         """Upper estimate of parameters plus two AdamW moments, in float32."""
         blocks = self.layers * (12 * self.width**2 + 13 * self.width)
         return 12 * (blocks + 2 * self.vocabulary * self.width + self.vocabulary)
+
+
+def model_of(state_bytes: int) -> ModelSize:
+    """A model whose state is about that size: as wide as leaves it a few layers."""
+    for width in _WIDTHS:
+        empty = ModelSize(width=width, layers=0, vocabulary=width, batch=2, tokens=64)
+        one = dataclasses.replace(empty, layers=1)
+        layers = (state_bytes - empty.state_bytes) // (one.state_bytes - empty.state_bytes)
+        if layers >= _LEAST_LAYERS:
+            break
+    model = dataclasses.replace(empty, layers=max(1, layers))
+    # Words make up for what is less than a layer.
+    word_bytes = empty.state_bytes // width
+    more = max(0, state_bytes - model.state_bytes) // word_bytes
+    return dataclasses.replace(model, vocabulary=width + more)
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """The fields of any suite's settings, as a report keeps them."""
+    fields = dataclasses.asdict(settings)
+    del fields["root"]  # a path says nothing about the figures, and may be private
+    return fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,24 +111,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         leasts = {"leaves": 4, "small_leaves": 1, "rounds": 1, "warmups": 1, "train_steps": 2}
-        for name, least in leasts.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least {least}")
-        least = self.leaves * _LEAST_LEAF_BYTES
-        if self.state_bytes < least:
-            raise ConfigError(
-                f"state_bytes={self.state_bytes} is too small for {self.leaves} leaves: "
-                f"use at least {least} bytes, or fewer leaves"
-            )
-        if not self.intervals or min(self.intervals) < 1:
-            raise ConfigError(f"intervals={self.intervals} must be steps of at least 1")
-        unknown = sorted(set(self.contenders) - set(NAMES))
-        if unknown or not self.contenders:
-            raise ConfigError(f"unknown contenders {unknown}: known are {', '.join(NAMES)}")
-        if not self.measures:
-            raise ConfigError(f"measures is empty: choose of {', '.join(Measure)}")
-        if not self.root.is_dir():
-            raise ConfigError(f"root={str(self.root)!r} is not an existing directory")
+        check_leasts(self, leasts)
+        check_state(state_bytes=self.state_bytes, leaves=self.leaves)
+        check_numbers(self, "intervals")
+        check_run(self, names=NAMES, kind=Measure)
 
     def quick(self) -> Settings:
         """The same run with a state, a model and a number of rounds that take seconds."""

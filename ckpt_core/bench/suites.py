@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from rich.console import RenderableType
 
-from ckpt_core.bench import lightning, ranks, rounds, tables
+from ckpt_core.bench import horovod, lightning, ranks, rounds, tables
+from ckpt_core.bench.horovod import HorovodMeasure, HorovodSettings
 from ckpt_core.bench.lightning import LightningMeasure, LightningSettings
 from ckpt_core.bench.plot import draw, drawings
 from ckpt_core.bench.ranks import RankMeasure, RankSettings
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.settings import Measure, Settings, Suite
 
-AnySettings = Settings | RankSettings | LightningSettings
+AnySettings = Settings | RankSettings | LightningSettings | HorovodSettings
 
 _SETTINGS: dict[Suite, tuple[type[AnySettings], type[StrEnum]]] = {
     Suite.CORE: (Settings, Measure),
     Suite.RANKS: (RankSettings, RankMeasure),
     Suite.LIGHTNING: (LightningSettings, LightningMeasure),
+    Suite.HOROVOD: (HorovodSettings, HorovodMeasure),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """How the report of a suite is shown."""
+
+    render: Callable[[Report], RenderableType]
+    drawings: Callable[[Report], Sequence[Callable[[Any], None]]]
+
+
+_VIEWS = {
+    Suite.CORE: _View(tables.render, drawings),
+    Suite.RANKS: _View(ranks.render, ranks.drawings),
+    Suite.LIGHTNING: _View(lightning.render, lightning.drawings),
+    Suite.HOROVOD: _View(horovod.render, horovod.drawings),
 }
 
 
@@ -40,16 +60,14 @@ def run(settings: AnySettings, *, notify: Callable[[str], None] = lambda message
         return ranks.run(settings, notify=notify)
     if isinstance(settings, LightningSettings):
         return lightning.run(settings, notify=notify)
+    if isinstance(settings, HorovodSettings):
+        return horovod.run(settings, notify=notify)
     return rounds.run(settings, notify=notify)
 
 
 def render(report: Report) -> RenderableType:
     """Everything a run found, as tables."""
-    if report.suite == Suite.RANKS:
-        return ranks.render(report)
-    if report.suite == Suite.LIGHTNING:
-        return lightning.render(report)
-    return tables.render(report)
+    return _VIEWS[Suite(report.suite)].render(report)
 
 
 def plot(report: Report, path: Path) -> None:
@@ -58,5 +76,4 @@ def plot(report: Report, path: Path) -> None:
     Raises:
         ConfigError: see `check_plot`.
     """
-    areas = {Suite.RANKS.value: ranks.drawings, Suite.LIGHTNING.value: lightning.drawings}
-    draw(report, path, areas.get(report.suite, drawings)(report))
+    draw(report, path, _VIEWS[Suite(report.suite)].drawings(report))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ckpt_core.bench import results
 from ckpt_core.bench.contenders import OURS
-from ckpt_core.bench.results import Figure, Report, Unit
+from ckpt_core.bench.results import Figure, Make, Report, Unit
 
 _STEADY = (
     results.PERSIST,
@@ -28,6 +28,7 @@ _SCALES = {
     Unit.SECONDS: (1e3, "ms", 2),
     Unit.BYTES: (1e-6, "MB", 1),
     Unit.TIMES: (1.0, "x", 3),
+    Unit.PERCENT: (100.0, "%", 1),
 }
 
 
@@ -111,7 +112,37 @@ def cell(report: Report, figure: Figure, name: str) -> str:
     if stats is None:
         return ""
     low, middle, high = (_number(figure, value) for value in (stats.min, stats.median, stats.max))
-    return f"{middle} ({low}-{high})"
+    return f"{middle} ({low}{' to ' if stats.min < 0 else '-'}{high})"
+
+
+def with_ratio(report: Report, figure: Figure, name: str) -> str:
+    """Median, range and ratio of a contender; empty if it has none."""
+    text, ratio = cell(report, figure, name), report.ratio(figure, name)
+    return text if ratio is None or not text else f"{text} {ratio:.2f}x"
+
+
+def ratio_table(report: Report, title: str, makes: Sequence[tuple[str, Figure]]) -> Table:
+    """A row for each way that has a value, a column for each named figure; `title` has the unit."""
+    ratios = any(figure.unit is not Unit.PERCENT for _, figure in makes)
+    known = f"median (min-max) and ratio to {OURS}" if ratios else "median (min-max)"
+    table = Table(title=f"{title}: {known}")
+    table.add_column("way")
+    for heading, _ in makes:
+        table.add_column(heading, justify="right")
+    for name in report.entrants:
+        cells = [with_ratio(report, figure, name) for _, figure in makes]
+        if any(cells):
+            table.add_row(name, *cells, style="bold" if name == OURS else None)
+    return table
+
+
+def interval_tables(report: Report, rows: Sequence[tuple[str, Make]]) -> Iterator[Table]:
+    """A table for each figure that was measured, with a column for each interval."""
+    intervals: list[int] = list(report.settings["intervals"])
+    for title, make in rows:
+        columns = [(f"every {every}", make(every)) for every in intervals]
+        if any(report.stats(figure) for _, figure in columns):
+            yield ratio_table(report, f"{title}, {unit_name(make(intervals[0]))}", columns)
 
 
 def contenders_table(report: Report) -> Table:

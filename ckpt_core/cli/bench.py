@@ -24,9 +24,9 @@ class Request:
     suite: Annotated[
         str,
         typer.Option(
-            metavar="[core|ranks|lightning]",
+            metavar="[core|ranks|lightning|horovod]",
             help="core: one process beside other checkpointers. ranks: several that save together. "
-            "lightning: the ways to save under Lightning.",
+            "lightning, horovod: the ways to save under these.",
         ),
     ] = "core"
     quick: Annotated[
@@ -44,7 +44,9 @@ class Request:
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file.")] = None
     state_bytes: Annotated[
         str | None,
-        typer.Option(help="Size of the state, such as 2GiB; default: 768MiB, or 192MiB for ranks."),
+        typer.Option(
+            help="Size of the state, such as 2GiB; default: 768MiB; ranks: 192MiB; horovod: 200MB."
+        ),
     ] = None
     ranks: Annotated[
         list[int] | None,
@@ -52,7 +54,9 @@ class Request:
     ] = None
     leaves: Annotated[
         int | None,
-        typer.Option(help="Tensors in the state; default: 384. lightning has those of its model."),
+        typer.Option(
+            help="Tensors in the state; default: 384. lightning and horovod have a model's."
+        ),
     ] = None
     rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 5
     interval: Annotated[
@@ -66,7 +70,7 @@ class Request:
         typer.Option(
             metavar="[save|restore|leaves|train|plan|messages]",
             help="Only this; repeatable. core has the first four; ranks save, train, plan, messages; "
-            "lightning save, train.",
+            "lightning save, train; horovod train.",
         ),
     ] = None
     staging_bytes: Annotated[
@@ -117,10 +121,8 @@ def _settings(request: Request, suite: Suite) -> AnySettings:
 
     if request.ranks and suite != Suite.RANKS:
         raise ConfigError("--ranks goes with --suite ranks")
-    if request.leaves is not None and suite == Suite.LIGHTNING:
-        raise ConfigError(
-            "--leaves does not go with --suite lightning: they are those of its model"
-        )
+    if request.leaves is not None and suite in (Suite.LIGHTNING, Suite.HOROVOD):
+        raise ConfigError(f"--leaves does not go with --suite {suite}: they are those of its model")
     make, kind = settings_of(suite)
     given: dict[str, Any] = {
         "intervals": tuple(request.interval or ()),

@@ -6,6 +6,7 @@ change in the next forward pass, and what the user passes as `client_state` when
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,7 +37,7 @@ class Early:
         changed = {key: self.settle(value) for key, value in tree.items()}
         if all(changed[key] is value for key, value in tree.items()):
             return tree
-        copied = tree.copy()  # with the attributes that a state_dict has, such as _metadata
+        copied = copy.copy(tree)  # with the attributes that a state_dict has, such as _metadata
         copied.update(changed)
         return copied
 

@@ -28,7 +28,10 @@ def policy_of(every_n_steps: int | None, policy: Policy | None) -> Policy | None
     if every_n_steps is not None and policy is not None:
         raise ConfigError("every_n_steps= and policy= exclude each other: give one of them")
     if every_n_steps is not None:
-        return EveryNSteps(every_n_steps)
+        try:
+            return EveryNSteps(every_n_steps)
+        except ConfigError as exc:
+            raise ConfigError(f"every_n_steps={every_n_steps!r} must be an int above 0") from exc
     if policy is not None and not callable(getattr(policy, "should_save", None)):
         raise ConfigError(
             f"policy={policy!r} has no should_save(step): give one such as EverySeconds(600)"
@@ -43,13 +46,13 @@ class Decisions:
     ahead, and its answer is broadcast behind that iteration.
 
     Args:
-        policy: None says no to every iteration.
+        policy: None says no to every iteration; so does a rank that is not in the process set.
         process_set: the ranks that save together.
         name: of the broadcasts; the same on all ranks.
     """
 
     def __init__(self, policy: Policy | None, *, process_set: Any, name: str) -> None:
-        self._policy = policy
+        self.policy = policy if process_set.included() else None
         self._process_set = process_set
         self._name = f"ckpt_horovod.decision.{name}"
         alone = process_set.size() == 1
@@ -59,10 +62,12 @@ class Decisions:
 
     def ahead(self, step: int) -> None:
         """This iteration comes next: let its decision travel, if it has to. Called on every rank."""
-        if not self._told or step in self._coming or self._policy is None:
+        if not self._told or self.policy is None:
+            return
+        if step in self._coming or step in self._answers:
             return
         leads = self._process_set.rank() == 0
-        answer = torch.tensor([leads and self._policy.should_save(step)], dtype=torch.uint8)
+        answer = torch.tensor([leads and self.policy.should_save(step)], dtype=torch.uint8)
         first = min(self._process_set.ranks or [0])
         self._coming[step] = broadcast_async(
             answer, first, name=self._name, process_set=self._process_set
@@ -83,10 +88,10 @@ class Decisions:
         self._coming, self._answers = {}, {}
 
     def _ask(self, step: int) -> bool:
-        if self._policy is None:
+        if self.policy is None:
             return False
         if not self._told:
-            return self._policy.should_save(step)
+            return self.policy.should_save(step)
         self.ahead(step)
         handle = self._coming.pop(step)
         self._coming.clear()

@@ -8,18 +8,20 @@ Scheduler, scaler, random numbers and buffers are those of the end.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
 from ckpt_core import Checkpointer, CkptError, ConfigError, RestoredStep, SaveHandle
-from ckpt_horovod.deciding import Decisions
+from ckpt_horovod.deciding import Decisions, Policy
 from ckpt_horovod.layers import LayerSave
 from ckpt_horovod.stepping import Stepper
 from ckpt_horovod.tree import StateTree
 
 _log = logging.getLogger("ckpt_horovod")
+
+_AT_THE_END = "layers are enqueued at the end of the iteration from now on"
 
 
 class Layerwise(StrEnum):
@@ -63,6 +65,8 @@ class Iterations:
         self._inside = False
         self._stepped = False
         self._ended_by: str | None = None
+        self._late = False
+        self._layered = False
         self._layers: LayerSave | None = None
         self._refused: CkptError | None = None
 
@@ -70,7 +74,8 @@ class Iterations:
         """Save by this one from now on; whatever was open of another one is forgotten."""
         self.checkpointer = checkpointer
         self._decisions.forget()
-        self._layers, self._refused, self._stepped = None, None, False
+        self._layers, self._refused = None, None
+        self._stepped, self._layered = False, False
         if checkpointer is not None:
             checkpointer.on_close(lambda: self._close(checkpointer))
 
@@ -79,6 +84,8 @@ class Iterations:
     def step(self, closure: Callable[[], Any] | None) -> Any:
         """See DistributedOptimizer: `step` of the wrapped optimizer."""
         self.end_implicitly("step()")
+        # On every rank, before this one may wait for others: they may make this step in another way.
+        self._decisions.ahead(self.count + 1)
         if self._layers is not None:
             # Its own copies would be torn by a second update.
             self._layers.spoil("step() was called twice in one iteration")
@@ -86,19 +93,23 @@ class Iterations:
         if checkpointer is None or not self._stepper.splits(closure):
             result = self._stepper.whole(checkpointer, closure)
         else:
-            self._split(checkpointer)
+            result = self._split(checkpointer)
         self._stepped, self._ended_by = True, None
         return result
 
-    def _split(self, checkpointer: Checkpointer) -> None:
+    def _split(self, checkpointer: Checkpointer) -> Any:
         save = self._open_layers(checkpointer)
-        if save is None and checkpointer.is_staged():
-            self._stepper.whole(checkpointer, None)
-            return
+        if save is None and (self._stepper.is_hooked() or checkpointer.is_staged()):
+            return self._stepper.whole(checkpointer, None)
         try:
+            if save is not None and self._stepper.is_hooked():
+                # Still layer-wise: other ranks may have no hooks, and all save one and the same layout.
+                result = self._stepper.whole(checkpointer, None)
+                save.stage(self._tree.layers())
+                return result
             # The aborted save of a second step in one iteration counts as an earlier one here.
             number = self.count + (1 if self._layers is save else 2)
-            self._stepper.in_layers(checkpointer, number, save)
+            return self._stepper.in_layers(checkpointer, number, save)
         except BaseException:
             self._drop_layers()
             raise
@@ -108,10 +119,15 @@ class Iterations:
             return None
         if not self._decisions.is_due(self.count + 1):
             return None
+        # Ranks that stage at the end save in the same form as those that do it in the step: one layout.
+        self._layered = True
+        if self._late:
+            return None
         try:
             self._layers = LayerSave(checkpointer, self.count + 1, self._tree)
         except ConfigError as exc:
-            self._give_up_in_step(str(exc))
+            self._in_step, self._layered = False, False
+            _log.warning("%s: %s", _AT_THE_END, exc)
         except CkptError as exc:
             # Raised at the end of the iteration: an exception in mid-step would leave half a step.
             self._refused = exc
@@ -129,11 +145,13 @@ class Iterations:
         try:
             yield
         except BaseException:
+            # What the block has done belongs to no iteration: nobody is to save it.
             self._drop_layers()
+            self._stepped, self._layered = False, False
             raise
         finally:
             self._inside = False
-        self.end(parts, save=save)
+        self._end(parts, save=save)
 
     def end_implicitly(self, by: str) -> None:
         """The next iteration begins; called by what only a next iteration does."""
@@ -154,9 +172,20 @@ class Iterations:
 
     def commit(self, parts: Mapping[str, Any]) -> SaveHandle | None:
         """Save the state of now as that of the last iteration, ended or not (elastic jobs)."""
-        if self._stepped or self.count == 0:
+        if self._inside:
+            raise ConfigError("commit() inside iteration(): commit after the block")
+        if self._stepped:
             return self._end(parts, save=True)
         return self._save(self.count, parts)
+
+    @property
+    def policy(self) -> Policy | None:
+        """Which iterations are saved without being asked for."""
+        return self._decisions.policy
+
+    def keep_per_rank(self, paths: Iterable[str]) -> None:
+        """These paths of the tree belong to each rank alone, too."""
+        self._per_rank = (*self._per_rank, *paths)
 
     def _end(self, parts: Mapping[str, Any], *, save: bool | None) -> SaveHandle | None:
         step = self.count + 1
@@ -169,6 +198,7 @@ class Iterations:
             return self._save(step, parts)
         finally:
             self._drop_layers()
+            self._layered = False
             self._decisions.ahead(step + 1)
 
     def _save(self, step: int, parts: Mapping[str, Any]) -> SaveHandle:
@@ -184,12 +214,11 @@ class Iterations:
                 self._layers = None
                 return layers.seal(tree, self._per_rank)
             self._drop_layers()
-            self._give_up_in_step(problem)
+            self._late = True
+            _log.warning("%s: %s", _AT_THE_END, problem)
+        if self._layered:
+            return LayerSave(self.checkpointer, step, self._tree).seal(tree, self._per_rank)
         return self.checkpointer.save(step, tree, per_rank=self._per_rank)
-
-    def _give_up_in_step(self, problem: str) -> None:
-        self._in_step = False
-        _log.warning("layers are enqueued at the end of the iteration from now on: %s", problem)
 
     def _drop_layers(self) -> None:
         layers, self._layers = self._layers, None
@@ -213,6 +242,7 @@ class Iterations:
             raise ConfigError("restore: this optimizer was given checkpointer=None")
         self._drop_layers()
         self._stepped, self._ended_by, self._refused = False, None, None
+        self._layered = False
         found = self.checkpointer.restore(self._tree.of(parts), **how)
         if found is not None:
             self.count = found.step

@@ -36,7 +36,9 @@ class LayerSave:
         """These parameters are final for the step, and so is the state that the optimizer keeps of them."""
         names: list[str] = []
         for param in params:
-            layer = self._layers[id(param)]
+            layer = self._layers.get(id(param))
+            if layer is None:  # frozen, and updated all the same: it is copied at the end
+                continue
             if not _same_tensors(layer, self._tree.layer(param)):
                 self._problem = "the optimizer puts new tensors in the place of its state"
                 return

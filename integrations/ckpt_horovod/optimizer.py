@@ -90,6 +90,7 @@ class Checkpoints:
     _stock: type[Any]
     _iterations: Iterations
     _tree: StateTree
+    param_groups: list[dict[str, Any]]
 
     # -- Horovod's ------------------------------------------------------------------------------
 
@@ -104,8 +105,11 @@ class Checkpoints:
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As Horovod's; ends the iteration if `step` has been made and nobody ended it."""
-        self._iterations.end_implicitly("zero_grad()")
-        self._stock.zero_grad(self, *args, **kwargs)
+        try:
+            self._iterations.end_implicitly("zero_grad()")
+        finally:
+            # Also where an earlier save is reported: training may go on, and not with old gradients.
+            self._stock.zero_grad(self, *args, **kwargs)
 
     # -- ours -----------------------------------------------------------------------------------
 
@@ -135,9 +139,7 @@ class Checkpoints:
             if isinstance(part, Optimizer):
                 part.register_step_pre_hook(self._before_other_step)
 
-    def iteration(
-        self, *, save: bool | None = None, **parts: Any
-    ) -> AbstractContextManager[None]:
+    def iteration(self, *, save: bool | None = None, **parts: Any) -> AbstractContextManager[None]:
         """A block that is one iteration: what is saved is what holds at its end.
 
         Args:
@@ -180,8 +182,10 @@ class Checkpoints:
             RestoreError: as for `Checkpointer.restore`.
         """
         how = {"step": step, "strict": strict, "trusted": trusted}
+        groups = list(self.param_groups)
         found = self._iterations.restore(parts, **how)
         if found is not None:
+            _keep_groups(self, groups)
             _forget_reductions(self)
         return found
 
@@ -271,9 +275,24 @@ def _names_of(wrapped: Any) -> dict[Tensor, str]:
     return names
 
 
+def _keep_groups(optimizer: Any, groups: list[dict[str, Any]]) -> None:
+    """Let the groups be the objects that they were before a restore.
+
+    A scheduler that was made before the optimizer was wrapped sets the learning rate of those.
+    """
+    for group, restored in zip(groups, optimizer.param_groups, strict=True):
+        if group is not restored:
+            group.clear()
+            group.update(restored)
+    optimizer.param_groups[:] = groups
+
+
 def _forget_reductions(optimizer: Any) -> None:
     """What was under way belongs to a step that has been given up (as `load_state_dict` of Horovod does)."""
     optimizer._handles = {}
     optimizer._synchronized, optimizer._should_synchronize = False, True
     for param in optimizer._allreduce_delay:
         optimizer._allreduce_delay[param] = optimizer.backward_passes_per_step
+    # Horovod leaves these as they were: a group would be reduced before its last gradient is there.
+    for group in getattr(optimizer, "_group_counts", ()):
+        optimizer._group_counts[group] = 0

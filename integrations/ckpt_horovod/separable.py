@@ -61,10 +61,13 @@ def _probe(optimizer: Any) -> bool:
             _give_gradients(parts, number)
             torch.manual_seed(number)
             unhooked(base.step)(whole)
+            drawn = torch.get_rng_state()
             torch.manual_seed(number)
             step = SubSteps(parts, base)
             for param in reversed(_params(parts)):
                 step.update([param])
+            if not torch.equal(drawn, torch.get_rng_state()):
+                return False
         return _same(_contents(whole), _contents(parts))
 
 

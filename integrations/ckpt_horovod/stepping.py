@@ -52,18 +52,22 @@ class Stepper:
         self.reductions = Reductions(optimizer, stock)
 
     def splits(self, closure: Callable[[], Any] | None) -> bool:
-        """Whether this step may be made layer by layer."""
+        """Whether this step may be made layer by layer, hooks aside; the same on every rank."""
         optimizer = self._optimizer
         return (
             self._separable
             and closure is None
             and self._reduces
             and not (optimizer._should_synchronize and optimizer._synchronized)
-            and not any(getattr(optimizer, name, None) for name in _HOOKS)
-            and not any(getattr(torch_optimizer, name, None) for name in _GLOBAL_HOOKS)
             # A GradScaler hands these to optimizers that unscale by themselves.
             and getattr(optimizer, "grad_scale", None) is None
             and getattr(optimizer, "found_inf", None) is None
+        )
+
+    def is_hooked(self) -> bool:
+        """Whether somebody's hooks see steps, so that each is to be whole; on this rank alone, perhaps."""
+        return any(getattr(self._optimizer, name, None) for name in _HOOKS) or any(
+            getattr(torch_optimizer, name, None) for name in _GLOBAL_HOOKS
         )
 
     def reduces_in_step(self) -> bool:
@@ -100,12 +104,10 @@ class Stepper:
         optimizer = self._optimizer
         barrier = _Barrier(checkpointer, step, self._tree)
         parts = SubSteps(optimizer, self._base)
-        ready: list[Tensor] = []
         reduces = self.reduces_in_step()
         if reduces:
             self.reductions.issue_missing()
-        else:
-            ready = self._with_gradients()
+        ready = self._ready_at_once(reduces)
         while ready or (reduces and self.reductions.under_way()):
             if reduces:
                 for key in self.reductions.finished():
@@ -119,13 +121,17 @@ class Stepper:
                 time.sleep(POLL_S)
             elif ready:
                 barrier.wait(ready[0])
+        parts.finish()
         optimizer._synchronized = False
         # The user may change now what the optimizer does not: frozen parameters, averages of weights.
         checkpointer.wait_staged(before=step)
 
-    def _with_gradients(self) -> list[Tensor]:
+    def _ready_at_once(self, reduces: bool) -> list[Tensor]:
+        """Parameters with a gradient that this step does not reduce, such as those of a group added since."""
+        reduced = self._optimizer._requires_update if reduces else ()
         groups = self._optimizer.param_groups
-        return [param for group in groups for param in group["params"] if param.grad is not None]
+        params = [param for group in groups for param in group["params"]]
+        return [param for param in params if param.grad is not None and param not in reduced]
 
 
 class _Barrier:
@@ -166,5 +172,5 @@ class _Barrier:
     def _names_of(self, param: Tensor) -> tuple[str, ...]:
         names = self._names.get(id(param))
         if names is None:
-            names = self._names[id(param)] = tuple(self._tree.layer(param))
+            names = self._names[id(param)] = self._tree.names(param)
         return names

@@ -39,6 +39,7 @@ class SubSteps:
             for number, group in enumerate(optimizer.param_groups)
             for param in group["params"]
         }
+        self._had_state = len(optimizer.state)
 
     def update(self, params: Sequence[Tensor]) -> None:
         """Update these parameters, and no others.
@@ -59,6 +60,17 @@ class SubSteps:
         for number, used in zip(sorted(chosen), view.param_groups, strict=True):
             self._check(groups[number], used, "its groups")
         self._check(self._known, view.__dict__, "itself")
+
+    def finish(self) -> None:
+        """Bring new entries of the state into the order in which a whole step would have made them.
+
+        All-reduces finish in another order on each rank, and all ranks are to save one and the same tree.
+        """
+        state = self._optimizer.state
+        made = set(list(state)[self._had_state :])
+        groups = self._optimizer.param_groups
+        for param in (param for group in groups for param in group["params"] if param in made):
+            state[param] = state.pop(param)
 
     def _check(self, before: dict[str, Any], after: dict[str, Any], where: str) -> None:
         changed = [

@@ -56,23 +56,35 @@ class StateTree:
         return tree | ({"parameters": orphans} if orphans else {})
 
     def layers(self) -> list[Tensor]:
-        """The parameters that are trained, in the optimizer's order."""
-        return [param for param in self._optimizer_params() if param.requires_grad]
+        """The optimizer's parameters, in its order."""
+        return list(self._optimizer_params())
 
     def layer(self, param: Tensor) -> dict[str, Tensor]:
         """A parameter and the state that the optimizer keeps of it, by name.
 
-        Scalars are left out: they are copied at the end of the iteration.
+        Scalars are left out: they are copied at the end of the iteration. So is a parameter that is in no
+        tree: it came to the optimizer after it was wrapped, and has no name.
         """
+        place = self._places().get(id(param))
+        found = {} if place is None else {place: param.detach()}
+        state = self._state_of(param)
+        return found | {name: value for name, value in state.items() if value.dim() > 0}
+
+    def names(self, param: Tensor) -> tuple[str, ...]:
+        """Of all leaves that an update of this parameter changes."""
+        return tuple(self.layer(param) | self._state_of(param))
+
+    def _state_of(self, param: Tensor) -> dict[str, Tensor]:
         if id(param) not in self._numbers:  # first of all, or a group was added
             self._numbers = {id(p): number for number, p in enumerate(self._optimizer_params())}
         number = self._numbers[id(param)]
-        found = {self._places()[id(param)]: param.detach()}
         # .get: the state is a defaultdict, and asking must not make an entry.
-        for key, value in self._optimizer.state.get(param, {}).items():
-            if isinstance(value, Tensor) and value.dim() > 0:
-                found[f"optimizer.state.{number}.{key}"] = value
-        return found
+        state = self._optimizer.state.get(param, {})
+        return {
+            f"optimizer.state.{number}.{key}": value
+            for key, value in state.items()
+            if isinstance(value, Tensor)
+        }
 
     def _check(self, parts: Mapping[str, Any]) -> None:
         taken = [name for name in parts if name in _OWN]

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 pytest.importorskip("lightning.pytorch")
 
 from ckpt_core.bench import OURS, LightningSettings, ModelSize
 from ckpt_core.bench.lightning import BASE, NAMES
-from ckpt_core.cli.bench import bench
 from ckpt_core.errors import ConfigError
+from tests.bench.quick import ckpt_core_bench, quick_run, report_of
 
 INTERVALS = (1, 3)
 SAVING = [name for name in NAMES if name != BASE]
@@ -26,28 +24,14 @@ BY_INTERVAL = ("slowdown_every", "train_stall_every", "fit_every", "peak_memory_
 pytestmark = pytest.mark.timeout(300)
 
 
-def app() -> typer.Typer:
-    application = typer.Typer()
-    application.command()(bench)
-    return application
-
-
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bench")
-    (folder / "root").mkdir()
-    arguments = ["--suite", "lightning", "--quick", "--root", str(folder / "root")]
-    arguments += ["--json", str(folder / "out.json"), "--plot", str(folder / "out.png")]
-    result = CliRunner().invoke(app(), arguments, env={"COLUMNS": "200"})
-    (folder / "stdout").write_text(result.stdout)
-    assert result.exit_code == 0, result.output
-    return folder
+    return quick_run(tmp_path_factory.mktemp("bench"), "--suite", "lightning")
 
 
 @pytest.fixture(scope="module")
 def report(output: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((output / "out.json").read_text())
-    return loaded
+    return report_of(output)
 
 
 def test_every_way_ran_and_says_what_it_is(report: dict[str, Any]) -> None:
@@ -168,6 +152,6 @@ def test_a_wrong_setting_is_named(tmp_path: Path, options: dict[str, Any], text:
 def test_options_of_other_suites_are_refused(tmp_path: Path) -> None:
     for more, text in ((["--leaves", "9"], "--leaves"), (["--ranks", "2"], "--ranks")):
         arguments = ["--suite", "lightning", "--root", str(tmp_path), *more]
-        result = CliRunner().invoke(app(), arguments, env={"COLUMNS": "200"})
+        result = ckpt_core_bench(arguments)
         assert result.exit_code == 2
         assert text in result.output

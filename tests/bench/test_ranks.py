@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from ckpt_core.bench import OURS, RankMeasure, RankSettings
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.ranks import NAMES
 from ckpt_core.bench.ranks.saving import TeamRun, enter_all
 from ckpt_core.bench.results import Report
-from ckpt_core.cli.bench import bench
+from tests.bench.quick import ckpt_core_bench, quick_run, report_of
 
 SIZES = (2, 4)
 SLICED = (OURS, "sharded_blocking")
@@ -26,29 +24,15 @@ ONE_WRITER = ("single", "torch_save_rank0")
 pytestmark = pytest.mark.timeout(300)
 
 
-def app() -> typer.Typer:
-    application = typer.Typer()
-    application.command()(bench)
-    return application
-
-
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bench")
-    (folder / "root").mkdir()
-    arguments = ["--suite", "ranks", "--quick", "--root", str(folder / "root")]
-    arguments += [text for size in SIZES for text in ("--ranks", str(size))]
-    arguments += ["--json", str(folder / "out.json"), "--plot", str(folder / "out.png")]
-    result = CliRunner().invoke(app(), arguments, env={"COLUMNS": "200"})
-    (folder / "stdout").write_text(result.stdout)
-    assert result.exit_code == 0, result.output
-    return folder
+    ranks = [text for size in SIZES for text in ("--ranks", str(size))]
+    return quick_run(tmp_path_factory.mktemp("bench"), "--suite", "ranks", *ranks)
 
 
 @pytest.fixture(scope="module")
 def report(output: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((output / "out.json").read_text())
-    return loaded
+    return report_of(output)
 
 
 def rank_bytes(report: dict[str, Any], ranks: int, name: str) -> list[int]:
@@ -201,9 +185,7 @@ def test_a_way_whose_rank_dies_is_out_and_the_others_go_on_in_a_new_team(tmp_pat
 def test_a_wrong_option_is_explained_before_anything_runs(
     arguments: list[str], text: str, tmp_path: Path
 ) -> None:
-    result = CliRunner().invoke(
-        app(), [*arguments, "--root", str(tmp_path)], env={"COLUMNS": "500"}
-    )
+    result = ckpt_core_bench([*arguments, "--root", str(tmp_path)])
     assert result.exit_code == 2
     assert text in result.output
     assert list(tmp_path.iterdir()) == []

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ckpt_core.bench.results import Figure, Unit
-
-Make = Callable[[int], Figure]
 
 
 def fit_time(interval: int) -> Figure:

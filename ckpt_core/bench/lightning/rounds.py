@@ -21,7 +21,7 @@ from ckpt_core.bench.lightning.settings import LightningMeasure, LightningSettin
 from ckpt_core.bench.lightning.ways import BASE
 from ckpt_core.bench.machine import check_room, describe
 from ckpt_core.bench.results import Report
-from ckpt_core.bench.settings import ModelSize, Suite
+from ckpt_core.bench.settings import ModelSize, Suite, plain
 
 _MEMORY_STATES = 10
 """In sizes of the large state: what trains, clones and buffers of a save that queue up, dirty pages."""
@@ -45,7 +45,8 @@ def run(
     Raises:
         ConfigError: there is no room for the run, or Lightning is not installed.
     """
-    report = Report(Suite.LIGHTNING.value, _plain(settings), describe(settings.root))
+    fields = {**plain(settings), "leaves": 0}  # until a model was built
+    report = Report(Suite.LIGHTNING.value, fields, describe(settings.root))
     check_room(
         settings.root,
         disk_bytes=settings.state_bytes * _DISK_STATES,
@@ -63,12 +64,6 @@ def run(
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return report
-
-
-def _plain(settings: LightningSettings) -> dict[str, Any]:
-    fields = dataclasses.asdict(settings)
-    del fields["root"]  # a path says nothing about the figures, and may be private
-    return {**fields, "leaves": 0}
 
 
 def _train(crew: FitCrew, settings: LightningSettings) -> None:

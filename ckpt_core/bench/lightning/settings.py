@@ -6,13 +6,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from ckpt_core.bench.checks import check_leasts, check_numbers, check_run
 from ckpt_core.bench.lightning.ways import NAMES
-from ckpt_core.bench.settings import ModelSize
-from ckpt_core.errors import ConfigError
+from ckpt_core.bench.settings import ModelSize, model_of
 
 _MODEL = ModelSize(width=256, layers=2, vocabulary=1024, batch=2, tokens=64)
-_WIDTHS = (1024, 512, 256, 128, 64, 32)
-_LEAST_LAYERS = 2
 _LEAST_STATE_BYTES = 2**20
 
 
@@ -78,18 +76,9 @@ class LightningSettings:
 
     def __post_init__(self) -> None:
         leasts = {"rounds": 1, "train_steps": 2, "lead_saves": 0, "save_every": 1, "saves": 1}
-        for name, least in {**leasts, "state_bytes": _LEAST_STATE_BYTES}.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least {least}")
-        if not self.intervals or min(self.intervals) < 1:
-            raise ConfigError(f"intervals={self.intervals} must be steps of at least 1")
-        unknown = sorted(set(self.contenders) - set(NAMES))
-        if unknown or not self.contenders:
-            raise ConfigError(f"unknown contenders {unknown}: known are {', '.join(NAMES)}")
-        if not self.measures:
-            raise ConfigError(f"measures is empty: choose of {', '.join(LightningMeasure)}")
-        if not self.root.is_dir():
-            raise ConfigError(f"root={str(self.root)!r} is not an existing directory")
+        check_leasts(self, {**leasts, "state_bytes": _LEAST_STATE_BYTES})
+        check_numbers(self, "intervals")
+        check_run(self, names=NAMES, kind=LightningMeasure)
 
     def quick(self) -> LightningSettings:
         """The same run with a state, a model and a number of rounds that take seconds."""
@@ -115,17 +104,7 @@ class LightningSettings:
 
     def large_model(self) -> ModelSize:
         """A model whose state is about `state_bytes`: as wide as leaves it a few layers."""
-        for width in _WIDTHS:
-            empty = ModelSize(width=width, layers=0, vocabulary=width, batch=2, tokens=64)
-            layer_bytes = replace(empty, layers=1).state_bytes - empty.state_bytes
-            layers = (self.state_bytes - empty.state_bytes) // layer_bytes
-            if layers >= _LEAST_LAYERS:
-                break
-        model = replace(empty, layers=max(1, layers))
-        # Words make up for what is less than a layer.
-        word_bytes = empty.state_bytes // width
-        more = max(0, self.state_bytes - model.state_bytes) // word_bytes
-        return replace(model, vocabulary=width + more)
+        return model_of(self.state_bytes)
 
     def _lead(self, every: int) -> int:
         if every == 1:

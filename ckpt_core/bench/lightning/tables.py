@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from ckpt_core.bench import results
 from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.lightning import figures
-from ckpt_core.bench.results import Figure, Report
-from ckpt_core.bench.tables import cell, contenders_table, machine_text, unit_name
+from ckpt_core.bench.results import Figure, Make, Report
+from ckpt_core.bench.tables import (
+    cell,
+    contenders_table,
+    interval_tables,
+    machine_text,
+    unit_name,
+)
 
-BY_INTERVAL: tuple[tuple[str, figures.Make], ...] = (
+BY_INTERVAL: tuple[tuple[str, Make], ...] = (
     ("Training step over none", results.slowdown),
     ("Stall of a save", results.train_stall),
     ("End-to-end fit over none", figures.fit_time),
@@ -32,27 +36,10 @@ STEADY: tuple[Figure, ...] = (
 def render(report: Report) -> RenderableType:
     """Everything a run found; ratios are to the median of ours in the same column."""
     parts: list[RenderableType] = [machine_text(report)]
-    parts += list(_by_interval(report))
+    parts += interval_tables(report, BY_INTERVAL)
     parts += [_steady(report, figure) for figure in STEADY if report.stats(figure)]
     parts.append(contenders_table(report))
     return Group(*parts)
-
-
-def _by_interval(report: Report) -> Iterator[Table]:
-    intervals: list[int] = list(report.settings["intervals"])
-    for title, make in BY_INTERVAL:
-        if not any(report.stats(make(every)) for every in intervals):
-            continue
-        unit = unit_name(make(intervals[0]))
-        table = Table(title=f"{title}, {unit}: median (min-max) and ratio to {OURS}")
-        table.add_column("way")
-        for every in intervals:
-            table.add_column(f"every {every}", justify="right")
-        for name in report.entrants:
-            cells = [with_ratio(report, make(every), name) for every in intervals]
-            if any(cells):
-                table.add_row(name, *cells, style="bold" if name == OURS else None)
-        yield table
 
 
 def _steady(report: Report, figure: Figure) -> Table:
@@ -69,9 +56,3 @@ def _steady(report: Report, figure: Figure) -> Table:
             style="bold" if name == OURS else None,
         )
     return table
-
-
-def with_ratio(report: Report, figure: Figure, name: str) -> str:
-    """Median, range and ratio of a way; empty if it has none."""
-    text, ratio = cell(report, figure, name), report.ratio(figure, name)
-    return text if ratio is None or not text else f"{text} {ratio:.2f}x"

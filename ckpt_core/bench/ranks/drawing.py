@@ -6,10 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpt_core.bench.plot import line_style
+from ckpt_core.bench.plot import finish_lines, lines
 from ckpt_core.bench.ranks import figures
-from ckpt_core.bench.results import Report
-from ckpt_core.bench.tables import scaled, unit_name
+from ckpt_core.bench.results import Make, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 def drawings(report: Report) -> list[Callable[[Axes], None]]:
     """Which areas there is something to draw for."""
-    makes: list[tuple[str, figures.Make]] = [
+    makes: list[tuple[str, Make]] = [
         ("Largest share of a rank / replicated bytes", figures.share),
         ("Save to complete on all ranks", figures.durable),
         ("Blocking time: save, then wait until staged", figures.blocked),
@@ -36,22 +35,10 @@ def drawings(report: Report) -> list[Callable[[Axes], None]]:
     return found
 
 
-def _by_ranks(area: Axes, *, report: Report, title: str, make: figures.Make) -> None:
-    numbers = report.settings["world_sizes"]
-    for number, name in enumerate(report.entrants):
-        points = [
-            (ranks, scaled(make(ranks), stats[name].median))
-            for ranks in numbers
-            if name in (stats := report.stats(make(ranks)))
-        ]
-        if points:
-            area.plot(*zip(*points, strict=True), **line_style(number, name))
-    area.set_xscale("log", base=2)
-    area.set_xticks(numbers, [str(ranks) for ranks in numbers])
-    area.set_yscale("log")
+def _by_ranks(area: Axes, *, report: Report, title: str, make: Make) -> None:
+    lines(area, report=report, make=make, numbers=report.settings["world_sizes"], base=2)
     area.set_xlabel("ranks", fontsize=9)
-    area.set_ylabel(f"{unit_name(make(numbers[0]))}, lower is better", fontsize=9)
-    _finish(area, title)
+    finish_lines(area, title)
 
 
 def _messages(area: Axes, *, rows: list[dict[str, Any]]) -> None:
@@ -68,15 +55,4 @@ def _messages(area: Axes, *, rows: list[dict[str, Any]]) -> None:
     area.set_xlabel("simulated ranks", fontsize=9)
     area.set_ylabel("ms", fontsize=9)
     area.legend(fontsize=8)
-    _finish(area, "Simulated commit: last vote to verdict on all ranks")
-
-
-def _finish(area: Axes, title: str) -> None:
-    from matplotlib.ticker import LogLocator
-
-    area.minorticks_off()
-    area.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    area.yaxis.set_major_formatter("{x:g}")
-    area.set_title(title, fontsize=10)
-    area.tick_params(labelsize=8)
-    area.spines[["top", "right"]].set_visible(False)
+    finish_lines(area, "Simulated commit: last vote to verdict on all ranks")

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ckpt_core.bench.results import Figure, Unit
-
-Make = Callable[[int], Figure]
+from ckpt_core.bench.results import Figure, Make, Unit
 
 
 def share(ranks: int) -> Figure:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ckpt_core.bench.machine import check_room, describe
 from ckpt_core.bench.ranks import messages, planning
@@ -15,7 +13,7 @@ from ckpt_core.bench.ranks.saving import TeamRun, enter_all
 from ckpt_core.bench.ranks.settings import RankMeasure, RankSettings
 from ckpt_core.bench.ranks.ways import NAMES
 from ckpt_core.bench.results import Report
-from ckpt_core.bench.settings import Suite
+from ckpt_core.bench.settings import Suite, plain
 
 _PROCESS_BYTES = 400 * 2**20
 _MEMORY_STATES = 6
@@ -37,7 +35,7 @@ def run(settings: RankSettings, *, notify: Callable[[str], None] = lambda messag
         ConfigError: there is no room for the run.
         CkptError: planning or the real commits failed.
     """
-    report = Report(Suite.RANKS.value, _plain(settings), describe(settings.root))
+    report = Report(Suite.RANKS.value, plain(settings), describe(settings.root))
     if {RankMeasure.SAVE, RankMeasure.TRAIN} & set(settings.measures):
         _teams(settings, report, notify)
     if RankMeasure.PLAN in settings.measures:
@@ -46,12 +44,6 @@ def run(settings: RankSettings, *, notify: Callable[[str], None] = lambda messag
     if RankMeasure.MESSAGES in settings.measures:
         report.more["messages"] = messages.run(settings, notify)
     return report
-
-
-def _plain(settings: RankSettings) -> dict[str, Any]:
-    fields = dataclasses.asdict(settings)
-    del fields["root"]  # a path says nothing about the figures, and may be private
-    return fields
 
 
 def _teams(settings: RankSettings, report: Report, notify: Callable[[str], None]) -> None:

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench import proc
+from ckpt_core.bench.closing import Closing
 from ckpt_core.bench.ranks import figures
 from ckpt_core.bench.ranks.settings import RankMeasure, RankSettings
-from ckpt_core.bench.ranks.team import Answers, Team
-from ckpt_core.bench.remote import ContenderFailed
+from ckpt_core.bench.ranks.team import Team
+from ckpt_core.bench.remote import Answers, ContenderFailed
 from ckpt_core.bench.results import Entrant, Report
 
 
-class TeamRun:
+class TeamRun(Closing):
     """All that is measured with one number of ranks. Close it, or use it in a `with` block.
 
     A way that fails takes its team along, since the ranks wait for each other: the rest goes on in a
@@ -213,20 +214,16 @@ class TeamRun:
             report.entrants[name].settings = answers[0]["settings"]
 
     def _give_up(self, report: Report, name: str, error: ContenderFailed) -> None:
-        entrant = report.entrants[name]
         text = f"{self._ranks} ranks: {error}"
         self._notify(text)
-        entrant.reason = "; ".join(filter(None, [entrant.reason, text]))
-        entrant.failed = True
+        report.entrants[name].fail(text)
         self._names.remove(name)
         if self._team is not None:
             self._team.kill()
             self._team = None
 
-    def __enter__(self) -> TeamRun:
-        return self
-
-    def __exit__(self, *ignored: object) -> None:
+    def close(self) -> None:
+        """Let the team end; idempotent."""
         if self._team is not None:
             self._team.close()
             self._team = None

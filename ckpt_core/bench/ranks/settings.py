@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from ckpt_core.bench.checks import check_leasts, check_numbers, check_run, check_state
 from ckpt_core.bench.ranks.ways import NAMES
 from ckpt_core.bench.settings import ModelSize
-from ckpt_core.errors import ConfigError
 
-_LEAST_LEAF_BYTES = 8192
 _MODEL = ModelSize(width=192, layers=4, vocabulary=1024, batch=2, tokens=64)
 
 
@@ -74,26 +73,11 @@ class RankSettings:
 
     def __post_init__(self) -> None:
         leasts = {"leaves": 4, "rounds": 1, "warmups": 1, "train_steps": 2, "commits": 1}
-        for name, least in {**leasts, "plan_leaves": 1}.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least {least}")
-        for name in ("world_sizes", "intervals", "plan_ranks", "simulated_ranks", "real_ranks"):
-            values: tuple[int, ...] = getattr(self, name)
-            if not values or min(values) < 1:
-                raise ConfigError(f"{name}={values} must be numbers of at least 1")
-        least = self.leaves * _LEAST_LEAF_BYTES
-        if self.state_bytes < least:
-            raise ConfigError(
-                f"state_bytes={self.state_bytes} is too small for {self.leaves} leaves: "
-                f"use at least {least} bytes, or fewer leaves"
-            )
-        unknown = sorted(set(self.contenders) - set(NAMES))
-        if unknown or not self.contenders:
-            raise ConfigError(f"unknown contenders {unknown}: known are {', '.join(NAMES)}")
-        if not self.measures:
-            raise ConfigError(f"measures is empty: choose of {', '.join(RankMeasure)}")
-        if not self.root.is_dir():
-            raise ConfigError(f"root={str(self.root)!r} is not an existing directory")
+        check_leasts(self, {**leasts, "plan_leaves": 1})
+        numbers = ("world_sizes", "intervals", "plan_ranks", "simulated_ranks", "real_ranks")
+        check_numbers(self, *numbers)
+        check_state(state_bytes=self.state_bytes, leaves=self.leaves)
+        check_run(self, names=NAMES, kind=RankMeasure)
 
     def quick(self) -> RankSettings:
         """The same run with a state, a model and a number of rounds that take seconds."""

@@ -10,9 +10,9 @@ import sys
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from ckpt_core.bench.closing import Closing
 from ckpt_core.bench.remote import environment_for_children
 
 HOST = "127.0.0.1"
@@ -25,7 +25,7 @@ def store_class() -> Any:
     return import_module("torch.distributed").TCPStore
 
 
-class StoreProcess:
+class StoreProcess(Closing):
     """The running store. Close it, or use it in a `with` block."""
 
     def __init__(self) -> None:
@@ -60,17 +60,6 @@ class StoreProcess:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
-
-    def __enter__(self) -> StoreProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def main() -> None:

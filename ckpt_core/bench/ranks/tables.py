@@ -8,12 +8,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.ranks import figures
-from ckpt_core.bench.results import Report
-from ckpt_core.bench.tables import cell, contenders_table, machine_text
+from ckpt_core.bench.results import Make, Report
+from ckpt_core.bench.tables import contenders_table, machine_text, ratio_table
 
-_STEADY: tuple[tuple[str, figures.Make], ...] = (
+_STEADY: tuple[tuple[str, Make], ...] = (
     ("Largest share of a rank / replicated bytes, x", figures.share),
     ("Bytes written by the busiest rank, seen from outside, MB", figures.written),
     ("Save to complete on all ranks, ms", figures.durable),
@@ -42,31 +41,21 @@ def render(report: Report) -> RenderableType:
     return Group(*parts)
 
 
-def _steady(report: Report) -> Iterator[tuple[str, figures.Make]]:
+def _steady(report: Report) -> Iterator[tuple[str, Make]]:
     for title, make in _STEADY:
         if any(report.stats(make(ranks)) for ranks in report.settings["world_sizes"]):
             yield title, make
 
 
-def _known(report: Report, title: str, make: figures.Make) -> Iterator[Table]:
+def _known(report: Report, title: str, make: Make) -> Iterator[Table]:
     if any(report.stats(make(ranks)) for ranks in report.settings["world_sizes"]):
         yield _by_ranks(report, title, make)
 
 
-def _by_ranks(report: Report, title: str, make: figures.Make) -> Table:
-    table = Table(title=f"{title}: median (min-max) and ratio to {OURS}")
-    table.add_column("way")
+def _by_ranks(report: Report, title: str, make: Make) -> Table:
     numbers = report.settings["world_sizes"]
-    for ranks in numbers:
-        table.add_column(f"{ranks} ranks" if ranks > 1 else "1 rank", justify="right")
-    for name in report.entrants:
-        cells = []
-        for ranks in numbers:
-            text, ratio = cell(report, make(ranks), name), report.ratio(make(ranks), name)
-            cells.append(text if ratio is None or not text else f"{text} {ratio:.2f}x")
-        if any(cells):
-            table.add_row(name, *cells, style="bold" if name == OURS else None)
-    return table
+    columns = [(f"{ranks} ranks" if ranks > 1 else "1 rank", make(ranks)) for ranks in numbers]
+    return ratio_table(report, title, columns)
 
 
 def _rank_bytes(report: Report) -> Table:

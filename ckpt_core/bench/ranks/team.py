@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ckpt_core.bench.remote import ContenderFailed, Remote
+from ckpt_core.bench.closing import Closing
+from ckpt_core.bench.remote import Answers, ContenderFailed, Remote, ask_all
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 _MODULE = "ckpt_core.bench.ranks.worker"
 
-Answers = list[dict[str, Any]]
 
-
-class Team:
+class Team(Closing):
     """Running ranks. Close it, or use it in a `with` block."""
 
     def __init__(self, folder: Path, world_size: int, *, timeout_s: float) -> None:
@@ -61,21 +58,7 @@ class Team:
         Raises:
             ContenderFailed: one of them failed; the others may wait for it for ever, so `kill` comes next.
         """
-        for remote in self._remotes:
-            remote.send(operation, **arguments)
-        deadline = time.monotonic() + self._timeout_s
-        waiting = dict(enumerate(self._remotes))
-        answers: dict[int, dict[str, Any]] = {}
-        while waiting:
-            left = max(0.0, deadline - time.monotonic())
-            ready = wait([remote.ready for remote in waiting.values()], left)
-            if not ready:
-                late = ", ".join(remote.name for remote in waiting.values())
-                raise ContenderFailed(f"no answer to {operation} from {late}")
-            for rank, remote in list(waiting.items()):
-                if remote.ready in ready:
-                    answers[rank] = waiting.pop(rank).answer(operation)
-        return [answers[rank] for rank in range(len(self._remotes))]
+        return ask_all(self._remotes, operation, self._timeout_s, **arguments)
 
     def kill(self) -> None:
         """End all ranks, whatever they wait for; idempotent."""
@@ -91,9 +74,6 @@ class Team:
             pass  # whatever failed was reported before; now it only has to end
         finally:
             self.kill()
-
-    def __enter__(self) -> Team:
-        return self
 
     def __exit__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ckpt_core.coordination import Coordination
 
 
-class _Engine:
+class _Engine(ABC):
     """What all four have in common: a `Checkpointer`, or none on ranks that save nothing."""
 
     fsyncs: ClassVar[str] = "yes"
@@ -31,8 +32,9 @@ class _Engine:
         )
         self._checkpointer = self._make()
 
+    @abstractmethod
     def _make(self) -> Checkpointer | None:
-        raise NotImplementedError
+        """The engine of this rank, or None when it saves nothing."""
 
     def _engine(self, root: Path, coordination: Coordination | None = None) -> Checkpointer:
         root.mkdir(exist_ok=True)
@@ -90,7 +92,7 @@ class _Engine:
     def _leads(self) -> bool:
         return True
 
-    def tidy(self) -> None:
+    def tidy(self) -> None:  # noqa: B027 - nothing to do, and nothing that a way must add
         """Retention is part of the save."""
 
     def load_into(self, state: State) -> None:

@@ -1,0 +1,73 @@
+"""What the settings of all suites are held to, when they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from ckpt_core.errors import ConfigError
+
+_LEAST_LEAF_BYTES = 8192
+
+
+class Run(Protocol):
+    """What every suite is told."""
+
+    @property
+    def root(self) -> Path:
+        """Directory to write to."""
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        """Who is measured."""
+
+    @property
+    def measures(self) -> Sequence[StrEnum]:
+        """What is measured."""
+
+
+def check_run(run: Run, *, names: Sequence[str], kind: type[StrEnum]) -> None:
+    """Raise unless contenders, measures and root exist.
+
+    Args:
+        run: the settings.
+        names: of all contenders that the suite knows.
+        kind: of its measures.
+
+    Raises:
+        ConfigError: one of them does not.
+    """
+    unknown = sorted(set(run.contenders) - set(names))
+    if unknown or not run.contenders:
+        raise ConfigError(f"unknown contenders {unknown}: known are {', '.join(names)}")
+    if not run.measures:
+        raise ConfigError(f"measures is empty: choose of {', '.join(kind)}")
+    if not run.root.is_dir():
+        raise ConfigError(f"root={str(run.root)!r} is not an existing directory")
+
+
+def check_leasts(settings: object, leasts: Mapping[str, int]) -> None:
+    """Raise ConfigError when one of these fields is below its least value."""
+    for name, least in leasts.items():
+        if getattr(settings, name) < least:
+            raise ConfigError(f"{name}={getattr(settings, name)} must be at least {least}")
+
+
+def check_numbers(settings: object, *names: str) -> None:
+    """Raise ConfigError when one of these fields has no numbers, or one below 1."""
+    for name in names:
+        values: tuple[int, ...] = getattr(settings, name)
+        if not values or min(values) < 1:
+            raise ConfigError(f"{name}={values} must be numbers of at least 1")
+
+
+def check_state(*, state_bytes: int, leaves: int) -> None:
+    """Raise ConfigError when a state of this size cannot have so many leaves."""
+    least = leaves * _LEAST_LEAF_BYTES
+    if state_bytes < least:
+        raise ConfigError(
+            f"state_bytes={state_bytes} is too small for {leaves} leaves: "
+            f"use at least {least} bytes, or fewer leaves"
+        )

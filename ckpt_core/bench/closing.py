@@ -1,0 +1,26 @@
+"""What is closed at the end of a `with` block."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+
+class Closing(ABC):
+    """Base of whatever owns processes or threads of a run."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all that it owns; idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,165 @@
+"""The suite `horovod` without Horovod: its schedule, its settings, and how often a way can save."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_core.bench import OURS, HorovodSettings
+from ckpt_core.bench.horovod import BASE, NAMES, NO_SPIN, figures
+from ckpt_core.bench.horovod.frequency import Frequency, frequencies
+from ckpt_core.bench.horovod.settings import Schedule
+from ckpt_core.bench.machine import describe
+from ckpt_core.bench.results import Entrant, Report
+from ckpt_core.errors import ConfigError
+from tests.bench.quick import ckpt_core_bench
+
+INTERVALS = (1, 5, 10, 20)
+
+
+def report_of(tmp_path: Path, overheads: dict[int, float]) -> Report:
+    report = Report("horovod", {"intervals": INTERVALS}, describe(tmp_path))
+    report.entrants = {OURS: Entrant(), BASE: Entrant()}
+    for every, overhead in overheads.items():
+        report.add(figures.iteration(every), BASE, 0.1)
+        report.add(figures.overhead(every, BASE), OURS, overhead)
+    return report
+
+
+def test_the_shortest_interval_is_the_one_from_which_on_all_stay_below_the_bound(
+    tmp_path: Path,
+) -> None:
+    report = report_of(tmp_path, {1: 0.9, 5: 0.08, 10: 0.04, 20: 0.01})
+    (found,) = frequencies(report, OURS)
+    assert (found.base, found.measured, found.predicted) == (BASE, 10, 8)
+    assert found.save_s == pytest.approx(0.04)
+
+
+def test_an_interval_below_the_bound_does_not_count_where_a_longer_one_is_above(
+    tmp_path: Path,
+) -> None:
+    report = report_of(tmp_path, {1: 0.9, 5: 0.04, 10: 0.06, 20: 0.01})
+    (found,) = frequencies(report, OURS)
+    assert (found.measured, found.predicted) == (20, 11)
+
+
+def test_a_way_that_never_stays_below_needs_more_than_the_longest_interval(tmp_path: Path) -> None:
+    report = report_of(tmp_path, {1: 2.0, 5: 0.5, 10: 0.3, 20: 0.1})
+    (found,) = frequencies(report, OURS)
+    assert found == Frequency(BASE, None, 20, 40, pytest.approx(0.2))
+
+
+def test_a_save_that_costs_nothing_can_be_made_at_every_step(tmp_path: Path) -> None:
+    report = report_of(tmp_path, dict.fromkeys(INTERVALS, -0.02))
+    (found,) = frequencies(report, OURS)
+    assert (found.measured, found.predicted) == (1, 1)
+
+
+def test_without_overheads_nothing_is_predicted(tmp_path: Path) -> None:
+    assert frequencies(report_of(tmp_path, {}), OURS) == []
+
+
+def test_overheads_have_no_ratio(tmp_path: Path) -> None:
+    report = report_of(tmp_path, {1: 0.5})
+    assert report.ratio(figures.overhead(1, BASE), OURS) is None
+
+
+def test_the_two_bases_have_figures_of_their_own() -> None:
+    keys = {figures.overhead(every, base).key for every in INTERVALS for base in (BASE, NO_SPIN)}
+    assert len(keys) == 2 * len(INTERVALS)
+
+
+@pytest.mark.parametrize("every", INTERVALS)
+def test_a_window_is_made_of_whole_intervals_and_begins_with_a_save(
+    every: int, tmp_path: Path
+) -> None:
+    schedule = HorovodSettings(root=tmp_path).schedule(every)
+    timed = range(schedule.lead + 1, schedule.lead + schedule.steps + 1)
+    saved = [number for number in timed if schedule.due(number)]
+    assert saved[0] == schedule.lead + 1
+    assert schedule.steps == every * len(saved) == every * schedule.timed_saves
+    assert [b - a for a, b in itertools.pairwise(saved)] == [every] * (len(saved) - 1)
+
+
+def test_saves_before_the_clock_are_counted_too() -> None:
+    schedule = Schedule(every=5, warm_saves=3, lead=8, steps=10)
+    numbers = [number for number in range(1, 19) if schedule.due(number)]
+    assert numbers == [1, 2, 3, 4, 9, 14]
+    assert schedule.saves == 6
+    assert schedule.timed_saves == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"intervals": ()}, "intervals"),
+        ({"contenders": ("torch_save",)}, "unknown contenders"),
+        ({"state_bytes": 10}, "state_bytes"),
+        ({"lead_steps": 0}, "lead_steps"),
+        ({"measures": ()}, "measures"),
+        ({"root": Path("/nowhere")}, "root"),
+    ],
+)
+def test_a_wrong_setting_is_named(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        HorovodSettings(**{"root": tmp_path, **options})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--leaves", "9"], "--leaves"),
+        (["--ranks", "2"], "--ranks"),
+        (["--measure", "save"], "choose of train"),
+        (["--contender", "replicated"], "replicated"),
+        (["--state-bytes", "900TiB"], "free"),
+    ],
+)
+def test_options_of_other_suites_are_refused(
+    arguments: list[str], text: str, tmp_path: Path
+) -> None:
+    result = ckpt_core_bench(["--suite", "horovod", "--root", str(tmp_path), *arguments])
+    assert result.exit_code == 2
+    assert text in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_horovod_the_suite_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    result = ckpt_core_bench(["--suite", "horovod", "--quick", "--root", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "docs/horovod.md#installing" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_whose_integration_is_missing_says_how_to_install_it() -> None:
+    code = (
+        "import pathlib, sys\n"
+        "sys.modules['ckpt_horovod'] = sys.modules['horovod.torch'] = None\n"
+        "from ckpt_core.bench.horovod.worker import HorovodWorker\n"
+        "print(HorovodWorker(pathlib.Path()).hello()['reason'])"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "docs/horovod.md#installing" in done.stdout
+
+
+def test_the_package_that_measures_imports_neither_horovod_nor_the_integration() -> None:
+    code = (
+        "import sys, ckpt_core.bench\n"
+        "print([n for n in ('torch', 'horovod', 'ckpt_horovod') if n in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_ours_comes_first_and_the_bases_last() -> None:
+    assert (NAMES[0], NAMES[-2:]) == (OURS, (NO_SPIN, BASE))

@@ -1,0 +1,91 @@
+"""What a configuration may say, and what is copied at once. DeepSpeed is imported in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.integrations.deepspeed.launch import TOP
+
+OURS = {"type": "ckpt_core"}
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no object": ({"checkpoint_engine": "ckpt_core"}, "must be an object"),
+    "another type": ({"checkpoint_engine": {"type": "torch"}}, "checkpoint_engine.type='torch'"),
+    "no type": ({"checkpoint_engine": {"in_flight": 2}}, "checkpoint_engine.type=None"),
+    "a typo": ({"checkpoint_engine": {**OURS, "inflight": 2}}, "checkpoint_engine.inflight is not"),
+    "a wrong value": (
+        {"checkpoint_engine": {**OURS, "in_flight": 0}},
+        "checkpoint_engine.in_flight=0",
+    ),
+    "wait": ({"checkpoint_engine": {**OURS, "wait": "soon"}}, "wait='soon' is unknown"),
+    "verify": ({"checkpoint_engine": {**OURS, "verify": 1}}, "verify=1 must be"),
+    "a writer": (
+        {"checkpoint_engine": OURS, "checkpoint": {"writer": {"type": "fast"}}},
+        "checkpoint.writer both select",
+    ),
+}
+PROGRAM = """
+import json, sys
+from ckpt_deepspeed.settings import EngineSettings, section_of
+from ckpt_core import ConfigError
+from ckpt_deepspeed.early import Early
+import collections, torch
+found = {}
+for name, config in json.loads(sys.stdin.read()).items():
+    try:
+        section = section_of(config)
+        found[name] = "none" if section is None else repr(EngineSettings.of(section))
+    except ConfigError as exc:
+        found[name] = str(exc)
+fast, slow = torch.ones(4), torch.ones(4)
+inner = collections.OrderedDict(fast=fast, slow=slow)
+inner._metadata = "kept"
+tree = {"inner": inner, "list": [slow, (fast,)], "plain": 1}
+settled = Early([fast]).settle(tree)
+found["early"] = [
+    settled["inner"]["fast"] is fast, settled["inner"]["slow"] is slow,
+    settled["list"][0] is slow, settled["list"][1][0] is fast,
+    settled["inner"]._metadata, tree["inner"]["fast"] is fast, type(settled["inner"]).__name__,
+]
+print("FOUND", json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """Case -> what is said of it."""
+    cases = {name: config for name, (config, _) in WRONG.items()}
+    cases |= {"without": {"train_batch_size": 1}, "right": {"checkpoint_engine": OURS}}
+    paths = os.pathsep.join([str(TOP), str(TOP / "integrations")])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": paths, "DS_ACCELERATOR": "cpu"},
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert lines, done.stderr
+    found: dict[str, Any] = json.loads(lines[0].removeprefix("FOUND "))
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name, (_, text) in WRONG.items() if text])
+def test_a_wrong_configuration_is_named(told: dict[str, Any], name: str) -> None:
+    assert WRONG[name][1] in told[name]
+
+
+def test_a_configuration_without_the_key_is_left_alone(told: dict[str, Any]) -> None:
+    assert told["without"] == "none"
+    assert "Options" in told["right"]
+
+
+def test_what_must_be_copied_at_once_is_and_nothing_else(told: dict[str, Any]) -> None:
+    assert told["early"] == [False, True, True, False, "kept", True, "OrderedDict"]

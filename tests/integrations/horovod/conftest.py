@@ -1,0 +1,128 @@
+"""The launches: each runs many jobs, and many tests look at what came out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.horovod.cases import (
+    CASES,
+    EDITS,
+    ENDS,
+    FAILURES,
+    MODES,
+    OF_THREE,
+    Saved,
+    all_lazy,
+    delayed,
+    torn,
+)
+from tests.integrations.horovod.launch import Job, Outcome, launch
+
+UNFUSED = {"HOROVOD_FUSION_THRESHOLD": "0"}
+"""Three addends are added in an order that depends on what is fused; without fusion it is always the same."""
+
+
+@pytest.fixture(scope="session")
+def bits_of_two(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Every case, on two ranks."""
+    folder = tmp_path_factory.mktemp("bits2")
+    return launch(_bits(folder, list(CASES)), ranks=2, folder=folder)
+
+
+@pytest.fixture(scope="session")
+def saved_by_two(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Runs that save under delays, on two ranks."""
+    folder = tmp_path_factory.mktemp("saved2")
+    return launch(
+        _saved(folder, {**delayed(range(2)), **all_lazy(), **torn()}), ranks=2, folder=folder
+    )
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Everything else that takes two ranks, and no crash."""
+    folder = tmp_path_factory.mktemp("pair")
+    jobs = [
+        *_saved(folder, {**prefixed("edit", EDITS), **prefixed("end", ENDS)}),
+        *_rooted(folder, "jobs_policies", "asked_for", "parts", "refused", "twice"),
+        *_rooted(folder, "jobs_policies", "vouched", "told_again"),
+        *_rooted(folder, "jobs_ends", "skipped_block"),
+        *_rooted(folder, "jobs_failures", "edited"),
+        *_rooted(folder, "jobs_faces", "what_it_is", "state_dicts", "broadcasts", "schedulers"),
+        *_rooted(folder, "jobs_faces", "used_before", "errors", "names"),
+    ]
+    for mode in MODES:
+        jobs += [
+            _job(folder, "jobs_policies", "told", mode, mode=mode),
+            _job(folder, "jobs_policies", "told", f"hook-{mode}", mode=mode, rank0_hook=True),
+            _job(folder, "jobs_policies", "unwanted", mode, mode=mode),
+            _job(folder, "jobs_ends", "broken", f"on-{mode}", mode=mode, go_on=True),
+            _job(folder, "jobs_ends", "broken", f"off-{mode}", mode=mode, go_on=False),
+            _job(folder, "jobs_ends", "late_end", mode, mode=mode),
+            _job(folder, "jobs_ends", "evaluated", mode, mode=mode),
+            _job(folder, "jobs_faces", "large", mode, mode=mode),
+            _job(folder, "jobs_crash", "save", mode, mode=mode, steps=3),
+        ]
+    jobs += [
+        _job(folder, "jobs_failures", "failing", name, **how) for name, how in FAILURES.items()
+    ]
+    return launch(jobs, ranks=2, folder=folder)
+
+
+@pytest.fixture(scope="session")
+def trio(pair: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Everything that takes three ranks."""
+    folder = tmp_path_factory.mktemp("trio")
+    jobs = [
+        *_bits(folder, list(OF_THREE)),
+        *_saved(folder, delayed(range(2, 3))),
+        _job(folder, "jobs_policies", "told", "members", mode="in_step", members=[0, 2]),
+        _job(folder, "jobs_crash", "save", "three", mode="in_step", steps=3),
+        _job(folder, "jobs_faces", "large", "lazy", mode="lazy"),
+    ]
+    jobs += [_restoring(pair.folder, f"save-{mode}") for mode in MODES]
+    return launch(jobs, ranks=3, folder=folder, environ=UNFUSED)
+
+
+def prefixed(prefix: str, saved: dict[str, Saved]) -> dict[str, Saved]:
+    """The same runs, by longer names."""
+    return {f"{prefix}-{name}": item for name, item in saved.items()}
+
+
+def _bits(folder: Path, names: list[str]) -> list[Job]:
+    return [
+        Job(
+            f"bits-{name}",
+            "jobs_bits:compare",
+            {"root": str(folder / f"bits-{name}.roots"), "recipe": dict(CASES[name].recipe)},
+        )
+        for name in names
+    ]
+
+
+def _saved(folder: Path, saved: dict[str, Saved]) -> list[Job]:
+    return [
+        Job(
+            name,
+            "jobs_saved:consistent",
+            {"root": str(folder / f"{name}.root"), "recipe": item.recipe, **item.how},
+        )
+        for name, item in saved.items()
+    ]
+
+
+def _rooted(folder: Path, module: str, *calls: str) -> list[Job]:
+    return [_job(folder, module, call) for call in calls]
+
+
+def _job(folder: Path, module: str, call: str, suffix: str = "", **arguments: Any) -> Job:
+    name = f"{call}-{suffix}" if suffix else call
+    return Job(name, f"{module}:{call}", {"root": str(folder / f"{name}.root"), **arguments})
+
+
+def _restoring(folder: Path, name: str) -> Job:
+    root = str(folder / f"{name}.root")
+    return Job(f"restore-{name}", "jobs_crash:restore", {"root": root, "name": name})

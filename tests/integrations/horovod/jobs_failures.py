@@ -1,0 +1,116 @@
+"""Jobs: storage that fails on one rank."""
+
+from __future__ import annotations
+
+import errno
+import time
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+import ckpt_horovod
+from ckpt_core import Checkpointer, CkptError
+from tests.crash.layers import CHANGES
+from tests.faults.layers import FaultAt
+from tests.integrations.horovod.disks import counting, tiny
+from tests.integrations.horovod.training import Recipe, Training
+
+ITERATIONS = 8
+BROKEN, MENDED = 2, 5
+
+
+def failing(
+    root: str, mode: str, on_error: str, code: str, ends: str, operation: str
+) -> dict[str, Any]:
+    """From iteration 3 to 5 the disk of rank 1 fails; where that is raised, and what becomes of training.
+
+    Args:
+        ends: how iterations do, by "call" or by the next "zero_grad".
+        operation: of the file layer, which fails; "" for all of them.
+    """
+    recipe = Recipe(name=f"{mode}-{on_error}-{code}-{ends}")
+    stock = Training(Recipe(name=f"stock-{recipe.name}"))
+    expected = [_iterate(stock, number, [], None) for number in range(ITERATIONS)]
+    names = (operation,) if operation else CHANGES
+    fault = FaultAt(None, getattr(errno, code), lasting=True, names=names)
+    raised: list[list[Any]] = []
+    with (
+        counting() as counted,
+        Checkpointer(
+            root,
+            tiny(on_error=on_error),
+            coordination=ckpt_horovod.coordination(),
+            files=fault.files(),
+        ) as ck,
+    ):
+        options = {"checkpointer": ck, "every_n_steps": 1, "layerwise": mode}
+        training = Training(recipe, options)
+        training.attach()
+        found = []
+        for number in range(ITERATIONS):
+            if hvd.rank() == 1:
+                fault.n = 0 if BROKEN <= number < MENDED else None
+            found.append(_iterate(training, number, raised, ck if ends != "call" else None))
+            if ends == "call":
+                _try(number, "end", raised, training.optimizer.end_iteration)
+                _settle(ck)
+        _try(ITERATIONS, "close", raised, ck.close)
+    return {
+        "stock": expected,
+        "found": found,
+        "raised": raised,
+        "struck": len(fault.struck),
+        "in_layers": counted.in_layers,
+        "ended": training.optimizer.iterations,
+    }
+
+
+def edited(root: str) -> dict[str, Any]:
+    """Rank 0 alone touches a parameter after the step of the second iteration."""
+    training_ends: list[int] = []
+    with Checkpointer(
+        root,
+        tiny(on_error="warn", timeout=10.0, staging_bytes="1MiB"),
+        coordination=ckpt_horovod.coordination(),
+    ) as ck:
+        options = {"checkpointer": ck, "every_n_steps": 1, "layerwise": "in_step"}
+        training = Training(Recipe(name="edited"), options)
+        training.attach()
+        for number in range(5):
+            _iterate(training, number, [], None)
+            if number == 1 and hvd.rank() == 0:
+                with torch.no_grad():
+                    next(training.model.parameters()).add_(0.0)
+            training.optimizer.end_iteration()
+            training_ends.append(training.optimizer.iterations)
+            _settle(ck)
+        return {"steps": list(ck.steps()), "ended": training_ends}
+
+
+def _iterate(
+    training: Training, number: int, raised: list[list[Any]], ends: Checkpointer | None
+) -> str:
+    optimizer = training.optimizer
+    _try(number, "zero_grad", raised, optimizer.zero_grad)
+    if ends is not None:
+        _settle(ends)
+    training.backward(number)
+    optimizer.step()  # nothing of a save is ever raised here
+    training.scheduler.step()
+    return training.digest()
+
+
+def _try(number: int, where: str, raised: list[list[Any]], act: Any) -> None:
+    try:
+        act()
+    except CkptError as exc:
+        raised.append([number, where, type(exc).__name__])
+
+
+def _settle(ck: Checkpointer) -> None:
+    """Let what is in flight end, so that the next save is the one that tells; errors stay where they are."""
+    deadline = time.monotonic() + 60
+    while ck._flights.active():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)

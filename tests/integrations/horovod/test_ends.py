@@ -1,0 +1,58 @@
+"""An iteration ends where it is said, or where the next one begins; that is what is saved."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integrations.horovod.cases import ENDS, MODES
+from tests.integrations.horovod.launch import Outcome
+from tests.integrations.horovod.test_consistency import check
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_is_saved_is_what_holds_at_the_end(pair: Outcome, name: str) -> None:
+    check(pair, f"end-{name}", 1)
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_closing_the_checkpointer_ends_the_last_iteration(pair: Outcome, name: str) -> None:
+    implicit = not name.startswith(("call", "block"))
+    for found in pair.of(f"end-{name}"):
+        assert found["ended_before_close"] == (5 if implicit else 6)
+        assert found["ended"] == 6
+        assert found["checkpointer"] == "None"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_end_that_comes_too_late_is_refused_and_says_who_was_earlier(
+    pair: Outcome, mode: str
+) -> None:
+    for found in pair.of(f"late_end-{mode}"):
+        assert "after zero_grad() had ended the iteration" in found["problem"]
+        assert found["ended"] == 2
+        assert found["steps"] == [1, 2]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_is_saved_of_a_block_that_ends_in_an_exception(pair: Outcome, mode: str) -> None:
+    for found in pair.of(f"broken-off-{mode}"):
+        assert found == {"ended": 2, "steps": [1, 2]}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_training_that_goes_on_after_an_exception_takes_the_next_block_for_that_iteration(
+    pair: Outcome, mode: str
+) -> None:
+    for found in pair.of(f"broken-on-{mode}"):
+        assert found == {"ended": 4, "steps": [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_forward_for_evaluation_ends_nothing(pair: Outcome, mode: str) -> None:
+    for found in pair.of(f"evaluated-{mode}"):
+        assert found == {"before": 0, "after": 1}
+
+
+def test_a_block_without_a_step_is_an_iteration(pair: Outcome) -> None:
+    for found in pair.of("skipped_block"):
+        assert found == {"ended": 3, "steps": [1, 2, 3]}

@@ -1,0 +1,82 @@
+"""Which iterations are saved: the same on all ranks, whatever their clocks say."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integrations.horovod.cases import MODES
+from tests.integrations.horovod.launch import Outcome
+
+FIRST = [step for step in range(1, 9) if (step * 7) % 5 < 2]
+"""What the first rank answers; the second would say something else."""
+
+
+@pytest.mark.parametrize("name", [*MODES, *(f"hook-{mode}" for mode in MODES)])
+def test_a_policy_that_differs_is_asked_on_the_first_rank_alone(pair: Outcome, name: str) -> None:
+    first, second = pair.of(f"told-{name}")
+    assert first["made"] == second["made"] == FIRST
+    assert [step for step, _ in first["asked"]] == list(range(1, 10))
+    assert second["asked"] == []
+
+
+def test_ranks_of_a_process_set_agree_and_the_others_save_nothing(trio: Outcome) -> None:
+    first, outsider, second = trio.of("told-members")
+    assert first["made"] == second["made"] == FIRST
+    assert outsider["made"] == []
+
+
+def test_two_steps_in_one_iteration_are_one_question(pair: Outcome) -> None:
+    first, second = pair.of("twice")
+    assert [step for step, _ in first["asked"]] == list(range(1, 10))
+    assert first["steps"] == second["steps"] == FIRST
+
+
+def test_ranks_agree_after_training_went_back(pair: Outcome) -> None:
+    first, second = pair.of("told_again")
+    assert first == second
+    assert [number for number, _ in first["made"]] == [1, 2, 3, 2, 3, 4]
+    assert {number for number, made in first["made"] if made} == set(first["steps"])
+
+
+def test_without_a_policy_saved_is_what_is_asked_for(pair: Outcome) -> None:
+    for found in pair.of("asked_for"):
+        assert found == {"steps": [3], "handles": [False, False, True, False]}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_iteration_that_is_not_to_be_saved_is_not(pair: Outcome, mode: str) -> None:
+    for found in pair.of(f"unwanted-{mode}"):
+        assert found == {"steps": [1, 4]}
+
+
+def test_parts_of_an_iteration_come_back_and_private_ones_to_their_rank(pair: Outcome) -> None:
+    for rank, found in enumerate(pair.of("parts")):
+        assert found == {"losses": [1, 0.5], "step": 2, "mine": [float(rank)] * 3}
+
+
+REFUSALS = {
+    "both": "every_n_steps= and policy= exclude each other",
+    "no policy": "policy=3 has no should_save",
+    "zero": "every_n_steps=0 must be an int above 0",
+    "layerwise": "layerwise='eager' is unknown: use 'in_step' or 'lazy'",
+    "no checkpointer": "must be a ckpt_core.Checkpointer",
+    "alone": "coordination=ckpt_horovod.coordination()",
+    "taken": "optimizer=: this name is taken",
+    "taken once": "optimizer=: this name is taken",
+    "nested": "not to be nested",
+    "inside": "the block ends by itself",
+    "restore": "checkpointer=None",
+    "roots": "roots='here' is unknown",
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_is_wrong_is_refused_in_words(pair: Outcome, name: str) -> None:
+    for found in pair.of("refused"):
+        assert REFUSALS[name] in found[name]
+
+
+def test_an_optimizer_that_was_vouched_for_in_vain_is_found_out(pair: Outcome) -> None:
+    for found in pair.of("vouched"):
+        assert "pass separable=False" in found["problem"]
+        assert found["ended"] == 0

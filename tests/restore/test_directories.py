@@ -1,0 +1,69 @@
+"""Finding directories of files, and sharing the work of verifying one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckpt_core import Checkpointer, ConfigError, committed_directories, verify
+
+
+def save(root: Path, *names: str, files: int = 3) -> None:
+    with Checkpointer(root) as ck:
+        for step, name in enumerate(names):
+            save = ck.begin_files(step, name)
+            for number in range(files):
+                save.add(f"{number}.pt", {"weight": torch.full((5000,), float(number))})
+            save.seal().committed.result(60)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_directories_are_listed_newest_first(tmp_path: Path) -> None:
+    save(tmp_path, "b", "c", "a")
+    assert committed_directories(tmp_path) == ("a", "c", "b")
+
+
+def test_steps_and_directories_of_others_are_no_directories_of_files(tmp_path: Path) -> None:
+    save(tmp_path, "tag")
+    with Checkpointer(tmp_path) as ck:
+        ck.save(7, {"weight": torch.ones(10)})
+    (tmp_path / "notes").mkdir()
+    assert committed_directories(tmp_path) == ("tag",)
+
+
+def test_one_that_lacks_a_file_is_left_out(tmp_path: Path) -> None:
+    save(tmp_path, "old", "new")
+    (tmp_path / "new" / "1.pt").unlink()
+    assert committed_directories(tmp_path) == ("old",)
+
+
+def test_a_root_that_is_not_there_holds_none(tmp_path: Path) -> None:
+    assert committed_directories(tmp_path / "nowhere") == ()
+
+
+def test_a_damaged_file_is_found_by_whoever_has_it_in_his_share(tmp_path: Path) -> None:
+    save(tmp_path, "tag")
+    flip(tmp_path / "tag" / "1.pt")
+    reports = [verify(tmp_path / "tag", share=(number, 3)) for number in range(3)]
+    assert [report.ok for report in reports] == [True, False, True]
+    whole = verify(tmp_path / "tag")
+    assert sum(report.checked_bytes for report in reports) == whole.checked_bytes
+
+
+def test_a_missing_file_is_found_by_everyone(tmp_path: Path) -> None:
+    save(tmp_path, "tag")
+    (tmp_path / "tag" / "1.pt").unlink()
+    assert not any(verify(tmp_path / "tag", share=(number, 2)).ok for number in range(2))
+
+
+@pytest.mark.parametrize("share", [(1, 1), (-1, 2), (0, 0)])
+def test_a_wrong_share_is_refused(tmp_path: Path, share: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match="share="):
+        verify(tmp_path, share=share)
