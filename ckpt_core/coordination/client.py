@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 Store = Any
@@ -32,6 +33,9 @@ _OPENING = threading.Lock()
 """Held while a store is made or destroyed: in some versions torch does both without Python's lock, and two at
 once end the process (pytorch issue 143593). For the same reason connections are opened ahead, and not while
 training runs."""
+
+_LAST_S = 20.0
+"""How long the end of the process waits for connections that hang: name servers answer, or not, by then."""
 
 _IDLE_S = 60.0
 """Firewalls forget idle connections without a word, so one that has idled longer is not used again."""
@@ -250,7 +254,11 @@ class Clients:
             self._give_back(connection)
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Close every connection; one that hangs in a request is left to its daemon thread."""
+        """Close every connection; one that hangs in a request is left to its daemon thread.
+
+        The end of the process waits for that one, within limits: a daemon thread that comes back from torch
+        when Python is gone takes the process down with it.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -261,6 +269,9 @@ class Clients:
         deadline = time.monotonic() + timeout_s
         for connection in connections:
             connection.thread.join(max(deadline - time.monotonic(), 0.0))
+        left = [item.thread for item in connections if item.thread.is_alive()]
+        if left:
+            Finalize(None, _join, args=(left, _LAST_S), exitpriority=0)
         self.kept.clear()
 
     def pin(self) -> None:
@@ -338,6 +349,12 @@ class Clients:
 
 def _first_line(exc: BaseException) -> str:
     return (str(exc) or type(exc).__name__).splitlines()[0][:200]
+
+
+def _join(threads: list[threading.Thread], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0.0))
 
 
 _POOLS: weakref.WeakSet[Clients] = weakref.WeakSet()

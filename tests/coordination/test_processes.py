@@ -185,3 +185,36 @@ def test_a_rank_0_that_is_stopped_holds_nobody_beyond_the_deadline(
     assert said is not None
     assert said.kind in ("CoordinationTimeout", "CommitError")
     assert "rank 0" in said.text
+
+
+SLOW = """
+import time
+from ckpt_core.coordination import client
+
+opened = client.open_store
+
+def slow(*args, **settings):
+    time.sleep(3)
+    print("opened late", flush=True)
+    return opened(*args, **settings)
+
+server = client.serve("127.0.0.1", 0)
+client.open_store = slow
+clients = client.Clients(client.Address("127.0.0.1", server.port, "me"), patience_s=30)
+clients._new().start(lambda store: None)
+clients.close()
+print("closed", flush=True)
+"""
+
+
+def test_the_end_of_a_process_waits_for_a_connection_that_is_slow_to_open() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW],
+        cwd=TOP,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["closed", "opened late"]
