@@ -7,8 +7,8 @@ without the key, and engines of other kinds, go through unchanged.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -167,7 +167,6 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _latest(load_dir: Any) -> str | None:
     try:
-        with open(os.path.join(load_dir, LATEST)) as file:
-            return file.read().strip()
+        return Path(load_dir, LATEST).read_text().strip()
     except FileNotFoundError:
         return None

@@ -1,4 +1,4 @@
-"""The integration translates: it knows public names of ckpt_core alone, and has no threads of its own."""
+"""The integrations translate: they know public names of ckpt_core alone, and have no threads of their own."""
 
 from __future__ import annotations
 
@@ -8,23 +8,31 @@ from pathlib import Path
 import pytest
 
 import ckpt_core
-import ckpt_lightning
 
-MODULES = sorted(Path(ckpt_lightning.__file__).parent.glob("*.py"))
+TOP = Path(__file__).parents[2]
+MODULES = sorted((TOP / "integrations").glob("ckpt_*/*.py"))
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
-def test_only_public_names_of_the_engine_are_imported(module: Path) -> None:
-    for node in ast.walk(ast.parse(module.read_text())):
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+@pytest.fixture(params=MODULES, ids=_name)
+def module(request: pytest.FixtureRequest) -> ast.Module:
+    path: Path = request.param
+    return ast.parse(path.read_text())
+
+
+def test_only_public_names_of_the_engine_are_imported(module: ast.Module) -> None:
+    for node in ast.walk(module):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ckpt_core"):
             assert node.module in ("ckpt_core", "ckpt_core.data"), f"line {node.lineno}"
             if node.module == "ckpt_core":
                 assert {alias.name for alias in node.names} <= set(ckpt_core.__all__)
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
-def test_there_are_no_threads_and_no_files(module: Path) -> None:
-    for node in ast.walk(ast.parse(module.read_text())):
+def test_there_are_no_threads_and_no_files(module: ast.Module) -> None:
+    for node in ast.walk(module):
         if isinstance(node, ast.Call):
             name = node.func.id if isinstance(node.func, ast.Name) else ""
             method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
