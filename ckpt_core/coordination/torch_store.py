@@ -109,15 +109,17 @@ class TorchStore:
             )
         options = replace(options, address=options.address or found.host)
         master = MasterPort(found, options.timeout_s)
-        # `master` keeps the store at MASTER_PORT until every rank has read from it, which they have when
-        # they have met.
-        return cls.from_exchange(
+        made = cls.from_exchange(
             master.exchange,
             rank=found.rank,
             world_size=found.world_size,
             node=node,
             options=options,
         )
+        # Kept for good: a rank whose process group comes next may be connected to it already, and would wait
+        # for ever in a store that goes away.
+        made._session.keep(master.kept)
+        return made
 
     @classmethod
     def from_process_group(
