@@ -116,7 +116,9 @@ def test_torchrun_starts_ranks_that_meet(tmp_path: Path) -> None:
         "from ckpt_core.coordination import TorchStore\n"
         "from tests.coordination.programs import OPTIONS, three_commits\n"
         "store = TorchStore.from_env(options=OPTIONS)\n"
-        "print('found', store.info.rank, three_commits(store)[1])\n"
+        "import os\n"
+        "line = f'found {store.info.rank} {three_commits(store)[1]}\\n'\n"
+        "os.write(1, line.encode())  # at once: lines of two ranks must not mix\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     command += ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
