@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -36,7 +37,7 @@ class Job:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Pickler:
+class Pickler(ABC):
     """Takes the place of `pickle.Pickler` in `torch.save`, which derives a class from it."""
 
     def __init__(self, file: BytesIO, protocol: int) -> None:
@@ -44,9 +45,9 @@ class Pickler:
         self._file = file
         self._protocol = protocol
 
+    @abstractmethod
     def persistent_id(self, obj: Any) -> PersistentId:
         """torch's, in the class that it derives."""
-        raise NotImplementedError
 
     def dump(self, job: Job) -> None:
         """Pickle the tree of the job.

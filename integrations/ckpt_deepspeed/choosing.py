@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from ckpt_core import CorruptCheckpoint, committed_directories, verify
+from ckpt_core import CkptError, CorruptCheckpoint, committed_directories, verify
 
 MANIFEST = "manifest.json"
 
@@ -27,9 +28,8 @@ def choose(load_dir: str, tag: str | None, latest: str | None) -> str | None:
         CorruptCheckpoint: the tag that was asked for is damaged, or all are.
     """
     wanted = tag if tag is not None else latest
-    found = _shared(committed_directories(load_dir))
     if wanted is None:
-        wanted = found[0] if found else None
+        wanted = next(iter(_tags(load_dir)), None)
         if wanted is not None:
             _warn(
                 f"{load_dir} has no file 'latest': loading {wanted!r}, its newest tag that is whole"
@@ -39,30 +39,31 @@ def choose(load_dir: str, tag: str | None, latest: str | None) -> str | None:
     problem = _problem(load_dir, wanted)
     if problem is None:
         return wanted
-    others = [name for name in found if name != wanted]
+    others = [name for name in _tags(load_dir) if name != wanted]
+    whole = next((name for name in others if _problem(load_dir, name) is None), None)
     if tag is not None:
-        whole = next((name for name in others if _problem(load_dir, name) is None), None)
         hint = "no other tag is whole" if whole is None else f"the newest whole tag is {whole!r}"
         raise CorruptCheckpoint(
             f"tag {wanted!r} in {load_dir} is damaged: {problem}. It was not loaded; {hint}",
             path=Path(load_dir) / wanted,
         )
-    return _next_whole(load_dir, wanted, problem, others)
+    if whole is None:
+        raise CorruptCheckpoint(
+            f"tag {wanted!r} in {load_dir} is damaged: {problem}. No other tag is whole; nothing was loaded",
+            path=Path(load_dir) / wanted,
+        )
+    _warn(f"tag {wanted!r} in {load_dir} is damaged ({problem}): loading {whole!r} instead")
+    return whole
 
 
-def _next_whole(load_dir: str, wanted: str, problem: str, others: list[str]) -> str:
-    for name in others:
-        if _problem(load_dir, name) is None:
-            _warn(f"tag {wanted!r} in {load_dir} is damaged ({problem}): loading {name!r} instead")
-            return name
-    raise CorruptCheckpoint(
-        f"tag {wanted!r} in {load_dir} is damaged: {problem}. No other tag is whole; nothing was loaded",
-        path=Path(load_dir) / wanted,
-    )
+def _tags(load_dir: str) -> tuple[str, ...]:
+    """Names, newest first, of tags that have all their files; no byte has been compared."""
+    found: tuple[str, ...] = _shared(lambda: committed_directories(load_dir))
+    return found
 
 
 def _is_ours(load_dir: str, tag: str) -> bool:
-    return bool(_shared((Path(load_dir) / tag / MANIFEST).is_file()))
+    return bool(_shared(lambda: (Path(load_dir) / tag / MANIFEST).is_file()))
 
 
 def _problem(load_dir: str, tag: str) -> str | None:
@@ -81,11 +82,23 @@ def _problem(load_dir: str, tag: str) -> str | None:
     return next((text for text in everyone if text is not None), None)
 
 
-def _shared(value: Any) -> Any:
-    """The first rank's answer: another rank may look a moment later."""
-    told = [value]
-    if _rank_and_ranks()[1] > 1:
+def _shared(look: Callable[[], Any]) -> Any:
+    """What the first rank finds, on all: another one might, a moment later, find something else.
+
+    Raises:
+        CkptError: what it raised there, on all as well.
+    """
+    rank, ranks = _rank_and_ranks()
+    told: list[Any] = [None]
+    if rank == 0:
+        try:
+            told = [look()]
+        except CkptError as exc:
+            told = [exc]
+    if ranks > 1:
         dist.broadcast_object_list(told, src=0)
+    if isinstance(told[0], CkptError):
+        raise told[0]
     return told[0]
 
 

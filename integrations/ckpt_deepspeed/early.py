@@ -7,6 +7,7 @@ change in the next forward pass, and what the user passes as `client_state` when
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,7 +28,7 @@ class Early:
         """The tree with clones in their place; containers on the way are new ones, all else is the same."""
         if isinstance(tree, Tensor):
             return tree.detach().clone() if _place(tree) in self._places else tree
-        if not self._places or (type(tree) not in (dict, list, tuple) and not _is_ordered(tree)):
+        if not self._places or type(tree) not in (dict, OrderedDict, list, tuple):
             return tree
         if isinstance(tree, dict):
             return self._mapping(tree)
@@ -52,10 +53,6 @@ def tensors_of(tree: Any) -> Iterable[Tensor]:
     elif isinstance(tree, list | tuple | set):
         for value in tree:
             yield from tensors_of(value)
-
-
-def _is_ordered(tree: Any) -> bool:
-    return type(tree).__name__ == "OrderedDict" and isinstance(tree, dict)
 
 
 def _place(tensor: Tensor) -> tuple[Any, int]:

@@ -64,15 +64,13 @@ def DistributedOptimizer(
     _check(wrapped, checkpointer)
     # Order matters: Horovod's constructor makes an empty state.
     wrapped.state.update(optimizer.state)
-    stock = type(wrapped)
-    tree = StateTree(wrapped, _names_of(wrapped))
-    decisions = Decisions(
-        asked, process_set=_process_set(wrapped), name=next(iter(_names_of(wrapped).values()), "")
-    )
+    names, stock = _names_of(wrapped), type(wrapped)
+    tree = StateTree(wrapped, names)
+    first = next(iter(names.values()), "")
     iterations = Iterations(
         Stepper(wrapped, stock, tree, separable=splits),
         tree,
-        decisions,
+        Decisions(asked, process_set=_process_set(wrapped), name=first),
         layerwise=when,
         per_rank=tuple(per_rank),
     )
