@@ -10,7 +10,8 @@ Idea: whoever looks at a checkpoint neither locks nor changes it, and needs no t
 manifests say everything. Only `diff` and `export --to torch` load tensors, one leaf at a time or once.
 What a file says is shown, never trusted: names are cleaned before they reach a terminal.
 
-Exit codes: 0 all is well, 1 a finding (bad chunks, differences), 2 the command could not be carried out.
+Exit codes: 0 all is well, 1 a finding (bad chunks, differences, problems), 2 the command could not be
+carried out.
 """
 
 from __future__ import annotations

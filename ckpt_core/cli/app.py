@@ -23,7 +23,7 @@ from ckpt_core.cli.text import clean
 from ckpt_core.errors import CkptError
 
 FOUND, FAILED, INTERRUPTED = 1, 2, 130
-"""Exit codes: a finding (bad chunks, differences); the command could not be carried out; Ctrl-C."""
+"""Exit codes: a finding (bad chunks, differences, problems); the command could not be carried out; Ctrl-C."""
 
 _Request = TypeVar("_Request")
 
@@ -162,6 +162,26 @@ class PinRequest:
     json: Json = False
 
 
+@dataclass(frozen=True)
+class DoctorRequest:
+    """`doctor`."""
+
+    root: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where checkpoints go; it need not exist.")
+    ] = None
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A configuration of DeepSpeed.")
+    ] = None
+    script: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A script for DeepSpeed, or a directory; repeatable."),
+    ] = None
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Import no framework: look at versions only.")
+    ] = False
+    json: Json = False
+
+
 def _say_version(wanted: bool) -> None:
     if wanted:
         sys.stdout.write(f"ckpt-core {__version__}\n")
@@ -174,10 +194,10 @@ def options(
         bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Say it.")
     ] = False,
 ) -> None:
-    """Look at checkpoints of ckpt-core: list, show, verify, compare, export, remove; and measure.
+    """Look at checkpoints of ckpt-core: list, show, verify, compare, export, remove; check a setup; measure.
 
-    Ends with 0 when all is well, 1 for a finding (bad chunks, differences), 2 when the command could
-    not be carried out.
+    Ends with 0 when all is well, 1 for a finding (bad chunks, differences, problems), 2 when the command
+    could not be carried out.
     """
 
 
@@ -251,6 +271,15 @@ def unpin(request: PinRequest) -> bool:
     from ckpt_core.cli.managing import set_pin
 
     return set_pin(request, pinned=False)
+
+
+@app.command()
+@takes(DoctorRequest)
+def doctor(request: DoctorRequest) -> bool:
+    """Check an environment, a root and a configuration of DeepSpeed; ends with 1 for a problem."""
+    from ckpt_core.cli.doctor import diagnose
+
+    return diagnose(request)
 
 
 app.command()(bench)

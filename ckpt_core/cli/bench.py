@@ -24,9 +24,9 @@ class Request:
     suite: Annotated[
         str,
         typer.Option(
-            metavar="[core|ranks|lightning|horovod]",
+            metavar="[core|ranks|lightning|deepspeed|horovod]",
             help="core: one process beside other checkpointers. ranks: several that save together. "
-            "lightning, horovod: the ways to save under these.",
+            "lightning, deepspeed, horovod: the ways to save under these.",
         ),
     ] = "core"
     quick: Annotated[
@@ -45,7 +45,8 @@ class Request:
     state_bytes: Annotated[
         str | None,
         typer.Option(
-            help="Size of the state, such as 2GiB; default: 768MiB; ranks: 192MiB; horovod: 200MB."
+            help="Size of the state, such as 2GiB; default: 768MiB; ranks: 192MiB; horovod: 200MB; "
+            "deepspeed: 64MB."
         ),
     ] = None
     ranks: Annotated[
@@ -55,7 +56,7 @@ class Request:
     leaves: Annotated[
         int | None,
         typer.Option(
-            help="Tensors in the state; default: 384. lightning and horovod have a model's."
+            help="Tensors in the state; default: 384. lightning, deepspeed, horovod have a model's."
         ),
     ] = None
     rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 5
@@ -70,7 +71,7 @@ class Request:
         typer.Option(
             metavar="[save|restore|leaves|train|plan|messages]",
             help="Only this; repeatable. core has the first four; ranks save, train, plan, messages; "
-            "lightning save, train; horovod train.",
+            "lightning, deepspeed save, train; horovod train.",
         ),
     ] = None
     staging_bytes: Annotated[
@@ -121,7 +122,7 @@ def _settings(request: Request, suite: Suite) -> AnySettings:
 
     if request.ranks and suite != Suite.RANKS:
         raise ConfigError("--ranks goes with --suite ranks")
-    if request.leaves is not None and suite in (Suite.LIGHTNING, Suite.HOROVOD):
+    if request.leaves is not None and suite in (Suite.LIGHTNING, Suite.DEEPSPEED, Suite.HOROVOD):
         raise ConfigError(f"--leaves does not go with --suite {suite}: they are those of its model")
     make, kind = settings_of(suite)
     given: dict[str, Any] = {

@@ -13,7 +13,7 @@ import pytest
 from tests.cli.several import GOLDEN
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
-COMMANDS = ("ls", "show", "verify", "diff", "export", "rm", "pin", "unpin")
+COMMANDS = ("ls", "show", "verify", "diff", "export", "rm", "pin", "unpin", "doctor")
 NAMED_BY_PATH = ("left_out", "changed")
 
 
@@ -58,6 +58,7 @@ def test_the_page_names_every_json_field(
         "pin": [ckpts, 10],
         "unpin": [ckpts, 10],
         "rm": [ckpts, "--step", 30, "--yes"],
+        "doctor": ["--quick"],
     }
     for command, rest in arguments.items():
         _assert_documented(command, cli(command, *rest, "--json").out)

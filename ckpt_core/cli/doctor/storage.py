@@ -1,0 +1,132 @@
+"""A trial of a directory's filesystem: the store commits a step there, with the engine's own file layer.
+
+Everything happens in a hidden directory of its own, which is removed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckpt_core.cli.doctor.finding import Finding, note, ok, problem
+from ckpt_core.errors import CkptError
+from ckpt_core.files import Files
+from ckpt_core.layout import MANIFEST_NAME
+from ckpt_core.persist import Place, ShardFile, ShardRequest
+from ckpt_core.store import Attempt, RootLock, StepStore
+from ckpt_core.types import ALIGN_BYTES, DirectIO
+
+_PREFIX = ".ckpt-core-doctor-"
+_STEP = 1
+_TRY_LOCK = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        sys.exit(3)
+"""
+_REFUSED = 3
+
+
+def try_storage(directory: Path) -> list[Finding]:
+    """What the filesystem of a directory can do.
+
+    Raises:
+        OSError: nothing can be made there.
+    """
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=directory) as folder:
+        return list(_trial(Path(folder)))
+
+
+def _trial(folder: Path) -> Iterator[Finding]:
+    store = StepStore(
+        folder / "root", files=Files(), keep_last=None, keep_every=None, spare_slots=0
+    )
+    try:
+        store.open()
+    except CkptError as exc:
+        yield problem("lock", _told(exc, folder), "use another filesystem")
+        return
+    try:
+        yield check_lock(store.root)
+        yield _commit(store, folder)
+        yield _direct(store, folder)
+    finally:
+        store.close()
+
+
+def check_lock(root: Path) -> Finding:
+    """Whether another process is kept out of a root whose lock this one has."""
+    command = [sys.executable, "-I", "-S", "-c", _TRY_LOCK, str(RootLock(root).path)]
+    code = subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+    if code == _REFUSED:
+        return ok("lock", "a second process is kept out")
+    text = "a second process got the lock that this one had"
+    return problem("lock", text, "two jobs could write to one root: use another filesystem")
+
+
+def _commit(store: StepStore, folder: Path) -> Finding:
+    try:
+        # Twice: to replace a step is another operation than to add one.
+        for _ in range(2):
+            attempt = store.begin(_STEP)
+            _write(attempt, direct=DirectIO.AUTO)
+            Files().write_new(attempt.path / MANIFEST_NAME, b"{}")
+            store.publish(attempt)
+    except (CkptError, OSError) as exc:
+        return problem("commit", _told(exc, folder), "use another filesystem")
+    return ok("commit", "write, fsync and rename of a trial step, added and replaced")
+
+
+def _direct(store: StepStore, folder: Path) -> Finding:
+    try:
+        _write(store.begin(_STEP + 1), direct=DirectIO.ON)
+    except CkptError as exc:
+        text = (
+            f"no O_DIRECT: writes go through the page cache ({_told(exc.__cause__ or exc, folder)})"
+        )
+        return note("direct I/O", text, "saves take longer, and push other files out of the cache")
+    return ok("direct I/O", "O_DIRECT works: writes go past the page cache")
+
+
+def _write(attempt: Attempt, *, direct: DirectIO) -> None:
+    """A file of one piece, as a save writes it."""
+    request = ShardRequest(
+        name="trial",
+        nbytes=ALIGN_BYTES,
+        place=lambda: Place(attempt.path / "trial", recycled=False),
+        direct_io=direct,
+        checksum=True,
+        step=_STEP,
+    )
+    shard = ShardFile(request, files=Files())
+    try:
+        # A mapping begins on a page, as direct writes need.
+        shard.write(_Piece(memory=memoryview(mmap.mmap(-1, ALIGN_BYTES))))
+        shard.sync()
+    finally:
+        shard.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """All bytes of a file."""
+
+    memory: memoryview
+    index: int = 0
+    offset: int = 0
+    nbytes: int = ALIGN_BYTES
+    ready: Any = None
+    release: Callable[[], None] = lambda: None
+
+
+def _told(error: BaseException, folder: Path) -> str:
+    """An error without the name of the directory that is gone when it is read."""
+    return " ".join(str(error).replace(str(folder), "trial").split())

@@ -1,0 +1,235 @@
+"""`doctor`: the environment, and what holds for all its checks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckpt_core.cli.doctor.environment import check_environment
+from ckpt_core.cli.doctor.machine import judge_memory
+from ckpt_core.cli.doctor.memory_limit import room_left
+from ckpt_core.cli.doctor.trials import Trial, trials
+from ckpt_core.cli.doctor.versions import is_older, is_there
+from tests.cli.doctoring import Cli, Ended, diagnosis, ended
+
+HIDING = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+HIDDEN = {"torch", "deepspeed", "hjson", "horovod", "lightning", "pytorch_lightning"}
+sys.meta_path.insert(0, Hidden())
+from ckpt_core.cli import main
+main()
+"""
+
+
+def _metadata(folder: Path, name: str, version: str, *requirements: str) -> None:
+    """Let a package look as if this version of it were installed."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {requirement}" for requirement in requirements]
+    (info / "METADATA").write_text("\n".join(lines) + "\n")
+
+
+def test_what_is_installed_is_imported_and_what_is_broken_is_named(
+    process: Cli, tmp_path: Path
+) -> None:
+    # Lightning, since the real one takes longest to import.
+    broken = tmp_path / "lightning"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('half of it is missing')\n")
+    made = diagnosis(process, PYTHONPATH=str(tmp_path), DS_ACCELERATOR="cpu")
+    assert made.bad == ["lightning"]
+    assert "ImportError: half of it is missing" in made.one("lightning")[1]
+    assert made.one("torch")[0] == "ok"
+    for name in ("deepspeed", "horovod"):
+        if is_there(name):
+            level, text = made.one(name)
+            assert level == "ok"
+            assert "not tried" not in text
+
+
+def test_it_works_where_torch_and_the_frameworks_are_missing(tmp_path: Path) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text('{"checkpoint_engine": {"type": "ckpt_core", "in_flight": 0}}')
+
+    def run(*arguments: object) -> Ended:
+        return ended(sys.executable, "-c", HIDING, *arguments)
+
+    made = diagnosis(run, "--config", config)
+    assert made.bad == ["torch", "config"]
+    assert "checkpoint_engine.in_flight=0" in made.one("config")[1]
+    assert made.one("deepspeed")[0] == "warning"
+    assert "lightning, horovod" in made.one("frameworks")[1]
+
+
+def test_versions_are_compared_with_what_this_package_needs(process: Cli, tmp_path: Path) -> None:
+    _metadata(tmp_path, "torch", "2.5.1+cu121")
+    _metadata(tmp_path, "ckpt-core", "0.0.7", "typer>=0.20", "torch>=2.6 ; extra == 'x'")
+    made = diagnosis(process, "--quick", PYTHONPATH=str(tmp_path))
+    assert made.one("torch") == ("problem", "2.5.1+cu121 is too old; ckpt-core needs 2.6 or newer")
+    level, text = made.one("ckpt-core")
+    assert level == "warning"
+    assert "the package installed is 0.0.7" in text
+
+
+@pytest.mark.parametrize(
+    ("version", "least", "older"),
+    [
+        ("2.6.0+cu124", "2.6", False),
+        ("2.10.0", "2.6", False),
+        ("2.5.9", "2.6", True),
+        ("0.18", "0.18.4", True),
+        ("2.6.0.dev1", "2.6", False),
+    ],
+)
+def test_versions_are_compared_by_number(version: str, least: str, older: bool) -> None:
+    assert is_older(version, least) == older
+
+
+def test_a_quick_run_imports_nothing(cli: Cli) -> None:
+    made = diagnosis(cli, "--quick")
+    assert "not tried" in made.one("torch")[1]
+    assert made.of("cuda") == []
+
+
+@pytest.mark.parametrize(
+    ("build", "devices", "level", "said"),
+    [
+        (None, [], "note", "built for CPUs alone"),
+        ("12.6", [], "note", "built for 12.6 and sees no device: The driver is too old"),
+        ("12.6", [["GPU X", 80 << 30]] * 2, "ok", "2 x GPU X (80.0 GiB)"),
+    ],
+)
+def test_devices_are_told_as_torch_sees_them(
+    build: str | None, devices: list[list[object]], level: str, said: str
+) -> None:
+    told = {"build": build, "devices": devices, "said": ["The driver\n is too old"]}
+    checks = check_environment({"torch": Trial(told)}, wants_deepspeed=False)
+    (found,) = [finding for finding in checks if finding.check == "cuda"]
+    assert found.level == level
+    assert said in found.found
+
+
+def test_people_get_a_table_and_the_count(cli: Cli, tmp_path: Path) -> None:
+    answer = cli("doctor", "--quick", "--root", tmp_path)
+    assert answer.code == 0
+    assert answer.out.splitlines()[-1].startswith("no problem")
+    (tmp_path / "file").touch()
+    answer = cli("doctor", "--quick", "--root", tmp_path / "file")
+    assert answer.code == 1
+    (line,) = [line for line in answer.out.splitlines() if "PROBLEM" in line]
+    assert "is no directory; name another" in line
+    assert answer.out.splitlines()[-1].startswith("1 problem")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--config", "nowhere.json"], ["--script", "nowhere.py"], ["--script", "."]]
+)
+def test_what_cannot_be_read_ends_with_2(
+    cli: Cli, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = cli("doctor", *arguments)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert answer.err.startswith("ckpt-core: ")
+    assert arguments[1] in answer.err
+
+
+# -- variables ---------------------------------------------------------------------------------
+
+
+def test_a_variable_that_is_taken_is_told_with_who_takes_it(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPT_CORE_WRITERS", "4")
+    made = diagnosis(cli, "--quick")
+    level, text = made.one("variables")
+    assert level == "note"
+    assert "CKPT_CORE_WRITERS=4: read by Options.from_env() alone" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "level", "said"),
+    [
+        ("CKPT_CORE_WRITER", "4", "problem", "did you mean CKPT_CORE_WRITERS?"),
+        ("CKPT_CORE_WRITERS", "many", "problem", "'many' is not a number"),
+        ("CKPT_CORE_STAGING_BYTES", "2 GiBs", "problem", "is not a size"),
+        ("ckpt_core_writers", "4", "warning", "write it in capitals"),
+    ],
+)
+def test_a_variable_without_its_effect_is_named(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str, value: str, level: str, said: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    found = diagnosis(cli, "--quick").one("variables")
+    assert found[0] == level
+    assert said in found[1]
+
+
+# -- the machine -------------------------------------------------------------------------------
+
+
+def test_limits_of_the_process_are_seen(process: Cli) -> None:
+    assert diagnosis(process, "--quick").one("limits")[0] == "ok"
+
+    def limited(*arguments: object) -> Ended:
+        command = 'ulimit -n 100 && ulimit -f 2048 && exec "$@"'
+        return ended("bash", "-c", command, "bash", sys.executable, "-m", "ckpt_core", *arguments)
+
+    texts = diagnosis(limited, "--quick").of("limits")
+    assert [level for level, _ in texts] == ["warning", "warning"]
+    assert "100 open files at most" in texts[0][1]
+    assert "files of at most 2.0 MiB" in texts[1][1]
+
+
+def _group(folder: Path, **files: object) -> None:
+    folder.mkdir(parents=True)
+    for name, value in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{value}\n")
+
+
+def test_the_tightest_limit_of_a_control_group_counts(tmp_path: Path) -> None:
+    groups = tmp_path / "cgroup"
+    groups.write_text("0::/job/step\n")
+    _group(tmp_path / "fs" / "job" / "step", memory__max="max", memory__current=5)
+    assert room_left(groups, tmp_path / "fs") is None
+    (tmp_path / "fs" / "job" / "memory.max").write_text("1000\n")
+    (tmp_path / "fs" / "job" / "memory.current").write_text("700\n")
+    (tmp_path / "fs" / "job" / "memory.stat").write_text("anon 500\ninactive_file 200\n")
+    assert room_left(groups, tmp_path / "fs") == 500
+
+
+def test_version_1_and_a_container_that_sees_its_own_group_only(tmp_path: Path) -> None:
+    groups = tmp_path / "cgroup"
+    groups.write_text("5:cpu:/x\n4:memory:/docker/0123abcd\n0::/\n")
+    files = {"memory__limit_in_bytes": 1000, "memory__usage_in_bytes": 1200}
+    _group(tmp_path / "fs" / "memory", **files)
+    assert room_left(groups, tmp_path / "fs") == 0
+    assert room_left(tmp_path / "missing", tmp_path / "fs") is None
+
+
+@pytest.mark.parametrize(
+    ("room", "level"), [(None, "ok"), (5000, "ok"), (3000, "note"), (1000, "warning")]
+)
+def test_memory_that_only_the_host_has_is_told(room: int | None, level: str) -> None:
+    assert judge_memory(4000, room).level == level
+
+
+def test_a_trial_that_dies_is_told_and_none_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with trials(["torch"]) as running:
+        assert running["torch"].result().error == "ended by SIGSEGV"
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n")
+    with trials(["torch"]) as running:
+        pass
+    assert running["torch"].result().error == "ended by SIGKILL"
