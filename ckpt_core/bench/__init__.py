@@ -7,7 +7,7 @@ their storage traffic can be read from outside, and they take turns in random or
 shown with its lowest, middle and highest value, since disks are noisy.
 
 The suite `ranks` measures several processes that save together: see `ckpt_core.bench.ranks`; the suites
-`lightning` and `horovod` the ways to save under these: see `ckpt_core.bench.lightning`, `.horovod`.
+`lightning`, `deepspeed` and `horovod` the ways to save under these: see the packages of these names.
 
 Call order: `Settings(...)`, or that of another suite -> `run(settings)` -> `render(report)`,
 `plot(report, path)`, `report.to_json()`.
@@ -16,6 +16,7 @@ Call order: `Settings(...)`, or that of another suite -> `run(settings)` -> `ren
 from __future__ import annotations
 
 from ckpt_core.bench.contenders import NAMES, OURS
+from ckpt_core.bench.deepspeed import DeepSpeedMeasure, DeepSpeedSettings
 from ckpt_core.bench.horovod import HorovodMeasure, HorovodSettings
 from ckpt_core.bench.lightning import LightningMeasure, LightningSettings
 from ckpt_core.bench.plot import check_plot
@@ -28,6 +29,8 @@ __all__ = [
     "NAMES",
     "OURS",
     "AnySettings",
+    "DeepSpeedMeasure",
+    "DeepSpeedSettings",
     "HorovodMeasure",
     "HorovodSettings",
     "LightningMeasure",

@@ -36,7 +36,12 @@ def tree(pid: int) -> list[int]:
 
 def memory_bytes(pid: int) -> int:
     """Proportional memory of a process tree: a page that n of its processes share counts once."""
-    return sum(_field(member, "smaps_rollup", "Pss:") * 1024 for member in tree(pid))
+    return sum(own_memory_bytes(member) for member in tree(pid))
+
+
+def own_memory_bytes(pid: int) -> int:
+    """Proportional memory of a process without its children."""
+    return _field(pid, "smaps_rollup", "Pss:") * 1024
 
 
 def io_bytes(pid: int) -> IoBytes:

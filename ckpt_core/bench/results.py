@@ -150,13 +150,14 @@ class Report:
         return {name: Stats(tuple(found[name])) for name in self.entrants if name in found}
 
     def ratio(self, figure: Figure, contender: str) -> float | None:
-        """Median of a contender over ours; None without ours, and of differences, which may be 0."""
+        """Median of a contender over ours; None without ours, and of differences, which may be 0 or less."""
         stats = self.stats(figure)
         if (
             figure.unit is Unit.PERCENT
             or OURS not in stats
             or contender not in stats
             or stats[OURS].median == 0
+            or min(stats[OURS].min, stats[contender].min) < 0
         ):
             return None
         return stats[contender].median / stats[OURS].median

@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from ckpt_core.bench import horovod, lightning, ranks, rounds, tables
+from ckpt_core.bench import deepspeed, horovod, lightning, ranks, rounds, tables
+from ckpt_core.bench.deepspeed import DeepSpeedMeasure, DeepSpeedSettings
 from ckpt_core.bench.horovod import HorovodMeasure, HorovodSettings
 from ckpt_core.bench.lightning import LightningMeasure, LightningSettings
 from ckpt_core.bench.plot import draw, drawings
@@ -18,13 +19,14 @@ from ckpt_core.bench.ranks import RankMeasure, RankSettings
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.settings import Measure, Settings, Suite
 
-AnySettings = Settings | RankSettings | LightningSettings | HorovodSettings
+AnySettings = Settings | RankSettings | LightningSettings | HorovodSettings | DeepSpeedSettings
 
 _SETTINGS: dict[Suite, tuple[type[AnySettings], type[StrEnum]]] = {
     Suite.CORE: (Settings, Measure),
     Suite.RANKS: (RankSettings, RankMeasure),
     Suite.LIGHTNING: (LightningSettings, LightningMeasure),
     Suite.HOROVOD: (HorovodSettings, HorovodMeasure),
+    Suite.DEEPSPEED: (DeepSpeedSettings, DeepSpeedMeasure),
 }
 
 
@@ -41,6 +43,7 @@ _VIEWS = {
     Suite.RANKS: _View(ranks.render, ranks.drawings),
     Suite.LIGHTNING: _View(lightning.render, lightning.drawings),
     Suite.HOROVOD: _View(horovod.render, horovod.drawings),
+    Suite.DEEPSPEED: _View(deepspeed.render, deepspeed.drawings),
 }
 
 
@@ -62,6 +65,8 @@ def run(settings: AnySettings, *, notify: Callable[[str], None] = lambda message
         return lightning.run(settings, notify=notify)
     if isinstance(settings, HorovodSettings):
         return horovod.run(settings, notify=notify)
+    if isinstance(settings, DeepSpeedSettings):
+        return deepspeed.run(settings, notify=notify)
     return rounds.run(settings, notify=notify)
 
 

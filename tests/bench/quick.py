@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 from typer.testing import CliRunner, Result
 
@@ -35,3 +36,25 @@ def report_of(output: Path) -> dict[str, Any]:
     """The JSON of a quick run."""
     loaded: dict[str, Any] = json.loads((output / "out.json").read_text())
     return loaded
+
+
+def quick_fixtures(*arguments: str) -> tuple[Any, Any]:
+    """For a test module: `output, report = quick_fixtures(...)`, the folder and the JSON of one quick run."""
+
+    @pytest.fixture(scope="module")
+    def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return quick_run(tmp_path_factory.mktemp("bench"), *arguments)
+
+    @pytest.fixture(scope="module")
+    def report(output: Path) -> dict[str, Any]:
+        return report_of(output)
+
+    return output, report
+
+
+def assert_all_ran(report: dict[str, Any], names: Iterable[str], *, framework: str) -> None:
+    """Contenders are these, each ran to the end, and says under which release and how it is set up."""
+    assert list(report["contenders"]) == list(names)
+    for name, entry in report["contenders"].items():
+        assert entry["reason"] is None, (name, entry["reason"])
+        assert entry["version"].startswith(f"{framework} ") and entry["settings"]

@@ -27,29 +27,18 @@ from ckpt_core.bench.horovod.ways import IN_STEP, TORCH_SAVE, WAYS
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.remote import ContenderFailed
 from ckpt_core.bench.results import Report
-from tests.bench.quick import quick_run, report_of
+from tests.bench.quick import assert_all_ran, quick_fixtures
 
 INTERVALS = (1, 2)
 SLICED = [name for name in SAVING if name != TORCH_SAVE]
 
 pytestmark = pytest.mark.timeout(300)
 
-
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return quick_run(tmp_path_factory.mktemp("bench"), "--suite", "horovod")
-
-
-@pytest.fixture(scope="module")
-def report(output: Path) -> dict[str, Any]:
-    return report_of(output)
+output, report = quick_fixtures("--suite", "horovod")
 
 
 def test_every_way_ran_and_says_what_it_is(report: dict[str, Any]) -> None:
-    assert list(report["contenders"]) == list(NAMES)
-    for name, entry in report["contenders"].items():
-        assert entry["reason"] is None, (name, entry["reason"])
-        assert entry["version"].startswith("horovod ") and entry["settings"]
+    assert_all_ran(report, NAMES, framework="horovod")
 
 
 def test_what_each_way_has_saved_is_the_live_state_of_that_step_on_both_ranks(

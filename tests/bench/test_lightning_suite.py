@@ -15,7 +15,7 @@ pytest.importorskip("lightning.pytorch")
 from ckpt_core.bench import OURS, LightningSettings, ModelSize
 from ckpt_core.bench.lightning import BASE, NAMES
 from ckpt_core.errors import ConfigError
-from tests.bench.quick import ckpt_core_bench, quick_run, report_of
+from tests.bench.quick import assert_all_ran, ckpt_core_bench, quick_fixtures
 
 INTERVALS = (1, 3)
 SAVING = [name for name in NAMES if name != BASE]
@@ -23,22 +23,11 @@ BY_INTERVAL = ("slowdown_every", "train_stall_every", "fit_every", "peak_memory_
 
 pytestmark = pytest.mark.timeout(300)
 
-
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return quick_run(tmp_path_factory.mktemp("bench"), "--suite", "lightning")
-
-
-@pytest.fixture(scope="module")
-def report(output: Path) -> dict[str, Any]:
-    return report_of(output)
+output, report = quick_fixtures("--suite", "lightning")
 
 
 def test_every_way_ran_and_says_what_it_is(report: dict[str, Any]) -> None:
-    assert list(report["contenders"]) == list(NAMES)
-    for name, entry in report["contenders"].items():
-        assert entry["reason"] is None, (name, entry["reason"])
-        assert entry["version"].startswith("lightning ") and entry["settings"]
+    assert_all_ran(report, NAMES, framework="lightning")
     assert report["contenders"][OURS]["fsyncs"] == "yes"
 
 

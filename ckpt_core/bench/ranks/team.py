@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from ckpt_core.bench.closing import Closing
 from ckpt_core.bench.remote import Answers, ContenderFailed, Remote, ask_all
 
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-_MODULE = "ckpt_core.bench.ranks.worker"
-
 
 class Team(Closing):
-    """Running ranks. Close it, or use it in a `with` block."""
+    """Running ranks. Close it, or use it in a `with` block.
+
+    Attributes:
+        module: what each rank runs; it knows the requests host, join and drop.
+        environment: variables of each rank, besides those of this process.
+        joined: what the ranks said when they had found each other.
+    """
+
+    module: ClassVar[str] = "ckpt_core.bench.ranks.worker"
+    environment: ClassVar[Mapping[str, str]] = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
     def __init__(self, folder: Path, world_size: int, *, timeout_s: float) -> None:
         """Start the ranks and let them find each other.
@@ -35,14 +42,14 @@ class Team(Closing):
                 f"rank-{rank}",
                 root,
                 timeout_s=timeout_s,
-                module=_MODULE,
-                environment=ENVIRONMENT,
+                module=self.module,
+                environment=self.environment,
             )
             for rank in range(world_size)
         ]
         try:
             port = self._remotes[0].call("host")["port"]
-            self.ask("join", port=port, world_size=world_size)
+            self.joined = self.ask("join", port=port, world_size=world_size)
         except BaseException:
             self.kill()
             raise
