@@ -31,9 +31,11 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test, the examples that are killed and resumed among them. Arguments go to pytest."""
-    install(session, "-e", ".[test,bench,lightning,deepspeed]", "scikit-learn", "torchdata")
+    extra = ("huggingface-hub", "scikit-learn", "torchdata")
+    install(session, "-e", ".[test,bench,lightning,deepspeed]", *extra)
     # Compiled on a machine's first run, which takes minutes: docs/horovod.md says how and why.
     session.run("python", ".ci/horovod_wheel.py")
+    session.run("python", ".ci/warm_deepspeed.py")
     # Where a framework is missing its tests are skipped; here they fail.
     session.run("pytest", *session.posargs, env={"REQUIRE_INTEGRATIONS": "1"})
 
