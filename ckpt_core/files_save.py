@@ -9,7 +9,7 @@ through the bounded pool to the writers, while the next file is added.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ from ckpt_core.snapshot import (
 from ckpt_core.torch_zip import ZipPlan, plan_zip, tensor_paths
 from ckpt_core.types import Destination
 
+Eager = bool | Callable[[torch.Tensor], bool]
+
 
 class FilesSave(OpenSave):
     """Given by `Checkpointer.begin_files`; used on the training thread. Must be sealed or aborted.
@@ -49,7 +51,7 @@ class FilesSave(OpenSave):
         # Also when the watchdog gives it up: what was added before is given up by then.
         inflight.open_ended(lambda: pipeline.stage(inflight.staging_ended))
 
-    def add(self, name: str, tree: Any, *, eager: bool = False) -> None:
+    def add(self, name: str, tree: Any, *, eager: Eager = False) -> None:
         """Give this rank's file `name` the contents that `torch.save(tree)` would, views cut to size.
 
         Returns when everything is copied but tensors of more than `eager_leaf_bytes`: those must not change
@@ -59,7 +61,9 @@ class FilesSave(OpenSave):
         Args:
             name: a plain file name, or a relative path of plain names; no manifest's name.
             tree: whatever `torch.save` takes.
-            eager: copy the large tensors too, into memory of their own beside the staging memory.
+            eager: copy the large tensors too, into memory of their own beside the staging memory; a
+                function: those that it says so of. It is given views of them that are detached and, where
+                they are one run of memory, flat.
 
         Raises:
             ConfigError: the name cannot be used or was added before, or something in the tree cannot be
@@ -100,11 +104,11 @@ class FilesSave(OpenSave):
         if clash:
             raise ConfigError(f"add: {min(clash)!r} would be both a file and a directory")
 
-    def _start(self, name: str, tree: Any, plan: ZipPlan, *, eager: bool) -> None:
+    def _start(self, name: str, tree: Any, plan: ZipPlan, *, eager: Eager) -> None:
         """Copy what must be copied now, and queue the rest."""
         if self._pool is None:
             self._pool = self._pipeline.pool_for_named(plan.layout.file_bytes, plan.tensors)
-        live, clones = _split(plan, None if eager else self._pipeline.eager_leaf_bytes)
+        live, clones = _split(plan, self._pipeline.eager_leaf_bytes, eager)
         watch = LeafWatch(self.step, on=self._pipeline.check_barriers)
         if self._pipeline.check_barriers:
             watch.begin(_labels(name, tree, live), live)
@@ -200,12 +204,13 @@ class Destinations:
         return Destination(directory, pointer, self._count)
 
 
-def _split(plan: ZipPlan, most: int | None) -> tuple[list[StageItem], list[StageItem]]:
-    """The tensors of more than `most` bytes (None: no tensor), and clones of the others."""
+def _split(plan: ZipPlan, most: int, eager: Eager) -> tuple[list[StageItem], list[StageItem]]:
+    """The tensors of more than `most` bytes that are not eager, and clones of the others."""
     live: list[StageItem] = []
     clones: list[StageItem] = []
     for tensor, extent in zip(plan.tensors, plan.layout.extents, strict=True):
-        if most is None or extent.nbytes <= most:
+        now = extent.nbytes <= most or (eager(tensor) if callable(eager) else eager)
+        if now:
             clones.append((tensor.clone(), extent.offset, extent.nbytes))
         else:
             live.append((tensor, extent.offset, extent.nbytes))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ckpt_core.arrangement import Placed
 from ckpt_core.coordination import Reference
-from ckpt_core.errors import CkptError
+from ckpt_core.errors import CkptError, PersistError
 from ckpt_core.persist import ShardFile, WriteJob, WriterPool
 from ckpt_core.snapshot import Piece, Snapshot
 from ckpt_core.state import Skeleton
@@ -177,6 +177,7 @@ class InFlight:
 
         The error is told the step and the path, where whoever raised it did not know them.
         """
+        error = _to_report(error)
         self._place(error)
         with self._lock:
             if self._phase in (Phase.COMMITTED, Phase.FAILED):
@@ -256,6 +257,15 @@ class InFlight:
             ready = self._pending == 0 and not self._staging
         if ready:
             self._hooks.on_ready(self)
+
+
+def _to_report(error: BaseException) -> BaseException:
+    """Raised in a later call, as it is, the end of a thread would end the program without a word."""
+    if isinstance(error, Exception):
+        return error
+    made = PersistError(f"the save was ended by {error!r}")
+    made.__cause__ = error
+    return made
 
 
 @dataclass(frozen=True, slots=True)

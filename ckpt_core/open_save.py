@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.inflight import InFlight
+from ckpt_core.types import RAISED_TO_CALLER
 
 
 class OpenSave:
@@ -22,13 +23,21 @@ class OpenSave:
         """The step it is of."""
         return self._inflight.step
 
-    def abort(self) -> None:
-        """Give the checkpoint up; nothing of it becomes visible. Idempotent."""
+    def abort(self, raised: BaseException | None = None) -> None:
+        """Give the checkpoint up; nothing of it becomes visible. Idempotent.
+
+        Args:
+            raised: what the caller is told instead: the other ranks then log it, and do not report it again
+                in their next save, as when `save` raises.
+        """
         if self._sealed:
             return
         self._sealed = True
         self._inflight.reported = True
-        self._inflight.fail(StagingError(f"step {self.step} was aborted by the caller"))
+        text = f"step {self.step} was aborted by the caller"
+        if raised is not None:
+            text = f"{RAISED_TO_CALLER}{type(raised).__name__}: {raised}"
+        self._inflight.fail(StagingError(text))
 
     def _check_open(self) -> None:
         if self._sealed:

@@ -12,10 +12,9 @@ from ckpt_core.errors import CkptError, CommitError
 from ckpt_core.files import Files
 from ckpt_core.options import Options
 from ckpt_core.store import GuestStore, StepStore
-from ckpt_core.types import OnError, RankInfo
+from ckpt_core.types import RAISED_TO_CALLER, OnError, RankInfo
 
 _SEEN_WITHIN_S = 10.0
-_NOT_STARTED = "this rank did not start the save: "
 
 
 def make_store(
@@ -120,11 +119,11 @@ def declining(coordination: Coordination, attempt_id: str, step: int) -> Iterato
     try:
         yield
     except BaseException as exc:
-        coordination.decline(attempt_id, step, CkptError(f"{_NOT_STARTED}{exc}"))
+        coordination.decline(attempt_id, step, CkptError(f"{RAISED_TO_CALLER}{exc}"))
         raise
 
 
 def _is_echo(error: BaseException) -> bool:
     if not isinstance(error, CommitError) or not error.failures:
         return False
-    return all(_NOT_STARTED in str(failure) for failure in error.failures.values())
+    return all(RAISED_TO_CALLER in str(failure) for failure in error.failures.values())

@@ -12,6 +12,9 @@ from ckpt_core.errors import ConfigError
 ALIGN_BYTES = 4096
 """Granularity of everything that is written directly: file sizes, chunk sizes, the tensor region."""
 
+RAISED_TO_CALLER = "this rank did not save, and has told its caller: "
+"""Begins what the others hear of an error that this rank has raised: their callers need not be told."""
+
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _STEP_DIR = re.compile(r"step-(\d{12,18})\Z")

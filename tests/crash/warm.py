@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +74,18 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 class Warm:
-    """Starts the warm process and talks to it. A context manager."""
+    """Starts the warm process and talks to it. A context manager.
 
-    def __init__(self) -> None:
+    Args:
+        modules: imported there too, none of which may start a thread.
+        environ: variables of that process.
+    """
+
+    def __init__(self, *modules: str, environ: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.warm"],
+            [sys.executable, "-m", "tests.crash.warm", *modules],
             cwd=Path(__file__).parents[2],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environ or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -121,6 +126,8 @@ def main() -> None:
     quiet()
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a stray print must not look like an answer
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     for line in sys.stdin:
         out.write(json.dumps(answer(json.loads(line))) + "\n")
         out.flush()

@@ -159,6 +159,23 @@ def test_everything_may_change_after_an_eager_add(root: Path) -> None:
     assert torch.load(root / "tag" / "a.pt", weights_only=True)["large"].sum() == 0
 
 
+def test_a_function_says_which_tensors_are_added_eagerly(root: Path) -> None:
+    changing, lasting = torch.zeros(50_000), torch.zeros(50_000)
+    files = GatedFiles()
+    with Checkpointer(root, TINY, files=files) as ck:
+        opened = ck.begin_files(1, "tag")
+        tree = [changing.view(5, -1), lasting]
+        opened.add("a.pt", tree, eager=lambda part: part.data_ptr() == changing.data_ptr())
+        assert not ck.is_staged()
+        changing += 1
+        files.gate.set()
+        ck.wait_staged()
+        lasting += 1
+        opened.seal().committed.result(30)
+    found = torch.load(root / "tag" / "a.pt", weights_only=True)
+    assert [part.sum() for part in found] == [0, 0]
+
+
 def test_waiting_for_one_file_does_not_wait_for_a_later_one(root: Path) -> None:
     files = GatedFiles()
     with Checkpointer(root, TINY, files=files) as ck:

@@ -139,13 +139,16 @@ def test_close_raises_an_error_that_no_save_has_reported(prepared: Path, tmp_pat
     check_restart(root, least={(20, 0)}, started=KNOWN)
 
 
-def test_a_writer_that_raises_anything_fails_only_its_save(prepared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_a_writer_that_raises_anything_fails_only_its_save(
+    kind: type[BaseException], prepared: Path, tmp_path: Path
+) -> None:
     class Broken(QuickFiles):
         armed = True
 
         def start_writeback(self, fd: int, offset: int, size: int) -> None:
             if self.armed:
-                raise RuntimeError("a bug in a writer")
+                raise kind("a bug in a writer")
 
     root = tmp_path / "root"
     shutil.copytree(prepared, root)
@@ -153,7 +156,7 @@ def test_a_writer_that_raises_anything_fails_only_its_save(prepared: Path, tmp_p
     with Checkpointer(root, options(on_error="warn", direct_io="off"), files=files) as ck:
         error = try_save(ck, 30)
         assert isinstance(error, PersistError) and "a bug in a writer" in str(error)
-        assert isinstance(error.__cause__, RuntimeError)
+        assert isinstance(error.__cause__, kind)
         files.armed = False
         assert try_save(ck, 40) is None
         assert ck.steps() == (20, 40)

@@ -177,6 +177,21 @@ def gives_up(who: Rank, root: str) -> list[str]:
     return outcomes
 
 
+def raises_and_gives_up(who: Rank, root: str) -> list[str]:
+    """Rank 1 raises to its caller and says so as it aborts; nothing of it is raised again, on any rank."""
+    outcomes = []
+    with Checkpointer(root, options(), coordination=who.meet()) as ck:
+        for step in (1, 2):
+            save = ck.begin_files(step, "tag", pointer=POINTER)
+            save.add(f"rank_{who.rank}.pt", torch.ones(10_000) * step)
+            if (who.rank, step) == (1, 1):
+                save.abort(ValueError("of the caller"))
+                outcomes.append("ValueError")
+                continue
+            outcomes.append(outcome_of(save.seal()))
+    return outcomes
+
+
 def slow_rank(who: Rank, root: str, gate: str) -> list[bool]:
     """The last rank writes nothing until the others have trained on: nobody waits for it meanwhile."""
     last = who.rank == who.world_size - 1

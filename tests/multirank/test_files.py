@@ -168,6 +168,15 @@ def test_a_rank_that_gives_up_fails_the_save_for_all(warm: Warm, tmp_path: Path)
     assert verify(tmp_path / "tag").ok
 
 
+def test_an_error_that_a_rank_raises_to_its_caller_is_not_raised_again_on_the_others(
+    warm: Warm, tmp_path: Path
+) -> None:
+    first, second = run_well(warm, "raises_and_gives_up", 2, root=str(tmp_path))
+    assert "rank 1" in first[0] and "ValueError: of the caller" in first[0]
+    assert second[0] == "ValueError"
+    assert first[1] == second[1] == "tag"
+
+
 def test_training_never_waits_for_the_commit_of_a_slow_rank(warm: Warm, tmp_path: Path) -> None:
     found = run_well(warm, "slow_rank", 2, root=str(tmp_path / "root"), gate=str(tmp_path / "gate"))
     # Rank 0 had staged two saves and could train on while the last rank had written nothing.
