@@ -1,105 +1,236 @@
-"""Which tag is loaded: the one that is asked for, or the newest whole one. Every byte is compared first."""
+"""Which tag is loaded: the one that is asked for, or the newest whole one. Every byte is compared first.
+
+    `latest` names a whole tag                  that one
+    it is damaged, or not there                 the newest whole one, with a warning
+    `latest` is missing, empty or garbage       the newest whole one, with a warning
+    nothing is whole                            CorruptCheckpoint; with nothing there at all: None
+    tag=                                        that one, or CorruptCheckpoint that names the newest whole one
+    a tag of plain DeepSpeed                    as DeepSpeed does, unchecked
+
+The first rank looks, and tells the others: they might, a moment later, find something else.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from ckpt_core import CkptError, CorruptCheckpoint, committed_directories, verify
+from ckpt_core import (
+    Checkpointer,
+    CkptError,
+    CorruptCheckpoint,
+    NotCommitted,
+    RestoreError,
+    committed_directories,
+    verify,
+)
+from ckpt_deepspeed.engine import LATEST
 
-MANIFEST = "manifest.json"
+MANIFESTS = ("manifest.json", "rank-*.json")
+_SHOWN = 80
 
 
-def choose(load_dir: str, tag: str | None, latest: str | None) -> str | None:
+def choose(
+    load_dir: str | os.PathLike[str], tag: object = None, *, per_node: bool = False
+) -> str | None:
     """The tag to load; all ranks call it and get the same answer.
 
     Args:
-        tag: what the caller asks for; None: the newest.
-        latest: what the file `latest` says; None without one.
+        tag: what the caller asks for; None: the one that the file `latest` names, or the newest.
+        per_node: `load_dir` is a directory of each node; a tag counts if it is whole on all.
 
     Returns:
         A tag that is whole; or, unchecked, one that was not saved by this engine; None if there is none.
 
     Raises:
         CorruptCheckpoint: the tag that was asked for is damaged, or all are.
+        NotCommitted: there is no tag of that name.
+        RestoreError: the directory cannot be read.
     """
-    wanted = tag if tag is not None else latest
-    if wanted is None:
-        wanted = next(iter(_tags(load_dir)), None)
-        if wanted is not None:
-            _warn(
-                f"{load_dir} has no file 'latest': loading {wanted!r}, its newest tag that is whole"
-            )
-    if wanted is None or not _is_ours(load_dir, wanted):
-        return wanted
-    problem = _problem(load_dir, wanted)
-    if problem is None:
-        return wanted
-    others = [name for name in _tags(load_dir) if name != wanted]
-    whole = next((name for name in others if _problem(load_dir, name) is None), None)
-    if tag is not None:
+    looks = _Looks(Path(load_dir), per_node)
+    return looks.newest() if tag is None else looks.asked_for(str(tag))
+
+
+@dataclass(frozen=True, slots=True)
+class _Looks:
+    """The ranks look at one directory together."""
+
+    root: Path
+    per_node: bool
+
+    def asked_for(self, tag: str) -> str:
+        there, ours = _shared(lambda: _kind(_brought_back(self.root, tag)))
+        if there and not ours:
+            return tag
+        problem = self._problem(tag) if there else None
+        if there and problem is None:
+            return tag
+        whole = self._whole(tag)
         hint = "no other tag is whole" if whole is None else f"the newest whole tag is {whole!r}"
+        if not there:
+            raise NotCommitted(
+                f"there is no tag {tag!r} in {self.root}; {hint}", path=self.root / tag
+            )
         raise CorruptCheckpoint(
-            f"tag {wanted!r} in {load_dir} is damaged: {problem}. It was not loaded; {hint}",
-            path=Path(load_dir) / wanted,
+            f"tag {tag!r} in {self.root} is damaged: {problem}. It was not loaded; {hint}",
+            path=self.root / tag,
         )
-    if whole is None:
+
+    def newest(self) -> str | None:
+        named, problem = _shared(lambda: _named(self.root))
+        if problem is None:
+            if not _shared(lambda: _is_ours(self.root / named)):
+                return str(named)
+            found = self._problem(named)
+            if found is None:
+                return str(named)
+            problem = f"tag {named!r} in {self.root} is damaged: {found}"
+        whole = self._whole(named)
+        if whole is not None:
+            _warn(f"{problem}. Loading {whole!r} instead, the newest tag that is whole")
+            return whole
+        if _shared(lambda: _is_empty(self.root)):
+            return None
         raise CorruptCheckpoint(
-            f"tag {wanted!r} in {load_dir} is damaged: {problem}. No other tag is whole; nothing was loaded",
-            path=Path(load_dir) / wanted,
+            f"{problem}. No other tag of this engine is whole; nothing was loaded. Name a tag with "
+            f"load_checkpoint(tag=)",
+            path=self.root,
         )
-    _warn(f"tag {wanted!r} in {load_dir} is damaged ({problem}): loading {whole!r} instead")
-    return whole
+
+    def _whole(self, but: str | None) -> str | None:
+        names: tuple[str, ...] = _shared(lambda: committed_directories(self.root))
+        others = [name for name in names if name != but]
+        return next((name for name in others if self._problem(name) is None), None)
+
+    def _problem(self, tag: str) -> str | None:
+        """What is wrong with a tag; the ranks that see the same files share them."""
+        found = _everyone(_first_problem(self.root / tag, self._share()))
+        return next((text for text in found if text is not None), None)
+
+    def _share(self) -> tuple[int, int]:
+        rank, ranks = _rank_and_ranks()
+        if not self.per_node:
+            return rank, ranks
+        hosts = _everyone(socket.gethostname())
+        here = [member for member in range(ranks) if hosts[member] == hosts[rank]]
+        return here.index(rank), len(here)
 
 
-def _tags(load_dir: str) -> tuple[str, ...]:
-    """Names, newest first, of tags that have all their files; no byte has been compared."""
-    found: tuple[str, ...] = _shared(lambda: committed_directories(load_dir))
-    return found
+def _named(root: Path) -> tuple[str | None, str | None]:
+    """What `latest` names, and why that cannot be loaded; None: nothing is known against it."""
+    path = root / LATEST
+    try:
+        text = path.read_bytes().decode().strip()
+    except FileNotFoundError:
+        return None, f"{root} has no file {LATEST!r}"
+    except (OSError, UnicodeDecodeError) as exc:
+        return None, f"{path} cannot be read: {exc}"
+    shown = repr(text[:_SHOWN])
+    if not text:
+        return None, f"{path} is empty"
+    # A kill may have left nothing of that name, where a directory takes two renames to replace.
+    if not os.path.isdir(_brought_back(root, text)):
+        return text, f"{path} names {shown}, and there is no such tag"
+    return text, None
 
 
-def _is_ours(load_dir: str, tag: str) -> bool:
-    return bool(_shared(lambda: (Path(load_dir) / tag / MANIFEST).is_file()))
+def _brought_back(root: Path, tag: str) -> Path:
+    """The directory of a tag. If it is missing, `root` is repaired first, unless somebody saves to it."""
+    path = root / tag
+    if not os.path.isdir(path) and root.is_dir():
+        with contextlib.suppress(CkptError):
+            Checkpointer(root).close()
+    return path
 
 
-def _problem(load_dir: str, tag: str) -> str | None:
-    """What is wrong with a tag; the ranks share its files among them."""
-    rank, ranks = _rank_and_ranks()
-    report = verify(Path(load_dir) / tag, share=(rank, ranks))
-    mine = None
-    if not report.ok:
-        bad = [f"{bad.file}: bytes of chunk {bad.index} differ" for bad in report.bad_chunks]
-        mine = [*report.problems, *bad][0]
-    everyone: list[Any] = [None] * ranks
-    if ranks > 1:
-        dist.all_gather_object(everyone, mine)
-    else:
-        everyone = [mine]
-    return next((text for text in everyone if text is not None), None)
+def _kind(path: Path) -> tuple[bool, bool]:
+    """Whether there is such a directory, and whether it is ours."""
+    return os.path.isdir(path), _is_ours(path)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether this engine has made a directory, whatever became of its files since."""
+    with contextlib.suppress(OSError, ValueError):
+        return any(True for pattern in MANIFESTS for _ in path.glob(pattern))
+    return False
+
+
+def _is_empty(root: Path) -> bool:
+    """Whether nothing says that somebody has ever saved here by this engine."""
+    if os.path.lexists(root / LATEST):
+        return False
+    return not root.is_dir() or not any(_is_ours(path) for path in root.iterdir() if path.is_dir())
+
+
+def _first_problem(path: Path, share: tuple[int, int]) -> str | None:
+    try:
+        report = verify(path, share=share)
+    except (CkptError, OSError) as exc:
+        return str(exc)
+    if report.ok:
+        return None
+    bad = [f"{bad.file}: bytes of chunk {bad.index} differ" for bad in report.bad_chunks]
+    return [*report.problems, *bad][0]
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+def together(act: Callable[[], None]) -> None:
+    """Do something on every rank before a load; what it raises on one is raised on all.
+
+    Raises:
+        CkptError: what it raised here.
+        RestoreError: what it raised on another rank.
+    """
+    mine: CkptError | None = None
+    try:
+        act()
+    except CkptError as exc:
+        mine = exc
+    texts = _everyone(None if mine is None else str(mine))
+    if mine is not None:
+        raise mine
+    for rank, text in enumerate(texts):
+        if text is not None:
+            raise RestoreError(f"rank {rank}: {text}. Nothing was loaded", rank=rank)
 
 
 def _shared(look: Callable[[], Any]) -> Any:
-    """What the first rank finds, on all: another one might, a moment later, find something else.
-
-    Raises:
-        CkptError: what it raised there, on all as well.
-    """
+    """What the first rank finds, on all; what it raises there, on all as well."""
     rank, ranks = _rank_and_ranks()
-    told: list[Any] = [None]
+    told: list[Any] = [None, None]
+    mine: Exception | None = None
     if rank == 0:
         try:
-            told = [look()]
-        except CkptError as exc:
-            told = [exc]
+            told = [look(), None]
+        except Exception as exc:  # the others wait for an answer, whatever it is
+            mine, told = exc, [None, f"{type(exc).__name__}: {exc}"]
     if ranks > 1:
         dist.broadcast_object_list(told, src=0)
-    if isinstance(told[0], CkptError):
-        raise told[0]
+    if mine is not None:
+        raise mine
+    if told[1] is not None:
+        raise RestoreError(f"rank 0: {told[1]}. Nothing was loaded", rank=0)
     return told[0]
+
+
+def _everyone(mine: str | None) -> list[Any]:
+    """What every rank says, in the order of ranks."""
+    ranks = _rank_and_ranks()[1]
+    if ranks == 1:
+        return [mine]
+    found: list[Any] = [None] * ranks
+    dist.all_gather_object(found, mine)
+    return found
 
 
 def _rank_and_ranks() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Copies of what training may change before the barrier.
+"""What training may change before the barrier, and what is therefore copied inside `save_checkpoint`.
 
 Parameters and optimizer state change in the optimizer's step alone, and are copied behind training. Buffers
 change in the next forward pass, and what the user passes as `client_state` whenever he likes.
@@ -6,54 +6,56 @@ change in the next forward pass, and what the user passes as `client_state` when
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
-from collections.abc import Iterable
+import contextlib
+import pickle
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, TypedStorage, UntypedStorage
+
+Place = tuple[torch.device, int]
 
 
 class Early:
-    """Knows tensors by their memory.
+    """Knows tensors by their memory, since DeepSpeed saves detached ones in containers of its own.
 
     Args:
-        tensors: those that must be copied at once.
+        tree: whatever holds those that must be copied at once; looked into as pickle does, so also into
+            objects that hold tensors.
     """
 
-    def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
-        self._places = {_place(tensor) for tensor in tensors if tensor.numel()}
+    def __init__(self, tree: Any = ()) -> None:
+        finder = _Finder()
+        # What cannot be pickled is told, with its place, when it is saved.
+        with contextlib.suppress(Exception):
+            finder.dump(tree)
+        self._places = finder.places
 
-    def settle(self, tree: Any) -> Any:
-        """The tree with clones in their place; containers on the way are new ones, all else is the same."""
-        if isinstance(tree, Tensor):
-            return tree.detach().clone() if _place(tree) in self._places else tree
-        if not self._places or type(tree) not in (dict, OrderedDict, list, tuple):
-            return tree
-        if isinstance(tree, dict):
-            return self._mapping(tree)
-        return type(tree)([self.settle(item) for item in tree])
-
-    def _mapping(self, tree: dict[Any, Any]) -> Any:
-        changed = {key: self.settle(value) for key, value in tree.items()}
-        if all(changed[key] is value for key, value in tree.items()):
-            return tree
-        copied = copy.copy(tree)  # with the attributes that a state_dict has, such as _metadata
-        copied.update(changed)
-        return copied
+    def __call__(self, tensor: Tensor) -> bool:
+        """Whether it is one of them."""
+        return (tensor.device, tensor.data_ptr()) in self._places
 
 
-def tensors_of(tree: Any) -> Iterable[Tensor]:
-    """The tensors in nested containers."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from tensors_of(value)
-    elif isinstance(tree, list | tuple | set):
-        for value in tree:
-            yield from tensors_of(value)
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
 
 
-def _place(tensor: Tensor) -> tuple[Any, int]:
-    return (tensor.device, tensor.data_ptr())
+class _Finder(pickle.Pickler):
+    """Notes where dense tensors and storages are; tensors of other kinds are taken apart into such."""
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere())
+        self.places: set[Place] = set()
+
+    def persistent_id(self, obj: Any) -> str | None:
+        dense = isinstance(obj, Tensor) and obj.layout == torch.strided
+        if not (dense or isinstance(obj, TypedStorage | UntypedStorage)):
+            return None
+        try:
+            place = (obj.device, obj.data_ptr())
+        except RuntimeError:  # a subclass without memory of its own
+            return None
+        if place[1]:
+            self.places.add(place)
+        return "noted"

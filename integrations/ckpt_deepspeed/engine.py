@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
-from ckpt_core import Checkpointer, ConfigError, FilesSave, SaveHandle
+from ckpt_core import Checkpointer, CkptError, ConfigError, FilesSave, SaveHandle
 from ckpt_deepspeed.early import Early
 from ckpt_deepspeed.roots import ROOTS
 from ckpt_deepspeed.settings import EngineSettings, Wait
@@ -38,16 +38,23 @@ class _Tag:
         info: DeepSpeed's: tag, save_dir, save_latest.
         checkpointer: of save_dir; None for the tag that `save_16bit_model` names and does not write.
         files: None until the first file of this rank.
+        problem: why it is given up; raised at the end of `save_checkpoint`.
     """
 
     info: Any
     checkpointer: Checkpointer | None = None
     files: FilesSave | None = None
+    problem: Exception | None = None
 
     @property
     def directory(self) -> Path:
         """Where it will be."""
         return Path(self.info.save_dir, self.info.tag)
+
+    def give_up(self, raised: BaseException | None = None) -> None:
+        """Nothing of it becomes visible; `raised` is what the caller is told. Idempotent."""
+        if self.files is not None:
+            self.files.abort(raised)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,26 +97,35 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
             )
 
     def makedirs(self, path: Any, exist_ok: bool = False) -> None:
-        """Make a directory, except that of the tag: it appears when it is complete."""
+        """Make a directory, except those of a save: that of the tag appears when it is complete.
+
+        A save_dir that cannot be made is for `create` to tell, on all ranks: only one of them is here, and
+        the others would wait for it.
+        """
         tag = self._tag
+        if tag is None and self._saving is not None:
+            return
         if tag is None or tag.directory not in (Path(path), *Path(path).parents):
             super().makedirs(path, exist_ok=exist_ok)
 
     def save(self, state_dict: Any, path: Any) -> None:
         """Start the copy of one file; returns once everything is copied that may change early.
 
-        A file outside of a tag (`save_16bit_model`) is written before this returns.
-
-        Raises:
-            ConfigError: something cannot be saved.
-            CkptError: an earlier save failed in the background, and this is the first to say so.
+        A file outside of a tag (`save_16bit_model`) is written before this returns. What cannot be saved
+        is raised by `saving`, behind the barrier at which DeepSpeed lets the other ranks wait for this one.
         """
         tag = self._tag
         if tag is None or self._saving is None or tag.directory not in Path(path).parents:
             _write_alone(state_dict, Path(path))
             return
         name = Path(path).relative_to(tag.directory).as_posix()
-        self._files(tag).add(name, self._saving.early.settle(state_dict))
+        if tag.problem is not None:
+            return
+        try:
+            self._files(tag).add(name, state_dict, eager=self._saving.early)
+        except Exception as exc:
+            tag.problem = exc
+            tag.give_up(exc)
 
     def load(self, path: Any, map_location: Any = None) -> Any:
         """What a file holds; the tag has been verified by then."""
@@ -152,24 +168,30 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         """Around DeepSpeed's `save_checkpoint`: what was saved inside is sealed, or given up if that raises.
 
         Raises:
-            CkptError: with wait="persisted", why the tag is not durable.
+            ConfigError: something cannot be saved.
+            CkptError: an earlier save failed in the background, and this is the first to say so; or, with
+                wait="persisted", why the tag is not durable.
         """
         self._saving = _Saving(step, early, per_node)
         try:
             yield
+            checkpointer = self._tag.checkpointer if self._tag is not None else None
             handle = self.seal()
-        except BaseException:
-            self._abort()
+        except BaseException as exc:
+            self._abort(exc)
             raise
         finally:
             self._saving = None
         if self.settings.wait is Wait.PERSISTED:
-            handle.committed.result()
+            assert checkpointer is not None
+            _be_durable(handle, checkpointer)
 
     def seal(self) -> SaveHandle:
         """All files of this rank have been given; a rank that has none takes part in the commit too."""
         tag = self._tag
         assert tag is not None, "seal() follows create()"
+        if tag.problem is not None:
+            raise tag.problem
         files = self._files(tag)
         self._tag = None
         return files.seal()
@@ -185,10 +207,10 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
             )
         return tag.files
 
-    def _abort(self) -> None:
+    def _abort(self, raised: BaseException | None = None) -> None:
         tag, self._tag = self._tag, None
-        if tag is not None and tag.files is not None:
-            tag.files.abort()
+        if tag is not None:
+            tag.give_up(raised)
 
 
 def engine_of(config: Mapping[str, Any]) -> CkptCoreEngine:
@@ -198,6 +220,16 @@ def engine_of(config: Mapping[str, Any]) -> CkptCoreEngine:
         ConfigError: a setting is wrong.
     """
     return CkptCoreEngine(EngineSettings.of(config))
+
+
+def _be_durable(handle: SaveHandle, checkpointer: Checkpointer) -> None:
+    try:
+        handle.committed.result()
+    except CkptError:
+        # It is told here. The next save would tell it once more, and save nothing.
+        with suppress(CkptError):
+            checkpointer.wait()
+        raise
 
 
 def _write_alone(state_dict: Any, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where DeepSpeed is told of the engine: one factory is replaced, and four functions are wrapped.
+"""Where DeepSpeed is told of the engine: a factory is replaced; methods and readers are wrapped.
 
 DeepSpeed has no plugin hook: an unknown key of its configuration is accepted and ignored. Configurations
 without the key, and engines of other kinds, go through unchanged.
@@ -7,27 +7,32 @@ without the key, and engines of other kinds, go through unchanged.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
-from pathlib import Path
+from contextvars import ContextVar
 from typing import Any
 
 import deepspeed
+from deepspeed.checkpoint import DeepSpeedCheckpoint, ZeROCheckpoint, ds_to_universal
 from deepspeed.runtime import engine as runtime
 from deepspeed.utils import zero_to_fp32
 
 from ckpt_core import ConfigError
-from ckpt_deepspeed.choosing import choose
-from ckpt_deepspeed.early import Early, tensors_of
-from ckpt_deepspeed.engine import LATEST, CkptCoreEngine, engine_of
+from ckpt_deepspeed.choosing import choose, together
+from ckpt_deepspeed.early import Early
+from ckpt_deepspeed.engine import CkptCoreEngine, engine_of
 from ckpt_deepspeed.roots import ROOTS
-from ckpt_deepspeed.settings import section_of
+from ckpt_deepspeed.settings import KEY, section_of
 
 _MARK = "_ckpt_deepspeed"
+_SAID = "_ckpt_deepspeed_said"
 _READERS = (
     "get_fp32_state_dict_from_zero_checkpoint",
     "convert_zero_checkpoint_to_fp32_state_dict",
     "load_state_dict_from_zero_checkpoint",
 )
+_WEIGHTS = _READERS[0]
+_LOADED: ContextVar[str | None] = ContextVar("the tag that is being loaded", default=None)
 
 
 def register() -> None:
@@ -44,11 +49,16 @@ def register() -> None:
     engine.save_checkpoint = _saving(engine.save_checkpoint)
     engine.load_checkpoint = _loading(engine.load_checkpoint)
     engine._take_model_step = _stepping(engine._take_model_step)
+    engine.__del__ = _deleting(engine.__del__)
     for name in _READERS:
         waiting = _reading(getattr(zero_to_fp32, name))
         for module in (zero_to_fp32, runtime):
             if hasattr(module, name):
                 setattr(module, name, waiting)
+    setattr(runtime, _WEIGHTS, _of_the_tag(getattr(runtime, _WEIGHTS)))
+    ds_to_universal.main = _reading(ds_to_universal.main)
+    for kind in (DeepSpeedCheckpoint, ZeROCheckpoint):
+        kind.__init__ = _reading(kind.__init__)
 
 
 def attach(engine: Any, **settings: Any) -> None:
@@ -110,21 +120,33 @@ def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
         client_state = {} if client_state is None else client_state
         ours = self.checkpoint_engine
         if not isinstance(ours, CkptCoreEngine):
+            _say_if_late(self)
             return original(self, save_dir, tag, client_state, *args, **kwargs)
         if self.zero_nvme_offload_optimizer():
             raise ConfigError(
                 "offload_optimizer to nvme: DeepSpeed copies those files itself, which checkpoint_engine "
                 '"ckpt_core" cannot commit with the others; remove the key checkpoint_engine'
             )
-        changing = [*self.module.buffers(), *tensors_of(client_state)]
         with ours.saving(
             step=self.global_steps,
-            early=Early(changing),
+            early=Early([*self.module.buffers(), client_state]),
             per_node=bool(self.use_node_local_storage()),
         ):
             return original(self, save_dir, tag, client_state, *args, **kwargs)
 
     return save_checkpoint
+
+
+def _say_if_late(engine: Any) -> None:
+    """An engine that was made before this package was imported has ignored the key."""
+    if hasattr(engine, _SAID) or (getattr(engine, "config", None) or {}).get(KEY) is None:
+        return
+    setattr(engine, _SAID, True)
+    warnings.warn(
+        f"{KEY} is set, and this engine saves by {type(engine.checkpoint_engine).__name__}: import "
+        f"ckpt_deepspeed before deepspeed.initialize(), or call ckpt_deepspeed.attach(engine)",
+        stacklevel=3,
+    )
 
 
 def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,14 +155,33 @@ def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, load_dir: Any, tag: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         ours = self.checkpoint_engine
-        if isinstance(ours, CkptCoreEngine):
-            ROOTS.wait_staged()
-            ROOTS.wait(load_dir)
-            if ours.settings.verify and not self.load_universal_checkpoint():
-                tag = choose(str(load_dir), tag, _latest(load_dir))
-        return original(self, load_dir, tag, *args, **kwargs)
+        if not isinstance(ours, CkptCoreEngine):
+            ROOTS.wait(load_dir)  # one that is, may have saved there in this process
+            return original(self, load_dir, tag, *args, **kwargs)
+        ROOTS.wait_staged()
+        together(lambda: ROOTS.wait(load_dir))
+        if self.load_universal_checkpoint():
+            return original(self, load_dir, tag, *args, **kwargs)
+        if ours.settings.verify:
+            per_node = bool(self.use_node_local_storage())
+            tag = choose(load_dir, tag, per_node=per_node)
+        token = _LOADED.set(None if tag is None else str(tag))
+        try:
+            return original(self, load_dir, tag, *args, **kwargs)
+        finally:
+            _LOADED.reset(token)
 
     return load_checkpoint
+
+
+def _of_the_tag(original: Callable[..., Any]) -> Callable[..., Any]:
+    # ZeRO-3 without optimizer states takes its weights from what `latest` names, whichever tag it loads:
+    # not the one that was asked for, or that was chosen in place of a damaged one.
+    @functools.wraps(original)
+    def reader(checkpoint_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return original(checkpoint_dir, _LOADED.get() if tag is None else tag, *args, **kwargs)
+
+    return reader
 
 
 def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,6 +195,18 @@ def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
     return _take_model_step
 
 
+def _deleting(original: Callable[..., Any]) -> Callable[..., Any]:
+    # DeepSpeed destroys an engine here. The collector calls it on any thread and in the middle of anything,
+    # of a save by another engine too: waiting for that one would never end. `destroy()` itself waits.
+    @functools.wraps(original)
+    def __del__(self: Any) -> None:
+        if isinstance(self.__dict__.get("checkpoint_engine"), CkptCoreEngine):
+            self.__dict__["checkpoint_engine"] = None
+        original(self)
+
+    return __del__
+
+
 def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
     """A reader of this process waits for what this process still writes."""
 
@@ -163,10 +216,3 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return reader
-
-
-def _latest(load_dir: Any) -> str | None:
-    try:
-        return Path(load_dir, LATEST).read_text().strip()
-    except FileNotFoundError:
-        return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from ckpt_core import Checkpointer, CkptError, Options, TorchStore
+from ckpt_core import Checkpointer, CkptError, Options, StoreOptions, TorchStore
 
 
 @dataclass(slots=True)
@@ -27,7 +28,18 @@ class Roots:
     """
 
     def __init__(self) -> None:
-        self._open: dict[str, _Root] = {}
+        self._all: dict[str, _Root] = {}
+        self._inherited: list[object] = []
+        self._pid = os.getpid()
+
+    @property
+    def _open(self) -> dict[str, _Root]:
+        # A fork can neither write there nor wait for threads that it has not got. They are kept: the end of
+        # a store would wait for its thread.
+        if self._pid != os.getpid():
+            self._inherited.append(self._all)
+            self._all, self._pid = {}, os.getpid()
+        return self._all
 
     def of(
         self, save_dir: str | os.PathLike[str], options: Options, *, per_node: bool
@@ -52,7 +64,9 @@ class Roots:
             coordination = None
             if group is not None and dist.get_world_size() > 1:
                 node = socket.gethostname() if per_node else None
-                coordination = TorchStore.from_process_group(node=node)
+                coordination = TorchStore.from_process_group(
+                    node=node, options=_store_options(options)
+                )
             found = _Root(Checkpointer(save_dir, options, coordination=coordination), group)
             self._open[key] = found
         return found.checkpointer
@@ -69,9 +83,11 @@ class Roots:
             CkptError: a save failed and was not reported yet.
         """
         wanted = None if save_dir is None else os.path.realpath(save_dir)
-        for key, root in self._open.items():
-            if wanted is None or _is_within(wanted, key):
-                root.checkpointer.wait()
+        _all_of(
+            root.checkpointer.wait
+            for key, root in self._open.items()
+            if wanted is None or _is_within(wanted, key)
+        )
 
     def close(self) -> None:
         """Finish what is in flight, and close all.
@@ -79,12 +95,35 @@ class Roots:
         Raises:
             CkptError: a save failed and was not reported yet.
         """
-        while self._open:
-            self._open.popitem()[1].checkpointer.close()
+        found = list(self._open.values())
+        self._open.clear()
+        _all_of(root.checkpointer.close for root in found)
 
     def _drop(self, key: str) -> None:
         with contextlib.suppress(CkptError):  # it was logged when it happened
             self._open.pop(key).checkpointer.close()
+
+
+def _all_of(acts: Iterable[Callable[[], None]]) -> None:
+    """Do all of them, whatever some raise; then raise the first error, with a note of the others."""
+    errors = []
+    for act in acts:
+        try:
+            act()
+        except CkptError as exc:
+            errors.append(exc)
+    for other in errors[1:]:
+        errors[0].add_note(f"Then also: {other}")
+    if errors:
+        raise errors[0]
+
+
+def _store_options(options: Options) -> StoreOptions:
+    """A rank that is lost is found out within `timeout` too."""
+    usual, timeout_s = StoreOptions(), options.timeout_s
+    return StoreOptions(
+        dead_after=min(usual.dead_after_s, timeout_s), timeout=min(usual.timeout_s, timeout_s)
+    )
 
 
 def _is_within(path: str, root: str) -> bool:

@@ -86,7 +86,8 @@ def section_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
             f'{KEY}.type={section.get("type")!r} is unknown: this key selects "{TYPE}". DeepSpeed\'s own '
             f"engines have the keys checkpoint.writer and datastates_ckpt"
         )
-    writer = (config.get("checkpoint") or {}).get("writer")
+    own = config.get("checkpoint")
+    writer = own.get("writer") if isinstance(own, Mapping) else None
     if writer is not None or config.get("datastates_ckpt"):
         other = "checkpoint.writer" if writer is not None else "datastates_ckpt"
         raise ConfigError(f"{KEY} and {other} both select a checkpoint engine: remove one of them")

@@ -1,7 +1,7 @@
 """Runs jobs on real DeepSpeed ranks under torchrun, many in one launch, and ends every process it started.
 
-Each job is a function of `jobs.py` that every rank calls in turn, in a folder of its own; it returns what
-JSON can hold.
+Each job is a function of `jobs.py`, or of the module before its dot, that every rank calls in turn, in a
+folder of its own; it returns what JSON can hold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHOWN = 12000
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank does once: a function of `jobs.py`, with a folder that all ranks share."""
+    """What every rank does once: a function (`program.job_of`), with a folder that all ranks share."""
 
     call: str
     folder: Path
