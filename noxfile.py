@@ -36,8 +36,10 @@ def tests(session: nox.Session) -> None:
     # Compiled on a machine's first run, which takes minutes: docs/horovod.md says how and why.
     session.run("python", ".ci/horovod_wheel.py")
     session.run("python", ".ci/warm_deepspeed.py")
+    # Two at a time: many tests wait, for disks, deadlines or ranks.
     # Where a framework is missing its tests are skipped; here they fail.
-    session.run("pytest", *session.posargs, env={"REQUIRE_INTEGRATIONS": "1"})
+    parallel = ("-n", "2", "--dist", "loadgroup", "--max-worker-restart", "0")
+    session.run("pytest", *parallel, *session.posargs, env={"REQUIRE_INTEGRATIONS": "1"})
 
 
 @nox.session(default=False)

@@ -13,6 +13,10 @@ import torch
 # these takes five seconds. Read when a process first resolves a name, and inherited by those that we start.
 os.environ["RES_OPTIONS"] = "attempts:0"
 
+# A worker of several (`-n`) has them set, by readline; what is written to a pipe has no width.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
 # Two cores serve the tests: more threads would only add noise to the timings that tests rely on.
 torch.set_num_threads(1)
 
@@ -21,6 +25,13 @@ hypothesis.settings.register_profile(
     "ci", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which tests stay in one process when several run them (`-n`): those that share a long preparation."""
+    for item in items:
+        shared = item.path.parent if item.path.parent.name == "horovod" else item.path
+        item.add_marker(pytest.mark.xdist_group(str(shared)))
 
 
 @pytest.fixture

@@ -261,7 +261,9 @@ def test_a_skeleton_nests_up_to_its_bound_and_no_deeper() -> None:
 
 
 @pytest.mark.parametrize(
-    "skeleton", [math.nan, math.inf, {1: 2}, b"", object(), {("a",): 1}], ids=repr
+    "skeleton",
+    [math.nan, math.inf, {1: 2}, b"", object(), {("a",): 1}],
+    ids=["nan", "inf", "a key of int", "bytes", "an object", "a key of tuple"],
 )
 def test_a_skeleton_that_json_would_change_is_refused(skeleton: Any) -> None:
     with pytest.raises(ConfigError, match="manifest of rank 3"):
