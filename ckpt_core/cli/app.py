@@ -19,6 +19,7 @@ import typer
 
 from ckpt_core._version import __version__
 from ckpt_core.cli.bench import bench
+from ckpt_core.cli.simulating import SimulateRequest, run_simulation
 from ckpt_core.cli.text import clean
 from ckpt_core.errors import CkptError
 
@@ -254,6 +255,13 @@ def unpin(request: PinRequest) -> bool:
 
 
 app.command()(bench)
+
+
+@app.command()
+@takes(SimulateRequest)
+def simulate(request: SimulateRequest) -> bool:
+    """What each way to checkpoint is worth: runs with failures and recoveries, simulated."""
+    return run_simulation(request)
 
 
 def main() -> None:

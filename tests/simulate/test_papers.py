@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ckpt_core import ConfigError
-from ckpt_core.simulate import PAPERS, Comparison, compare
+from ckpt_core.simulate import PAPERS, Comparison, Strategy, compare, costs_of, stretch
+from ckpt_core.simulate.papers.pccheck import fitted, opt_iteration_s, opt_setting
 from tests.simulate.traces import synthetic
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
@@ -46,6 +47,17 @@ def test_the_worked_example_gives_the_counts_of_iterations() -> None:
     assert redone.ours == pytest.approx(550, rel=0.01)
 
 
+@pytest.mark.parametrize("per_s", [0.2, 0.4552, 1.0, 1.3])
+@pytest.mark.parametrize("strategy", [Strategy.CHECKFREQ, Strategy.PCCHECK, Strategy.GPM])
+def test_costs_are_fitted_to_a_measured_throughput(strategy: Strategy, per_s: float) -> None:
+    iteration_s = opt_iteration_s()
+    made = costs_of(strategy, opt_setting())
+    found = fitted(made, iteration_s=iteration_s, interval=100, per_s=per_s)
+    course = stretch(found, iteration_s=iteration_s, interval=100)
+    if made.stall_s == 0 or per_s < 0.9:
+        assert course.iterations_per_s == pytest.approx(per_s)
+
+
 def test_no_recovery_is_longer_than_equation_4() -> None:
     for row in compare("pccheck-eq4"):
         assert row.ratio is not None
@@ -62,6 +74,8 @@ def test_event_by_event_more_is_lost_than_the_paper_accounts_for() -> None:
     redone = [row for row in rows if "redone" in row.what]
     assert len(redone) == 2
     assert all(row.ratio is not None and row.ratio > 1.5 for row in redone)
+    goodput = next(row for row in rows if "goodput" in row.what)
+    assert goodput.ratio == pytest.approx(1, abs=0.15)
 
 
 def test_rare_failures_level_the_strategies_and_frequent_ones_part_them() -> None:

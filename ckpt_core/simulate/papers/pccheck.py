@@ -62,15 +62,16 @@ def opt_setting() -> Setting:
 def fitted(costs: Costs, *, iteration_s: float, interval: int, per_s: float) -> Costs:
     """`costs` with what it takes to train at `per_s` iterations per second at this interval.
 
-    If storage cannot be the reason, training stands still for the difference; if the wait for a place
-    is longer than that already, persisting gets that much faster.
+    Where training waits for storage, persisting takes as much longer or shorter. Where it does not, it
+    stands still for the difference.
     """
-    period_s = interval / per_s
     course = stretch(costs, iteration_s=iteration_s, interval=interval)
-    more_s = period_s - interval / course.iterations_per_s
-    if more_s >= 0:
-        return dataclasses.replace(costs, stall_s=costs.stall_s + more_s)
-    return dataclasses.replace(costs, persist_s=max(0.0, costs.persist_s + more_s))
+    period_s = interval / course.iterations_per_s
+    more_s = interval / per_s - period_s
+    free_s = interval * iteration_s + costs.update_wait_s + costs.stall_s
+    if more_s < 0 or period_s > free_s * (1 + 1e-9):
+        return dataclasses.replace(costs, persist_s=max(0.0, costs.persist_s + more_s))
+    return dataclasses.replace(costs, stall_s=costs.stall_s + more_s)
 
 
 def example(trace: Trace | None) -> Iterator[Comparison]:
