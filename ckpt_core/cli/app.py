@@ -21,6 +21,7 @@ from ckpt_core._version import __version__
 from ckpt_core.cli.bench import bench
 from ckpt_core.cli.simulating import SimulateRequest, run_simulation
 from ckpt_core.cli.text import clean
+from ckpt_core.cli.tune_request import TuneRequest
 from ckpt_core.errors import CkptError
 
 FOUND, FAILED, INTERRUPTED = 1, 2, 130
@@ -252,6 +253,19 @@ def unpin(request: PinRequest) -> bool:
     from ckpt_core.cli.managing import set_pin
 
     return set_pin(request, pinned=False)
+
+
+@app.command()
+@takes(TuneRequest)
+def tune(request: TuneRequest) -> bool:
+    """Find the settings and the interval for this disk, beside a stand-in for training or your program.
+
+    Everything is written into a new directory below --root, which is removed at the end. Ends with 1 when
+    a limit cannot be met; then it says what the nearest possible is.
+    """
+    from ckpt_core.cli.tuning import run_tuner
+
+    return run_tuner(request)
 
 
 app.command()(bench)

@@ -15,7 +15,7 @@ import ckpt_core
 from ckpt_core.cli.text import age_text, clean, count_text, shorten, size_text
 
 TOP = Path(__file__).parents[2]
-COMMANDS = ("ls", "show", "verify", "diff", "export", "rm", "pin", "unpin", "bench")
+COMMANDS = ("ls", "show", "verify", "diff", "export", "rm", "pin", "unpin", "bench", "tune")
 _WITHOUT_TORCH = """
 import sys
 sys.argv = ["ckpt-core", *sys.argv[1:]]
