@@ -8,6 +8,9 @@ from enum import StrEnum
 
 from ckpt_core.errors import ConfigError
 
+MOST_IN_FLIGHT = 64
+"""More is of no use: storage holds one more than that, and all of them share its bandwidth."""
+
 
 class Sharing(StrEnum):
     """How checkpoints that are in flight together share storage."""
@@ -93,7 +96,8 @@ class Costs:
         """Raises ConfigError for a number that is out of range."""
         for name in ("stall_s", "snapshot_s", "window_s", "persist_s", "load_s"):
             check(name, getattr(self, name))
-        check("in_flight", self.in_flight, above=0.0)
+        if not 1 <= self.in_flight <= MOST_IN_FLIGHT:
+            raise ConfigError(f"in_flight={self.in_flight} must be 1 to {MOST_IN_FLIGHT}")
 
     @property
     def update_wait_s(self) -> float:

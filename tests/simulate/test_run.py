@@ -191,6 +191,12 @@ def test_a_goal_that_failures_do_not_let_reach_is_an_error() -> None:
         )
 
 
+def test_a_duration_with_more_failures_than_any_job_lives_through_is_an_error() -> None:
+    goal = Goal(duration_s=1e9, most_outages=500)
+    with pytest.raises(ConfigError, match="after 500 failures"):
+        simulate(Costs(), exponential(1.0, seed=0), goal, iteration_s=1.0, interval=1)
+
+
 @pytest.mark.parametrize(
     "goal", [{}, {"duration_s": 1.0, "iterations": 1}, {"duration_s": 0.0}, {"iterations": -1}]
 )

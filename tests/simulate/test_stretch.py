@@ -112,6 +112,20 @@ def test_an_interval_below_one_is_refused(interval: int) -> None:
         stretch(Costs(), iteration_s=1.0, interval=interval)
 
 
+@pytest.mark.parametrize("in_flight", [0, 65])
+def test_a_number_in_flight_out_of_range_is_refused(in_flight: int) -> None:
+    with pytest.raises(ConfigError, match="in_flight"):
+        Costs(in_flight=in_flight)
+
+
+@pytest.mark.parametrize("sharing", Sharing)
+def test_storage_that_is_a_little_too_slow_fills_all_places_in_the_end(sharing: Sharing) -> None:
+    made = Costs(persist_s=10.5, in_flight=64, sharing=sharing)
+    course = stretch(made, iteration_s=1.0, interval=10)
+    assert course.slowdown == pytest.approx(1.05, rel=1e-3)
+    assert course.worst_lost >= 640
+
+
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_costs_out_of_range_are_refused(value: float) -> None:
     with pytest.raises(ConfigError, match="persist_s"):
