@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_core.bench.plot import check_plot
-from ckpt_core.bench.tune import StandIn, TuneReport, TuneSettings, as_json, draw_tuning, tune
+from ckpt_core.bench import check_plot
+from ckpt_core.bench import tune as tuner
 from ckpt_core.cli.text import console, note, say, say_json, say_rich, size_text, table
 from ckpt_core.errors import ConfigError
-from ckpt_core.policy.tuning import Axes, Candidate, as_environment, as_options
+from ckpt_core.policy import tuning
 from ckpt_core.types import parse_bytes
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ def run_tuner(request: TuneRequest) -> bool:
         check_plot(request.plot)
     settings = _settings(request)
     with _progress() as notify:
-        report = tune(settings, notify=notify)
+        report = tuner.tune(settings, notify=notify)
     if request.plot is not None:
-        draw_tuning(report, request.plot)
+        tuner.draw_tuning(report, request.plot)
     if request.json:
-        say_json(as_json(report))
+        say_json(tuner.as_json(report))
     else:
         _say(report)
     for problem in report.problems:
@@ -50,12 +50,12 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def _settings(request: TuneRequest) -> TuneSettings:
+def _settings(request: TuneRequest) -> tuner.TuneSettings:
     try:
-        stand_in = StandIn(request.load)
+        stand_in = tuner.StandIn(request.load)
     except ValueError as exc:
-        raise ConfigError(f"--load {request.load}: choose of {', '.join(StandIn)}") from exc
-    return TuneSettings(
+        raise ConfigError(f"--load {request.load}: choose of {', '.join(tuner.StandIn)}") from exc
+    return tuner.TuneSettings(
         root=request.root or Path.cwd(),
         model_bytes=_size(request.model_bytes, "model_bytes"),
         iteration_s=request.iteration_s,
@@ -78,11 +78,11 @@ def _settings(request: TuneRequest) -> TuneSettings:
     )
 
 
-def _axes(request: TuneRequest) -> Axes:
+def _axes(request: TuneRequest) -> tuning.Axes:
     def sizes(texts: list[str] | None, name: str) -> tuple[int, ...]:
         return tuple(parse_bytes(text, field=name) for text in texts or ())
 
-    return Axes(
+    return tuning.Axes(
         tuple(request.in_flight or ()),
         tuple(request.writers or ()),
         sizes(request.chunk_bytes, "chunk_bytes"),
@@ -94,7 +94,7 @@ def _size(text: str | None, field: str) -> int | None:
     return None if text is None else parse_bytes(text, field=field)
 
 
-def _say(report: TuneReport) -> None:
+def _say(report: tuner.TuneReport) -> None:
     """The table, the recommendation, the interval, and how sure all that is."""
     best = report.found.best
     say_rich(_table(report))
@@ -105,8 +105,8 @@ def _say(report: TuneReport) -> None:
     say(_searched(report))
     say(_sure(report))
     say("")
-    say(as_options(best))
-    for line in as_environment(best):
+    say(tuning.as_options(best))
+    for line in tuning.as_environment(best):
         say(line)
     say("")
     for line in _interval(report):
@@ -115,7 +115,7 @@ def _say(report: TuneReport) -> None:
         say(f"note: {text}")
 
 
-def _table(report: TuneReport) -> Table:
+def _table(report: tuner.TuneReport) -> Table:
     headings = (
         "in flight",
         "writers",
@@ -132,7 +132,7 @@ def _table(report: TuneReport) -> Table:
     return table(headings, rows, right=headings[:-1])
 
 
-def _row(report: TuneReport, candidate: Candidate) -> tuple[str, ...]:
+def _row(report: tuner.TuneReport, candidate: tuning.Candidate) -> tuple[str, ...]:
     found = report.found
     values, finals = found.samples[candidate], found.finals.get(candidate)
     shown = finals or values
@@ -151,7 +151,7 @@ def _row(report: TuneReport, candidate: Candidate) -> tuple[str, ...]:
     )
 
 
-def _searched(report: TuneReport) -> str:
+def _searched(report: tuner.TuneReport) -> str:
     found = report.found
     how = "all measured" if report.exhaustive else f"{len(found.samples)} of them measured"
     return (
@@ -161,7 +161,7 @@ def _searched(report: TuneReport) -> str:
     )
 
 
-def _sure(report: TuneReport) -> str:
+def _sure(report: tuner.TuneReport) -> str:
     """How sure the choice is."""
     sure = report.sureness
     text = (
@@ -176,7 +176,7 @@ def _sure(report: TuneReport) -> str:
     return f"{text}; the next one is as fast, as far as can be told ({beside})"
 
 
-def _interval(report: TuneReport) -> list[str]:
+def _interval(report: tuner.TuneReport) -> list[str]:
     load = report.load
     lines = [
         f"smallest interval: {report.every} steps of {_seconds(load.iteration_s)}, "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_core.bench.plot import check_plot, finish
 from ckpt_core.bench.tune.report import TuneReport
-from ckpt_core.policy.tuning import AXES, Candidate, as_options
+from ckpt_core.policy import tuning
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,13 +34,13 @@ def draw_tuning(report: TuneReport, path: Path) -> None:
 
     canvas = Figure(figsize=(15, 9), layout="constrained")
     areas = canvas.subplots(2, 3).flatten()
-    for area, axis in zip(areas, AXES, strict=False):
+    for area, axis in zip(areas, tuning.AXES, strict=False):
         _axis(area, report, axis)
     _finals(areas[4], report)
     _intervals(areas[5], report)
     machine = report.machine
     canvas.suptitle(
-        f"{as_options(report.found.best)}, every {report.every} steps\n"
+        f"{tuning.as_options(report.found.best)}, every {report.every} steps\n"
         f"{report.limits.rank_bytes / 1e6:.0f} MB for each rank, {machine.cpus} CPUs, "
         f"{machine.filesystem} on {machine.disk}",
         fontsize=11,
@@ -83,7 +83,7 @@ def _mib(size: int) -> str:
 
 def _finals(area: Axes, report: TuneReport) -> None:
     """The finalists, one dot for each round."""
-    ranked: Sequence[Candidate] = [c for c in report.ranked() if c in report.found.finals]
+    ranked: Sequence[tuning.Candidate] = [c for c in report.ranked() if c in report.found.finals]
     for place, candidate in enumerate(ranked):
         turns = report.found.finals[candidate]
         color = _BEST if candidate == report.found.best else _OTHER

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from ckpt_core.bench.closing import Closing
-from ckpt_core.policy.tuning import Candidate, Trace
+from ckpt_core.policy import tuning
 
 NEVER = 0
 
@@ -22,7 +22,7 @@ class Turn:
         iterations: ends after so many.
     """
 
-    candidate: Candidate | None
+    candidate: tuning.Candidate | None
     every: int
     saves: int = 0
     iterations: int = 0
@@ -38,7 +38,7 @@ class Driver(Closing):
     chooses_interval: bool = True
 
     @abstractmethod
-    def run(self, turn: Turn) -> Trace:
+    def run(self, turn: Turn) -> tuning.Trace:
         """Train as `turn` says, from the start; when it returns nothing runs or is in flight any more.
 
         Raises:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.policy.tuning import Span, Trace, iterations_of
+from ckpt_core.policy import tuning
 
 
 class Events:
@@ -24,7 +24,7 @@ class Events:
         self.options: dict[str, Any] = {}
         self.failure = ""
         self.nbytes: dict[int, int] = {}
-        self._saves: list[Span] = []
+        self._saves: list[tuning.Span] = []
         self._begins: list[tuple[int, float]] = []
         self._barriers: list[float] = []
         self._offset = 0
@@ -52,11 +52,11 @@ class Events:
             self.lines += 1
             self._take(json.loads(line))
 
-    def trace(self) -> Trace:
+    def trace(self) -> tuning.Trace:
         """As the first rank tells it."""
-        return Trace(
+        return tuning.Trace(
             tuple(self._saves),
-            iterations_of(self._barriers, self._begins),
+            tuning.iterations_of(self._barriers, self._begins),
             self.nbytes.get(0, 0),
         )
 

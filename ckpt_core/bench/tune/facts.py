@@ -13,7 +13,7 @@ from ckpt_core.bench.tune.program import Program
 from ckpt_core.bench.tune.settings import EVERY_MARK, TuneSettings
 from ckpt_core.errors import ConfigError
 from ckpt_core.options import Options
-from ckpt_core.policy.tuning import Candidate, Limits, Trace
+from ckpt_core.policy import tuning
 
 _FIRST_SAVES = 3
 _SMALL = 2**20
@@ -33,7 +33,7 @@ class Facts:
         notes: what else to know.
     """
 
-    limits: Limits
+    limits: tuning.Limits
     iteration_s: float
     tells_iterations: bool
     notes: tuple[str, ...] = ()
@@ -70,20 +70,20 @@ def look(settings: TuneSettings, driver: Driver) -> Facts:
     return Facts(limits, iteration_s, bool(trace.iterations), tuple(notes))
 
 
-def defaults(limits: Limits) -> Candidate:
+def defaults(limits: tuning.Limits) -> tuning.Candidate:
     """What the engine takes without being told, within the limits on memory."""
     options = Options()
     staging = min(2 * limits.rank_bytes, limits.memory_bytes)
-    return Candidate(options.in_flight, options.writers, options.chunk_size, staging)
+    return tuning.Candidate(options.in_flight, options.writers, options.chunk_size, staging)
 
 
-def mean_iteration_s(driver: Driver, candidate: Candidate | None) -> float:
+def mean_iteration_s(driver: Driver, candidate: tuning.Candidate | None) -> float:
     """One iteration of training without saves."""
     turn = Turn(candidate, every=NEVER, iterations=BASE_ITERATIONS + SKIPPED)
     return mean_of(driver.run(turn), SKIPPED)
 
 
-def mean_of(trace: Trace, skipped: int) -> float:
+def mean_of(trace: tuning.Trace, skipped: int) -> float:
     """Mean iteration after the first `skipped`.
 
     Raises:
@@ -95,18 +95,20 @@ def mean_of(trace: Trace, skipped: int) -> float:
     return statistics.fmean(lengths)
 
 
-def _smallest(limits: Limits) -> Candidate:
+def _smallest(limits: tuning.Limits) -> tuning.Candidate:
     """Staging memory that is never used need not be large."""
-    return Candidate(1, 1, _SMALL, max(limits.rank_bytes // 8, 4 * _SMALL))
+    return tuning.Candidate(1, 1, _SMALL, max(limits.rank_bytes // 8, 4 * _SMALL))
 
 
-def _limits(settings: TuneSettings, rank_bytes: int, step_bytes: int, keep_last: int) -> Limits:
+def _limits(
+    settings: TuneSettings, rank_bytes: int, step_bytes: int, keep_last: int
+) -> tuning.Limits:
     """What the user allows, as far as it is there."""
     free = shutil.disk_usage(settings.root).free
     storage = settings.max_storage_bytes
     memory = settings.max_memory_bytes
     available = psutil.virtual_memory().available
-    return Limits(
+    return tuning.Limits(
         rank_bytes=rank_bytes,
         step_bytes=step_bytes,
         memory_bytes=available // 4 if memory is None else min(memory, available),

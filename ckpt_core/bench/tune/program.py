@@ -16,7 +16,7 @@ from ckpt_core.bench.tune.events import Events
 from ckpt_core.bench.tune.settings import EVERY_MARK, ROOT_MARK, TuneSettings
 from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.options import ENV_PREFIX
-from ckpt_core.policy.tuning import Candidate, Trace, as_environment, as_values
+from ckpt_core.policy import tuning
 
 _POLL_S = 0.05
 _GRACE_S = 20.0
@@ -36,7 +36,7 @@ class Program(Driver):
         self.chooses_interval = any(EVERY_MARK in part for part in settings.command)
         self.last = Events()
 
-    def run(self, turn: Turn) -> Trace:
+    def run(self, turn: Turn) -> tuning.Trace:
         """Start the program, watch it until the turn is over, and end it."""
         self._turns += 1
         folder = self._folder / f"turn-{self._turns}"
@@ -56,7 +56,7 @@ class Program(Driver):
         path, log_path = folder / "events.jsonl", folder / "output.txt"
         environ = os.environ | {f"{ENV_PREFIX}EVENTS_FILE": str(path)}
         if turn.candidate is not None:
-            environ |= dict(line.split("=", 1) for line in as_environment(turn.candidate))
+            environ |= dict(line.split("=", 1) for line in tuning.as_environment(turn.candidate))
         with log_path.open("wb") as log:
             process = _start(self._arguments(turn, folder / "root"), environ, log.fileno())
             events = Events()
@@ -122,9 +122,9 @@ _NO_EVENTS = (
 )
 
 
-def check_obeyed(events: Events, candidate: Candidate) -> None:
+def check_obeyed(events: Events, candidate: tuning.Candidate) -> None:
     """Raise ConfigError when the program sets by itself what the tuner is to choose."""
-    for name, value in as_values(candidate).items():
+    for name, value in tuning.as_values(candidate).items():
         found = events.options.get(name, value)
         if found != value:
             raise ConfigError(

@@ -8,19 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core.bench.machine import Machine
-from ckpt_core.policy.tuning import (
-    Candidate,
-    Checked,
-    Found,
-    Limits,
-    Load,
-    Sureness,
-    Timing,
-    as_environment,
-    as_options,
-    as_values,
-    sureness_of,
-)
+from ckpt_core.policy import tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +33,30 @@ class TuneReport:
     """
 
     machine: Machine
-    limits: Limits
+    limits: tuning.Limits
     max_overhead: float
     candidates: int
-    found: Found
-    timings: dict[Candidate, list[Timing]]
-    load: Load
+    found: tuning.Found
+    timings: dict[tuning.Candidate, list[tuning.Timing]]
+    load: tuning.Load
     storage_every: int
     every: int
-    checks: tuple[Checked, ...]
+    checks: tuple[tuning.Checked, ...]
     exhaustive: bool
     seconds: float
     problems: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
-    def sureness(self) -> Sureness:
+    def sureness(self) -> tuning.Sureness:
         """How clearly the best one won."""
-        return sureness_of(self.found)
+        return tuning.sureness_of(self.found)
 
-    def ranked(self) -> list[Candidate]:
+    def ranked(self) -> list[tuning.Candidate]:
         """All that had a turn: finalists first, the recommended one on top, then by their medians."""
         found = self.found
 
-        def key(candidate: Candidate) -> tuple[bool, bool, float]:
+        def key(candidate: tuning.Candidate) -> tuple[bool, bool, float]:
             values = found.finals.get(candidate) or found.samples[candidate]
             return (
                 candidate != found.best,
@@ -78,11 +66,11 @@ class TuneReport:
 
         return sorted(found.samples, key=key)
 
-    def write_s(self, candidate: Candidate) -> float:
+    def write_s(self, candidate: tuning.Candidate) -> float:
         """T_w, median over the turns."""
         return statistics.median(timing.write_s for timing in self.timings[candidate])
 
-    def busy(self, candidate: Candidate) -> float:
+    def busy(self, candidate: tuning.Candidate) -> float:
         """Saves under way at a time, median over the turns."""
         return statistics.median(timing.busy for timing in self.timings[candidate])
 
@@ -95,8 +83,8 @@ def as_json(report: TuneReport) -> dict[str, Any]:
         "machine": report.machine.to_json(),
         "limits": dataclasses.asdict(report.limits)
         | {"max_overhead": report.max_overhead, "storage_bytes_needed": _storage(report)},
-        "recommended": as_values(best)
-        | {"expression": as_options(best), "environment": as_environment(best)},
+        "recommended": tuning.as_values(best)
+        | {"expression": tuning.as_options(best), "environment": tuning.as_environment(best)},
         "interval": {
             "every": report.every,
             "storage_every": report.storage_every,
@@ -123,9 +111,9 @@ def _storage(report: TuneReport) -> int:
     return report.limits.storage_of(report.found.best.in_flight)
 
 
-def _row(report: TuneReport, candidate: Candidate) -> dict[str, Any]:
+def _row(report: TuneReport, candidate: tuning.Candidate) -> dict[str, Any]:
     found = report.found
-    return as_values(candidate) | {
+    return tuning.as_values(candidate) | {
         "turns_s": found.samples[candidate],
         "finals_s": found.finals.get(candidate, []),
         "median_s": statistics.median(found.samples[candidate]),

@@ -20,22 +20,7 @@ from ckpt_core.bench.tune.program import Program
 from ckpt_core.bench.tune.report import TuneReport
 from ckpt_core.bench.tune.settings import TuneSettings
 from ckpt_core.errors import ConfigError
-from ckpt_core.policy.tuning import (
-    Candidate,
-    Checked,
-    Found,
-    Load,
-    Plan,
-    Timing,
-    as_options,
-    exhaustive,
-    kept_interval,
-    nearest_overhead,
-    search,
-    space_of,
-    timing_of,
-    typical_loss_s,
-)
+from ckpt_core.policy import tuning
 
 Notify = Callable[[str], None]
 
@@ -82,7 +67,7 @@ class _Run:
     settings: TuneSettings
     driver: Driver
     notify: Notify
-    timings: dict[Candidate, list[Timing]] = field(default_factory=dict)
+    timings: dict[tuning.Candidate, list[tuning.Timing]] = field(default_factory=dict)
     turns: int = 0
 
     def __post_init__(self) -> None:
@@ -93,13 +78,13 @@ class _Run:
         settings = self.settings
         self.notify("a first look")
         facts = look(settings, self.driver)
-        space = space_of(facts.limits, settings.axes)
-        find = exhaustive if settings.exhaustive else search
+        space = tuning.space_of(facts.limits, settings.axes)
+        find = tuning.exhaustive if settings.exhaustive else tuning.search
         found = find(
             space,
             self._measure,
             start=space.nearest(defaults(facts.limits)),
-            plan=Plan(rounds=settings.rounds, seed=settings.seed),
+            plan=tuning.Plan(rounds=settings.rounds, seed=settings.seed),
             enough=self._out_of_time,
         )
         load = self._load(facts, found)
@@ -113,7 +98,7 @@ class _Run:
             found=found,
             timings=self.timings,
             load=load,
-            storage_every=Load(load.each_s, load.iteration_s)
+            storage_every=tuning.Load(load.each_s, load.iteration_s)
             .least_interval(settings.max_overhead)
             .steps,
             every=_chosen(checks, first, settings.max_overhead),
@@ -124,14 +109,14 @@ class _Run:
             notes=(*facts.notes, *self._early(found)),
         )
 
-    def _measure(self, candidate: Candidate) -> float:
+    def _measure(self, candidate: tuning.Candidate) -> float:
         """One turn: seconds for each checkpoint, saving as often as there are iterations."""
         self.turns += 1
-        self.notify(f"turn {self.turns}: {as_options(candidate)}")
+        self.notify(f"turn {self.turns}: {tuning.as_options(candidate)}")
         # Warm-up: files are made, and as many saves are under way as may be.
         warmups = candidate.in_flight + 1
         trace = self.driver.run(Turn(candidate, every=1, saves=warmups + self.settings.saves))
-        timing = timing_of(trace, warmups=warmups)
+        timing = tuning.timing_of(trace, warmups=warmups)
         assert timing is not None, "a turn that is over has as many saves as it needs"
         self.timings.setdefault(candidate, []).append(timing)
         return timing.each_s
@@ -140,12 +125,12 @@ class _Run:
         minutes = self.settings.minutes
         return minutes is not None and time.monotonic() - self._began_s > 60 * minutes
 
-    def _early(self, found: Found) -> list[str]:
+    def _early(self, found: tuning.Found) -> list[str]:
         if found.complete:
             return []
         return [f"the search was ended after {self.settings.minutes:g} minutes; not all was tried"]
 
-    def _load(self, facts: Facts, found: Found) -> Load:
+    def _load(self, facts: Facts, found: tuning.Found) -> tuning.Load:
         """What the best one costs; the length of an iteration from between the saves, if need be."""
         iteration_s = facts.iteration_s
         if not iteration_s:
@@ -157,9 +142,11 @@ class _Run:
                 )
             iteration_s = statistics.median(seen)
         each_s = statistics.median(found.finals[found.best])
-        return Load(each_s, iteration_s, typical_loss_s(self.timings[found.best]))
+        return tuning.Load(each_s, iteration_s, tuning.typical_loss_s(self.timings[found.best]))
 
-    def _checks(self, facts: Facts, best: Candidate, first: int) -> tuple[Checked, ...]:
+    def _checks(
+        self, facts: Facts, best: tuning.Candidate, first: int
+    ) -> tuple[tuning.Checked, ...]:
         settings = self.settings
         possible = self.driver.chooses_interval and facts.tells_iterations
         if not possible or not settings.checks:
@@ -174,23 +161,23 @@ class _Run:
         )
 
 
-def _chosen(checks: tuple[Checked, ...], first: int, bound: float) -> int:
+def _chosen(checks: tuple[tuning.Checked, ...], first: int, bound: float) -> int:
     """The interval to recommend: as checked, or as computed where nothing was."""
     if not checks:
         return first
-    kept = kept_interval(checks, max_overhead=bound)
-    return (kept or nearest_overhead(checks)).every
+    kept = tuning.kept_interval(checks, max_overhead=bound)
+    return (kept or tuning.nearest_overhead(checks)).every
 
 
 def _problems(
-    settings: TuneSettings, load: Load, checks: tuple[Checked, ...], first: int
+    settings: TuneSettings, load: tuning.Load, checks: tuple[tuning.Checked, ...], first: int
 ) -> tuple[str, ...]:
     """Limits that cannot be met, with the nearest that can."""
     bound, most = settings.max_overhead, settings.max_interval
     every = _chosen(checks, first, bound)
     problems = []
-    if checks and kept_interval(checks, max_overhead=bound) is None:
-        nearest = nearest_overhead(checks)
+    if checks and tuning.kept_interval(checks, max_overhead=bound) is None:
+        nearest = tuning.nearest_overhead(checks)
         problems.append(
             f"max_overhead={bound:g} was not met: the nearest was interval {nearest.every}, which cost "
             f"{nearest.overhead:.1%}; rounds differed by {nearest.spread:.1%}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckpt_core.bench.checks import check_leasts
 from ckpt_core.errors import ConfigError
-from ckpt_core.policy.tuning import Axes
+from ckpt_core.policy import tuning
 
 ROOT_MARK, EVERY_MARK = "{root}", "{every}"
 """In the user's command: where it saves, and how many steps apart."""
@@ -63,7 +63,7 @@ class TuneSettings:
     max_overhead: float = 0.05
     max_interval: int | None = None
     keep_last: int = 2
-    axes: Axes = field(default_factory=Axes)
+    axes: tuning.Axes = field(default_factory=tuning.Axes)
     saves: int = 5
     rounds: int = 5
     checks: int = 3

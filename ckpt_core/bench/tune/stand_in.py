@@ -17,7 +17,7 @@ from ckpt_core.checkpointer import Checkpointer
 from ckpt_core.errors import ConfigError
 from ckpt_core.observe import Event, EventName
 from ckpt_core.options import Options
-from ckpt_core.policy.tuning import Trace, iterations_of
+from ckpt_core.policy import tuning
 
 _MATRIX = 384
 _CALIBRATION_S = 0.2
@@ -48,7 +48,7 @@ class Training(Driver):
         """Of the state."""
         return sum(tensor.nbytes for tensor in self._state.values())
 
-    def run(self, turn: Turn) -> Trace:
+    def run(self, turn: Turn) -> tuning.Trace:
         """A loop as a user would write it."""
         options = _options(turn, self._timeout_s)
         events: deque[Event] = deque()
@@ -61,7 +61,7 @@ class Training(Driver):
         # What a turn leaves in the page cache must not be written in the next one's time.
         os.sync()
         saves = [(e.time_s - e.seconds, e.time_s) for e in told if e.name is EventName.COMMITTED]
-        return Trace(tuple(saves), iterations_of(moments, ()), self.nbytes)
+        return tuning.Trace(tuple(saves), tuning.iterations_of(moments, ()), self.nbytes)
 
     def _train(self, checkpointer: Checkpointer, turn: Turn, events: deque[Event]) -> list[float]:
         """Train until the turn is over; the moments of the barriers."""
