@@ -24,6 +24,8 @@ from ckpt_core.policy import tuning
 
 Notify = Callable[[str], None]
 
+_REMOVALS, _PAUSE_S = 50, 0.1
+
 
 def tune(settings: TuneSettings, *, notify: Notify = lambda message: None) -> TuneReport:
     """Find the settings and the interval; what is written is removed again, whatever happens.
@@ -41,7 +43,16 @@ def tune(settings: TuneSettings, *, notify: Notify = lambda message: None) -> Tu
         with _driver(settings, folder, notify) as driver:
             return _Run(settings, driver, notify).report()
     finally:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """All of it, also what a program that was just ended has made meanwhile."""
+    for _ in range(_REMOVALS):
         shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_PAUSE_S)
 
 
 def _driver(settings: TuneSettings, folder: Path, notify: Notify) -> Driver:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from ckpt_core.bench import workloads
 from ckpt_core.bench.tune.driver import Driver, Turn
 from ckpt_core.bench.tune.settings import StandIn, TuneSettings
 from ckpt_core.checkpointer import Checkpointer
-from ckpt_core.errors import ConfigError
+from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.observe import Event, EventName
 from ckpt_core.options import Options
 from ckpt_core.policy import tuning
@@ -52,7 +53,7 @@ class Training(Driver):
         """A loop as a user would write it."""
         options = _options(turn, self._timeout_s)
         events: deque[Event] = deque()
-        with Checkpointer(self._folder, options) as checkpointer:
+        with _settled(Checkpointer(self._folder, options)) as checkpointer:
             checkpointer.events.subscribe(events.append)
             checkpointer.prepare(self._state)
             moments = self._train(checkpointer, turn, events)
@@ -79,6 +80,19 @@ class Training(Driver):
     def close(self) -> None:
         """Free the state."""
         self._state = {}
+
+
+@contextlib.contextmanager
+def _settled(checkpointer: Checkpointer) -> Iterator[Checkpointer]:
+    """Closed in the end, with nothing under way any more even if Ctrl-C ends the closing."""
+    try:
+        with checkpointer:
+            yield checkpointer
+    except BaseException:
+        # Else a save would be published into a directory that is being removed.
+        with contextlib.suppress(CkptError):
+            checkpointer.wait()
+        raise
 
 
 def _options(turn: Turn, timeout_s: float) -> Options:

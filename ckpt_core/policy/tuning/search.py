@@ -1,7 +1,7 @@
 """Find the candidate with the least seconds for each checkpoint, in few turns. Pure.
 
-    joint race over (in_flight, writers) -> lines over chunk_bytes and staging_bytes
-      -> neighbours along every axis until none is better -> finals: fresh turns, side by side
+    planes: (in_flight, writers), (writers, chunk_bytes) -> lines along every axis -> neighbours in two axes
+      -> the same again until nothing is better -> finals: fresh turns, side by side
 
 A race is successive halving: all rivals have one turn, the better half a second one, and so on; those far
 behind leave at once. Finals decide, not what was measured on the way: a disk that drifts during the search
@@ -23,6 +23,9 @@ from ckpt_core.policy.tuning.space import AXES, Candidate, Measure, Space
 Samples = dict[Candidate, list[float]]
 
 _DECIDING_TURNS = 3
+_PLANES = (("in_flight", "writers"), ("writers", "chunk_bytes"))
+"""Axes that hinder each other too much to be searched one by one: threads, and work for each of them."""
+
 _PAIRS = (
     ("in_flight", "writers"),
     ("in_flight", "staging_bytes"),
@@ -40,7 +43,7 @@ class Plan:
         finalists: how many of the fastest reach the finals.
         margin: a rival whose median is above the best by more than this part leaves its race.
         tolerance: finalists that are slower by at most this part are as fast, and the cheapest wins.
-        passes: most passes over the neighbours.
+        passes: most passes over planes, lines and neighbours.
         seed: of the order of turns.
     """
 
@@ -94,13 +97,13 @@ def search(
         enough: true ends the search early; finals are held nevertheless.
     """
     run = _Run(measure, plan, enough)
-    best = run.race([start, *_joint(space, start)])
-    for axis in ("chunk_bytes", "staging_bytes"):
-        best = run.race([best, *space.line(best, axis)])
+    best = start
     for _ in range(plan.passes):
         before = best
+        for first, second in _PLANES:
+            best = run.race([best, *_plane(space, best, first, second)])
         for axis in AXES:
-            best = run.race([best, *space.beside(best, axis)])
+            best = run.race([best, *space.line(best, axis)])
         if best == before:
             best = run.race([best, *_diagonal(space, best)])
         if best == before:
@@ -123,11 +126,9 @@ def exhaustive(
     return run.finals(start)
 
 
-def _joint(space: Space, start: Candidate) -> list[Candidate]:
-    """Every number in flight with every number of writers: these two hinder each other most."""
-    return [
-        moved for line in space.line(start, "in_flight") for moved in space.line(line, "writers")
-    ]
+def _plane(space: Space, origin: Candidate, first: str, second: str) -> list[Candidate]:
+    """Every value of one axis with every value of another."""
+    return [moved for line in space.line(origin, first) for moved in space.line(line, second)]
 
 
 def _diagonal(space: Space, origin: Candidate) -> list[Candidate]:
