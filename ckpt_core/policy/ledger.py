@@ -132,10 +132,11 @@ class Ledger:
 
     def _notice_shift(self) -> None:
         """Forget iterations of another load: the newest ones all lie far off, on the same side."""
-        if self.idle_in_row < IDLE_AFTER:
+        # Where not every step is asked about, one entry stands for several iterations.
+        if self.idle_in_row < IDLE_AFTER or len(self._idle) < 2 * IDLE_AFTER:
             return
         *older, third, second, first = self._idle
-        base = _base_of(older) if len(older) >= IDLE_AFTER else None
+        base = _base_of(older)
         if base is None:
             return
         far = _FAR * base.noise * base.seconds

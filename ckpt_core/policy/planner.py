@@ -24,8 +24,9 @@ _log = logging.getLogger("ckpt_core")
 SETTLING_STEPS = 3
 MEASURED_STEPS = 5
 _LOOK_AGAIN = 2
-_MOST_GROWTH = 4
-"""By how much one cycle alone may lengthen the interval: an odd measurement must not leave a run unsaved."""
+_MOST_GROWTH = 16
+"""By how much one cycle alone may lengthen the interval that it began with, however often it is looked at: an
+odd measurement must not leave a run unsaved. With less, a load that makes saves much dearer is met later."""
 _KEEP_WITHIN = 1.1
 _CYCLES_WITHOUT_IDLE = 8
 
@@ -57,6 +58,7 @@ class Planner:
         self._cache = cache
         self._start: Profile | None = None
         self._saved_at: int | None = None
+        self._held: int | None = None
         self._untried: list[str] = []
         self._tried: dict[str, float] = {}
         self._warm = False
@@ -83,6 +85,7 @@ class Planner:
             self._cycles_without_idle += 1
         self._ledger.begin_cycle()
         self._saved_at = step
+        self._held = None if self.interval is None else self.interval.steps
 
     def go_back(self) -> None:
         """Training went back to an earlier step."""
@@ -154,12 +157,14 @@ class Planner:
         base, costs = self._ledger.base(), self._ledger.costs()
         if not costs or base is None:
             return
-        usual = self._interval_for(median(costs), base)
+        # One cycle alone may be odd; when it is not, the next one says so too.
+        usual = self._interval_for(max(median(costs), min(costs[-2:])), base)
         chosen = self._interval_for(max(costs[-2:]), base)
         before = self.interval
         if before is not None:
-            # One cycle alone may be odd; when it is not, the next ones say so too.
-            most = max(usual.steps, before.steps * _MOST_GROWTH)
+            held = self._held or before.steps
+            grows = self._interval_for(costs[-1], base).steps > held
+            most = max(usual.steps, held * _MOST_GROWTH if grows else held)
             chosen = replace(chosen, steps=min(chosen.steps, most))
             if chosen.steps <= before.steps <= chosen.steps * _KEEP_WITHIN:
                 return
