@@ -100,7 +100,7 @@ def _say(report: tuner.TuneReport) -> None:
     say_rich(_table(report))
     left = len(report.found.samples) - _ROWS
     if left > 0:
-        say(f"and {left} more, all slower; --json has them")
+        say(f"and {left} more; --json has them")
     say("")
     say(_searched(report))
     say(_sure(report))
