@@ -23,6 +23,7 @@ class Suite(StrEnum):
     RANKS = "ranks"
     LIGHTNING = "lightning"
     HOROVOD = "horovod"
+    POLICY = "policy"
 
 
 class Measure(StrEnum):

@@ -10,21 +10,23 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from ckpt_core.bench import horovod, lightning, ranks, rounds, tables
+from ckpt_core.bench import horovod, lightning, policy, ranks, rounds, tables
 from ckpt_core.bench.horovod import HorovodMeasure, HorovodSettings
 from ckpt_core.bench.lightning import LightningMeasure, LightningSettings
 from ckpt_core.bench.plot import draw, drawings
+from ckpt_core.bench.policy import PolicyMeasure, PolicySettings
 from ckpt_core.bench.ranks import RankMeasure, RankSettings
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.settings import Measure, Settings, Suite
 
-AnySettings = Settings | RankSettings | LightningSettings | HorovodSettings
+AnySettings = Settings | RankSettings | LightningSettings | HorovodSettings | PolicySettings
 
 _SETTINGS: dict[Suite, tuple[type[AnySettings], type[StrEnum]]] = {
     Suite.CORE: (Settings, Measure),
     Suite.RANKS: (RankSettings, RankMeasure),
     Suite.LIGHTNING: (LightningSettings, LightningMeasure),
     Suite.HOROVOD: (HorovodSettings, HorovodMeasure),
+    Suite.POLICY: (PolicySettings, PolicyMeasure),
 }
 
 
@@ -41,6 +43,7 @@ _VIEWS = {
     Suite.RANKS: _View(ranks.render, ranks.drawings),
     Suite.LIGHTNING: _View(lightning.render, lightning.drawings),
     Suite.HOROVOD: _View(horovod.render, horovod.drawings),
+    Suite.POLICY: _View(policy.render, policy.drawings),
 }
 
 
@@ -62,6 +65,8 @@ def run(settings: AnySettings, *, notify: Callable[[str], None] = lambda message
         return lightning.run(settings, notify=notify)
     if isinstance(settings, HorovodSettings):
         return horovod.run(settings, notify=notify)
+    if isinstance(settings, PolicySettings):
+        return policy.run(settings, notify=notify)
     return rounds.run(settings, notify=notify)
 
 
