@@ -37,7 +37,7 @@ from ckpt_core.errors import (
     UntrustedData,
 )
 from ckpt_core.options import Options
-from ckpt_core.policy import EveryNSteps, EverySeconds
+from ckpt_core.policy import Auto, EveryNSteps, EverySeconds
 from ckpt_core.types import DirectIO, Mode, OnError
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Auto",
     "BarrierError",
     "Checkpointer",
     "CkptError",

@@ -5,6 +5,7 @@ save -> state.flatten -> layout -> capture (snapshot/) -> inflight (persist/) ->
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -24,15 +25,17 @@ from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.files import Files
 from ckpt_core.files_save import Destinations, FilesSave
 from ckpt_core.flights import Flights, settle_all
+from ckpt_core.gauges import Gauges
 from ckpt_core.handle import SaveHandle
 from ckpt_core.inflight import failing
 from ckpt_core.layerwise import LayerwiseSave
-from ckpt_core.observe import EventLog, EventName
+from ckpt_core.observe import EventLog, EventName, NoEventFile, event_file
 from ckpt_core.options import Options, checked_options, checked_root
 from ckpt_core.pipeline import Pipeline
 from ckpt_core.restore import RestoredStep, Restorer
 from ckpt_core.sharing import Scope
 from ckpt_core.sigterm import SigtermGuard
+from ckpt_core.stall import stalling
 from ckpt_core.together import Failures, declining, make_store, open_together
 from ckpt_core.types import OnError, check_step
 
@@ -104,14 +107,21 @@ class Checkpointer:
             self._store, self._flights, self.events, self._failures, options
         )
         self._destinations = Destinations()
+        self.gauges = Gauges(self.root, self.events, self._coordination, self._pipeline)
         self._on_close: list[Callable[[], None]] = []
         self._guard: SigtermGuard | None = None
+        self._event_file = NoEventFile()
         try:
+            opened = {"world_size": info.world_size, "options": dataclasses.asdict(options)}
+            self._event_file = event_file(
+                options.events_file, self.events, rank=info.rank, opened=opened
+            )
             open_together(self._store, self._coordination, timeout_s=options.timeout_s)
             self._guard = SigtermGuard(sigterm_grace) if on_sigterm else None
         except BaseException:
             self._store.close()
             self._coordination.close()
+            self._event_file.close()
             raise
         # Runs at exit also in children of multiprocessing, which skip atexit: the threads are daemons,
         # and a started checkpoint must not die with them. `close` cancels it.
@@ -119,6 +129,7 @@ class Checkpointer:
 
     # -- saving ----------------------------------------------------------------------------------
 
+    @stalling
     def save(
         self,
         step: int,
@@ -164,6 +175,7 @@ class Checkpointer:
             self._pipeline.start(inflight, plan)
         return SaveHandle.of(inflight, began)
 
+    @stalling
     def begin(self, step: int, tensors: Mapping[str, torch.Tensor]) -> LayerwiseSave:
         """Start a layer-wise checkpoint: say later, name by name, when each tensor is final for `step`.
 
@@ -190,6 +202,7 @@ class Checkpointer:
             inflight = self._admission.admit(step, attempt_id)
         return LayerwiseSave(self._pipeline, inflight, plan)
 
+    @stalling
     def begin_files(self, step: int, directory: str, *, pointer: str | None = None) -> FilesSave:
         """Start a checkpoint that becomes a directory of named files, for programs that `torch.load` them.
 
@@ -217,6 +230,7 @@ class Checkpointer:
             inflight = self._admission.admit(step, attempt_id, destination)
         return FilesSave(self._pipeline, inflight)
 
+    @stalling
     def wait_staged(self, names: Iterable[str] | None = None, *, before: int | None = None) -> None:
         """Block until training may change the leaves of every started snapshot.
 
@@ -234,11 +248,13 @@ class Checkpointer:
         deadline = began + self._options.timeout_s
         if self._flights.wait_staged(names, before=before, deadline=deadline):
             self.events.tell(EventName.WAITED, None, seconds=time.monotonic() - began)
+        self._event_file.barrier()
 
     def is_staged(self, names: Iterable[str] | None = None, *, before: int | None = None) -> bool:
         """Whether `wait_staged` with the same arguments would return without waiting."""
         return self._flights.is_staged(names, before=before)
 
+    @stalling
     def wait(self) -> None:
         """Block until nothing is in flight.
 
@@ -406,6 +422,7 @@ class Checkpointer:
             self._guard.close()
         self._store.close()
         self._coordination.close()
+        self._event_file.close()
 
     def __enter__(self) -> Self:
         return self

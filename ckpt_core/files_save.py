@@ -30,6 +30,7 @@ from ckpt_core.snapshot import (
     on_stream,
     synchronize,
 )
+from ckpt_core.stall import stalling
 from ckpt_core.torch_zip import ZipPlan, plan_zip, tensor_paths
 from ckpt_core.types import Destination
 
@@ -51,6 +52,7 @@ class FilesSave(OpenSave):
         # Also when the watchdog gives it up: what was added before is given up by then.
         inflight.open_ended(lambda: pipeline.stage(inflight.staging_ended))
 
+    @stalling
     def add(self, name: str, tree: Any, *, eager: Eager = False) -> None:
         """Give this rank's file `name` the contents that `torch.save(tree)` would, views cut to size.
 
@@ -79,6 +81,7 @@ class FilesSave(OpenSave):
         self._names.add(name)
         self._nbytes += plan.layout.file_bytes
 
+    @stalling
     def seal(self) -> SaveHandle:
         """End the checkpoint: it is committed once the files of all ranks are durable. Returns at once."""
         began = time.monotonic()

@@ -23,6 +23,7 @@ from ckpt_core.open_save import OpenSave
 from ckpt_core.pipeline import LayerwisePlan, Pipeline
 from ckpt_core.sharing import Part, Scope, Share
 from ckpt_core.snapshot import ShardImage, StageItem, event_now, on_stream, synchronize
+from ckpt_core.stall import stalling
 from ckpt_core.state import FlatState, Leaf, Skeleton
 
 
@@ -49,6 +50,7 @@ class LayerwiseSave(OpenSave):
         inflight.open_ended(lambda: pipeline.stage(self._run_abandon))
         pipeline.stage(self._run_start)
 
+    @stalling
     def stage(self, names: Iterable[str]) -> None:
         """These tensors are final for the step: copy them, in this order, behind the training thread.
 
@@ -78,6 +80,7 @@ class LayerwiseSave(OpenSave):
         event = event_now()
         self._pipeline.stage(lambda: self._run_stage(items, event))
 
+    @stalling
     def seal(
         self,
         state: Any = None,

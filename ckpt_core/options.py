@@ -19,7 +19,7 @@ _SIZES = ("staging_bytes", "chunk_bytes", "eager_leaf_bytes")
 _COUNTS = {"in_flight": 1, "writers": 1, "readers": 1, "keep_last": 1, "keep_every": 1}
 _MODES: dict[str, type[StrEnum]] = {"mode": Mode, "direct_io": DirectIO, "on_error": OnError}
 _FLAGS = ("checksum", "debug_barrier")
-_NONE_ALLOWED = frozenset({"staging_bytes", "keep_last", "keep_every"})
+_NONE_ALLOWED = frozenset({"staging_bytes", "keep_last", "keep_every", "events_file"})
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Options:
             them before the next barrier (BatchNorm buffers, counters, RNG states).
         debug_barrier: hash every leaf before and after staging, and fail the save of a step whose
             leaves changed meanwhile, naming them. Costs two passes over the state.
+        events_file: append every event to this file as a JSON line, and each barrier of training; None:
+            do not. For `ckpt-core tune`, and for whoever wants to look. All ranks may name the same.
     """
 
     in_flight: int = 2
@@ -61,6 +63,7 @@ class Options:
     timeout: timedelta | float = timedelta(minutes=10)
     eager_leaf_bytes: int | str = "16KiB"
     debug_barrier: bool = False
+    events_file: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -122,6 +125,11 @@ def _checked(name: str, value: Any) -> Any:
         if not isinstance(value, bool):
             raise ConfigError(f"{name}={value!r} must be True or False")
         return value
+    if name == "events_file":
+        if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+            raise ConfigError(f"events_file={value!r} is not a path: name a file, or None")
+        # The loop may change its working directory before the file is opened.
+        return os.path.abspath(os.fspath(value))
     assert name == "timeout", name
     return parse_duration(value, field=name)
 

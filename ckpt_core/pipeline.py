@@ -24,6 +24,7 @@ from ckpt_core.persist import SUM_BYTES, Place, ShardFile, ShardRequest, WriterP
 from ckpt_core.sharing import Scope, Share, Sharer, digests_of, reference_of
 from ckpt_core.snapshot import ShardImage, Stager, StagingPool, side_stream, uses_cuda
 from ckpt_core.staging_memory import StagingMemory
+from ckpt_core.stall import Stall
 from ckpt_core.state import FlatState, Leaf, Skeleton, SpecMemo, flatten
 from ckpt_core.store import GuestStore, StepStore, file_path
 from ckpt_core.types import (
@@ -76,7 +77,7 @@ class Pipeline:
     ) -> None:
         # Structures that all ranks have found equal; the committer adds to it.
         self.compared: set[str] = set()
-        self._options = options
+        self.options = self._options = options
         self._store = store
         self._rank, self._several = info.rank, info.world_size > 1
         self._layerwise_sharer, self._rest_sharer = Sharer(info), Sharer(info)
@@ -89,7 +90,9 @@ class Pipeline:
         self._arranger = Arranger(Sharer(info))
         self._memo = SpecMemo()
         self._stream: Any = None
-        self._mode = Mode(options.mode)
+        # AUTO leaves the choice to the leaves; a policy that has measured may set another.
+        self.mode = self.mode_used = Mode(options.mode)
+        self.stall = Stall()
 
     @property
     def staging_peak_bytes(self) -> int:
@@ -126,7 +129,7 @@ class Pipeline:
             [arrangement.share],
             self.digests(arrangement.share, plan.flat.leaves),
         )
-        mode = self._resolve_mode(plan.flat.leaves)
+        mode = self.mode_used = self._resolve_mode(plan.flat.leaves)
         source = source_of(plan.flat.leaves, arrangement, mode=mode)
         sink = self.open_shard(inflight, layout.file_bytes, mapped=mode is Mode.DIRECT)
         sizes = (layout.front_bytes, layout.file_bytes)
@@ -308,8 +311,8 @@ class Pipeline:
         )
 
     def _resolve_mode(self, leaves: tuple[Leaf, ...]) -> Mode:
-        if self._mode is not Mode.AUTO:
-            return self._mode
+        if self.mode is not Mode.AUTO:
+            return self.mode
         return Mode.DEVICE if on_device(_tensors(leaves)) else Mode.HOST
 
 

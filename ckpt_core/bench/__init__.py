@@ -7,7 +7,8 @@ their storage traffic can be read from outside, and they take turns in random or
 shown with its lowest, middle and highest value, since disks are noisy.
 
 The suite `ranks` measures several processes that save together: see `ckpt_core.bench.ranks`; the suites
-`lightning`, `deepspeed` and `horovod` the ways to save under these: see the packages of these names.
+`lightning`, `deepspeed` and `horovod` the ways to save under these: see the packages of these names; the
+suite `policy` what `Auto` makes of a second job on the machine: see `ckpt_core.bench.policy`.
 
 Call order: `Settings(...)`, or that of another suite -> `run(settings)` -> `render(report)`,
 `plot(report, path)`, `report.to_json()`.
@@ -20,6 +21,7 @@ from ckpt_core.bench.deepspeed import DeepSpeedMeasure, DeepSpeedSettings
 from ckpt_core.bench.horovod import HorovodMeasure, HorovodSettings
 from ckpt_core.bench.lightning import LightningMeasure, LightningSettings
 from ckpt_core.bench.plot import check_plot
+from ckpt_core.bench.policy import PolicyMeasure, PolicySettings
 from ckpt_core.bench.ranks import RankMeasure, RankSettings
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.settings import Measure, ModelSize, Settings, Suite
@@ -37,6 +39,8 @@ __all__ = [
     "LightningSettings",
     "Measure",
     "ModelSize",
+    "PolicyMeasure",
+    "PolicySettings",
     "RankMeasure",
     "RankSettings",
     "Report",

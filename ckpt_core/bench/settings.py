@@ -24,6 +24,7 @@ class Suite(StrEnum):
     LIGHTNING = "lightning"
     HOROVOD = "horovod"
     DEEPSPEED = "deepspeed"
+    POLICY = "policy"
 
 
 class Measure(StrEnum):

@@ -10,16 +10,24 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from ckpt_core.bench import deepspeed, horovod, lightning, ranks, rounds, tables
+from ckpt_core.bench import deepspeed, horovod, lightning, policy, ranks, rounds, tables
 from ckpt_core.bench.deepspeed import DeepSpeedMeasure, DeepSpeedSettings
 from ckpt_core.bench.horovod import HorovodMeasure, HorovodSettings
 from ckpt_core.bench.lightning import LightningMeasure, LightningSettings
 from ckpt_core.bench.plot import draw, drawings
+from ckpt_core.bench.policy import PolicyMeasure, PolicySettings
 from ckpt_core.bench.ranks import RankMeasure, RankSettings
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.settings import Measure, Settings, Suite
 
-AnySettings = Settings | RankSettings | LightningSettings | HorovodSettings | DeepSpeedSettings
+AnySettings = (
+    Settings
+    | RankSettings
+    | LightningSettings
+    | HorovodSettings
+    | DeepSpeedSettings
+    | PolicySettings
+)
 
 _SETTINGS: dict[Suite, tuple[type[AnySettings], type[StrEnum]]] = {
     Suite.CORE: (Settings, Measure),
@@ -27,6 +35,7 @@ _SETTINGS: dict[Suite, tuple[type[AnySettings], type[StrEnum]]] = {
     Suite.LIGHTNING: (LightningSettings, LightningMeasure),
     Suite.HOROVOD: (HorovodSettings, HorovodMeasure),
     Suite.DEEPSPEED: (DeepSpeedSettings, DeepSpeedMeasure),
+    Suite.POLICY: (PolicySettings, PolicyMeasure),
 }
 
 
@@ -44,6 +53,7 @@ _VIEWS = {
     Suite.LIGHTNING: _View(lightning.render, lightning.drawings),
     Suite.HOROVOD: _View(horovod.render, horovod.drawings),
     Suite.DEEPSPEED: _View(deepspeed.render, deepspeed.drawings),
+    Suite.POLICY: _View(policy.render, policy.drawings),
 }
 
 
@@ -67,6 +77,8 @@ def run(settings: AnySettings, *, notify: Callable[[str], None] = lambda message
         return horovod.run(settings, notify=notify)
     if isinstance(settings, DeepSpeedSettings):
         return deepspeed.run(settings, notify=notify)
+    if isinstance(settings, PolicySettings):
+        return policy.run(settings, notify=notify)
     return rounds.run(settings, notify=notify)
 
 

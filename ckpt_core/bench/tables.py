@@ -28,6 +28,7 @@ _SCALES = {
     Unit.SECONDS: (1e3, "ms", 2),
     Unit.BYTES: (1e-6, "MB", 1),
     Unit.TIMES: (1.0, "x", 3),
+    Unit.STEPS: (1.0, "steps", 0),
     Unit.PERCENT: (100.0, "%", 1),
 }
 
@@ -53,12 +54,19 @@ def unit_name(figure: Figure) -> str:
 
 def machine_text(report: Report) -> Text:
     """Where it ran, and with what."""
-    machine = report.machine
     return Text(
-        f"{machine.date}  {machine.cpu}, {machine.cpus} CPUs, {machine.memory_bytes / 1e9:.0f} GB; "
-        f"{machine.filesystem} on {machine.disk}; Linux {machine.kernel}; torch {machine.torch}\n"
+        f"{machine_line(report)}\n"
         f"state {report.settings['state_bytes'] / 1e6:.0f} MB in {report.settings['leaves']} leaves, "
         f"{report.settings['rounds']} rounds in random order; ratio = median / median of {OURS}"
+    )
+
+
+def machine_line(report: Report) -> str:
+    """Where it ran."""
+    machine = report.machine
+    return (
+        f"{machine.date}  {machine.cpu}, {machine.cpus} CPUs, {machine.memory_bytes / 1e9:.0f} GB; "
+        f"{machine.filesystem} on {machine.disk}; Linux {machine.kernel}; torch {machine.torch}"
     )
 
 

@@ -19,7 +19,9 @@ import typer
 
 from ckpt_core._version import __version__
 from ckpt_core.cli.bench import bench
+from ckpt_core.cli.simulating import SimulateRequest, run_simulation
 from ckpt_core.cli.text import clean
+from ckpt_core.cli.tune_request import TuneRequest
 from ckpt_core.errors import CkptError
 
 FOUND, FAILED, INTERRUPTED = 1, 2, 130
@@ -282,7 +284,27 @@ def doctor(request: DoctorRequest) -> bool:
     return diagnose(request)
 
 
+@app.command()
+@takes(TuneRequest)
+def tune(request: TuneRequest) -> bool:
+    """Find the settings and the interval for this disk, beside a stand-in for training or your program.
+
+    Everything is written into a new directory below --root, which is removed at the end. Ends with 1 when
+    a limit cannot be met; then it says what the nearest possible is.
+    """
+    from ckpt_core.cli.tuning import run_tuner
+
+    return run_tuner(request)
+
+
 app.command()(bench)
+
+
+@app.command()
+@takes(SimulateRequest)
+def simulate(request: SimulateRequest) -> bool:
+    """What each way to checkpoint is worth: runs with failures and recoveries, simulated."""
+    return run_simulation(request)
 
 
 def main() -> None:

@@ -24,9 +24,10 @@ class Request:
     suite: Annotated[
         str,
         typer.Option(
-            metavar="[core|ranks|lightning|deepspeed|horovod]",
+            metavar="[core|ranks|lightning|deepspeed|horovod|policy]",
             help="core: one process beside other checkpointers. ranks: several that save together. "
-            "lightning, deepspeed, horovod: the ways to save under these.",
+            "lightning, deepspeed, horovod: the ways to save under these. "
+            "policy: Auto, beside a second job.",
         ),
     ] = "core"
     quick: Annotated[
@@ -46,7 +47,7 @@ class Request:
         str | None,
         typer.Option(
             help="Size of the state, such as 2GiB; default: 768MiB; ranks: 192MiB; horovod: 200MB; "
-            "deepspeed: 64MB."
+            "deepspeed: 64MB; policy: 128MB."
         ),
     ] = None
     ranks: Annotated[
@@ -56,7 +57,7 @@ class Request:
     leaves: Annotated[
         int | None,
         typer.Option(
-            help="Tensors in the state; default: 384. lightning, deepspeed, horovod have a model's."
+            help="Tensors in the state; default: 384. lightning, deepspeed, horovod, policy have a model's."
         ),
     ] = None
     rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 5
@@ -69,10 +70,14 @@ class Request:
     measure: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[save|restore|leaves|train|plan|messages]",
+            metavar="[save|restore|leaves|train|plan|messages|overhead|decision]",
             help="Only this; repeatable. core has the first four; ranks save, train, plan, messages; "
-            "lightning, deepspeed save, train; horovod train.",
+            "lightning, deepspeed save, train; horovod train; policy overhead, decision.",
         ),
+    ] = None
+    max_overhead: Annotated[
+        float | None,
+        typer.Option(help="Bound that Auto is given (suite policy); default: 0.05."),
     ] = None
     staging_bytes: Annotated[
         str | None, typer.Option(help="Bound of our staging memory; default: the engine's.")
@@ -111,6 +116,10 @@ bench.__signature__ = inspect.signature(Request, eval_str=True).replace(  # type
 )
 
 
+_WITH_A_MODEL = ("lightning", "deepspeed", "horovod", "policy")
+"""Suites whose state is that of a model."""
+
+
 def _settings(request: Request, suite: Suite) -> AnySettings:
     """The settings of a run; what was not given keeps its default.
 
@@ -122,7 +131,11 @@ def _settings(request: Request, suite: Suite) -> AnySettings:
 
     if request.ranks and suite != Suite.RANKS:
         raise ConfigError("--ranks goes with --suite ranks")
-    if request.leaves is not None and suite in (Suite.LIGHTNING, Suite.DEEPSPEED, Suite.HOROVOD):
+    if request.max_overhead is not None and suite != Suite.POLICY:
+        raise ConfigError("--max-overhead goes with --suite policy")
+    if request.interval and suite == Suite.POLICY:
+        raise ConfigError("--interval does not go with --suite policy: Auto finds it")
+    if request.leaves is not None and suite in _WITH_A_MODEL:
         raise ConfigError(f"--leaves does not go with --suite {suite}: they are those of its model")
     make, kind = settings_of(suite)
     given: dict[str, Any] = {
@@ -131,6 +144,7 @@ def _settings(request: Request, suite: Suite) -> AnySettings:
         "measures": tuple(_choice(kind, name, "measure") for name in request.measure or ()),
         "world_sizes": tuple(request.ranks or ()),
         "leaves": request.leaves,
+        "max_overhead": request.max_overhead,
         "state_bytes": _size(request.state_bytes, "state_bytes"),
         "staging_bytes": _size(request.staging_bytes, "staging_bytes"),
     }

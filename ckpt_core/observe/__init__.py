@@ -4,12 +4,14 @@
     log.subscribe(print)               any callable; called in the engine's threads
     log.emit(Event(...))               by the engine
     log.write_timeline("trace.json")   open it in Perfetto or chrome://tracing
+    event_file("run.jsonl", log, ...)  or write each one down as it happens (`Options.events_file`)
 
 Idea: layers emit facts, and every view (counters, progress bars, timelines) is made from them.
 """
 
 from ckpt_core.observe.event import Event, EventName
+from ckpt_core.observe.event_file import NoEventFile, event_file
 from ckpt_core.observe.log import EventLog
 from ckpt_core.observe.timeline import timeline
 
-__all__ = ["Event", "EventLog", "EventName", "timeline"]
+__all__ = ["Event", "EventLog", "EventName", "NoEventFile", "event_file", "timeline"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from ckpt_core.types import check_step
 
@@ -33,6 +34,9 @@ class Policy(ABC):
     def saved(self, step: int) -> None:
         """A save of `step` starts, wanted by this policy or by one that it is combined with."""
 
+    def watch(self, checkpointer: Any, *, agree: bool = True) -> None:  # noqa: B027
+        """For policies that measure, see `Auto.watch`; others take no notice."""
+
     def __or__(self, other: object) -> Policy:
         """Save when either wants to; a save counts for both."""
         if not isinstance(other, Policy):
@@ -54,6 +58,10 @@ class _Combined(Policy):
     def __repr__(self) -> str:
         sign = "&" if self._every else "|"
         return f"({self._parts[0]!r} {sign} {self._parts[1]!r})"
+
+    def watch(self, checkpointer: Any, *, agree: bool = True) -> None:
+        for part in self._parts:
+            part.watch(checkpointer, agree=agree)
 
     def due(self, step: int) -> bool:
         # Every part is asked, since the first question sets its origin.

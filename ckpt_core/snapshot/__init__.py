@@ -6,7 +6,14 @@ chunks leave as `Piece`s to a `ChunkSink` while later leaves are still being cop
 (FAST '21), snapshot(); LightCheck III-B; PCcheck 3.1.
 """
 
-from ckpt_core.snapshot.cuda import event_now, on_stream, side_stream, synchronize, uses_cuda
+from ckpt_core.snapshot.cuda import (
+    device_name,
+    event_now,
+    on_stream,
+    side_stream,
+    synchronize,
+    uses_cuda,
+)
 from ckpt_core.snapshot.cuda import free_bytes as device_free_bytes
 from ckpt_core.snapshot.image import ChunkSink, ImageSpec, Piece, ShardImage
 from ckpt_core.snapshot.pool import PoolPlan, StagingPool, plan_pool
@@ -23,6 +30,7 @@ __all__ = [
     "Stager",
     "StagingPool",
     "device_free_bytes",
+    "device_name",
     "event_now",
     "on_stream",
     "plan_pool",

@@ -64,6 +64,11 @@ def free_bytes() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
+def device_name() -> str:
+    """What the current device is."""
+    return str(torch.cuda.get_device_name())
+
+
 def pin(address: int, nbytes: int) -> None:
     """Page-lock host memory, so that the copy engine of a device can write to it.
 

@@ -78,6 +78,9 @@ class Iterations:
         self._stepped, self._layered = False, False
         if checkpointer is not None:
             checkpointer.on_close(lambda: self._close(checkpointer))
+            watch = getattr(self.policy, "watch", None)
+            if watch is not None:
+                watch(checkpointer, agree=False)  # the first rank alone is asked
 
     # -- a step ----------------------------------------------------------------------------------
 

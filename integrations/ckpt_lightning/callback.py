@@ -176,6 +176,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         session = Session(self.root, self.options, ranks)
         schedule = self.triggers.schedule(monitors=self._ranking.monitor is not None)
         ranks.decide_alike(schedule)
+        schedule.watch(session.checkpointer)
         triggers = ranks.possible(self.triggers, self._teller)
         position = DataPosition(self._teller)
         self._recorder = Recorder(

@@ -82,6 +82,13 @@ class Schedule:
     wanted: bool = False
     agree: Callable[[bool], bool] | None = None
 
+    def watch(self, checkpointer: Any) -> None:
+        """Let policies that measure see the engine that saves; rank 0 decides already, where that matters."""
+        for policy in self.policies:
+            watch = getattr(policy, "watch", None)
+            if watch is not None:
+                watch(checkpointer, agree=False)
+
     @property
     def within_epochs(self) -> bool:
         """Whether a save may come in the middle of an epoch."""

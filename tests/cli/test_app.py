@@ -15,7 +15,10 @@ import ckpt_core
 from ckpt_core.cli.text import age_text, clean, count_text, shorten, size_text
 
 TOP = Path(__file__).parents[2]
-COMMANDS = ("ls", "show", "verify", "diff", "export", "rm", "pin", "unpin", "doctor", "bench")
+COMMANDS = (
+    *("ls", "show", "verify", "diff", "export", "rm", "pin", "unpin"),
+    *("doctor", "bench", "tune", "simulate"),
+)
 _WITHOUT_TORCH = """
 import sys
 sys.argv = ["ckpt-core", *sys.argv[1:]]

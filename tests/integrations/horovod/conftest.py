@@ -47,7 +47,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     folder = tmp_path_factory.mktemp("pair")
     jobs = [
         *_saved(folder, {**prefixed("edit", EDITS), **prefixed("end", ENDS)}),
-        *_rooted(folder, "jobs_policies", "asked_for", "parts", "refused", "twice"),
+        *_rooted(folder, "jobs_policies", "asked_for", "measured", "parts", "refused", "twice"),
         *_rooted(folder, "jobs_policies", "vouched", "told_again"),
         *_rooted(folder, "jobs_ends", "skipped_block"),
         *_rooted(folder, "jobs_failures", "edited"),

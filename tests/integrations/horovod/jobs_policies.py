@@ -10,7 +10,7 @@ import horovod.torch as hvd
 import torch
 
 import ckpt_horovod
-from ckpt_core import Checkpointer, ConfigError, EverySeconds
+from ckpt_core import Auto, Checkpointer, ConfigError, EverySeconds
 from tests.integrations.horovod.disks import tiny
 from tests.integrations.horovod.training import Recipe, Training, process_set
 
@@ -81,6 +81,22 @@ def told_again(root: str) -> Any:
             training.iterate(number)
             handle = training.optimizer.end_iteration(save=True if number == 0 else None)
             made.append([training.optimizer.iterations, handle is not None])
+        ck.wait()
+        return {"made": made, "steps": ck.steps()}
+
+
+def measured(root: str) -> Any:
+    """A policy that measures: the first rank's decisions hold for both."""
+    with saving(root) as ck:
+        policy = Auto(1.0, cache=False)
+        training = Training(Recipe(name="measured"), {"checkpointer": ck, "policy": policy})
+        training.attach()
+        made = []
+        for number in range(40):
+            training.iterate(number)
+            if training.optimizer.end_iteration() is not None:
+                made.append(number + 1)
+        assert ck is not None
         ck.wait()
         return {"made": made, "steps": ck.steps()}
 

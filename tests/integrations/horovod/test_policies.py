@@ -19,6 +19,12 @@ def test_a_policy_that_differs_is_asked_on_the_first_rank_alone(pair: Outcome, n
     assert second["asked"] == []
 
 
+def test_a_policy_that_measures_sees_the_engine_and_saves_alike(pair: Outcome) -> None:
+    first, second = pair.of("measured")
+    assert first["made"] and first["made"] == second["made"]
+    assert set(first["steps"]) == set(second["steps"]) <= set(first["made"])
+
+
 def test_ranks_of_a_process_set_agree_and_the_others_save_nothing(trio: Outcome) -> None:
     first, outsider, second = trio.of("told-members")
     assert first["made"] == second["made"] == FIRST

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_core import ConfigError, EveryNSteps, Options, committed_steps, step_path
+from ckpt_core import Auto, ConfigError, EveryNSteps, Options, committed_steps, step_path
 from ckpt_lightning import AsyncCheckpoint, CheckpointWarning
 from ckpt_lightning.ranking import Ranking
 from ckpt_lightning.triggers import Triggers
@@ -42,6 +42,12 @@ def test_steps_are_saved_when_they_were_asked_for(
     fit(models.Net, models.train_loader, saver(root, **options))
     found = committed_steps(root)
     assert found == steps or found == (1, *steps)
+
+
+def test_a_policy_that_measures_is_shown_the_engine(root: Path) -> None:
+    fit(models.Net, models.train_loader, saver(root, policy=Auto(cache=False), save_last=False))
+    # Eight iterations are timed before the first save.
+    assert committed_steps(root)[0] == 9
 
 
 def test_a_step_that_lies_within_a_batch_of_several_is_made_up_for(root: Path) -> None:

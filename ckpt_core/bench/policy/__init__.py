@@ -1,0 +1,35 @@
+"""The suite `policy`: CheckFreq's experiment with `Auto`, beside training without saves.
+
+    auto_alone          Auto, nothing else on the machine
+    fixed_beside_job    a second job takes cores and disk; the interval is the one that was right alone
+    auto_beside_job     a second job starts in the middle of the run, and Auto adapts
+
+Each condition is one job in a process of its own, which trains all the time: blocks of iterations with the
+policy in force and blocks without any save follow one another, so that both are of the same minute.
+
+    settings -> rounds (one `worker` process for each condition, with an `interference` process) -> reaction
+
+Call order: `PolicySettings(...)` -> `run(settings)` -> `render(report)`, `drawings(report)`.
+
+Source: CheckFreq (FAST '21) section 5.5 (isolated, static, adaptive).
+"""
+
+from __future__ import annotations
+
+from ckpt_core.bench.policy.conditions import ADAPTIVE, ALONE, FIXED, NAMES
+from ckpt_core.bench.policy.drawing import drawings
+from ckpt_core.bench.policy.rounds import run
+from ckpt_core.bench.policy.settings import PolicyMeasure, PolicySettings
+from ckpt_core.bench.policy.tables import render
+
+__all__ = [
+    "ADAPTIVE",
+    "ALONE",
+    "FIXED",
+    "NAMES",
+    "PolicyMeasure",
+    "PolicySettings",
+    "drawings",
+    "render",
+    "run",
+]

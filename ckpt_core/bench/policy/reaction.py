@@ -1,0 +1,69 @@
+"""What blocks of iterations say about the bound. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
+from typing import Any
+
+Taken = Mapping[str, Any]
+"""A `Block` as its process sends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A block with saves beside those without, before and behind it.
+
+    Attributes:
+        base_s: one iteration without saves.
+        added_s: by which all saves of the block have lengthened training, until the last was durable.
+        iterations: of the whole intervals that the saves belong to.
+        saves: how many they were.
+    """
+
+    base_s: float
+    added_s: float
+    iterations: int
+    saves: int
+
+    @property
+    def overhead(self) -> float:
+        """Time added, as a part of what the iterations take without."""
+        return self.added_s / (self.iterations * self.base_s)
+
+    @property
+    def cost_s(self) -> float:
+        """Of one save."""
+        return self.added_s / self.saves
+
+
+def compare(answer: Mapping[str, Taken]) -> Compared:
+    """The parts of a round: "before", "saving", "drain", "after"."""
+    base_s = fmean([*answer["before"]["seconds"], *answer["after"]["seconds"]])
+    saving: list[float] = answer["saving"]["seconds"]
+    drain: list[float] = answer["drain"]["seconds"]
+    # Iterations behind the block that a save still slows down are paid for by its intervals.
+    added_s = sum(saving) + sum(drain) - (len(saving) + len(drain)) * base_s
+    return Compared(base_s, added_s, len(saving), len(answer["saving"]["saves"]))
+
+
+def overheads_from(seconds: Sequence[float], base_s: float) -> list[float]:
+    """At each iteration: by what part it and all behind it take longer than those without saves."""
+    behind = list(accumulate(reversed(seconds)))[::-1]
+    count = len(seconds)
+    return [total / ((count - at) * base_s) - 1 for at, total in enumerate(behind)]
+
+
+def iterations_until(bound: float, overheads: Sequence[float]) -> int | None:
+    """After how many iterations the overhead of the following ones is within the bound; None: never."""
+    return next((at for at, overhead in enumerate(overheads) if overhead <= bound), None)
+
+
+def intervals_of(block: Taken) -> list[int]:
+    """The interval that each save of a block is followed by."""
+    saves: list[int] = block["saves"]
+    return [
+        end - save for save, end in zip(saves, [*saves[1:], len(block["seconds"])], strict=True)
+    ]

@@ -1,0 +1,235 @@
+"""From the options of `simulate` to what the simulator takes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from ckpt_core.cli.simulating import SimulateRequest
+from ckpt_core.errors import ConfigError
+from ckpt_core.simulate import (
+    Goal,
+    Job,
+    Load,
+    Measured,
+    Rates,
+    Setting,
+    Stops,
+    Strategy,
+    Study,
+    Trace,
+    costs_of,
+    parse_trace,
+    read_bench,
+)
+from ckpt_core.types import parse_bytes
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SERIAL = 1 / 1.9
+"""Of the bandwidth of all writers (PCcheck section 5.3: up to 1.9 times faster than one)."""
+_COPY, _NETWORK = 12e9, 1.875e9
+_DURATION_S = 7 * 86400.0
+_INTERVALS = (1, 10, 25, 50, 100)
+_ALONE = {
+    "paper": (
+        "bench",
+        "mtbf",
+        "node_mtbf",
+        "jobs",
+        "iterations",
+        "duration",
+        "plot",
+        "state_bytes",
+    ),
+    "jobs": ("trace", "mtbf", "node_mtbf", "iterations", "duration", "interval", "plot"),
+    "trace": ("mtbf", "node_mtbf"),
+    "mtbf": ("node_mtbf",),
+    "iterations": ("duration",),
+}
+
+
+def check_request(request: SimulateRequest) -> None:
+    """Find out before the run what cannot go together, or cannot be written.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    for one, others in _ALONE.items():
+        for other in others:
+            if getattr(request, one) is not None and getattr(request, other) is not None:
+                raise ConfigError(f"{_option(one)} does not go with {_option(other)}: give one")
+    if (request.node_mtbf is None) != (request.nodes is None):
+        raise ConfigError("--node-mtbf and --nodes go together: give both")
+    for path in filter(None, (request.csv_file, request.plot)):
+        if not path.absolute().parent.is_dir():
+            raise ConfigError(f"{str(path)!r} cannot be written: its directory does not exist")
+
+
+def _option(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def seconds(text: str, *, field: str) -> float:
+    """Seconds from `90`, `1.5h`, `6min` or `30d`.
+
+    Raises:
+        ConfigError: it is no time.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)\s*", text)
+    if match is None or match[2] not in _UNITS:
+        raise ConfigError(f"{field}={text!r} is not a time: write it like 90s, 6min, 1.5h or 30d")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def study_of(request: SimulateRequest) -> Study:
+    """What the options ask to be run.
+
+    Raises:
+        ConfigError: an option is missing or wrong.
+    """
+    measured = _measured(request)
+    trace = None if request.trace is None else read_trace(request.trace)
+    return Study(
+        setting=_setting(request, measured),
+        goal=_goal(request, trace),
+        strategies=_strategies(request),
+        intervals=_intervals(request),
+        mtbfs_s=_mtbfs(request),
+        trace=trace,
+        stops=_choice(Stops, request.stops, "stops"),
+        gpus=request.gpus,
+        restart_s=seconds(request.restart or "0", field="restart"),
+        seed=request.seed,
+        runs=request.runs,
+        stalls={Strategy.OURS: measured.stall_s} if measured and measured.stall_s else {},
+    )
+
+
+def loads_of(request: SimulateRequest) -> Iterator[tuple[Strategy, Load]]:
+    """For each strategy the jobs that are scheduled, with what a switch costs them.
+
+    A job that loses its machine is saved to the end before the next one comes.
+
+    Raises:
+        ConfigError: an option is missing or wrong.
+    """
+    setting = _setting(request, _measured(request))
+    restart_s = seconds(request.restart or "0", field="restart")
+    for strategy in _strategies(request):
+        costs = costs_of(strategy, setting)
+        behind = (costs.snapshot_s, costs.persist_s)
+        save_s = costs.stall_s + (max(behind) if costs.pipelined else sum(behind))
+        yield (
+            strategy,
+            Load(
+                tasks=request.jobs or 1,
+                mean_service_s=seconds(request.job_time, field="job_time"),
+                mean_gap_s=seconds(request.job_gap or "0", field="job_gap"),
+                switches=((save_s, restart_s + costs.load_s),),
+            ),
+        )
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in a file.
+
+    Raises:
+        ConfigError: it is none.
+        OSError: it cannot be read.
+    """
+    try:
+        return parse_trace(path.read_text().splitlines(), name=str(path))
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{str(path)!r} is not text, so it is no trace") from exc
+
+
+def _measured(request: SimulateRequest) -> Measured | None:
+    if request.bench is None:
+        return None
+    try:
+        report = json.loads(request.bench.read_text())
+    except ValueError as exc:
+        raise ConfigError(f"{str(request.bench)!r} is not JSON: {exc}") from exc
+    if not isinstance(report, dict):
+        raise ConfigError(f"{str(request.bench)!r} is not what `ckpt-core bench --json` writes")
+    return read_bench(report, name=str(request.bench))
+
+
+def _setting(request: SimulateRequest, measured: Measured | None) -> Setting:
+    state_bytes = _rate(request, "state_bytes", measured.state_bytes if measured else None)
+    iteration_s = request.iteration_s
+    if iteration_s is None and measured is not None:
+        iteration_s = measured.iteration_s
+    write = _rate(request, "write_bandwidth", measured.write if measured else None)
+    rates = Rates(
+        write=write,
+        serial=_rate(
+            request, "serial_bandwidth", (measured and measured.serial) or write * _SERIAL
+        ),
+        copy=_rate(request, "copy_bandwidth", (measured and measured.copy) or _COPY),
+        read=_rate(request, "read_bandwidth", (measured and measured.read) or write),
+        network=_rate(request, "network_bandwidth", _NETWORK),
+    )
+    if iteration_s is None:
+        raise _missing("iteration_s")
+    job = Job(iteration_s=iteration_s, state_bytes=state_bytes, update_s=request.update_s or 0.0)
+    return Setting(job, rates, request.in_flight)
+
+
+def _rate(request: SimulateRequest, field: str, default: float | None) -> float:
+    text: str | None = getattr(request, field)
+    if text is not None:
+        return float(parse_bytes(text, field=field))
+    if default is None:
+        raise _missing(field)
+    return default
+
+
+def _missing(field: str) -> ConfigError:
+    return ConfigError(f"{_option(field)} is missing: give it, or --bench FILE, or --paper NAME")
+
+
+def _goal(request: SimulateRequest, trace: Trace | None) -> Goal:
+    if request.iterations is not None:
+        return Goal(iterations=request.iterations)
+    if request.duration is not None:
+        return Goal(duration_s=seconds(request.duration, field="duration"))
+    return Goal(duration_s=_DURATION_S if trace is None else trace.duration_s)
+
+
+def _mtbfs(request: SimulateRequest) -> tuple[float, ...]:
+    if request.node_mtbf is not None and request.nodes is not None:
+        return (seconds(request.node_mtbf, field="node_mtbf") / request.nodes,)
+    texts = request.mtbf.split(",") if request.mtbf else []
+    return tuple(seconds(text, field="mtbf") for text in texts)
+
+
+def _strategies(request: SimulateRequest) -> tuple[Strategy, ...]:
+    if request.strategy is None:
+        return tuple(Strategy)
+    names = request.strategy.split(",")
+    return tuple(_choice(Strategy, name.strip(), "strategy") for name in names)
+
+
+def _intervals(request: SimulateRequest) -> tuple[int, ...]:
+    if request.interval is None:
+        return _INTERVALS
+    try:
+        return tuple(int(text) for text in request.interval.split(","))
+    except ValueError as exc:
+        raise ConfigError(
+            f"interval={request.interval!r} is not a list of iterations: write it like 10,50,100"
+        ) from exc
+
+
+def _choice(kind: type[_Choice], value: str, option: str) -> _Choice:
+    try:
+        return kind(value)
+    except ValueError as exc:
+        raise ConfigError(f"{option}={value!r} is not known: choose of {', '.join(kind)}") from exc

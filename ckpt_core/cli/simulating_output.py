@@ -1,0 +1,134 @@
+"""What `simulate` found, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ckpt_core.cli.text import count_text, size_text, table
+from ckpt_core.simulate import Comparison, Point, Study
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+def time_text(seconds: float | None) -> str:
+    """A duration for people: `1.5 h`; nothing for None."""
+    if seconds is None:
+        return ""
+    for unit_s, name in _TIMES:
+        if seconds >= 2 * unit_s or (name == "s" and seconds >= 0.1):
+            return f"{seconds / unit_s:.4g} {name}"
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def useful(point: Point, study: Study) -> float:
+    """Part of the run that went into iterations that count, at their time without checkpoints."""
+    return point.goodput * study.setting.job.iteration_s
+
+
+def point_row(point: Point, study: Study) -> dict[str, Any]:
+    """A point with plain values."""
+    return {
+        **asdict(point),
+        "strategy": point.strategy.value,
+        "useful": useful(point, study),
+    }
+
+
+def study_text(study: Study) -> str:
+    """What was run, in a line or two."""
+    job, rates = study.setting.job, study.setting.rates
+    parts = [
+        f"{time_text(job.iteration_s)} an iteration, {size_text(int(job.state_bytes))} of state",
+        f"write {_rate(rates.write)}, one thread {_rate(rates.serial)}, copy {_rate(rates.copy)}, "
+        f"read {_rate(rates.read)}, network {_rate(rates.network)}",
+    ]
+    if study.trace is not None:
+        changes = study.trace.changes
+        losses = sum(change < 0 for change in changes)
+        parts.append(
+            f"trace of {time_text(study.trace.duration_s)}: {count_text(len(changes), 'change')}, "
+            f"{losses} of them losses"
+        )
+    elif study.mtbfs_s:
+        parts.append(f"means of {count_text(study.runs, 'run')}")
+    return "\n".join(parts)
+
+
+def _rate(rate: float) -> str:
+    return "endless" if rate == float("inf") else f"{size_text(int(rate))}/s"
+
+
+def points_table(points: Sequence[Point], study: Study) -> Table:
+    """A row for each point; the best interval of a strategy is marked."""
+    total = study.goal.iterations is not None
+    headings = ["strategy", "mtbf"] if study.mtbfs_s else ["strategy"]
+    numbers = ["interval", "slowdown", "total" if total else "goodput, 1/s", "useful", "failures"]
+    numbers += ["redone", "recovery", "worst", "bound", "Young"]
+    if not study.mtbfs_s:
+        numbers.remove("Young")
+    rows = [_cells(point, points, study, total=total) for point in points]
+    return table([*headings, *numbers, ""], rows, right=numbers)
+
+
+def _cells(point: Point, points: Sequence[Point], study: Study, *, total: bool) -> list[str]:
+    cells = [point.strategy.value]
+    if study.mtbfs_s:
+        cells.append(time_text(point.mtbf_s))
+    cells += [
+        str(point.interval),
+        f"{point.slowdown:.3f}",
+        time_text(point.wall_s) if total else f"{point.goodput:.4g}",
+        f"{useful(point, study):.1%}",
+        f"{point.failures:,.0f}",
+        f"{point.redone:,.0f}",
+        time_text(point.mean_recovery_s),
+        time_text(point.worst_recovery_s),
+        time_text(point.bound_s),
+    ]
+    if study.mtbfs_s:
+        cells.append("" if point.young_interval is None else str(point.young_interval))
+    rivals = [
+        other
+        for other in points
+        if (other.strategy, other.mtbf_s) == (point.strategy, point.mtbf_s)
+    ]
+    best = max(rivals, key=lambda other: other.goodput)
+    cells.append("best" if best is point and len(rivals) > 1 else "")
+    return cells
+
+
+def schedule_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Average completion time, and what a switch costs."""
+    cells = [
+        [
+            str(row["strategy"]),
+            time_text(row["save_s"]),
+            time_text(row["load_s"]),
+            time_text(row["mean_completion_s"]),
+        ]
+        for row in rows
+    ]
+    numbers = ["save", "load", "average completion"]
+    return table(["strategy", *numbers], cells, right=numbers)
+
+
+def paper_table(rows: Sequence[Comparison]) -> Table:
+    """The paper's values beside ours."""
+    cells = [
+        [
+            row.what,
+            "" if row.paper is None else f"{row.paper:.4g}",
+            f"{row.ours:.4g}",
+            "" if row.ratio is None else f"{row.ratio:.3f}",
+            row.source,
+            row.note,
+        ]
+        for row in rows
+    ]
+    numbers = ["paper", "ours", "ratio"]
+    return table(["", *numbers, "source", "note"], cells, right=numbers)

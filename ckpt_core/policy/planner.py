@@ -1,0 +1,202 @@
+"""From what was measured to the next step to save.
+
+    SETTLING  -> MEASURING   -> PROBING                           -> RUNNING
+    3 steps      5 iterations   a save that warms up, then one       after each save: what has it cost?
+                 without saves  for each mode there is a choice of   The next comes when that is amortised.
+
+A cached profile leads from MEASURING to RUNNING at once, and back to PROBING if it turns out not to fit.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from enum import Enum, auto
+from statistics import median
+
+from ckpt_core.policy.interval import Costs, Interval, Limits, choose_interval
+from ckpt_core.policy.ledger import IDLE_AFTER, Base
+from ckpt_core.policy.meter import Meter
+from ckpt_core.policy.profile import Profile, ProfileCache
+
+_log = logging.getLogger("ckpt_core")
+
+SETTLING_STEPS = 3
+MEASURED_STEPS = 5
+_LOOK_AGAIN = 2
+_MOST_GROWTH = 16
+"""By how much one cycle alone may lengthen the interval that it began with, however often it is looked at: an
+odd measurement must not leave a run unsaved. With less, a load that makes saves much dearer is met later."""
+_KEEP_WITHIN = 1.1
+_CYCLES_WITHOUT_IDLE = 8
+
+
+class Phase(Enum):
+    """What the planner is about."""
+
+    SETTLING = auto()
+    MEASURING = auto()
+    PROBING = auto()
+    RUNNING = auto()
+
+
+class Planner:
+    """Asked by `plan` at the steps that it has named itself; told of every save by `saved`.
+
+    Args:
+        meter: what is measured.
+        limits: what the user allows.
+        cache: of profiles; None keeps none.
+    """
+
+    def __init__(self, meter: Meter, limits: Limits, cache: ProfileCache | None) -> None:
+        self.phase = Phase.SETTLING
+        self.interval: Interval | None = None
+        self._meter = meter
+        self._ledger = meter.ledger
+        self._limits = limits
+        self._cache = cache
+        self._start: Profile | None = None
+        self._saved_at: int | None = None
+        self._held: int | None = None
+        self._untried: list[str] = []
+        self._tried: dict[str, float] = {}
+        self._warm = False
+        self._cycles_without_idle = 0
+
+    def plan(self, step: int) -> int:
+        """The next step with something to do; `step` itself: save now."""
+        if self.phase is Phase.SETTLING:
+            self.phase = Phase.MEASURING
+            return step + SETTLING_STEPS + MEASURED_STEPS
+        if self.phase is Phase.MEASURING:
+            return self._measure(step)
+        if self.phase is Phase.PROBING:
+            return self._probe(step)
+        return self._run(step)
+
+    def saved(self, step: int) -> None:
+        """A save of this step starts."""
+        if self.phase is Phase.PROBING and not self._warm:
+            self._ledger.drop_cycle()
+        if self._ledger.idle_in_row:
+            self._cycles_without_idle = 0
+        else:
+            self._cycles_without_idle += 1
+        self._ledger.begin_cycle()
+        self._saved_at = step
+        self._held = None if self.interval is None else self.interval.steps
+
+    def go_back(self) -> None:
+        """Training went back to an earlier step."""
+        self._saved_at = None
+
+    def after(self, step: int) -> int:
+        """The next step with something to do, once `step` is being saved."""
+        if self.phase is Phase.RUNNING and self.interval is not None:
+            return step + self.interval.steps
+        return step + _LOOK_AGAIN
+
+    # -- phases ----------------------------------------------------------------------------------
+
+    def _measure(self, step: int) -> int:
+        if self._ledger.idle_in_row < MEASURED_STEPS:
+            return step + MEASURED_STEPS
+        self._start = None if self._cache is None else self._cache.read()
+        if self._start is None:
+            self.phase = Phase.PROBING
+            return step
+        self.phase = Phase.RUNNING
+        self._meter.gauges.prefer(self._start.mode)
+        self._meter.activity.seed(self._start.persist_s)
+        self._ledger.restart(self._start.save_s / self._start.iteration_s)
+        self._choose()
+        return step
+
+    def _probe(self, step: int) -> int:
+        """After a save: once its cost is known, save again in the next mode, or begin to run."""
+        if self._saved_at is None:
+            return step
+        if self._meter.activity.under_way or self._ledger.idle_in_row < IDLE_AFTER:
+            return step + _LOOK_AGAIN
+        gauges = self._meter.gauges
+        if not self._warm:
+            self._warm = True
+            # Allocations of the first save are paid once.
+            self._ledger.drop_cycle()
+            self._untried = list(gauges.modes(self._meter.activity.state_bytes)) or [gauges.mode]
+        else:
+            self._tried[gauges.mode] = self._ledger.costs()[-1]
+        if self._untried:
+            gauges.prefer(self._untried.pop(0))
+            return step
+        best = min(self._tried, key=lambda mode: self._tried[mode])
+        gauges.prefer(best)
+        self._ledger.restart(self._tried[best])
+        self.phase = Phase.RUNNING
+        return self._run(step)
+
+    def _run(self, step: int) -> int:
+        if self._start is not None and self._doubts():
+            self.phase, self._start, self._saved_at = Phase.PROBING, None, None
+            self._ledger.restart()
+            return step
+        self._choose()
+        assert self.interval is not None
+        if self._saved_at is None:
+            return step
+        coming = self._saved_at + self.interval.steps
+        if coming <= step and self._needs_idle():
+            return step + _LOOK_AGAIN
+        return max(coming, step)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _choose(self) -> None:
+        """Set the interval from what recent saves have cost."""
+        base, costs = self._ledger.base(), self._ledger.costs()
+        if not costs or base is None:
+            return
+        # One cycle alone may be odd; when it is not, the next one says so too.
+        usual = self._interval_for(max(median(costs), min(costs[-2:])), base)
+        chosen = self._interval_for(max(costs[-2:]), base)
+        before = self.interval
+        if before is not None:
+            held = self._held or before.steps
+            grows = self._interval_for(costs[-1], base).steps > held
+            most = max(usual.steps, held * _MOST_GROWTH if grows else held)
+            chosen = replace(chosen, steps=min(chosen.steps, most))
+            if chosen.steps <= before.steps <= chosen.steps * _KEEP_WITHIN:
+                return
+        if before is None or chosen.steps != before.steps:
+            _log.info("saving every %d steps (%s)", chosen.steps, chosen.reason)
+            self.interval = chosen
+            self._keep()
+
+    def _interval_for(self, cost: float, base: Base) -> Interval:
+        persist_s = self._meter.activity.persist_s
+        return choose_interval(Costs(base.seconds, cost * base.seconds, persist_s), self._limits)
+
+    def _needs_idle(self) -> bool:
+        """Whether the base has not been measured for so long that a save must wait for it."""
+        if self._cycles_without_idle < _CYCLES_WITHOUT_IDLE:
+            return False
+        return self._ledger.idle_in_row < IDLE_AFTER
+
+    def _doubts(self) -> bool:
+        """Whether the first save shows that the cached profile is of another run."""
+        assert self._start is not None
+        found = self._meter.profile
+        if found is None:
+            return False
+        start, self._start = self._start, None
+        if found.fits(start):
+            return False
+        _log.info("the cached profile does not fit this run: measuring anew")
+        self._start = start
+        return True
+
+    def _keep(self) -> None:
+        profile = self._meter.profile
+        if self._cache is not None and profile is not None and self._meter.gauges.rank == 0:
+            self._cache.write(profile)

@@ -1,0 +1,214 @@
+"""`ckpt-core simulate`: options, tables, files and errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulate.traces import lines, synthetic
+
+Cli = Callable[..., Any]
+
+TOP = Path(__file__).parents[2]
+PAGE = (TOP / "docs" / "simulate.md").read_text()
+JOB = ("--iteration-s", "0.5", "--state-bytes", "10GB", "--write-bandwidth", "2GB")
+SMALL = (*JOB, "--interval", "10,50", "--strategy", "ours,torch.save", "--runs", "2")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(lines(synthetic())))
+    return path
+
+
+def _points(cli: Cli, *arguments: object) -> list[dict[str, Any]]:
+    answer = cli("simulate", *arguments, "--json")
+    assert answer.code == 0, answer.err
+    points: list[dict[str, Any]] = json.loads(answer.out)["points"]
+    return points
+
+
+def test_a_table_has_a_row_for_each_strategy_and_interval(cli: Cli) -> None:
+    answer = cli("simulate", *SMALL, "--mtbf", "1h")
+    assert answer.code == 0
+    rows = [line.split() for line in answer.out.splitlines() if "60 min" in line]
+    assert [(row[0], row[3]) for row in rows] == [
+        ("ours", "10"),
+        ("ours", "50"),
+        ("torch.save", "10"),
+        ("torch.save", "50"),
+    ]
+    assert sum(row[-1] == "best" for row in rows) == 2
+
+
+def test_json_holds_the_same_and_says_what_was_run(cli: Cli) -> None:
+    answer = cli("simulate", *SMALL, "--mtbf", "1h,1d", "--seed", "7", "--json")
+    found = json.loads(answer.out)
+    assert len(found["points"]) == 8
+    assert found["job"] == {"iteration_s": 0.5, "state_bytes": 1e10, "update_s": 0.0}
+    assert found["rates"]["serial"] == pytest.approx(2e9 / 1.9)
+    assert (found["runs"], found["seed"]) == (2, 7)
+    assert found["goal"]["duration_s"] == 7 * 86400.0
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_one_another(cli: Cli) -> None:
+    def answer(seed: int) -> list[dict[str, Any]]:
+        return _points(cli, *SMALL, "--mtbf", "1h", "--seed", seed)
+
+    assert answer(1) == answer(1)
+    assert answer(1) != answer(2)
+
+
+def test_nodes_share_the_mean_time_between_failures(cli: Cli) -> None:
+    nodes = _points(cli, *SMALL, "--node-mtbf", "1000h", "--nodes", "500")
+    assert nodes == _points(cli, *SMALL, "--mtbf", "2h")
+
+
+def test_a_number_of_iterations_gives_the_total_time(cli: Cli) -> None:
+    points = _points(cli, *SMALL, "--mtbf", "1h", "--iterations", "100000")
+    assert {point["iterations"] for point in points} == {100_000}
+    assert all(point["wall_s"] > 50_000 for point in points)
+
+
+def test_a_trace_stops_the_job_at_each_change_or_at_losses(cli: Cli, trace: Path) -> None:
+    for stops, count in (("any", 48), ("loss", sum(c < 0 for c in synthetic().changes))):
+        points = _points(cli, *SMALL, "--trace", trace, "--stops", stops)
+        assert {point["failures"] for point in points} == {count}
+        assert {point["wall_s"] for point in points} == {214 * 63.0}
+
+
+def test_a_job_that_needs_many_gpus_is_down_for_longer(cli: Cli, trace: Path) -> None:
+    any_number = _points(cli, *SMALL, "--trace", trace)[0]
+    many = _points(cli, *SMALL, "--trace", trace, "--gpus", "48")[0]
+    assert many["down_s"] > any_number["down_s"] + 600
+    assert many["iterations"] < any_number["iterations"]
+
+
+def test_rates_come_from_a_bench_file_unless_they_are_given(cli: Cli, tmp_path: Path) -> None:
+    def row(value: float) -> dict[str, Any]:
+        return {"contenders": {"ckpt_core": {"median": value}}}
+
+    results = {"persist": row(2e9), "train_step": row(0.5), "restore_cold": row(1e9)}
+    report = {"suite": "core", "settings": {"state_bytes": 10**10}, "results": results}
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(report))
+    answer = cli("simulate", "--bench", path, "--write-bandwidth", "4GB", "--json")
+    rates = json.loads(answer.out)["rates"]
+    assert (rates["write"], rates["read"]) == (4e9, 1e9)
+
+
+def test_a_file_with_rows_is_written(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    assert cli("simulate", *SMALL, "--csv", path).code == 0
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["strategy"] for row in rows] == ["ours", "ours", "torch.save", "torch.save"]
+    assert float(rows[0]["goodput"]) > float(rows[2]["goodput"])
+
+
+@pytest.mark.parametrize("rates", [("--mtbf", "1h"), ("--mtbf", "1h,4h", "--iterations", "9999")])
+def test_a_picture_is_drawn(cli: Cli, tmp_path: Path, rates: tuple[str, ...]) -> None:
+    path = tmp_path / "goodput.png"
+    assert cli("simulate", *SMALL, *rates, "--plot", path).code == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_jobs_are_scheduled_and_dearer_saves_take_longer(cli: Cli) -> None:
+    asked = ("simulate", *JOB, "--jobs", "8", "--machines", "2", "--job-time", "30min")
+    answer = cli(*asked, "--json")
+    rows = {row["strategy"]: row for row in json.loads(answer.out)["rows"]}
+    assert rows["ours"]["save_s"] < rows["torch.save"]["save_s"]
+    assert rows["ours"]["mean_completion_s"] < rows["torch.save"]["mean_completion_s"]
+    assert "average completion" in cli(*asked).out
+
+
+def test_a_figure_of_a_paper_is_a_table_of_both(cli: Cli, trace: Path) -> None:
+    answer = cli("simulate", "--paper", "pccheck-5.2.3")
+    assert answer.code == 0
+    assert "6137" in answer.out
+    assert "event by event" not in answer.out
+    on_trace = cli("simulate", "--paper", "pccheck-5.2.3", "--trace", trace, "--json")
+    rows = json.loads(on_trace.out)["rows"]
+    assert any(row["note"].startswith("event by event") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--state-bytes", "1GB", "--write-bandwidth", "1GB"], "--iteration-s is missing"),
+        (["--iteration-s", "1", "--write-bandwidth", "1GB"], "--state-bytes is missing"),
+        (["--iteration-s", "1", "--state-bytes", "1GB"], "--write-bandwidth is missing"),
+        ([*JOB, "--state-bytes", "much"], "state_bytes='much'"),
+        ([*JOB, "--write-bandwidth", "0"], "write=0 must be above 0"),
+        ([*JOB, "--iteration-s", "-1"], "iteration_s=-1"),
+        ([*JOB, "--iteration-s", "0"], "iteration_s=0"),
+        ([*JOB, "--update-s", "3"], "update_s=3"),
+        ([*JOB, "--interval", "10,x"], "interval='10,x'"),
+        ([*JOB, "--interval", "0"], "interval=0"),
+        ([*JOB, "--strategy", "ours,theirs"], "'theirs' is not known: choose of torch.save"),
+        ([*JOB, "--mtbf", "soon"], "mtbf='soon' is not a time"),
+        ([*JOB, "--mtbf", "0"], "mtbf_s=0"),
+        ([*JOB, "--nodes", "4"], "--node-mtbf and --nodes"),
+        ([*JOB, "--mtbf", "1h", "--trace", "t"], "--trace does not go with --mtbf"),
+        ([*JOB, "--iterations", "9", "--duration", "1d"], "--iterations does not go"),
+        ([*JOB, "--stops", "some"], "stops='some'"),
+        (["--trace", "nowhere.csv", *JOB], "nowhere.csv: No such file"),
+        (["--bench", "nowhere.json"], "nowhere.json: No such file"),
+        ([*JOB, "--csv", "no/where.csv"], "cannot be written"),
+        ([*JOB, "--plot", "picture.txt"], "is no picture"),
+        (["--paper", "nature"], "choose of pccheck-5.2.3"),
+        (["--paper", "pccheck-fig9", "--mtbf", "1h"], "--paper does not go with --mtbf"),
+        ([*JOB, "--jobs", "3", "--round", "5s"], "round_s=5 is no longer than a switch"),
+    ],
+)
+def test_a_wrong_option_is_one_line_that_says_what_to_do(
+    cli: Cli, arguments: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = cli("simulate", *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("ckpt-core: ")
+    assert answer.err.count("\n") == 1
+    assert why in answer.err
+
+
+@pytest.mark.parametrize("text", ["not json", "[1]", "{}"])
+def test_a_bench_file_that_is_none_is_told(cli: Cli, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    answer = cli("simulate", "--bench", path)
+    assert answer.code == 2
+    assert "results.json" in answer.err
+
+
+def test_it_runs_without_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['ckpt-core', *sys.argv[1:]]\n"
+        "from ckpt_core.cli import main\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'numpy'} & set(sys.modules)\n"
+    )
+    command = [sys.executable, "-c", code, "simulate", *SMALL, "--mtbf", "1h"]
+    made = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=False, timeout=60)
+    assert made.returncode == 0, made.stderr
+
+
+def test_the_page_names_every_option(cli: Cli) -> None:
+    options = re.findall(r"^ +(--[\w-]+)", cli("simulate", "--help").out, re.MULTILINE)
+    assert len(options) > 25
+    for option in options:
+        assert option == "--help" or f"`{option}`" in PAGE, f"docs/simulate.md lacks {option}"
+
+
+def test_the_page_names_every_json_field(cli: Cli) -> None:
+    for field in _points(cli, *SMALL, "--mtbf", "1h")[0]:
+        assert f"`{field}`" in PAGE, f"docs/simulate.md lacks {field}"

@@ -1,0 +1,239 @@
+"""`ckpt-core tune` as a whole, in both forms, with real saves. No test looks at how long anything took."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_core import Options
+
+TOP = Path(__file__).parents[2]
+PAGE = (TOP / "docs" / "tune.md").read_text()
+PLENTY = ("--max-overhead", 1000, "--seed", 1)
+SMALL = ("--model-bytes", "2MB", "--iteration-s", 0.002, "--saves", 2, "--rounds", 2, *PLENTY)
+FEW = ("--writers", 1, "--writers", 2, "--chunk-bytes", "256KiB", "--staging-bytes", "2MB")
+ONE = ("--in-flight", 2, "--writers", 2, "--chunk-bytes", "64KiB", "--staging-bytes", "1MiB")
+
+PROGRAM = """
+import sys, torch
+from ckpt_core import Checkpointer, Options
+root, every, explicit = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+options = Options() if "plain" in explicit else Options.from_env(
+    **{name: int(value) for name, _, value in (pair.partition("=") for pair in explicit)})
+state = {"weight": torch.zeros(100_000), "step": 0}
+with Checkpointer(root, options) as ck:
+    for step in range(1, 3000):
+        ck.wait_staged()
+        state["weight"].add_(1.0)
+        state["step"] = step
+        if step % every == 0:
+            ck.save(step, state)
+"""
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """A directory to measure; whatever happens it must be empty afterwards."""
+    made = tmp_path / "disk"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def left_in(disk: Path) -> list[Path]:
+    return list(disk.iterdir())
+
+
+def test_a_made_up_state_is_tuned_and_nothing_is_left(cli: Cli, disk: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "tune.png"
+    answer = cli("tune", "--root", disk, *SMALL, *FEW, "--checks", 1, "--plot", plot, "--json")
+    assert answer.code == 0, answer.err
+    report = json.loads(answer.out)
+    best = report["recommended"]
+    assert best["writers"] in (1, 2)
+    assert best["chunk_bytes"] == 2**18
+    pasted = eval(best["expression"], {"Options": Options})
+    assert pasted == Options.from_env(dict(line.split("=", 1) for line in best["environment"]))
+    assert report["interval"]["every"] >= report["interval"]["storage_every"] >= 1
+    assert report["checks"][0]["every"] == report["interval"]["every"]
+    assert {row["in_flight"] for row in report["measured"]} >= {1, 2}
+    assert sum(len(row["turns_s"]) for row in report["measured"]) == report["search"]["turns"]
+    assert all(seconds > 0 for row in report["measured"] for seconds in row["turns_s"])
+    assert report["sureness"]["rounds"] == 2
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert left_in(disk) == []
+    for field in set(_fields(report)):
+        assert f"`{field}`" in PAGE, f"docs/tune.md lacks `{field}`"
+
+
+def _fields(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [field for item in value for field in _fields(item)]
+    if not isinstance(value, dict):
+        return []
+    return [*value, *(f for key, item in value.items() if key != "machine" for f in _fields(item))]
+
+
+def test_the_answer_can_be_pasted_and_says_how_sure_it_is(cli: Cli, disk: Path) -> None:
+    answer = cli("tune", "--root", disk, *SMALL, *ONE, "--checks", 0, "--load", "busy")
+    assert answer.code == 0, answer.err
+    line = 'Options(in_flight=2, writers=2, chunk_bytes="64KiB", staging_bytes="1MiB")'
+    assert line in answer.out.splitlines()
+    assert "CKPT_CORE_CHUNK_BYTES=64KiB" in answer.out.splitlines()
+    assert "nothing else to compare with" in answer.out
+    assert "f* = ceil(Tw / (N q t)) = 1" in answer.out
+    assert "recommended, defaults" in answer.out
+
+
+def test_exhaustive_measures_every_candidate(cli: Cli, disk: Path) -> None:
+    choice = ("--in-flight", 1, "--in-flight", 2, *FEW)
+    more = ("--exhaustive", "--checks", 0, "--json")
+    report = json.loads(cli("tune", "--root", disk, *SMALL, *choice, *more).out)
+    assert len(report["measured"]) == report["search"]["candidates"] == 4
+    assert all(len(row["turns_s"]) >= 2 for row in report["measured"])
+
+
+def test_a_program_is_tuned_by_its_own_events(cli: Cli, disk: Path, program: Path) -> None:
+    command = (sys.executable, program, "{root}", "{every}")
+    limits = ("--saves", 2, "--rounds", 1, "--checks", 1, *PLENTY)
+    answer = cli("tune", "--root", disk, *limits, *ONE, "--json", "--", *command)
+    assert answer.code == 0, answer.err
+    report = json.loads(answer.out)
+    assert report["limits"]["rank_bytes"] >= 400_000
+    assert report["interval"]["iteration_s"] > 0
+    assert report["checks"]
+    assert report["notes"] == []
+    assert left_in(disk) == []
+
+
+def test_a_program_with_its_own_interval_says_that_it_was_not_tried_out(
+    cli: Cli, disk: Path, program: Path
+) -> None:
+    command = (sys.executable, program, "{root}", 40)
+    limits = ("--saves", 2, "--rounds", 1, "--iteration-s", 0.01, *PLENTY)
+    answer = cli("tune", "--root", disk, *limits, *ONE, "--", *command)
+    assert answer.code == 0, answer.err
+    assert "{every} in the command would allow it" in answer.out
+    assert left_in(disk) == []
+
+
+def test_a_program_that_sets_a_value_itself_is_told(cli: Cli, disk: Path, program: Path) -> None:
+    command = (sys.executable, program, "{root}", "{every}", "in_flight=3")
+    answer = cli("tune", "--root", disk, "--rounds", 1, *ONE, *PLENTY, "--", *command)
+    assert answer.code == 2
+    assert "sets in_flight=3 itself" in answer.err
+    assert "--in-flight 3" in answer.err
+    assert left_in(disk) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("{root}", 10**6, "plain"), "Options.from_env()"),
+        (("{root}", "no number"), "ended with 1"),
+        (("{root}", 10**6), "the program ended after 0 commits"),
+    ],
+)
+def test_a_program_that_cannot_be_tuned_says_why(
+    cli: Cli, disk: Path, program: Path, arguments: tuple[object, ...], text: str
+) -> None:
+    answer = cli("tune", "--root", disk, "--", sys.executable, program, *arguments)
+    assert answer.code == 2
+    assert text in answer.err
+    assert answer.err.count("\n") == 1
+    assert left_in(disk) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "give --model-bytes and --iteration-s, or a command"),
+        (("--model-bytes", "2MB"), "--iteration-s"),
+        (("--model-bytes", "1KB", "--iteration-s", 1), "model_bytes"),
+        (("--model-bytes", "900TiB", "--iteration-s", 1), "free memory"),
+        ((*SMALL, "--max-storage", "3MB"), "(with --keep-last 1:"),
+        ((*SMALL, "--max-memory", "64KB"), "max_memory"),
+        ((*SMALL, "--max-overhead", 0), "max_overhead"),
+        ((*SMALL, "--max-interval", 0), "max_interval"),
+        ((*SMALL, "--load", "heavy"), "choose of idle, busy"),
+        ((*SMALL, "--rounds", 0), "rounds"),
+        ((*SMALL, "--writers", 0), "writers"),
+        ((*SMALL, "--chunk-bytes", "big"), "chunk_bytes='big'"),
+        ((*SMALL, "--plot", "/nowhere/x.png"), "cannot be written"),
+        ((*SMALL, "--plot", "x.txt"), ".png"),
+        (("--", "python", "train.py"), "{root}"),
+        (("--", "no-such-program", "{root}"), "cannot be run"),
+        ((*SMALL, "--", "python", "{root}"), "model_bytes goes with no command"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_line(
+    cli: Cli, disk: Path, arguments: tuple[object, ...], text: str
+) -> None:
+    answer = cli("tune", "--root", disk, *arguments)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert text in answer.err
+    assert left_in(disk) == []
+
+
+def test_a_limit_that_cannot_be_met_is_a_finding_with_the_nearest_that_can(
+    cli: Cli, disk: Path
+) -> None:
+    # At 1 ns for each iteration storage is far too slow for an interval of 1.
+    quick = ("--model-bytes", "2MB", "--iteration-s", 1e-9, "--saves", 2, "--rounds", 1)
+    answer = cli("tune", "--root", disk, *quick, *ONE, "--checks", 0, "--max-interval", 1)
+    assert answer.code == 1
+    assert "not met: max_interval=1" in answer.err
+    assert "the smallest interval is" in answer.err
+    assert "Options(" in answer.out
+    assert left_in(disk) == []
+
+
+@pytest.mark.parametrize("form", ["stand-in", "program"])
+def test_ctrl_c_leaves_nothing_behind(disk: Path, program: Path, form: str) -> None:
+    endless = ("--saves", 10**6, *ONE)
+    tail = ("--", sys.executable, program, "{root}", "{every}")
+    form_of = {"stand-in": ("--model-bytes", "2MB", "--iteration-s", 0.01), "program": tail}
+    before = endless if form == "program" else (*endless, *form_of[form])
+    after = form_of[form] if form == "program" else ()
+    arguments = [*map(str, ("tune", "--root", disk, *before, *after))]
+    tuner = subprocess.Popen(
+        [sys.executable, "-m", "ckpt_core", *arguments],
+        cwd=TOP,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        while not list(disk.rglob("step-*")):
+            assert tuner.poll() is None
+            time.sleep(0.05)
+        tuner.send_signal(signal.SIGINT)
+        assert tuner.wait(60) == 130
+    finally:
+        tuner.kill()
+        tuner.wait()
+    assert left_in(disk) == []
+
+
+def test_the_page_names_every_option(cli: Cli) -> None:
+    for option in re.findall(r"^ +(?:-\w, )?(--[\w-]+)", cli("tune", "--help").out, re.MULTILINE):
+        assert option == "--help" or f"`{option}" in PAGE, option

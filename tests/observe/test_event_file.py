@@ -1,0 +1,90 @@
+"""Events as lines of a file, written while a run goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckpt_core import Checkpointer, ConfigError, Options
+from ckpt_core.observe import Event, EventLog, EventName, NoEventFile, event_file
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_tells_its_options_its_barriers_and_its_saves(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    options = Options.from_env({"CKPT_CORE_EVENTS_FILE": str(path), "CKPT_CORE_IN_FLIGHT": "3"})
+    state = {"weight": torch.zeros(1000)}
+    with Checkpointer(tmp_path / "ckpts", options) as checkpointer:
+        for step in range(4):
+            checkpointer.wait_staged()
+            if step % 2:
+                checkpointer.save(step, state)
+    lines = lines_of(path)
+    assert lines[0]["name"] == "opened"
+    assert lines[0]["options"]["in_flight"] == 3
+    assert lines[0]["world_size"] == 1
+    assert {line["rank"] for line in lines} == {0}
+    names = [line["name"] for line in lines]
+    assert (names.count("barrier"), names.count("begin"), names.count("committed")) == (4, 2, 2)
+    committed = [line for line in lines if line["name"] == "committed"]
+    assert {line["step"] for line in committed} == {1, 3}
+    assert all(line["nbytes"] == 4000 and line["seconds"] > 0 for line in committed)
+
+
+def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
+    file = event_file(None, EventLog(), rank=0, opened={})
+    file.barrier()
+    file.close()
+    assert type(file) is NoEventFile
+
+
+def test_a_second_run_appends(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    for rank in range(2):
+        event_file(path, EventLog(), rank=rank, opened={}).close()
+    assert [line["rank"] for line in lines_of(path)] == [0, 1]
+
+
+def test_once_closed_it_hears_no_more(tmp_path: Path) -> None:
+    log, path = EventLog(), tmp_path / "events.jsonl"
+    file = event_file(path, log, rank=0, opened={})
+    log.emit(Event(EventName.BEGIN, 1.0, 7))
+    file.close()
+    file.close()
+    log.emit(Event(EventName.COMMITTED, 2.0, 7))
+    file.barrier()
+    assert [line["name"] for line in lines_of(path)] == ["opened", "begin"]
+
+
+def test_a_full_disk_ends_the_file_and_not_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    log = EventLog()
+    file = event_file("/dev/full", log, rank=0, opened={})
+    log.emit(Event(EventName.BEGIN, 1.0, 7))
+    file.barrier()
+    file.close()
+    assert caplog.text.count("not written down any more") == 1
+
+
+@pytest.mark.parametrize("path", ["", 7, b"x"])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    with pytest.raises(ConfigError, match="events_file"):
+        Options(events_file=path)
+
+
+def test_a_file_that_cannot_be_opened_is_named_and_the_root_is_free_again(tmp_path: Path) -> None:
+    root = tmp_path / "ckpts"
+    with pytest.raises(ConfigError, match="nowhere"):
+        Checkpointer(root, Options(events_file=tmp_path / "nowhere" / "events.jsonl"))
+    with Checkpointer(root, Options(events_file=None)) as checkpointer:
+        assert checkpointer.steps() == ()
+
+
+def test_the_environment_can_say_none() -> None:
+    assert Options.from_env({"CKPT_CORE_EVENTS_FILE": "none"}).events_file is None

@@ -1,0 +1,139 @@
+"""Auto beside the real engine: one process, and several ranks that must save the same steps."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckpt_core import Auto, Checkpointer, ConfigError, EverySeconds, Options
+from ckpt_core.files import Files
+from tests.crash.layers import CHANGES, hooked
+from tests.crash.warm import Warm
+from tests.multirank.crew import Rank, all_well
+
+SMALL = Options(chunk_bytes="64KiB", writers=2, staging_bytes="8MiB", timeout=30)
+
+
+def _state() -> dict[str, Any]:
+    return {"weights": torch.zeros(256 * 1024), "step": 0}
+
+
+def _iterate(state: dict[str, Any], step: int) -> None:
+    time.sleep(0.002)
+    state["weights"].fill_(step)
+    state["step"] = step
+
+
+def test_a_run_is_profiled_saved_and_remembered(tmp_path: Path) -> None:
+    root, state, policy = tmp_path / "ckpts", _state(), Auto(0.5)
+    with Checkpointer(root, SMALL) as ck:
+        policy.watch(ck)
+        for step in range(1, 200):
+            ck.wait_staged()
+            _iterate(state, step)
+            if policy.should_save(step):
+                ck.save(step, state)
+        ck.wait()
+        profile = policy.profile
+        assert ck.steps()
+    assert policy.interval is not None and policy.overhead is not None
+    assert profile is not None and profile.mode == "host" and profile.headroom_bytes is None
+    assert profile.state_bytes == 1024 * 1024
+    assert profile.iteration_s >= 0.002 and profile.update_s >= 0.002
+    assert 0 < profile.staging_s["host"] <= profile.persist_s
+    kept = json.loads((tmp_path / "ckpts.profile.json").read_text())["profile"]
+    assert kept["state_bytes"] == profile.state_bytes
+
+
+def test_time_inside_the_engine_is_counted(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, SMALL) as ck:
+        assert ck.gauges.stall.seconds == 0
+        began = time.monotonic()
+        handle = ck.save(1, _state())
+        ck.wait()
+        assert handle.stall_s <= ck.gauges.stall.seconds <= time.monotonic() - began
+        before = ck.gauges.stall.seconds
+        with pytest.raises(ConfigError):
+            ck.save(-1, _state())
+        assert ck.gauges.stall.seconds > before, "a call that fails takes time as well"
+
+
+def test_saves_that_fail_neither_stop_the_policy_nor_count_as_under_way(tmp_path: Path) -> None:
+    def hook(name: str, args: tuple[Any, ...], act: Any) -> Any:
+        if name == "pwrite" and 20 <= state["step"] < 80:
+            raise OSError(28, "No space left on device")
+        return act()
+
+    policy, state, asked = Auto(1.0, cache=False), _state(), []
+    options = Options(on_error="warn", chunk_bytes="64KiB", writers=2, keep_last=None)
+    files = hooked(Files, hook, CHANGES)
+    with Checkpointer(tmp_path, options, files=files) as ck:
+        policy.watch(ck)
+        for step in range(1, 160):
+            ck.wait_staged()
+            _iterate(state, step)
+            if policy.should_save(step):
+                asked.append(step)
+                ck.save(step, state)
+        ck.wait()
+        assert [step for step in asked if 20 <= step < 80], "it went on asking"
+        assert max(ck.steps()) > 80, "and saved again when it could"
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    with Warm() as process:
+        yield process
+
+
+def train(who: Rank, root: str, combined: bool) -> dict[str, Any]:
+    """One rank of a run; ranks differ in speed, and so in what they would decide."""
+    policy: Any = Auto(0.3)
+    asked = policy | EverySeconds(3600) if combined else policy
+    state, saved, intervals = _state(), [], set()
+    with Checkpointer(root, SMALL, coordination=who.meet()) as ck:
+        asked.watch(ck)
+        for step in range(1, 150):
+            ck.wait_staged()
+            time.sleep(0.001 * who.rank)
+            _iterate(state, step)
+            if asked.should_save(step):
+                ck.save(step, state)
+                saved.append(step)
+            intervals.add(policy.interval.steps if policy.interval else 0)
+        ck.wait()
+    return {"saved": saved, "intervals": sorted(intervals)}
+
+
+@pytest.mark.parametrize("combined", [False, True])
+def test_the_first_rank_decides_and_all_save_the_same_steps(
+    warm: Warm, tmp_path: Path, combined: bool
+) -> None:
+    outcomes = warm.call(
+        "tests.multirank.crew:run_ranks",
+        call="tests.policy.test_auto_engine:train",
+        world_size=3,
+        nodes=None,
+        arguments={"root": str(tmp_path / "ckpts"), "combined": combined},
+    )
+    first, *others = all_well(outcomes)
+    assert len(first["saved"]) >= 2
+    assert max(first["intervals"]) > 0
+    assert others == [first, first]
+
+
+def test_decisions_take_no_time_to_speak_of(tmp_path: Path) -> None:
+    """Work, not time: between two looks a question reads the clock once and asks nobody."""
+    with Checkpointer(tmp_path / "ckpts", SMALL) as ck:
+        reads = []
+        policy = Auto(cache=False, clock=lambda: reads.append(1) or time.monotonic())  # type: ignore[func-returns-value]
+        policy.watch(ck)
+        for step in range(1, 9):
+            policy.should_save(step)
+        assert len(reads) == 8
