@@ -361,12 +361,12 @@ class Checkpointer:
     @property
     def rank(self) -> int:
         """Number of this process among those that save together."""
-        return self._coordination.info.rank
+        return self.gauges.rank
 
     @property
     def world_size(self) -> int:
         """How many processes save together."""
-        return self._coordination.info.world_size
+        return self.gauges.world_size
 
     @property
     def stop_requested(self) -> bool:

@@ -20,7 +20,6 @@ from ckpt_core.bench.contenders import NAMES, OURS
 from ckpt_core.bench.deepspeed import DeepSpeedMeasure, DeepSpeedSettings
 from ckpt_core.bench.horovod import HorovodMeasure, HorovodSettings
 from ckpt_core.bench.lightning import LightningMeasure, LightningSettings
-from ckpt_core.bench.plot import check_plot
 from ckpt_core.bench.policy import PolicyMeasure, PolicySettings
 from ckpt_core.bench.ranks import RankMeasure, RankSettings
 from ckpt_core.bench.results import Report
@@ -46,7 +45,6 @@ __all__ = [
     "Report",
     "Settings",
     "Suite",
-    "check_plot",
     "plot",
     "render",
     "run",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from ckpt_core.bench import results
 from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.results import Figure, Make, Report, Stats
 from ckpt_core.bench.tables import scaled, unit_name
-from ckpt_core.errors import ConfigError
+from ckpt_core.picture import check_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,20 +19,7 @@ if TYPE_CHECKING:
 _OURS_COLOR = "#c2410c"
 _PEER_COLOR = "#7c8aa0"
 _REFERENCE_COLOR = "#c9ced6"
-_SUFFIXES = (".png", ".svg", ".pdf")
 _MARKERS = "osD^vP*Xphd<>"
-
-
-def check_plot(path: Path) -> None:
-    """Raise when `draw` could not write `path`.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or does not know the suffix.
-    """
-    if find_spec("matplotlib") is None:
-        raise ConfigError("a plot needs matplotlib: pip install 'ckpt-core[bench]'")
-    if path.suffix not in _SUFFIXES:
-        raise ConfigError(f"{path.name!r} is no picture: end it in {', '.join(_SUFFIXES)}")
 
 
 def draw(report: Report, path: Path, drawings: Sequence[Callable[[Axes], None]]) -> None:

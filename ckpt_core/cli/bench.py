@@ -174,8 +174,8 @@ def _choice(kind: type[Choice], value: str, option: str) -> Choice:
 
 def _check_outputs(request: Request) -> None:
     """Find out before the run, not after it, that its results cannot be written."""
-    from ckpt_core.bench import check_plot
     from ckpt_core.errors import ConfigError
+    from ckpt_core.picture import check_plot
 
     for path in filter(None, (request.json_file, request.plot)):
         if not path.absolute().parent.is_dir():

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_core.cli.simulating_output import time_text
-from ckpt_core.errors import ConfigError
+from ckpt_core.picture import check_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from ckpt_core.simulate import Point, Strategy, Study
 
-_SUFFIXES = (".png", ".svg", ".pdf")
 _MARKERS = "os^vDP*X"
-
-
-def check_plot(path: Path) -> None:
-    """Raise when `plot_points` could not write `path`.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or does not know the suffix.
-    """
-    if find_spec("matplotlib") is None:
-        raise ConfigError("a plot needs matplotlib: pip install 'ckpt-core[bench]'")
-    if path.suffix not in _SUFFIXES:
-        raise ConfigError(f"{path.name!r} is no picture: end it in {', '.join(_SUFFIXES)}")
 
 
 def plot_points(points: Sequence[Point], study: Study, path: Path) -> None:

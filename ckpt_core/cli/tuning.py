@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_core.bench import check_plot
 from ckpt_core.bench import tune as tuner
 from ckpt_core.cli.text import console, note, say, say_json, say_rich, size_text, table
 from ckpt_core.errors import ConfigError
+from ckpt_core.picture import check_plot
 from ckpt_core.policy import tuning
 from ckpt_core.types import parse_bytes
 
