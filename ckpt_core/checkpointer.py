@@ -5,7 +5,6 @@ save -> state.flatten -> layout -> capture (snapshot/) -> inflight (persist/) ->
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import time
@@ -17,32 +16,25 @@ from typing import Any, Literal, Self
 
 import torch
 
-from ckpt_core.admission import Admission
 from ckpt_core.capture import collector_paused
-from ckpt_core.commit import Committer
 from ckpt_core.coordination import Coordination, NoCoordination
+from ckpt_core.engine import Engine
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.files import Files
-from ckpt_core.files_save import Destinations, FilesSave
-from ckpt_core.flights import Flights, settle_all
-from ckpt_core.gauges import Gauges
+from ckpt_core.files_save import FilesSave
 from ckpt_core.handle import SaveHandle
 from ckpt_core.inflight import failing
 from ckpt_core.layerwise import LayerwiseSave
-from ckpt_core.observe import EventLog, EventName, NoEventFile, event_file
+from ckpt_core.observe import EventName
 from ckpt_core.options import Options, checked_options, checked_root
-from ckpt_core.pipeline import Pipeline
 from ckpt_core.restore import RestoredStep, Restorer
 from ckpt_core.sharing import Scope
 from ckpt_core.sigterm import SigtermGuard
 from ckpt_core.stall import stalling
-from ckpt_core.together import Failures, declining, make_store, open_together
-from ckpt_core.types import OnError, check_step
+from ckpt_core.together import declining
+from ckpt_core.types import check_step
 
 _log = logging.getLogger("ckpt_core")
-
-_GRACE_S = 1.0
-"""How long `close` waits for the threads when it finds storage stuck."""
 
 
 class Checkpointer:
@@ -78,50 +70,22 @@ class Checkpointer:
         sigterm_grace: timedelta | float = 30.0,
         files: Files | None = None,
     ) -> None:
-        self._options = options = checked_options(options)
+        checked = checked_options(options)
         if on_sigterm not in (None, "save"):
             raise ConfigError(f"on_sigterm={on_sigterm!r} is unknown: use 'save' or None")
         self.root = checked_root(root)
-        self.events = EventLog()
-        self._files = files or Files()
-        self._coordination = coordination or NoCoordination()
-        info = self._coordination.info
         self._pid = os.getpid()
         self._closed = False
-        self._failures = Failures(OnError(options.on_error))
-        self._store = make_store(self.root, options, info, files=self._files)
-        self._pipeline = Pipeline(options, self._store, info=info, files=self._files)
-        self._committer = Committer(
-            self._store,
-            self._coordination,
-            files=self._files,
-            events=self.events,
-            compared=self._pipeline.compared,
-        )
-        self._flights = Flights(
-            options.in_flight,
-            finish=self._committer.finish,
-            finishers=1 if info.world_size == 1 else options.in_flight,
-        )
-        self._admission = Admission(
-            self._store, self._flights, self.events, self._failures, options
-        )
-        self._destinations = Destinations()
-        self.gauges = Gauges(self.root, self.events, self._coordination, self._pipeline)
         self._on_close: list[Callable[[], None]] = []
         self._guard: SigtermGuard | None = None
-        self._event_file = NoEventFile()
+        engine = Engine(self.root, checked, coordination or NoCoordination(), files or Files())
+        self._engine = engine
+        self._pipeline = engine.pipeline
+        self.events, self.gauges = engine.events, engine.gauges
         try:
-            opened = {"world_size": info.world_size, "options": dataclasses.asdict(options)}
-            self._event_file = event_file(
-                options.events_file, self.events, rank=info.rank, opened=opened
-            )
-            open_together(self._store, self._coordination, timeout_s=options.timeout_s)
             self._guard = SigtermGuard(sigterm_grace) if on_sigterm else None
         except BaseException:
-            self._store.close()
-            self._coordination.close()
-            self._event_file.close()
+            engine.let_go()
             raise
         # Runs at exit also in children of multiprocessing, which skip atexit: the threads are daemons,
         # and a started checkpoint must not die with them. `close` cancels it.
@@ -164,13 +128,13 @@ class Checkpointer:
         began = time.monotonic()
         self._check_usable()
         step = check_step(step)
-        attempt_id = self._coordination.attempt_id(step)
-        with declining(self._coordination, attempt_id, step):
-            self._failures.report(step)
+        attempt_id = self._engine.coordination.attempt_id(step)
+        with declining(self._engine.coordination, attempt_id, step):
+            self._engine.failures.report(step)
             scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
             with collector_paused():
                 plan = self._pipeline.plan(state, scope)
-            inflight = self._admission.admit(step, attempt_id)
+            inflight = self._engine.admission.admit(step, attempt_id)
         with failing(inflight), collector_paused():
             self._pipeline.start(inflight, plan)
         return SaveHandle.of(inflight, began)
@@ -195,11 +159,11 @@ class Checkpointer:
         """
         self._check_usable()
         step = check_step(step)
-        attempt_id = self._coordination.attempt_id(step)
-        with declining(self._coordination, attempt_id, step):
-            self._failures.report(step)
+        attempt_id = self._engine.coordination.attempt_id(step)
+        with declining(self._engine.coordination, attempt_id, step):
+            self._engine.failures.report(step)
             plan = self._pipeline.plan_layerwise(tensors)
-            inflight = self._admission.admit(step, attempt_id)
+            inflight = self._engine.admission.admit(step, attempt_id)
         return LayerwiseSave(self._pipeline, inflight, plan)
 
     @stalling
@@ -223,11 +187,11 @@ class Checkpointer:
         """
         self._check_usable()
         step = check_step(step)
-        attempt_id = self._coordination.attempt_id(step)
-        with declining(self._coordination, attempt_id, step):
-            destination = self._destinations.next(directory, pointer)
-            self._failures.report(step)
-            inflight = self._admission.admit(step, attempt_id, destination)
+        attempt_id = self._engine.coordination.attempt_id(step)
+        with declining(self._engine.coordination, attempt_id, step):
+            destination = self._engine.destinations.next(directory, pointer)
+            self._engine.failures.report(step)
+            inflight = self._engine.admission.admit(step, attempt_id, destination)
         return FilesSave(self._pipeline, inflight)
 
     @stalling
@@ -245,14 +209,14 @@ class Checkpointer:
             StagingError: not within `timeout`.
         """
         began = time.monotonic()
-        deadline = began + self._options.timeout_s
-        if self._flights.wait_staged(names, before=before, deadline=deadline):
+        deadline = began + self._engine.options.timeout_s
+        if self._engine.flights.wait_staged(names, before=before, deadline=deadline):
             self.events.tell(EventName.WAITED, None, seconds=time.monotonic() - began)
-        self._event_file.barrier()
+        self._engine.event_file.barrier()
 
     def is_staged(self, names: Iterable[str] | None = None, *, before: int | None = None) -> bool:
         """Whether `wait_staged` with the same arguments would return without waiting."""
-        return self._flights.is_staged(names, before=before)
+        return self._engine.flights.is_staged(names, before=before)
 
     @stalling
     def wait(self) -> None:
@@ -262,9 +226,9 @@ class Checkpointer:
             CkptError: with on_error="raise", a save failed in the background.
             StagingError: something was still in flight after `timeout`.
         """
-        if not self._flights.wait_empty(deadline=time.monotonic() + self._options.timeout_s):
+        if not self._engine.flights.wait_empty(deadline=self._engine.deadline()):
             raise StagingError("checkpoints are still in flight after `timeout`: storage is stuck")
-        self._failures.report()
+        self._engine.failures.report()
 
     def prepare(
         self,
@@ -320,15 +284,15 @@ class Checkpointer:
         """
         self._check_usable()
         step = None if step is None else check_step(step)
-        self._flights.wait_empty(deadline=time.monotonic() + self._options.timeout_s)
+        self._engine.flights.wait_empty(deadline=self._engine.deadline())
         began = time.monotonic()
         restorer = Restorer(
             self.root,
-            files=self._files,
-            readers=self._options.readers,
-            timeout_s=self._options.timeout_s,
-            store=self._store,
-            coordination=self._coordination,
+            files=self._engine.files,
+            readers=self._engine.options.readers,
+            timeout_s=self._engine.options.timeout_s,
+            store=self._engine.store,
+            coordination=self._engine.coordination,
         )
         found = restorer.restore(
             state, step=step, strict=strict, trusted=trusted, broadcast=broadcast
@@ -339,24 +303,24 @@ class Checkpointer:
 
     def steps(self) -> tuple[int, ...]:
         """The committed steps, ascending."""
-        return self._store.steps()
+        return self._engine.store.steps()
 
     def latest_step(self) -> int | None:
         """The newest committed step; None when there is none."""
-        return max(self._store.steps(), default=None)
+        return max(self._engine.store.steps(), default=None)
 
     def pin(self, step: int) -> None:
         """Keep a committed step until `unpin`, whatever the retention says; survives restarts."""
-        self._store.pin(check_step(step))
+        self._engine.store.pin(check_step(step))
 
     def unpin(self, step: int) -> None:
         """Give a step back to retention."""
-        self._store.unpin(check_step(step))
+        self._engine.store.unpin(check_step(step))
 
     @property
     def options(self) -> Options:
         """The settings in force."""
-        return self._options
+        return self._engine.options
 
     @property
     def rank(self) -> int:
@@ -404,25 +368,16 @@ class Checkpointer:
                 callback()
         finally:
             self._close()
-        self._failures.report()
+        self._engine.failures.report()
 
     def _close(self) -> None:
         self._closed = True
         self._at_exit.cancel()
-        self._flights.give_up_unsealed()
-        deadline = time.monotonic() + self._options.timeout_s
-        if not self._flights.wait_empty(deadline=deadline):
-            settle_all(self._flights.active())
         try:
-            self._pipeline.close(timeout_s=max(deadline - time.monotonic(), _GRACE_S))
-        except StagingError as exc:
-            _log.warning("staging memory is left to threads that hang: %s", exc)
-        self._flights.close(timeout_s=max(deadline - time.monotonic(), _GRACE_S))
-        if self._guard is not None:
-            self._guard.close()
-        self._store.close()
-        self._coordination.close()
-        self._event_file.close()
+            self._engine.close()
+        finally:
+            if self._guard is not None:
+                self._guard.close()
 
     def __enter__(self) -> Self:
         return self

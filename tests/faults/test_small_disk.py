@@ -67,7 +67,7 @@ def test_a_full_disk_fails_the_save_and_spares_the_steps(
                 assert "bytes free" in str(error)
             for step in done:
                 assert_exact(root, step)
-            ck._store.remove(done[:2])
+            ck._engine.store.remove(done[:2])
             ck.save(50, big_state(50)).committed.result(_WAIT_S)
             assert_exact(root, 50)
         assert verify(root).ok

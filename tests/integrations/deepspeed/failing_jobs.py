@@ -123,7 +123,7 @@ def failing_write(root: str, kind: str, on_error: str) -> dict[str, Any]:
 
 def _settle(root: str) -> None:
     """Let the saves end, whatever comes of them, without being told."""
-    flights = ROOTS._open[os.path.realpath(root)].checkpointer._flights
+    flights = ROOTS._open[os.path.realpath(root)].checkpointer._engine.flights
     assert flights.wait_empty(deadline=time.monotonic() + 60), "a save hangs"
 
 

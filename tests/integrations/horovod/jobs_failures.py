@@ -111,6 +111,6 @@ def _try(number: int, where: str, raised: list[list[Any]], act: Any) -> None:
 def _settle(ck: Checkpointer) -> None:
     """Let what is in flight end, so that the next save is the one that tells; errors stay where they are."""
     deadline = time.monotonic() + 60
-    while ck._flights.active():
+    while ck._engine.flights.active():
         assert time.monotonic() < deadline
         time.sleep(0.002)

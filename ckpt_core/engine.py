@@ -1,0 +1,98 @@
+"""The layers of one Checkpointer: made, opened and closed together.
+
+Pipeline (stager, writers, staging memory) -> Flights -> Committer -> store, agreed through Coordination
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from pathlib import Path
+
+from ckpt_core.admission import Admission
+from ckpt_core.commit import Committer
+from ckpt_core.coordination import Coordination
+from ckpt_core.errors import StagingError
+from ckpt_core.files import Files
+from ckpt_core.files_save import Destinations
+from ckpt_core.flights import Flights, settle_all
+from ckpt_core.gauges import Gauges
+from ckpt_core.observe import EventLog, NoEventFile, event_file
+from ckpt_core.options import Options
+from ckpt_core.pipeline import Pipeline
+from ckpt_core.together import Failures, make_store, open_together
+from ckpt_core.types import OnError
+
+_log = logging.getLogger("ckpt_core")
+
+_GRACE_S = 1.0
+"""How long `close` waits for the threads when it finds storage stuck."""
+
+
+class Engine:
+    """Owns every thread, the root's lock and the connection to the other ranks.
+
+    Raises:
+        RootBusy, PersistError, CommitError, CoordinationTimeout: see `Checkpointer`; nothing is left open.
+    """
+
+    def __init__(
+        self, root: Path, options: Options, coordination: Coordination, files: Files
+    ) -> None:
+        info = coordination.info
+        self.options = options
+        self.files = files
+        self.coordination = coordination
+        self.events = EventLog()
+        self.failures = Failures(OnError(options.on_error))
+        self.store = make_store(root, options, info, files=files)
+        self.pipeline = Pipeline(options, self.store, info=info, files=files)
+        self.committer = Committer(
+            self.store,
+            coordination,
+            files=files,
+            events=self.events,
+            compared=self.pipeline.compared,
+        )
+        self.flights = Flights(
+            options.in_flight,
+            finish=self.committer.finish,
+            finishers=1 if info.world_size == 1 else options.in_flight,
+        )
+        self.admission = Admission(self.store, self.flights, self.events, self.failures, options)
+        self.destinations = Destinations()
+        self.gauges = Gauges(root, self.events, coordination, self.pipeline)
+        self.event_file = NoEventFile()
+        try:
+            opened = {"world_size": info.world_size, "options": dataclasses.asdict(options)}
+            self.event_file = event_file(
+                options.events_file, self.events, rank=info.rank, opened=opened
+            )
+            open_together(self.store, coordination, timeout_s=options.timeout_s)
+        except BaseException:
+            self.let_go()
+            raise
+
+    def deadline(self) -> float:
+        """When a wait that begins now has lasted too long, on the monotonic clock."""
+        return time.monotonic() + self.options.timeout_s
+
+    def close(self) -> None:
+        """Finish what is in flight, within `timeout`, then end the threads and unlock the root."""
+        self.flights.give_up_unsealed()
+        deadline = self.deadline()
+        if not self.flights.wait_empty(deadline=deadline):
+            settle_all(self.flights.active())
+        try:
+            self.pipeline.close(timeout_s=max(deadline - time.monotonic(), _GRACE_S))
+        except StagingError as exc:
+            _log.warning("staging memory is left to threads that hang: %s", exc)
+        self.flights.close(timeout_s=max(deadline - time.monotonic(), _GRACE_S))
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Unlock the root and say goodbye to the other ranks."""
+        self.store.close()
+        self.coordination.close()
+        self.event_file.close()
