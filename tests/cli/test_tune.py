@@ -221,6 +221,8 @@ def test_ctrl_c_leaves_nothing_behind(disk: Path, program: Path, form: str) -> N
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        # A job in the background of a shell, such as CI may be, has it ignored, and hands that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         while not list(disk.rglob("step-*")):
