@@ -193,3 +193,28 @@ def late(folder: Path) -> list[str]:
         for _ in range(2):
             made.save_checkpoint(str(folder / "c"))
     return [str(one.message) for one in told if "checkpoint_engine" in str(one.message)]
+
+
+def scripts(folder: Path) -> dict[str, Any]:
+    """DeepSpeed's scripts in the directory: left alone while they are as they should be."""
+    root = folder / "c"
+    made = engine(1, "bf16")
+    paths, found = [root / name for name in ("zero_to_fp32.py", "zero_to_torch.py")], []
+    for step in range(4):
+        train(made, step, step + 1)
+        made.save_checkpoint(str(root))
+        dist.barrier()
+        found.append([path.stat().st_mtime_ns for path in paths])
+        dist.barrier()
+        if step == 1 and dist.get_rank() == 0:
+            paths[1].write_text("damaged")
+        dist.barrier()
+    import deepspeed.utils.zero_to_torch as script
+
+    first, second, third, fourth = found
+    return {
+        "left alone": first == second and third == fourth,
+        "replaced": third[1] != second[1],
+        "whole": paths[1].read_bytes() == Path(script.__file__).read_bytes(),
+        "can be run": all(path.stat().st_mode & 0o100 for path in paths),
+    }
