@@ -29,7 +29,7 @@ from ckpt_core.snapshot import (
     Snapshot,
     StageItem,
     StagingPool,
-    device_free_bytes,
+    device_has_room,
     event_now,
     on_stream,
     synchronize,
@@ -131,9 +131,8 @@ class StageJob:
     def _cloned(self) -> Sequence[StageItem]:
         """Clones on the device; the live leaves are free as soon as they are made (LightCheck-G)."""
         need = sum(size for tensor, _, size in self._source.lazy if tensor.is_cuda)
-        free = device_free_bytes() if need else 0
         on_host = any(not tensor.is_cuda for tensor, _, _ in self._source.lazy)
-        if on_host or need * 5 > free * 4:  # a fifth stays for training's own peaks
+        if on_host or (need and not device_has_room(need)):
             return self._source.lazy
         clones = tuple((tensor.clone(), offset, size) for tensor, offset, size in self._source.lazy)
         self._settle(self._source.lazy)

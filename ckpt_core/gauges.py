@@ -11,7 +11,7 @@ from typing import Any
 from ckpt_core.coordination import Coordination, Json
 from ckpt_core.observe import EventLog
 from ckpt_core.pipeline import Pipeline
-from ckpt_core.snapshot import device_free_bytes, device_name, uses_cuda
+from ckpt_core.snapshot import device_free_bytes, device_has_room, device_name, uses_cuda
 from ckpt_core.stall import Stall
 from ckpt_core.types import Mode
 
@@ -60,12 +60,9 @@ class Gauges:
 
         Source: CheckFreq (FAST '21) section 4.2: on the device if its memory has room, else on the host.
         """
-        free = self.headroom_bytes()
-        if Mode(self._pipeline.options.mode) is not Mode.AUTO or free is None:
+        if Mode(self._pipeline.options.mode) is not Mode.AUTO or not uses_cuda():
             return ()
-        if (
-            state_bytes * 5 > free * 4
-        ):  # as the engine has it: a fifth stays for training's own peaks
+        if not device_has_room(state_bytes):
             return ()
         return (str(Mode.DEVICE), str(Mode.HOST))
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -69,6 +72,15 @@ def check_room(root: Path, *, disk_bytes: int, memory_bytes: int) -> None:
             f"the run takes up to {_gb(memory_bytes)} of memory and {_gb(available)} are free: "
             f"{advice}"
         )
+
+
+@contextmanager
+def work_folder(root: Path) -> Iterator[Path]:
+    """A new directory in `root` for all that a run writes; removed at the end, whatever happens."""
+    with tempfile.TemporaryDirectory(
+        prefix="ckpt-core-bench-", dir=root, ignore_cleanup_errors=True
+    ) as folder:
+        yield Path(folder)
 
 
 def _gb(size: int) -> str:

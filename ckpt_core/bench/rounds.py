@@ -8,16 +8,13 @@ After each turn the disk is left clean (old steps removed, dirty pages written),
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import statistics
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench import cache, proc, results
 from ckpt_core.bench.crew import Crew
-from ckpt_core.bench.machine import describe
+from ckpt_core.bench.machine import describe, work_folder
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.settings import SMALL_LEAF_BYTES, Measure, Settings, Suite, plain
 
@@ -37,17 +34,13 @@ def run(settings: Settings, *, notify: Callable[[str], None] = lambda message: N
         ConfigError: there is no room for the run.
     """
     report = Report(Suite.CORE.value, plain(settings), describe(settings.root))
-    root = Path(tempfile.mkdtemp(prefix="ckpt-core-bench-", dir=settings.root))
-    try:
-        with Crew(settings, root, report, notify) as crew:
-            if {Measure.SAVE, Measure.RESTORE} & set(settings.measures):
-                _large(crew)
-            if Measure.LEAVES in settings.measures:
-                _small_leaves(crew)
-            if Measure.TRAIN in settings.measures:
-                _train(crew)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    with work_folder(settings.root) as root, Crew(settings, root, report, notify) as crew:
+        if {Measure.SAVE, Measure.RESTORE} & set(settings.measures):
+            _large(crew)
+        if Measure.LEAVES in settings.measures:
+            _small_leaves(crew)
+        if Measure.TRAIN in settings.measures:
+            _train(crew)
     return report
 
 

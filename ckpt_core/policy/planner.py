@@ -137,8 +137,8 @@ class Planner:
         return self._run(step)
 
     def _run(self, step: int) -> int:
-        if self._start is not None and self._doubts():
-            self.phase, self._start, self._saved_at = Phase.PROBING, None, None
+        if not self._start_fits():
+            self.phase, self._saved_at = Phase.PROBING, None
             self._ledger.restart()
             return step
         self._choose()
@@ -183,18 +183,15 @@ class Planner:
             return False
         return self._ledger.idle_in_row < IDLE_AFTER
 
-    def _doubts(self) -> bool:
-        """Whether the first save shows that the cached profile is of another run."""
-        assert self._start is not None
-        found = self._meter.profile
-        if found is None:
-            return False
-        start, self._start = self._start, None
-        if found.fits(start):
-            return False
-        _log.info("the cached profile does not fit this run: measuring anew")
-        self._start = start
-        return True
+    def _start_fits(self) -> bool:
+        """Whether a cached profile is of this run; asked once, when the first save has shown that."""
+        if self._start is None or (found := self._meter.profile) is None:
+            return True
+        fits = found.fits(self._start)
+        self._start = None
+        if not fits:
+            _log.info("the cached profile does not fit this run: measuring anew")
+        return fits
 
     def _keep(self) -> None:
         profile = self._meter.profile

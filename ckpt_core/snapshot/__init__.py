@@ -15,6 +15,7 @@ from ckpt_core.snapshot.cuda import (
     uses_cuda,
 )
 from ckpt_core.snapshot.cuda import free_bytes as device_free_bytes
+from ckpt_core.snapshot.cuda import has_room as device_has_room
 from ckpt_core.snapshot.image import ChunkSink, ImageSpec, Piece, ShardImage
 from ckpt_core.snapshot.pool import PoolPlan, StagingPool, plan_pool
 from ckpt_core.snapshot.stager import Snapshot, StageItem, Stager
@@ -30,6 +31,7 @@ __all__ = [
     "Stager",
     "StagingPool",
     "device_free_bytes",
+    "device_has_room",
     "device_name",
     "event_now",
     "on_stream",

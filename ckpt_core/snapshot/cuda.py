@@ -64,6 +64,11 @@ def free_bytes() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
+def has_room(nbytes: int) -> bool:
+    """Whether clones of so much may go to the current device: a fifth stays for training's own peaks."""
+    return nbytes * 5 <= free_bytes() * 4
+
+
 def device_name() -> str:
     """What the current device is."""
     return str(torch.cuda.get_device_name())

@@ -8,10 +8,8 @@ at each interval, the ones without saves among them, within the same minutes.
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench import proc
@@ -20,7 +18,7 @@ from ckpt_core.bench.deepspeed import figures
 from ckpt_core.bench.deepspeed.crew import CANNOT_LOAD, CANNOT_RUN, DeepSpeedCrew, check_installed
 from ckpt_core.bench.deepspeed.settings import RANKS, DeepSpeedMeasure, DeepSpeedSettings
 from ckpt_core.bench.deepspeed.ways import BASE, OWN, WAYS
-from ckpt_core.bench.machine import check_room, describe
+from ckpt_core.bench.machine import check_room, describe, work_folder
 from ckpt_core.bench.remote import Answers
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.settings import Suite, plain
@@ -54,10 +52,8 @@ def run(
     report.more["state"] = {}
     _check_room(settings)
     with (
-        tempfile.TemporaryDirectory(
-            prefix="ckpt-core-bench-", dir=settings.root, ignore_cleanup_errors=True
-        ) as folder,
-        DeepSpeedCrew(settings, Path(folder), report, notify) as crew,
+        work_folder(settings.root) as folder,
+        DeepSpeedCrew(settings, folder, report, notify) as crew,
     ):
         for stage in settings.stages:
             with crew.stage(stage):

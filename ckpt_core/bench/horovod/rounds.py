@@ -7,9 +7,7 @@ random order and one after the other: what a window is compared with was measure
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench import results
@@ -18,7 +16,7 @@ from ckpt_core.bench.horovod.frequency import BOUND, frequencies
 from ckpt_core.bench.horovod.pair_run import PairRun
 from ckpt_core.bench.horovod.settings import RANKS, HorovodSettings, Schedule
 from ckpt_core.bench.horovod.ways import BASES, SAVING, TORCH_SAVE
-from ckpt_core.bench.machine import check_room, describe
+from ckpt_core.bench.machine import check_room, describe, work_folder
 from ckpt_core.bench.remote import Answers
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.settings import Suite, plain
@@ -54,10 +52,8 @@ def run(
         memory_bytes=RANKS * (settings.state_bytes * _MEMORY_STATES + _PROCESS_BYTES),
     )
     with (
-        tempfile.TemporaryDirectory(
-            prefix="ckpt-core-bench-", dir=settings.root, ignore_cleanup_errors=True
-        ) as folder,
-        PairRun(settings, Path(folder), report, notify) as pair,
+        work_folder(settings.root) as folder,
+        PairRun(settings, folder, report, notify) as pair,
     ):
         _check(pair, settings)
         for _ in pair.rounds("training"):

@@ -7,10 +7,7 @@ order and one after the other: what a fit is compared with was measured within t
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench import results
@@ -19,7 +16,7 @@ from ckpt_core.bench.lightning import figures
 from ckpt_core.bench.lightning.crew import FitCrew
 from ckpt_core.bench.lightning.settings import LightningMeasure, LightningSettings, Window
 from ckpt_core.bench.lightning.ways import BASE
-from ckpt_core.bench.machine import check_room, describe
+from ckpt_core.bench.machine import check_room, describe, work_folder
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.settings import ModelSize, Suite, plain
 
@@ -52,17 +49,13 @@ def run(
         disk_bytes=settings.state_bytes * _DISK_STATES,
         memory_bytes=settings.state_bytes * _MEMORY_STATES + 4 * _PROCESS_BYTES,
     )
-    root = Path(tempfile.mkdtemp(prefix="ckpt-core-bench-", dir=settings.root))
-    try:
-        with FitCrew(settings, root, report, notify) as crew:
-            # Windows of the training model come first, while no process has had a large one.
-            if LightningMeasure.TRAIN in settings.measures:
-                _train(crew, settings)
-            _check(crew, settings)
-            if LightningMeasure.SAVE in settings.measures:
-                _save(crew, settings)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    with work_folder(settings.root) as root, FitCrew(settings, root, report, notify) as crew:
+        # Windows of the training model come first, while no process has had a large one.
+        if LightningMeasure.TRAIN in settings.measures:
+            _train(crew, settings)
+        _check(crew, settings)
+        if LightningMeasure.SAVE in settings.measures:
+            _save(crew, settings)
     return report
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ckpt_core.bench.machine import check_room, describe
+from ckpt_core.bench.machine import check_room, describe, work_folder
 from ckpt_core.bench.policy import figures
 from ckpt_core.bench.policy.conditions import ALONE, CONDITIONS, FIXED
 from ckpt_core.bench.policy.reaction import (
@@ -58,11 +57,9 @@ def run(
         disk_bytes=settings.state_bytes * _DISK_STATES + 2 * settings.load_file_bytes,
         memory_bytes=settings.state_bytes * _MEMORY_STATES + 3 * _PROCESS_BYTES,
     )
-    with tempfile.TemporaryDirectory(
-        prefix="ckpt-core-bench-", dir=settings.root, ignore_cleanup_errors=True
-    ) as folder:
+    with work_folder(settings.root) as folder:
         for name in _names(settings):
-            with _Jobs(settings, Path(folder), report, notify) as jobs:
+            with _Jobs(settings, folder, report, notify) as jobs:
                 jobs.measure(name)
     return report
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
-from ckpt_core.bench.machine import check_room, describe
+from ckpt_core.bench.machine import check_room, describe, work_folder
 from ckpt_core.bench.ranks import messages, planning
 from ckpt_core.bench.ranks.saving import TeamRun, enter_all
 from ckpt_core.bench.ranks.settings import RankMeasure, RankSettings
@@ -55,13 +53,10 @@ def _teams(settings: RankSettings, report: Report, notify: Callable[[str], None]
         disk_bytes=state_bytes * _DISK_STATES * (most + len(NAMES)),
         memory_bytes=most * (state_bytes * _MEMORY_STATES + _PROCESS_BYTES),
     )
-    root = Path(tempfile.mkdtemp(prefix="ckpt-core-bench-", dir=settings.root))
-    try:
+    with work_folder(settings.root) as root:
         for ranks in settings.world_sizes:
             folder = root / f"{ranks}-ranks"
             folder.mkdir()
             with TeamRun(settings, folder, ranks, notify) as team:
                 team.measure(report)
             shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
