@@ -15,7 +15,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 
 WINDOW = 32
 IDLE_AFTER = 3
@@ -189,8 +189,10 @@ def _slowdown(cycles: Sequence[Cycle]) -> float:
 
 
 def _is_alike(cycle: Cycle, others: Sequence[Cycle]) -> bool:
-    error = math.hypot(cycle.error, fmean(one.error for one in others) / math.sqrt(len(others)))
-    return abs(cycle.slowdown - _mean(others)) <= _SURE * error
+    known = fmean(one.error for one in others) / math.sqrt(len(others))
+    # Saves differ from one another by more than the noise of iterations: a disk has its moments.
+    spread = stdev(one.slowdown for one in others) if len(others) >= _ENOUGH else 0.0
+    return abs(cycle.slowdown - _mean(others)) <= _SURE * math.hypot(cycle.error, known, spread)
 
 
 def _mean(cycles: Sequence[Cycle]) -> float:

@@ -111,10 +111,22 @@ def block(seconds: list[float], saves: list[int]) -> dict[str, Any]:
 
 def test_iterations_behind_a_block_are_paid_for_by_its_saves() -> None:
     base, saving = block([1.0, 1.0], []), block([1.5, 1.0, 1.0, 1.0], [0])
-    found = compare({"before": base, "after": base, "saving": saving, "drain": block([1.5], [])})
-    assert found.added_s == pytest.approx(1.0)
-    assert found.overhead == pytest.approx(0.25)
-    assert found.cost_s == pytest.approx(1.0)
+    pair = {"before": base, "saving": saving, "drain": block([1.5], [])}
+    for pairs in (1, 3):
+        found = compare({"pairs": [pair] * pairs, "after": base})
+        assert found.added_s == pytest.approx(1.0 * pairs)
+        assert (found.iterations, found.saves) == (4 * pairs, pairs)
+        assert found.overhead == pytest.approx(0.25)
+        assert found.cost_s == pytest.approx(1.0)
+
+
+def test_all_blocks_without_saves_make_the_base() -> None:
+    pairs = [
+        {"before": block([seconds], []), "saving": block([2.0], [0]), "drain": block([], [])}
+        for seconds in (1.0, 3.0)
+    ]
+    found = compare({"pairs": pairs, "after": block([2.0], [])})
+    assert found.base_s == pytest.approx(2.0) and found.added_s == pytest.approx(0.0)
 
 
 def test_intervals_are_counted_from_save_to_save() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ from tests.policy.world import Load, World
 
 LIGHT = Load(noise=0.05)
 HEAVY = Load(iteration_s=0.15, stall_s=0.08, persist_s=1.5, slowdown=0.5, noise=0.05)
+SHORT = Load(iteration_s=0.12, stall_s=0.002, persist_s=0.07, slowdown=0.25, noise=0.03, spread=0.5)
+"""Saves that end within an iteration, as on a fast disk."""
 BOUND = 0.05
 EDGE = 1.1
 """A stretch of a run may hold one save more than its share."""
@@ -48,6 +53,36 @@ def test_the_bound_holds_in_noise(tmp_path: Path, seed: int, noise: float) -> No
     assert world.overhead(100, 1500) <= BOUND * EDGE
     # And it is not kept by saving hardly ever: the ideal number is 50.
     assert len([step for step in world.saves if step >= 100]) >= 32
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("load", [SHORT, Load(noise=0.03, spread=0.5)])
+def test_the_bound_holds_where_saves_differ_from_one_another(
+    tmp_path: Path, seed: int, load: Load
+) -> None:
+    world = World(tmp_path / "root", load, seed=seed)
+    world.run(watching(world), range(1, 1500))
+    # Half of what the bound allows would be saved for nothing.
+    assert BOUND / 2 <= world.overhead(100, 1500) <= BOUND * EDGE
+
+
+@pytest.mark.parametrize("steps", [5, 20, 100])
+@pytest.mark.parametrize("load", [SHORT, Load(noise=0.03)])
+def test_iterations_that_wander_do_not_break_the_bound(
+    tmp_path: Path, load: Load, steps: int
+) -> None:
+    """By a tenth of their length, for so many steps at a time."""
+    world, drawn = World(tmp_path / "root", load), random.Random(0)
+    keep, factors = 1 - 1 / steps, [1.0]
+    for _ in range(1500):
+        step = 0.1 * math.sqrt(1 - keep**2) * drawn.gauss(0, 1)
+        factors.append(1 + keep * (factors[-1] - 1) + step)
+    world.run(
+        watching(world),
+        range(1, 1500),
+        load=lambda step: replace(load, iteration_s=load.iteration_s * factors[step]),
+    )
+    assert BOUND / 2 <= world.overhead(100, 1500) <= BOUND * EDGE
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -24,6 +24,7 @@ class Load:
         persist_s: from the begin of a save to its commit.
         slowdown: share that an iteration gets longer while a save is under way.
         noise: relative standard deviation of each iteration.
+        spread: relative standard deviation of the slowdown from one save to the next.
     """
 
     iteration_s: float = 0.1
@@ -31,6 +32,7 @@ class Load:
     persist_s: float = 0.4
     slowdown: float = 0.3
     noise: float = 0.0
+    spread: float = 0.0
 
 
 @dataclass
@@ -53,10 +55,12 @@ class World:
         self.stall = Stall()
         self.saves: list[int] = []
         self.paid: dict[int, float] = {}
+        self.without: dict[int, float] = {}
         self.preferred: list[str] = []
         self.stall_of: dict[str, float] = {}
         self.pauses: dict[int, float] = {}
         self._ends: list[float] = []
+        self._heavier = 1.0
         self._random = random.Random(self.seed)
 
     # -- Gauges ----------------------------------------------------------------------------------
@@ -100,14 +104,15 @@ class World:
     def overhead(self, first: int, end: int) -> float:
         """What saves have added to these steps, relative to what they would have taken without."""
         paid = sum(cost for step, cost in self.paid.items() if first <= step < end)
-        return paid / ((end - first) * self.load.iteration_s)
+        return paid / sum(self.without[step] for step in range(first, end))
 
     def _iterate(self, step: int) -> None:
         load = self.load
+        self.without[step] = load.iteration_s
         base = load.iteration_s * max(self._random.gauss(1, load.noise), 0.2)
         extra = 0.0
         if any(end > self.now_s for end in self._ends):
-            extra = load.iteration_s * load.slowdown
+            extra = load.iteration_s * load.slowdown * self._heavier
         self.now_s += base + extra + self.pauses.get(step, 0.0)
         self.paid[step] = self.paid.get(step, 0.0) + extra
         for end in [end for end in self._ends if end <= self.now_s]:
@@ -125,6 +130,8 @@ class World:
             stall_s += max(self._ends[0] - self.now_s, 0.0)
             self.events.emit(Event(EventName.COMMITTED, self._ends.pop(0), step, nbytes=1000))
         self._ends.append(self.now_s + stall_s + self.load.persist_s)
+        if self.load.spread:
+            self._heavier = max(self._random.gauss(1, self.load.spread), 0.0)
         self.now_s += stall_s
         self.stall.seconds += stall_s
         self.stall.ended_s = self.now_s

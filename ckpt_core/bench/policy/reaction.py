@@ -14,11 +14,11 @@ Taken = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A block with saves beside those without, before and behind it.
+    """Blocks with saves beside those without, before and behind each.
 
     Attributes:
         base_s: one iteration without saves.
-        added_s: by which all saves of the block have lengthened training, until the last was durable.
+        added_s: by which all saves of the blocks have lengthened training, until the last was durable.
         iterations: of the whole intervals that the saves belong to.
         saves: how many they were.
     """
@@ -39,14 +39,20 @@ class Compared:
         return self.added_s / self.saves
 
 
-def compare(answer: Mapping[str, Taken]) -> Compared:
-    """The parts of a round: "before", "saving", "drain", "after"."""
-    base_s = fmean([*answer["before"]["seconds"], *answer["after"]["seconds"]])
-    saving: list[float] = answer["saving"]["seconds"]
-    drain: list[float] = answer["drain"]["seconds"]
-    # Iterations behind the block that a save still slows down are paid for by its intervals.
+def compare(answer: Mapping[str, Any]) -> Compared:
+    """A round: "pairs" of "before", "saving" and "drain", and "after"."""
+    pairs: list[Mapping[str, Taken]] = answer["pairs"]
+    without = [*(pair["before"] for pair in pairs), answer["after"]]
+    base_s = fmean(_seconds(without))
+    saving, drain = (_seconds([pair[part] for pair in pairs]) for part in ("saving", "drain"))
+    # Iterations behind a block that a save still slows down are paid for by its intervals.
     added_s = sum(saving) + sum(drain) - (len(saving) + len(drain)) * base_s
-    return Compared(base_s, added_s, len(saving), len(answer["saving"]["saves"]))
+    saves = sum(len(pair["saving"]["saves"]) for pair in pairs)
+    return Compared(base_s, added_s, len(saving), saves)
+
+
+def _seconds(blocks: Sequence[Taken]) -> list[float]:
+    return [seconds for block in blocks for seconds in block["seconds"]]
 
 
 def overheads_from(seconds: Sequence[float], base_s: float) -> list[float]:

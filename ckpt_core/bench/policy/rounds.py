@@ -201,12 +201,19 @@ class _Jobs(Processes):
     def _compare(self, name: str) -> Answer | None:
         blocks = self._settings.blocks
         answer = self.ask(
-            name, "compare", base=blocks.base, saving=blocks.saving, within_s=blocks.limit_s
+            name,
+            "compare",
+            pairs=blocks.pairs,
+            base=blocks.base,
+            saving=blocks.saving,
+            within_s=blocks.limit_s,
         )
         if answer is None:
             return None
-        for part in ("before", "saving", "drain", "after"):
-            self._trace(name, part, answer[part])
+        for pair in answer["pairs"]:
+            for part in ("before", "saving", "drain"):
+                self._trace(name, part, pair[part])
+        self._trace(name, "after", answer["after"])
         self._note_compared(name, answer)
         return answer
 
@@ -214,24 +221,26 @@ class _Jobs(Processes):
 
     def _note_compared(self, name: str, answer: Answer) -> None:
         report, found = self.report, compare(answer)
-        intervals = intervals_of(answer["saving"])
+        saving = [pair["saving"] for pair in answer["pairs"]]
+        intervals = [interval for block in saving for interval in intervals_of(block)]
+        told = None if None in answer["told"] else median(answer["told"])
         report.add(figures.OVERHEAD, name, found.overhead)
         report.add(figures.ITERATION, name, found.base_s)
         report.add(figures.COST, name, found.cost_s)
         report.add(figures.INTERVAL, name, median(intervals))
-        if answer["told"] is not None:
-            report.add(figures.TOLD, name, answer["told"])
-        if answer["saving"]["cut"]:
+        if told is not None:
+            report.add(figures.TOLD, name, told)
+        if any(block["cut"] for block in saving):
             self._remark(name, _CUT)
         report.more["policy"]["conditions"][name]["rounds"].append(
             {
                 "overhead": found.overhead,
-                "told": answer["told"],
+                "told": told,
                 "base_s": found.base_s,
                 "cost_s": found.cost_s,
-                "stall_s": answer["saving"]["stall_s"] / found.saves,
+                "stall_s": sum(block["stall_s"] for block in saving) / found.saves,
                 "iterations": found.iterations,
-                "drained": len(answer["drain"]["seconds"]),
+                "drained": sum(len(pair["drain"]["seconds"]) for pair in answer["pairs"]),
                 "intervals": intervals,
             }
         )

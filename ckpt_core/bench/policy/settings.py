@@ -45,7 +45,9 @@ class Blocks:
 
     Attributes:
         settle_saves: saves before the first block.
-        base: without saves; one such block before the block with saves, and one behind it.
+        pairs: blocks with saves in a round, each with one without saves before it, and one behind the last.
+            Many short ones: iterations drift, and only what is close together can be compared.
+        base: of a block without saves.
         saving: least of a block with saves, which is made of whole intervals.
         change: least that is looked at after the second job has begun.
         quiet: most that `Auto` is given, before the second job begins, to come back to a short interval.
@@ -53,8 +55,9 @@ class Blocks:
     """
 
     settle_saves: int = 3
-    base: int = 30
-    saving: int = 60
+    pairs: int = 6
+    base: int = 12
+    saving: int = 15
     change: int = 100
     quiet: int = 200
     limit_s: float = 60.0
@@ -70,7 +73,8 @@ class PolicySettings:
         rounds: of each condition; every figure is the median over them.
         max_overhead: the bound that `Auto` is given.
         threads: that the training computes with; the engine has what is left, as it has beside a GPU.
-        batch, tokens: of one iteration; together with `state_bytes` they set how long it takes.
+        batch, tokens: of one iteration; together with `state_bytes` they set how long it takes. With few
+            tokens it is mostly memory traffic, and differs by a fifth from one time to the next.
         load_threads: of the second job that compute; None: as many as there are processors besides
             those that train, and at least one.
         load_file_bytes: that the second job writes, again and again.
@@ -89,7 +93,7 @@ class PolicySettings:
     max_overhead: float = 0.05
     threads: int = 1
     batch: int = 1
-    tokens: int = 32
+    tokens: int = 128
     load_threads: int | None = None
     load_file_bytes: int = 256 * 2**20
     blocks: Blocks = Blocks()
@@ -118,7 +122,9 @@ class PolicySettings:
             rounds=2,
             tokens=8,
             load_file_bytes=4 * 2**20,
-            blocks=Blocks(settle_saves=1, base=5, saving=8, change=12, quiet=15, limit_s=1.0),
+            blocks=Blocks(
+                settle_saves=1, pairs=2, base=4, saving=5, change=12, quiet=15, limit_s=1.0
+            ),
             questions=2000,
         )
 

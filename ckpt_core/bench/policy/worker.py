@@ -115,19 +115,17 @@ class JobWorker:
         load.answer("start")
         return {"calm": _plain(calm), "change": _plain(block)}
 
-    def compare(self, base: int, saving: int, within_s: float) -> Answer:
-        """Iterations without saves, with them, and without them again."""
+    def compare(self, pairs: int, base: int, saving: int, within_s: float) -> Answer:
+        """Iterations without saves and with them, by turns, and without them at the end."""
         job = self._opened()
-        before = _plain(job.base(base))
-        block = _plain(job.saving(saving, within_s=within_s))
-        told = job.told_overhead
-        return {
-            "before": before,
-            "saving": block,
-            "drain": _plain(job.drain()),
-            "after": _plain(job.base(base)),
-            "told": told,
-        }
+        blocks, told = [], []
+        for _ in range(pairs):
+            before = _plain(job.base(base))
+            block = _plain(job.saving(saving, within_s=within_s))
+            told.append(job.told_overhead)
+            drain = _plain(job.drain())
+            blocks.append({"before": before, "saving": block, "drain": drain})
+        return {"pairs": blocks, "after": _plain(job.base(base)), "told": told}
 
     def check(self) -> Answer:
         """Whether the newest committed step is what training had."""
