@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ckpt_core.errors import CommitError
+from ckpt_core.errors import CkptError, CommitError
 from ckpt_core.types import RankInfo
 
 Json = Any
@@ -101,6 +101,13 @@ class Coordination(Protocol):
     def decline(self, attempt_id: str, step: int, error: BaseException) -> None:
         """Vote no; returns at once, from whatever thread. Never raises. Idempotent."""
 
+    def refusal(self, attempt_id: str, step: int, timeout_s: float) -> CkptError | None:
+        """Why another rank has made the attempt fail; None if none has said so within the time.
+
+        Called instead of `agree`, by a rank that has lost its files and wants to know whether a leader
+        has taken them away; `decline` still follows. Never raises.
+        """
+
     def close(self) -> None:
         """Say goodbye; idempotent. Attempts that wait for this rank end badly, at once."""
 
@@ -139,6 +146,10 @@ class NoCoordination:
 
     def decline(self, attempt_id: str, step: int, error: BaseException) -> None:
         """Nobody needs to know; see `Coordination.decline`."""
+
+    def refusal(self, attempt_id: str, step: int, timeout_s: float) -> CkptError | None:
+        """There is nobody else; see `Coordination.refusal`."""
+        return None
 
     def close(self) -> None:
         """Nothing to do."""

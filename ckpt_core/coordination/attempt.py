@@ -111,6 +111,12 @@ class Attempt:
         assert self.own is not None
         return Outcome({self._info.rank: Cause.of(self.own)}, published)
 
+    def refusal(self, channel: Channel) -> Outcome | None:
+        """Why another rank has declined; None if none has in time."""
+        found = channel.wait([self.keys.gate])
+        text = channel.read(self.keys.gate) if found else None
+        return None if text is None else Outcome.decode(text)
+
     # -- agreeing --------------------------------------------------------------------------------
 
     def agree(self, channel: Channel, ballot: Ballot) -> tuple[Json, ...]:

@@ -162,6 +162,17 @@ class Session:
             part.telling = True
         self._heart.do(lambda channel: self._tell_refusal(attempt_id, part, channel))
 
+    def refusal(self, attempt_id: str, step: int, timeout_s: float) -> CkptError | None:
+        """See Coordination."""
+        channel = self._channel(timeout_s)
+        with (
+            contextlib.suppress(CkptError, StoreGone),
+            self._taking_part(attempt_id, step, channel) as part,
+        ):
+            outcome = part.attempt.refusal(channel)
+            return None if outcome is None or outcome.ok else outcome.error(step)
+        return None
+
     # -- the life of an attempt ------------------------------------------------------------------
 
     @contextlib.contextmanager

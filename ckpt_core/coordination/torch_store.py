@@ -22,7 +22,7 @@ from ckpt_core.coordination.client import Address, Clients, StoreGone, listens, 
 from ckpt_core.coordination.meeting import Place, meet
 from ckpt_core.coordination.options import StoreOptions, own_address
 from ckpt_core.coordination.session import Session
-from ckpt_core.errors import CommitError, ConfigError
+from ckpt_core.errors import CkptError, CommitError, ConfigError
 from ckpt_core.types import RankInfo
 
 if TYPE_CHECKING:
@@ -233,6 +233,10 @@ class TorchStore:
     def decline(self, attempt_id: str, step: int, error: BaseException) -> None:
         """See Coordination."""
         self._session.decline(attempt_id, step, error)
+
+    def refusal(self, attempt_id: str, step: int, timeout_s: float) -> CkptError | None:
+        """See Coordination."""
+        return self._session.refusal(attempt_id, step, timeout_s)
 
     def close(self) -> None:
         """See Coordination. Done at exit too, if it was forgotten."""

@@ -280,7 +280,9 @@ def advice(error: Exception) -> str:
         errno.EACCES: "Check who owns the root and its permissions.",
         errno.EPERM: "Check who owns the root and its permissions.",
         errno.EEXIST: "Another rank has made a file of that name: each name is added by one rank.",
-        errno.ENOENT: "The root was removed or renamed while training ran.",
+        errno.ENOENT: (
+            "The root was removed or renamed while training ran, or another rank has given this step up."
+        ),
     }
     code = error.errno if isinstance(error, OSError) else None
     return known.get(code or 0, "The next save tries again.")
