@@ -33,7 +33,7 @@ class Admission:
         self._events = events
         self._failures = failures
         self._timeout_s = options.timeout_s
-        self._hooks = Hooks(self._make_attempt, flights.ready, self._note_failure)
+        self._hooks = Hooks(self._make_attempt, flights.ready, self._note_failure, failures.forget)
 
     def admit(self, step: int, attempt_id: str, destination: Destination | None = None) -> InFlight:
         """Start a checkpoint; blocks while as many as may be are in flight.

@@ -22,7 +22,7 @@ import xxhash
 from ckpt_core.arrangement import Arrangement, items_of
 from ckpt_core.errors import BarrierError, StagingError
 from ckpt_core.inflight import InFlight, ShardSink
-from ckpt_core.persist import WriterPool
+from ckpt_core.persist import HeldBack, WriterPool
 from ckpt_core.snapshot import (
     ImageSpec,
     ShardImage,
@@ -265,7 +265,7 @@ def guarded(inflight: InFlight, images: Sequence[ShardImage]) -> Iterator[None]:
             image.abandon()
 
 
-def make_sink(inflight: InFlight, shard: Any, writers: WriterPool) -> ShardSink:
+def make_sink(inflight: InFlight, shard: Any, writers: WriterPool | HeldBack) -> ShardSink:
     """Register a shard file with its checkpoint; returns where its pieces go."""
     inflight.shards.append(shard)
     return ShardSink(inflight, shard, writers)

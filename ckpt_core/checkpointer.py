@@ -106,7 +106,7 @@ class Checkpointer:
 
         Called on the training thread between two steps. From its return until `wait_staged`, large leaves
         (parameters, optimizer state) must not change; everything else may: it has been copied. Blocks only
-        while `in_flight` checkpoints are under way.
+        while `in_flight` checkpoints are under way, and with `blocking` until the step is committed.
 
         Args:
             step: optimizer step, 0 or more. A committed step of this number is replaced as a whole.
@@ -124,6 +124,7 @@ class Checkpointer:
             CkptError: with on_error="raise", an earlier save failed in the background; this one was not
                 started, and the next call tries again.
             StagingError: no earlier checkpoint ended within `timeout`.
+            PersistError, CommitError, CoordinationTimeout: with `blocking`, this one failed.
         """
         began = time.monotonic()
         self._check_usable()
@@ -137,7 +138,7 @@ class Checkpointer:
             inflight = self._engine.admission.admit(step, attempt_id)
         with failing(inflight), collector_paused():
             self._pipeline.start(inflight, plan)
-        return SaveHandle.of(inflight, began)
+        return SaveHandle.of(inflight, began, blocking=self._engine.options.blocking)
 
     @stalling
     def begin(self, step: int, tensors: Mapping[str, torch.Tensor]) -> LayerwiseSave:
@@ -182,13 +183,14 @@ class Checkpointer:
                 Replaced atomically, and never by a save that began before the one that it names.
 
         Raises:
-            ConfigError: an argument is wrong.
+            ConfigError: an argument is wrong, or `pipelined` is off.
             CkptError, StagingError: as for `save`.
         """
         self._check_usable()
         step = check_step(step)
         attempt_id = self._engine.coordination.attempt_id(step)
         with declining(self._engine.coordination, attempt_id, step):
+            self._pipeline.check_named()
             destination = self._engine.destinations.next(directory, pointer)
             self._engine.failures.report(step)
             inflight = self._engine.admission.admit(step, attempt_id, destination)

@@ -83,7 +83,10 @@ class FilesSave(OpenSave):
 
     @stalling
     def seal(self) -> SaveHandle:
-        """End the checkpoint: it is committed once the files of all ranks are durable. Returns at once."""
+        """End the checkpoint: it is committed once the files of all ranks are durable.
+
+        Returns at once, or with `blocking` when it is, and raises what failed it then.
+        """
         began = time.monotonic()
         self._check_open()
         self._sealed = True
@@ -91,7 +94,7 @@ class FilesSave(OpenSave):
         if not self._inflight.failed():
             self._pipeline.stage(self._run_end)
         self._inflight.end_announced()
-        return SaveHandle.of(self._inflight, began)
+        return SaveHandle.of(self._inflight, began, blocking=self._pipeline.options.blocking)
 
     # -- training thread -------------------------------------------------------------------------
 

@@ -89,6 +89,8 @@ class Gauges:
             "staging_bytes": options.staging_bytes,
             "mode": str(options.mode),
             "direct_io": str(options.direct_io),
+            "pipelined": options.pipelined,
+            "blocking": options.blocking,
         }
 
     def of_first_rank(self, topic: str, value: Json) -> Json:

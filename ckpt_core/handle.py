@@ -28,7 +28,16 @@ class SaveHandle:
     stall_s: float
 
     @classmethod
-    def of(cls, inflight: InFlight, began: float) -> SaveHandle:
-        """The handle of a checkpoint whose call began at `began` (monotonic clock)."""
+    def of(cls, inflight: InFlight, began: float, *, blocking: bool) -> SaveHandle:
+        """The handle of a checkpoint whose call began at `began` (monotonic clock).
+
+        Args:
+            blocking: not before it is committed.
+
+        Raises:
+            Exception: `blocking`, and it failed.
+        """
+        if blocking:
+            inflight.wait_ended()
         stall_s = time.monotonic() - began
         return cls(inflight.step, inflight.snapshot.staged, inflight.committed, stall_s)

@@ -22,7 +22,7 @@ from pathlib import Path
 from ckpt_core.arrangement import Placed
 from ckpt_core.coordination import Reference
 from ckpt_core.errors import CkptError, PersistError
-from ckpt_core.persist import ShardFile, WriteJob, WriterPool
+from ckpt_core.persist import HeldBack, ShardFile, WriteJob, WriterPool
 from ckpt_core.snapshot import Piece, Snapshot
 from ckpt_core.state import Skeleton
 from ckpt_core.store import Attempt
@@ -73,11 +73,13 @@ class Hooks:
         make_attempt: creates its directory; called once, from a background thread.
         on_ready: called once when nothing is being staged or written for it any more.
         on_failed: told once when it is given up, before its futures are; not when `reported` is set.
+        on_raised: told of an error that `on_failed` has heard of and the caller has been given meanwhile.
     """
 
     make_attempt: Callable[[InFlight], Attempt]
     on_ready: Callable[[InFlight], None]
     on_failed: Callable[[InFlight], None]
+    on_raised: Callable[[BaseException], None]
 
 
 class InFlight:
@@ -218,6 +220,19 @@ class InFlight:
         self.committed.set_result(path)
         return True
 
+    def wait_ended(self) -> None:
+        """Block until it is committed. Called by the training thread for `blocking`.
+
+        Raises:
+            Exception: what failed it, which no later save raises again.
+        """
+        try:
+            # Ends: at the deadline the watchdog fails it, whatever hangs.
+            self.committed.result()
+        except Exception as exc:
+            self._hooks.on_raised(exc)
+            raise
+
     # -- progress --------------------------------------------------------------------------------
 
     def until_staged(self, end_lease: Callable[[], None]) -> None:
@@ -274,7 +289,7 @@ class ShardSink:
 
     inflight: InFlight
     shard: ShardFile
-    writers: WriterPool
+    writers: WriterPool | HeldBack
 
     def submit(self, piece: Piece) -> None:
         """Queue a piece for writing."""

@@ -25,6 +25,7 @@ from ckpt_core.sharing import Part, Scope, Share
 from ckpt_core.snapshot import ShardImage, StageItem, event_now, on_stream, synchronize
 from ckpt_core.stall import stalling
 from ckpt_core.state import FlatState, Leaf, Skeleton
+from ckpt_core.types import LeafSpec
 
 
 class LayerwiseSave(OpenSave):
@@ -90,13 +91,17 @@ class LayerwiseSave(OpenSave):
     ) -> SaveHandle:
         """End the checkpoint with everything that belongs to it; returns before it is durable.
 
+        With `blocking` it returns when it is.
+
         Args:
             state: the tree that `restore` will be given; it holds the staged tensors again, each where it
                 belongs. None: the mapping given to `begin` is the state.
             per_rank, replicated: as for `save`, of what was not staged.
 
         Raises:
-            ConfigError: tensors were not staged, or are nowhere in `state`; the save stays open.
+            ConfigError: tensors were not staged, or are nowhere in `state`, or with pipelined=False all of
+                it does not fit into `staging_bytes`; the save stays open.
+            PersistError, CommitError, CoordinationTimeout: with `blocking`, it failed.
         """
         began = time.monotonic()
         self._check_open()
@@ -109,12 +114,14 @@ class LayerwiseSave(OpenSave):
         if state is not None:
             scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
             flat = self._rest_of(state)
-            rest = (flat, self._pipeline.share_rest(flat, scope))
+            rest = (flat, _tail(flat, self._pipeline.share_rest(flat, scope)))
+            if not self._inflight.failed():
+                self._pipeline.room_for_rest(self._plan, rest[1].specs)
         self._sealed = True
         if not self._inflight.failed():
             self._start_end(rest)
         self._inflight.end_announced()
-        return SaveHandle.of(self._inflight, began)
+        return SaveHandle.of(self._inflight, began, blocking=self._pipeline.options.blocking)
 
     # -- training thread -------------------------------------------------------------------------
 
@@ -139,14 +146,14 @@ class LayerwiseSave(OpenSave):
             )
         return flat
 
-    def _start_end(self, rest: tuple[FlatState, Share] | None) -> None:
+    def _start_end(self, rest: tuple[FlatState, _Tail] | None) -> None:
         event = event_now()
         skeleton = self._plan.flat.skeleton
         tail = None
         if rest is not None:
-            flat, share = rest
-            self._digests.update(self._pipeline.digests(share, flat.leaves))
-            skeleton, tail = flat.skeleton, _tail(flat, share)
+            flat, tail = rest
+            self._digests.update(self._pipeline.digests(tail.share, flat.leaves))
+            skeleton = flat.skeleton
             self._inflight.snapshot.expect(tail.lazy_names)
         self._pipeline.stage(lambda: self._run_end(skeleton, tail, event))
 
@@ -188,8 +195,7 @@ class LayerwiseSave(OpenSave):
         """Stage the second file, all but its end; it joins `images`."""
         if not tail.parts:
             return []
-        specs = [part.stored for part in tail.parts]
-        image, layout = self._pipeline.rest_image(self._inflight, self._plan.pool, specs)
+        image, layout = self._pipeline.rest_image(self._inflight, self._plan.pool, tail.specs)
         images.append(image)
         image.header(layout.header)
         parts = {part.stored.name: part for part in tail.parts}
@@ -227,6 +233,11 @@ class _Tail:
     parts: tuple[Part, ...]
     leaves: Sequence[Leaf]
     lazy_names: tuple[str, ...]
+
+    @property
+    def specs(self) -> list[LeafSpec]:
+        """What is stored of each part, in that order."""
+        return [part.stored for part in self.parts]
 
 
 def _tail(flat: FlatState, share: Share) -> _Tail:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.errors import ConfigError
+from ckpt_core.presets import preset_fields
 from ckpt_core.types import ALIGN_BYTES, DirectIO, Mode, OnError, parse_bytes, parse_duration
 
 ENV_PREFIX = "CKPT_CORE_"
 _SIZES = ("staging_bytes", "chunk_bytes", "eager_leaf_bytes")
 _COUNTS = {"in_flight": 1, "writers": 1, "readers": 1, "keep_last": 1, "keep_every": 1}
 _MODES: dict[str, type[StrEnum]] = {"mode": Mode, "direct_io": DirectIO, "on_error": OnError}
-_FLAGS = ("checksum", "debug_barrier")
+_FLAGS = ("checksum", "debug_barrier", "pipelined", "blocking")
 _NONE_ALLOWED = frozenset({"staging_bytes", "keep_last", "keep_every", "events_file"})
 
 
@@ -45,6 +46,11 @@ class Options:
             them before the next barrier (BatchNorm buffers, counters, RNG states).
         debug_barrier: hash every leaf before and after staging, and fail the save of a step whose
             leaves changed meanwhile, naming them. Costs two passes over the state.
+        pipelined: a chunk goes to the writers as soon as it is full (PCcheck 3.1). False: no writer begins
+            before the whole snapshot is staged (CheckFreq's two phases); staging memory must then hold a
+            whole shard. With DIRECT, copies into the mapped file do not wait.
+        blocking: `save` and `seal` return once the step is committed on all ranks, or raise what failed
+            it, whatever `on_error` says. False: both return at once.
         events_file: append every event to this file as a JSON line, and each barrier of training; None:
             do not. For `ckpt-core tune`, and for whoever wants to look. All ranks may name the same.
     """
@@ -63,6 +69,8 @@ class Options:
     timeout: timedelta | float = timedelta(minutes=10)
     eager_leaf_bytes: int | str = "16KiB"
     debug_barrier: bool = False
+    pipelined: bool = True
+    blocking: bool = False
     events_file: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
@@ -103,6 +111,22 @@ class Options:
                 raise ConfigError(f"{key} is not a setting: known are {', '.join(sorted(names))}")
             values[name] = _from_text(name, text, key)
         return cls(**(values | explicit))
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Options:
+        """Settings that make this engine work as a published strategy does; `changes` win over them.
+
+        Args:
+            name: a key of `ckpt_core.presets.PRESETS`, which says what each imitates and what it cannot.
+
+        Raises:
+            ConfigError: no preset has this name, or a change names no field or has a wrong value.
+        """
+        known = sorted(field.name for field in dataclasses.fields(cls))
+        for field in changes:
+            if field not in known:
+                raise ConfigError(f"{field} is not a setting: known are {', '.join(known)}")
+        return cls(**(preset_fields(name) | changes))
 
 
 def _checked(name: str, value: Any) -> Any:

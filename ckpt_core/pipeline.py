@@ -20,9 +20,16 @@ from ckpt_core.files import Files
 from ckpt_core.inflight import Contents, InFlight, ShardSink
 from ckpt_core.layout import LayoutBuilder, ShardLayout, shard_name
 from ckpt_core.options import Options
-from ckpt_core.persist import SUM_BYTES, Place, ShardFile, ShardRequest, WriterPool
+from ckpt_core.persist import SUM_BYTES, HeldBack, Place, ShardFile, ShardRequest, WriterPool
 from ckpt_core.sharing import Scope, Share, Sharer, digests_of, reference_of
-from ckpt_core.snapshot import ShardImage, Stager, StagingPool, side_stream, uses_cuda
+from ckpt_core.snapshot import (
+    PoolDemand,
+    ShardImage,
+    Stager,
+    StagingPool,
+    side_stream,
+    uses_cuda,
+)
 from ckpt_core.staging_memory import StagingMemory
 from ckpt_core.stall import Stall
 from ckpt_core.state import FlatState, Leaf, Skeleton, SpecMemo, flatten
@@ -84,6 +91,7 @@ class Pipeline:
         self._files = files
         self.eager_leaf_bytes = parse_bytes(options.eager_leaf_bytes, field="eager_leaf_bytes")
         self._named_bytes = 0
+        self._rest_bytes = 0
         self._memory = StagingMemory(options)
         self._stager = Stager()
         self._writers = WriterPool(options.writers)
@@ -113,7 +121,10 @@ class Pipeline:
         flat = flatten(state, eager_leaf_bytes=self.eager_leaf_bytes, memo=self._memo)
         arrangement = self._arranger.arrange(flat, scope)
         layout = arrangement.layout
-        pool = self._pool(flat.leaves, layout.front_bytes, layout.file_bytes)
+        demand = self._memory.demand_of_save(
+            layout.file_bytes, layout.front_bytes, mapped=self.mode is Mode.DIRECT
+        )
+        pool = self._pool(flat.leaves, demand)
         return SavePlan(flat, arrangement, pool)
 
     def prepare(self, state: Any, scope: Scope) -> None:
@@ -170,7 +181,7 @@ class Pipeline:
         leaf_of = _leaves_by_name(tensors, flat)
         share = self._layerwise_sharer.share(flat, Scope())
         builder = LayoutBuilder([part.stored for part in share.parts])
-        pool = self._pool(flat.leaves, builder.header_bytes, builder.file_bytes)
+        pool = self._pool(flat.leaves, self._demand_of_layers(builder, self._rest_bytes))
         return LayerwisePlan(flat, leaf_of, share, builder, pool)
 
     def digests(self, share: Share, leaves: Iterable[Leaf]) -> dict[str, str]:
@@ -233,7 +244,16 @@ class Pipeline:
             step=inflight.step,
             **more,
         )
-        return make_sink(inflight, ShardFile(request, files=self._files), self._writers)
+        return make_sink(
+            inflight, ShardFile(request, files=self._files), self._writers_for(inflight)
+        )
+
+    def _writers_for(self, inflight: InFlight) -> WriterPool | HeldBack:
+        if self._options.pipelined:
+            return self._writers
+        held = HeldBack(self._writers)
+        inflight.until_staged(held.let_go)
+        return held
 
     def open_held_image(self, sink: ShardSink, plan: LayerwisePlan) -> ShardImage:
         """The image of a layer-wise shard file, whose header comes last."""
@@ -243,6 +263,18 @@ class Pipeline:
     def share_rest(self, flat: FlatState, scope: Scope) -> Share:
         """This rank's share of what a layer-wise save brings at its end."""
         return self._rest_sharer.share(flat, scope)
+
+    def room_for_rest(self, plan: LayerwisePlan, specs: Sequence[LeafSpec]) -> None:
+        """Have memory for the second file of a layer-wise save, if it must be staged as a whole.
+
+        Raises:
+            ConfigError: `staging_bytes` is too small.
+        """
+        if self._options.pipelined or not specs:
+            return
+        nbytes = ShardLayout.plan([], specs).file_bytes
+        self._memory.make_room(plan.pool, self._demand_of_layers(plan.builder, nbytes))
+        self._rest_bytes = max(self._rest_bytes, nbytes)
 
     def rest_image(
         self, inflight: InFlight, pool: StagingPool, specs: Sequence[LeafSpec]
@@ -255,14 +287,26 @@ class Pipeline:
         sink = self.open_shard(inflight, layout.file_bytes, mapped=False)
         return open_image(sink, pool, (0, layout.file_bytes), hold=False, mapped=False), layout
 
+    def check_named(self) -> None:
+        """Whether named files can be saved with these options.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+        if not self._options.pipelined:
+            raise ConfigError(
+                "pipelined=False: the length of named files is not known when a save of them begins, so no "
+                "staging memory can be had for all of them; set pipelined=True"
+            )
+
     def pool_for_named(self, nbytes: int, tensors: Sequence[torch.Tensor]) -> StagingPool:
         """The memory for a save of named files whose first one has `nbytes`; the others are not known yet.
 
         Made for as much as the largest such save so far took.
         """
+        most = max(nbytes, self._named_bytes or _NAMED_CHUNKS * self._options.chunk_size)
         return self._memory.pool_for(
-            file_bytes=max(nbytes, self._named_bytes or _NAMED_CHUNKS * self._options.chunk_size),
-            front_bytes=0,
+            self._memory.demand_of_files(most),
             pinned=on_device(tensors),
             deadline=time.monotonic() + self._options.timeout_s,
         )
@@ -302,10 +346,14 @@ class Pipeline:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _pool(self, leaves: tuple[Leaf, ...], front_bytes: int, file_bytes: int) -> StagingPool:
+    def _demand_of_layers(self, builder: LayoutBuilder, rest_bytes: int) -> PoolDemand:
+        return self._memory.demand_of_layers(
+            builder.file_bytes, builder.header_bytes, rest_bytes=rest_bytes
+        )
+
+    def _pool(self, leaves: tuple[Leaf, ...], demand: PoolDemand) -> StagingPool:
         return self._memory.pool_for(
-            file_bytes=file_bytes,
-            front_bytes=front_bytes,
+            demand,
             pinned=on_device(_tensors(leaves)),
             deadline=time.monotonic() + self._options.timeout_s,
         )

@@ -8,7 +8,7 @@ import psutil
 
 from ckpt_core.errors import StagingError
 from ckpt_core.options import Options
-from ckpt_core.snapshot import PoolPlan, StagingPool, plan_pool
+from ckpt_core.snapshot import PoolDemand, StagingPool, budget_bytes, plan_pool, too_small
 from ckpt_core.types import parse_bytes
 
 
@@ -26,25 +26,73 @@ class StagingMemory:
         now = self._pool.most_held_bytes if self._pool is not None else 0
         return max(now, self._most_held_bytes)
 
-    def pool_for(
-        self, *, file_bytes: int, front_bytes: int, pinned: bool, deadline: float
-    ) -> StagingPool:
-        """The pool for a shard file of this size; blocks only when it has to be replaced.
+    def demand_of_save(self, file_bytes: int, front_bytes: int, *, mapped: bool) -> PoolDemand:
+        """What `save` asks for; a mapped file is its own staging memory."""
+        # One whole checkpoint is enough: the stager takes them one after another, and the chunks of one
+        # that is staged come back.
+        whole = 0 if self._options.pipelined or mapped else 1
+        return PoolDemand(file_bytes, front_bytes, self._options.in_flight, whole)
+
+    def demand_of_layers(self, file_bytes: int, front_bytes: int, *, rest_bytes: int) -> PoolDemand:
+        """What the layer-wise form asks for, whose second file has `rest_bytes`."""
+        in_flight = self._options.in_flight
+        if self._options.pipelined:
+            return PoolDemand(file_bytes, front_bytes, in_flight)
+        # All that are in flight, since each keeps what it has staged until it is sealed.
+        return PoolDemand(
+            file_bytes, front_bytes, in_flight, whole=in_flight, rest_bytes=rest_bytes
+        )
+
+    def demand_of_files(self, nbytes: int) -> PoolDemand:
+        """What a save of named files asks for."""
+        return PoolDemand(nbytes, 0, self._options.in_flight)
+
+    def pool_for(self, demand: PoolDemand, *, pinned: bool, deadline: float) -> StagingPool:
+        """The pool for checkpoints of this size; blocks only when it has to be replaced.
 
         Raises:
             ConfigError: `staging_bytes` is too small.
             StagingError: the old pool was still in use at the deadline.
         """
-        if self._pool is not None and self._fits(file_bytes, front_bytes):
+        if self._pool is not None and self._fits(demand):
             return self._pool
-        plan = self._plan(file_bytes, front_bytes)
+        plan = plan_pool(
+            demand,
+            chunk_bytes=self._options.chunk_size,
+            staging_bytes=self._staging_bytes(),
+            free_bytes=psutil.virtual_memory().available,
+        )
         if self._pool is not None:
-            if self._pool.plan.serves(plan):
+            if self._pool.plan.serves(plan) and self._pool.plan.holds(demand):
                 return self._pool
             # The old memory goes before the new comes, so that the bound holds meanwhile too.
             self.close(deadline=deadline)
         self._pool = StagingPool(plan, pinned=pinned)
         return self._pool
+
+    def make_room(self, pool: StagingPool, demand: PoolDemand) -> None:
+        """Enlarge a pool that is in use, so that what has turned out larger than it was taken for fits.
+
+        Raises:
+            ConfigError: `staging_bytes` is too small; nothing was changed.
+        """
+        assert pool is self._pool, "a pool that is in use is not replaced"
+        plan = pool.plan
+        more = demand.least_streams(plan.chunk_bytes) - plan.stream_chunks
+        if more <= 0:
+            return
+        chunk_bytes, staging_bytes = self._options.chunk_size, self._staging_bytes()
+        budget = budget_bytes(
+            demand,
+            chunk_bytes=chunk_bytes,
+            staging_bytes=staging_bytes,
+            free_bytes=psutil.virtual_memory().available + plan.total_bytes,
+        )
+        if plan.total_bytes + more * plan.chunk_bytes > budget:
+            # As large as the chunks of a pool could be that has been given so much.
+            largest = demand.largest_chunk(chunk_bytes)
+            raise too_small(demand, budget, staging_bytes=staging_bytes, chunk_bytes=largest)
+        pool.extend(more)
 
     def close(self, *, deadline: float | None = None) -> None:
         """Let go of the pool once nobody uses it."""
@@ -60,21 +108,16 @@ class StagingMemory:
         pool.close()
         self._pool = None
 
-    def _fits(self, file_bytes: int, front_bytes: int) -> bool:
+    def _fits(self, demand: PoolDemand) -> bool:
         assert self._pool is not None
         plan = self._pool.plan
         room = plan.fronts_per_save * plan.chunk_bytes
-        whole = (plan.front_chunks + plan.stream_chunks) * plan.chunk_bytes
-        return front_bytes <= room and file_bytes <= whole // self._options.in_flight
-
-    def _plan(self, file_bytes: int, front_bytes: int) -> PoolPlan:
-        options = self._options
-        budget = options.staging_bytes
-        return plan_pool(
-            file_bytes=file_bytes,
-            front_bytes=front_bytes,
-            in_flight=options.in_flight,
-            chunk_bytes=options.chunk_size,
-            staging_bytes=None if budget is None else parse_bytes(budget, field="staging_bytes"),
-            free_bytes=psutil.virtual_memory().available,
+        return (
+            demand.front_bytes <= room
+            and demand.file_bytes <= plan.total_bytes // demand.in_flight
+            and plan.holds(demand)
         )
+
+    def _staging_bytes(self) -> int | None:
+        given = self._options.staging_bytes
+        return None if given is None else parse_bytes(given, field="staging_bytes")

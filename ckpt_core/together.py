@@ -101,6 +101,12 @@ class Failures:
         if self._raises and not _is_echo(error):
             self._errors.append(error)
 
+    def forget(self, error: BaseException) -> None:
+        """It has been raised to the caller already."""
+        # Others may be noted meanwhile, and equality of errors is identity.
+        with contextlib.suppress(ValueError):
+            self._errors.remove(error)
+
     def report(self, step: int | None = None) -> None:
         """Raise the oldest with a note of the others; `step` is not saved then. None is left."""
         errors = [self._errors.popleft() for _ in range(len(self._errors))]

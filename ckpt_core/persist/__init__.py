@@ -13,10 +13,11 @@ from ckpt_core.persist.shard_file import (
     WriteResult,
     advice,
 )
-from ckpt_core.persist.writers import WriteJob, WriterPool
+from ckpt_core.persist.writers import HeldBack, WriteJob, WriterPool
 
 __all__ = [
     "SUM_BYTES",
+    "HeldBack",
     "Place",
     "ShardFile",
     "ShardRequest",

@@ -78,6 +78,33 @@ class WriterPool:
             del job
 
 
+class HeldBack:
+    """Keeps the pieces of one shard file from the writers until its checkpoint is staged.
+
+    Source: CheckFreq (FAST '21) 4.1, two phases; PCcheck 3.1, the form that is not pipelined.
+    """
+
+    def __init__(self, writers: WriterPool) -> None:
+        self._writers = writers
+        self._held: list[WriteJob] | None = []
+        self._lock = threading.Lock()
+
+    def submit(self, job: WriteJob) -> None:
+        """Keep a piece; after `let_go` it goes to the writers at once."""
+        with self._lock:
+            if self._held is not None:
+                self._held.append(job)
+                return
+        self._writers.submit(job)
+
+    def let_go(self) -> None:
+        """Give the writers what was kept; of a checkpoint that failed they only release it. Idempotent."""
+        with self._lock:
+            held, self._held = self._held, None
+        for job in held or ():
+            self._writers.submit(job)
+
+
 def _write(job: WriteJob) -> None:
     error: BaseException | None = None
     try:

@@ -17,19 +17,28 @@ from ckpt_core.snapshot.cuda import (
 from ckpt_core.snapshot.cuda import free_bytes as device_free_bytes
 from ckpt_core.snapshot.cuda import has_room as device_has_room
 from ckpt_core.snapshot.image import ChunkSink, ImageSpec, Piece, ShardImage
-from ckpt_core.snapshot.pool import PoolPlan, StagingPool, plan_pool
+from ckpt_core.snapshot.pool import (
+    PoolDemand,
+    PoolPlan,
+    StagingPool,
+    budget_bytes,
+    plan_pool,
+    too_small,
+)
 from ckpt_core.snapshot.stager import Snapshot, StageItem, Stager
 
 __all__ = [
     "ChunkSink",
     "ImageSpec",
     "Piece",
+    "PoolDemand",
     "PoolPlan",
     "ShardImage",
     "Snapshot",
     "StageItem",
     "Stager",
     "StagingPool",
+    "budget_bytes",
     "device_free_bytes",
     "device_has_room",
     "device_name",
@@ -38,5 +47,6 @@ __all__ = [
     "plan_pool",
     "side_stream",
     "synchronize",
+    "too_small",
     "uses_cuda",
 ]

@@ -8,11 +8,14 @@ The pool has two parts. *Front* chunks take what `save` copies on the training t
 leaves); there are enough for every in-flight checkpoint, so that `save` finds one without waiting for
 storage. *Stream* chunks carry the rest; when none is free the stager waits, and training only if it
 reaches its next update meanwhile.
+
+Where chunks are held back until a checkpoint is staged (pipelined=False), the pool must hold a whole one.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import mmap
 import threading
 import time
@@ -44,7 +47,8 @@ class PoolPlan:
     Attributes:
         chunk_bytes: size of every chunk, a multiple of 4 KiB.
         fronts_per_save: front chunks that one checkpoint takes.
-        front_chunks: fronts_per_save for each in-flight checkpoint.
+        front_chunks: fronts_per_save for each in-flight checkpoint; fewer only where whole ones must fit
+            and memory is short.
         stream_chunks: chunks for everything else.
     """
 
@@ -65,44 +69,127 @@ class PoolPlan:
             and self.total_bytes * 5 >= need.total_bytes * 4
         )
 
+    def holds(self, demand: PoolDemand) -> bool:
+        """Whether as many whole checkpoints fit as must."""
+        return not demand.whole or (
+            demand.fronts(self.chunk_bytes) <= self.fronts_per_save
+            and demand.least_fronts(self.chunk_bytes) <= self.front_chunks
+            and demand.least_streams(self.chunk_bytes) <= self.stream_chunks
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDemand:
+    """What the checkpoints ask of the staging memory.
+
+    Attributes:
+        file_bytes: length of the shard file of one.
+        front_bytes: how much of it is copied inside `save`.
+        in_flight: how many may be under way.
+        whole: how many must fit from front to end, since nobody frees their chunks before they are
+            complete; 0: none, chunks go to the writers as they fill.
+        rest_bytes: length of the second shard file of a layer-wise one; counts for `whole` alone.
+    """
+
+    file_bytes: int
+    front_bytes: int
+    in_flight: int
+    whole: int = 0
+    rest_bytes: int = 0
+
+    def fronts(self, chunk_bytes: int) -> int:
+        """Front chunks of one checkpoint."""
+        return -(-self.front_bytes // chunk_bytes)
+
+    def streams(self, chunk_bytes: int) -> int:
+        """Stream chunks that hold everything else of one."""
+        first = max(-(-self.file_bytes // chunk_bytes) - self.fronts(chunk_bytes), 1)
+        return first + -(-self.rest_bytes // chunk_bytes)
+
+    def least_streams(self, chunk_bytes: int) -> int:
+        """Stream chunks without which a checkpoint could wait for ever."""
+        # One for each checkpoint: a layer-wise one keeps its own open between layers.
+        return self.whole * self.streams(chunk_bytes) or self.in_flight
+
+    def least_fronts(self, chunk_bytes: int) -> int:
+        """Front chunks without which a checkpoint could wait for ever, or `save` for storage."""
+        # Whole ones in the least memory have to wait: the next begins once one is written.
+        return (self.whole or self.in_flight) * self.fronts(chunk_bytes)
+
+    def least_bytes(self, chunk_bytes: int) -> int:
+        """Memory of `least_fronts` and `least_streams`."""
+        return (self.least_fronts(chunk_bytes) + self.least_streams(chunk_bytes)) * chunk_bytes
+
+    def largest_chunk(self, chunk_bytes: int) -> int:
+        """Size of a chunk where memory is no concern: `chunk_bytes`, or the file if that is shorter."""
+        return min(chunk_bytes, align_up(self.file_bytes, ALIGN_BYTES))
+
+
+def budget_bytes(
+    demand: PoolDemand, *, chunk_bytes: int, staging_bytes: int | None, free_bytes: int
+) -> int:
+    """The bound of the pool: `staging_bytes`, or what is taken when that is None."""
+    if staging_bytes is not None:
+        return staging_bytes
+    least = demand.in_flight * (align_up(demand.front_bytes, chunk_bytes) + 2 * chunk_bytes)
+    wanted = 2 * demand.file_bytes
+    if demand.whole:
+        wanted = max(wanted, demand.least_bytes(demand.largest_chunk(chunk_bytes)))
+    return max(min(wanted, free_bytes // 4), least)
+
 
 def plan_pool(
-    *,
-    file_bytes: int,
-    front_bytes: int,
-    in_flight: int,
-    chunk_bytes: int,
-    staging_bytes: int | None,
-    free_bytes: int,
+    demand: PoolDemand, *, chunk_bytes: int, staging_bytes: int | None, free_bytes: int
 ) -> PoolPlan:
-    """Cut the staging memory for a state of `file_bytes`, of which `front_bytes` are copied in `save`.
+    """Cut the staging memory.
 
     Chunks get smaller than `chunk_bytes` when the state or the budget is small.
 
     Raises:
-        ConfigError: `staging_bytes` cannot hold the front and one chunk more of each checkpoint.
+        ConfigError: the budget cannot hold the front and one chunk more of each checkpoint, or not as many
+            whole checkpoints as it must.
     """
-    budget = staging_bytes
-    if budget is None:
-        least = in_flight * (align_up(front_bytes, chunk_bytes) + 2 * chunk_bytes)
-        budget = max(min(2 * file_bytes, free_bytes // 4), least)
-    chunk = min(chunk_bytes, align_up(file_bytes, ALIGN_BYTES))
-    while True:
-        fronts = -(-front_bytes // chunk)
-        most = budget // chunk
-        wanted = max(-(-file_bytes // chunk) - fronts, 1)
-        # One stream chunk for each checkpoint: a layer-wise one keeps its own open between layers.
-        if most >= in_flight * (fronts + 1):
-            stream = min(most - in_flight * fronts, in_flight * wanted)
-            return PoolPlan(chunk, fronts, in_flight * fronts, stream)
+    budget = budget_bytes(
+        demand, chunk_bytes=chunk_bytes, staging_bytes=staging_bytes, free_bytes=free_bytes
+    )
+    chunk = demand.largest_chunk(chunk_bytes)
+    while demand.least_bytes(chunk) > budget:
         if chunk <= _SMALLEST_CHUNK:
-            need = in_flight * (fronts + 1) * chunk
-            raise ConfigError(
-                f"staging_bytes={budget} is too small: {in_flight} checkpoints in flight copy "
-                f"{front_bytes} bytes each inside save(), so at least {need} bytes are needed; "
-                f"raise staging_bytes, or lower in_flight or eager_leaf_bytes"
-            )
+            raise too_small(demand, budget, staging_bytes=staging_bytes, chunk_bytes=chunk)
         chunk = align_up(chunk // 2, ALIGN_BYTES)
+    each, most = demand.fronts(chunk), budget // chunk
+    fronts = demand.in_flight * each
+    if fronts > most - demand.least_streams(chunk):
+        fronts = demand.least_fronts(chunk)
+    streams = min(most - fronts, demand.in_flight * demand.streams(chunk))
+    return PoolPlan(chunk, each, fronts, streams)
+
+
+def too_small(
+    demand: PoolDemand, budget: int, *, staging_bytes: int | None, chunk_bytes: int
+) -> ConfigError:
+    """The error of a budget that `demand` does not fit into, cut into chunks of `chunk_bytes`."""
+    need = demand.least_bytes(chunk_bytes)
+    given = f"staging_bytes={budget} is"
+    if staging_bytes is None:
+        given = f"staging_bytes=None is {budget} bytes, a quarter of the free memory, which is"
+    if demand.whole:
+        each = demand.file_bytes + demand.rest_bytes
+        why = (
+            f"with pipelined=False nothing is written before a checkpoint is staged, and "
+            f"{demand.whole} x {each} bytes must fit"
+        )
+        advice = "set pipelined=True"
+    else:
+        why = (
+            f"{demand.in_flight} checkpoints in flight copy {demand.front_bytes} bytes each inside "
+            f"save()"
+        )
+        advice = "lower in_flight or eager_leaf_bytes"
+    return ConfigError(
+        f"{given} too small: {why}, so at least {need} bytes are needed; raise staging_bytes, or "
+        f"{advice}"
+    )
 
 
 class Chunk:
@@ -133,18 +220,38 @@ class StagingPool:
         self._held = 0
         self._leases = 0
         self.most_held_bytes = 0
-        self._mapping = mmap.mmap(-1, max(plan.total_bytes, ALIGN_BYTES))
-        base = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
-        self._pinned_at = base if pinned else None
-        if pinned:
-            pin(base, plan.total_bytes)
-        view = memoryview(self._mapping)
+        self._pinned = pinned
+        self._pinned_at: list[int] = []
         self._free: dict[Part, list[Chunk]] = {Part.FRONT: [], Part.STREAM: []}
-        for index in reversed(range(plan.front_chunks + plan.stream_chunks)):
-            part = Part.FRONT if index < plan.front_chunks else Part.STREAM
-            start = index * plan.chunk_bytes
-            piece = view[start : start + plan.chunk_bytes]
-            self._free[part].append(Chunk(piece, base + start, part))
+        chunks = self._allocate(plan.front_chunks, plan.stream_chunks)
+        for chunk in reversed(chunks):
+            self._free[chunk.part].append(chunk)
+
+    def extend(self, stream_chunks: int) -> None:
+        """Add stream chunks while others are in use. Called by the training thread."""
+        chunks = self._allocate(0, stream_chunks)
+        with self._changed:
+            plan = self.plan
+            self.plan = dataclasses.replace(plan, stream_chunks=plan.stream_chunks + stream_chunks)
+            # Below the others: memory that has been touched is taken first.
+            self._free[Part.STREAM][:0] = reversed(chunks)
+            self._changed.notify_all()
+
+    def _allocate(self, fronts: int, streams: int) -> list[Chunk]:
+        size = self.plan.chunk_bytes
+        nbytes = (fronts + streams) * size
+        mapping = mmap.mmap(-1, max(nbytes, ALIGN_BYTES))
+        base = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        if self._pinned:
+            pin(base, nbytes)
+            self._pinned_at.append(base)
+        view = memoryview(mapping)
+        parts = [Part.FRONT] * fronts + [Part.STREAM] * streams
+        starts = range(0, nbytes, size)
+        return [
+            Chunk(view[start : start + size], base + start, part)
+            for start, part in zip(starts, parts, strict=True)
+        ]
 
     def touch(self) -> None:
         """Take every page fault now, so that the first checkpoint is as cheap as the later ones."""
@@ -208,9 +315,9 @@ class StagingPool:
 
     def close(self) -> None:
         """Let go of the memory. Called once, when no chunk is held."""
-        if self._pinned_at is not None:
-            unpin(self._pinned_at)
-            self._pinned_at = None
-        # The mapping itself goes with the last chunk that refers to it: it cannot be closed
-        # while a memoryview of it lives.
+        bases, self._pinned_at = self._pinned_at, []
+        for base in bases:
+            unpin(base)
+        # A mapping goes with the last chunk that refers to it: it cannot be closed while a memoryview
+        # of it lives.
         self._free = {Part.FRONT: [], Part.STREAM: []}

@@ -59,6 +59,15 @@ class EngineSettings:
             options = Options(**{key: section[key] for key in section if key in fields})
         except ConfigError as exc:
             raise ConfigError(f"{KEY}.{exc}") from exc
+        if options.blocking:
+            raise ConfigError(
+                f'{KEY}.blocking=true: use "wait": "persisted", which is the same here'
+            )
+        if not options.pipelined:
+            raise ConfigError(
+                f"{KEY}.pipelined=false: the files of a tag become known one by one, so no staging memory "
+                f"can be had for all of them; remove the key"
+            )
         return cls(options, _wait(section.get("wait", Wait.STAGED)), verify)
 
 

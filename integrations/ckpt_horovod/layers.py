@@ -63,15 +63,20 @@ class LayerSave:
         """End it with everything else that belongs to the iteration.
 
         Raises:
-            CkptError: as for `LayerwiseSave.seal`.
+            CkptError: as for `LayerwiseSave.seal`; the save is given up.
         """
         # Parameters that this step did not update: without a gradient on any rank.
         self._stage(list(self._left))
-        return self._save.seal(tree, per_rank=per_rank)
+        try:
+            return self._save.seal(tree, per_rank=per_rank)
+        except BaseException as exc:
+            # Nobody will seal it again, and it would keep its place until `timeout`.
+            self.abort(exc)
+            raise
 
-    def abort(self) -> None:
-        """Give it up. Idempotent."""
-        self._save.abort()
+    def abort(self, raised: BaseException | None = None) -> None:
+        """Give it up; `raised` is what the caller is told instead. Idempotent."""
+        self._save.abort(raised)
 
     def _stage(self, names: Sequence[str]) -> None:
         for name in names:

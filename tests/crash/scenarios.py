@@ -225,6 +225,12 @@ SCENARIOS: dict[str, Scenario] = {
     "two_in_flight": Scenario(_save_two_at_once, started=_TWO, options={"writers": 3}),
     "keep_one": Scenario(_save_two, started=_TWO, options={"keep_last": 1}),
     "layerwise": Scenario(_layerwise, started=_TWO),
+    "two_phases": Scenario(
+        lambda run: run.layerwise(30),
+        history=((20, 1),),
+        started=((30, 0),),
+        options={"pipelined": False, "blocking": True, "in_flight": 1},
+    ),
     "direct": Scenario(_save_two, started=_TWO, options={"mode": "direct"}),
     "buffered": Scenario(_save_two, started=_TWO, options={"direct_io": "off", "writers": 2}),
     "pins": Scenario(_pin, started=_TWO),

@@ -2,6 +2,7 @@
 
 `run_ranks` is called in a child of the warm process, which stands for the launcher: it hosts the store, so
 that any rank may die. Each rank runs `module:function(Rank, **arguments)` and reports what that returns.
+`run_several` has a launcher for each of several jobs that know nothing of each other.
 """
 
 from __future__ import annotations
@@ -85,6 +86,38 @@ def run_ranks(
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
                     os.kill(pid, signal.SIGKILL)
             del store
+
+
+def run_several(
+    call: str,
+    world_size: int,
+    several: list[dict[str, Any]],
+    nodes: list[str] | None = None,
+) -> list[list[dict[str, Any]]]:
+    """`run_ranks` with each of these arguments, all at once: a job whose rank dies mostly waits."""
+    with tempfile.TemporaryDirectory() as place:
+        launchers = []
+        for number, arguments in enumerate(several):
+            pid = os.fork()
+            if pid == 0:
+                _run_launcher(Path(place) / str(number), call, world_size, nodes, arguments)
+            launchers.append(pid)
+        statuses = [os.waitpid(pid, 0)[1] for pid in launchers]
+        assert not any(statuses), f"launchers ended with {statuses}"
+        return [json.loads((Path(place) / str(n)).read_text()) for n in range(len(several))]
+
+
+def _run_launcher(
+    answer: Path, call: str, world_size: int, nodes: list[str] | None, arguments: dict[str, Any]
+) -> None:
+    code = 1
+    try:
+        answer.write_text(json.dumps(run_ranks(call, world_size, nodes, arguments)))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def _collect(pids: list[int], place: Path) -> list[dict[str, Any]]:

@@ -182,7 +182,7 @@ def slow_rank(who: Rank, root: str, gate: str) -> list[bool]:
     return pending
 
 
-def full_disk(who: Rank, root: str) -> list[str]:
+def full_disk(who: Rank, root: str, **changes: Any) -> list[str]:
     """Rank 1 cannot write step 2; step 3 works again everywhere."""
     broken = threading.Event()
 
@@ -193,12 +193,14 @@ def full_disk(who: Rank, root: str) -> list[str]:
 
     files = hooked(Files, hook, CHANGES)
     outcomes = []
-    with Checkpointer(root, options(on_error="warn"), coordination=who.meet(), files=files) as ck:
+    chosen = options(**({"on_error": "warn"} | changes))
+    with Checkpointer(root, chosen, coordination=who.meet(), files=files) as ck:
         for step in (1, 2, 3):
             if who.rank == 1 and step == 2:
                 broken.set()
             try:
                 handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
+                assert handle.committed.done() or not chosen.blocking
                 outcomes.append(handle.committed.result(60).name)
             except CkptError as exc:
                 outcomes.append(f"{type(exc).__name__}: {exc}")

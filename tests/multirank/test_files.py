@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from tests.multirank.file_jobs import POINTER, check
 
 JOBS = "tests.multirank.file_jobs:"
 SIGKILL = 9
+AT_ONCE = 8
+"""Jobs side by side: where a rank has died, the others wait until it is taken for dead."""
 
 
 def run(warm: Warm, name: str, world: int, *, nodes: list[str] | None = None, **more: Any) -> Any:
@@ -67,27 +70,42 @@ def test_each_node_has_the_files_of_its_ranks_and_a_pointer(warm: Warm, tmp_path
 def test_a_killed_rank_never_leaves_a_torn_directory(
     warm: Warm, tmp_path: Path, victim: int, again: bool, stride: int
 ) -> None:
+    deaths = 0
     # Each victim dies at other operations than the others; all of them would take an hour.
-    n, deaths = victim % 2, 0
-    name = "tag1" if again else "tag2"
-    while True:
-        root = tmp_path / str(n)
-        outcomes = run(warm, "killed_at", 3, root=str(root), victim=victim, n=n, again=again)
-        died = outcomes[victim]["signal"] == SIGKILL
-        deaths += died
-        told = set()
-        for rank, outcome in enumerate(outcomes):
-            if rank == victim and died:
-                continue
-            assert not outcome["problem"] and not outcome["signal"], (n, rank, outcome)
-            result = outcome["result"]["outcome"]
-            told.add(result == name)
-            assert result == name or (died and f"rank {victim}" in result), (n, rank, result)
-        _check_after(root, n, committed=True in told, again=again)
-        if not died:
+    for first in itertools.count(victim % 2, stride * AT_ONCE):
+        several = [
+            {"root": str(tmp_path / str(n)), "victim": victim, "n": n, "again": again}
+            for n in range(first, first + stride * AT_ONCE, stride)
+        ]
+        jobs = warm.call(
+            "tests.multirank.crew:run_several",
+            call=f"{JOBS}killed_at",
+            world_size=3,
+            several=several,
+        )
+        for how, outcomes in zip(several, jobs, strict=True):
+            _check_killed(how, outcomes)
+        died = [outcomes[victim]["signal"] == SIGKILL for outcomes in jobs]
+        deaths += sum(died)
+        if not all(died):
             break
-        n += stride
     assert deaths > 1
+
+
+def _check_killed(how: dict[str, Any], outcomes: list[dict[str, Any]]) -> None:
+    """What the ranks said of the save, and what is there now."""
+    victim, n = how["victim"], how["n"]
+    name = "tag1" if how["again"] else "tag2"
+    died = outcomes[victim]["signal"] == SIGKILL
+    told = set()
+    for rank, outcome in enumerate(outcomes):
+        if rank == victim and died:
+            continue
+        assert not outcome["problem"] and not outcome["signal"], (n, rank, outcome)
+        result = outcome["result"]["outcome"]
+        told.add(result == name)
+        assert result == name or (died and f"rank {victim}" in result), (n, rank, result)
+    _check_after(Path(how["root"]), n, committed=True in told, again=how["again"])
 
 
 def test_a_member_that_dies_after_its_vote_is_needed_no_more(warm: Warm, tmp_path: Path) -> None:
@@ -145,10 +163,13 @@ def test_a_full_disk_of_one_rank_fails_the_save_on_all_and_the_next_one_works(
 def test_two_ranks_that_add_the_same_name_fail_on_every_rank_and_it_is_named(
     warm: Warm, tmp_path: Path, lenient: bool
 ) -> None:
-    for first, second in run_well(warm, "same_name", 3, root=str(tmp_path), lenient=lenient):
-        assert "mine.pt" in first
-        assert "each name is added by one rank" in first
-        assert second == "tag2"
+    found = run_well(warm, "same_name", 3, root=str(tmp_path), lenient=lenient)
+    told = ["each name is added by one rank" in first for first, _ in found]
+    # A rank that opens its file after the leader has taken the directory away knows no more than that.
+    late = ["another rank has given this step up" in first for first, _ in found]
+    assert sum(told) >= 2 and all(map(any, zip(told, late, strict=True))), found
+    for first, second in found:
+        assert "mine.pt" in first and second == "tag2"
     assert not (tmp_path / "tag1").exists()
     assert (tmp_path / POINTER).read_text() == "tag2"
 

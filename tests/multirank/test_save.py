@@ -30,6 +30,23 @@ def run_well(warm: Warm, name: str, world: int, **more: Any) -> list[Any]:
     return all_well(run(warm, name, world, **more))
 
 
+def run_several(
+    warm: Warm,
+    name: str,
+    world: int,
+    several: list[dict[str, Any]],
+    *,
+    nodes: list[str] | None = None,
+) -> Any:
+    return warm.call(
+        "tests.multirank.crew:run_several",
+        call=JOBS + name,
+        world_size=world,
+        several=several,
+        nodes=nodes,
+    )
+
+
 def _bytes_of(root: Path, rank: int) -> int:
     return sum(p.stat().st_size for p in root.glob(f"step-*2/shard-{rank:05d}-*"))
 
@@ -88,10 +105,15 @@ def test_training_never_waits_for_the_commit_of_a_slow_rank(warm: Warm, tmp_path
     assert pending[0] == [True, True]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"blocking": True, "pipelined": False, "on_error": "raise"}],
+    ids=["behind training", "blocking"],
+)
 def test_a_full_disk_of_one_rank_fails_the_step_on_all_and_the_next_one_works(
-    warm: Warm, tmp_path: Path
+    warm: Warm, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    for rank, found in enumerate(run_well(warm, "full_disk", 3, root=str(tmp_path))):
+    for rank, found in enumerate(run_well(warm, "full_disk", 3, root=str(tmp_path), **changes)):
         assert found[0] == "step-000000000001" and found[2] == "step-000000000003"
         assert "No space left" in found[1], found
         assert rank == 1 or "rank 1" in found[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_core.errors import ConfigError, StagingError
-from ckpt_core.snapshot import PoolPlan, StagingPool, plan_pool
+from ckpt_core.snapshot import PoolDemand, PoolPlan, StagingPool, plan_pool
 from ckpt_core.snapshot.pool import Part
 
 MIB = 2**20
@@ -44,9 +45,7 @@ def test_a_plan_keeps_within_its_budget_and_serves_every_checkpoint_in_flight(
     front_bytes = max(1, int(file_bytes * front))
     try:
         plan = plan_pool(
-            file_bytes=file_bytes,
-            front_bytes=front_bytes,
-            in_flight=in_flight,
+            PoolDemand(file_bytes, front_bytes, in_flight),
             chunk_bytes=chunk_bytes,
             staging_bytes=staging_bytes,
             free_bytes=free_bytes,
@@ -68,9 +67,7 @@ def test_too_small_a_budget_is_an_error_that_says_how_much_is_needed() -> None:
         ConfigError, match=r"staging_bytes=1048576 is too small.*at least \d+ bytes"
     ):
         plan_pool(
-            file_bytes=8 * MIB,
-            front_bytes=2 * MIB,
-            in_flight=2,
+            PoolDemand(8 * MIB, 2 * MIB, in_flight=2),
             chunk_bytes=MIB,
             staging_bytes=MIB,
             free_bytes=MIB,
@@ -79,14 +76,81 @@ def test_too_small_a_budget_is_an_error_that_says_how_much_is_needed() -> None:
 
 def test_by_default_a_pool_takes_at_most_a_quarter_of_the_free_memory() -> None:
     plan = plan_pool(
-        file_bytes=1024 * MIB,
-        front_bytes=4096,
-        in_flight=2,
+        PoolDemand(1024 * MIB, 4096, in_flight=2),
         chunk_bytes=16 * MIB,
         staging_bytes=None,
         free_bytes=1024 * MIB,
     )
     assert plan.total_bytes <= 256 * MIB
+
+
+@given(
+    file_bytes=st.integers(1, 2**32),
+    front=st.floats(0, 1),
+    in_flight=st.integers(1, 8),
+    rest_bytes=st.integers(0, 2**30),
+    layerwise=st.booleans(),
+    chunk_bytes=st.integers(1, 64 * 256).map(lambda pages: pages * 4096),
+    staging_bytes=st.none() | st.integers(2**20, 2**36),
+    free_bytes=st.integers(0, 2**38),
+)
+def test_a_plan_for_whole_checkpoints_holds_them_or_says_what_they_need(
+    file_bytes: int,
+    front: float,
+    in_flight: int,
+    rest_bytes: int,
+    layerwise: bool,
+    chunk_bytes: int,
+    staging_bytes: int | None,
+    free_bytes: int,
+) -> None:
+    whole = in_flight if layerwise else 1
+    front_bytes = max(1, int(file_bytes * front))
+    demand = PoolDemand(file_bytes, front_bytes, in_flight, whole, rest_bytes if layerwise else 0)
+    try:
+        plan = plan_pool(
+            demand, chunk_bytes=chunk_bytes, staging_bytes=staging_bytes, free_bytes=free_bytes
+        )
+    except ConfigError as exc:
+        need = int(re.findall(r"at least (\d+) bytes", str(exc))[0])
+        assert need > (staging_bytes if staging_bytes is not None else free_bytes // 4)
+        plan_pool(demand, chunk_bytes=chunk_bytes, staging_bytes=need, free_bytes=0)
+        return
+    assert plan.holds(demand)
+    if staging_bytes is not None:
+        assert plan.total_bytes <= staging_bytes
+    size = plan.chunk_bytes
+    fronts = min(plan.fronts_per_save, -(-file_bytes // size))
+    first = -(-file_bytes // size) - fronts
+    assert plan.front_chunks in (whole * plan.fronts_per_save, in_flight * plan.fronts_per_save)
+    assert plan.stream_chunks >= whole * (first + -(-demand.rest_bytes // size))
+
+
+def test_without_a_quarter_of_the_free_memory_for_it_a_whole_checkpoint_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"staging_bytes=None is 67108864 bytes, a quarter of"):
+        plan_pool(
+            PoolDemand(128 * MIB, 4096, in_flight=1, whole=1),
+            chunk_bytes=8 * MIB,
+            staging_bytes=None,
+            free_bytes=256 * MIB,
+        )
+
+
+def test_a_pool_in_use_can_be_enlarged() -> None:
+    pool = StagingPool(SMALL)
+    held = [pool.acquire(Part.STREAM, deadline=soon(), cancelled=never) for _ in range(2)]
+    pool.extend(3)
+    assert pool.plan.stream_chunks == 5
+    held += [pool.acquire(Part.STREAM, deadline=soon(), cancelled=never) for _ in range(3)]
+    for number, chunk in enumerate(held):
+        chunk.tensor.fill_(number)
+    assert [set(chunk.memory) for chunk in held] == [{0}, {1}, {2}, {3}, {4}]
+    with pytest.raises(StagingError):
+        pool.acquire(Part.STREAM, deadline=soon(), cancelled=never)
+    for chunk in held:
+        pool.release(chunk)
+    assert pool.wait_idle(deadline=soon())
+    assert pool.most_held_bytes == 5 * 4096
 
 
 def test_chunks_are_page_aligned_and_do_not_overlap() -> None:

@@ -24,6 +24,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "wait": ({"checkpoint_engine": {**OURS, "wait": "soon"}}, "wait='soon' is unknown"),
     "verify": ({"checkpoint_engine": {**OURS, "verify": 1}}, "verify=1 must be"),
+    "blocking": (
+        {"checkpoint_engine": {**OURS, "blocking": True}},
+        'checkpoint_engine.blocking=true: use "wait": "persisted"',
+    ),
+    "not pipelined": (
+        {"checkpoint_engine": {**OURS, "pipelined": False}},
+        "checkpoint_engine.pipelined=false: the files",
+    ),
     "a writer": (
         {"checkpoint_engine": OURS, "checkpoint": {"writer": {"type": "fast"}}},
         "checkpoint.writer both select",
