@@ -8,10 +8,11 @@ shown with its lowest, middle and highest value, since disks are noisy.
 
 The suite `ranks` measures several processes that save together: see `ckpt_core.bench.ranks`; the suites
 `lightning`, `deepspeed` and `horovod` the ways to save under these: see the packages of these names; the
-suite `policy` what `Auto` makes of a second job on the machine: see `ckpt_core.bench.policy`.
+suite `policy` what `Auto` makes of a second job on the machine: see `ckpt_core.bench.policy`; the suite
+`papers` figures of the papers, with the engine under presets: see `ckpt_core.bench.papers`.
 
 Call order: `Settings(...)`, or that of another suite -> `run(settings)` -> `render(report)`,
-`plot(report, path)`, `report.to_json()`.
+`plot(report, path)`, `report.to_json()`; `write(report, folder)` for `papers`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from ckpt_core.bench.contenders import NAMES, OURS
 from ckpt_core.bench.deepspeed import DeepSpeedMeasure, DeepSpeedSettings
 from ckpt_core.bench.horovod import HorovodMeasure, HorovodSettings
 from ckpt_core.bench.lightning import LightningMeasure, LightningSettings
+from ckpt_core.bench.papers import PapersMeasure, PapersSettings
 from ckpt_core.bench.policy import PolicyMeasure, PolicySettings
 from ckpt_core.bench.ranks import RankMeasure, RankSettings
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.settings import Measure, ModelSize, Settings, Suite
-from ckpt_core.bench.suites import AnySettings, plot, render, run, settings_of
+from ckpt_core.bench.suites import AnySettings, plot, render, run, settings_of, write
 
 __all__ = [
     "NAMES",
@@ -38,6 +40,8 @@ __all__ = [
     "LightningSettings",
     "Measure",
     "ModelSize",
+    "PapersMeasure",
+    "PapersSettings",
     "PolicyMeasure",
     "PolicySettings",
     "RankMeasure",
@@ -49,4 +53,5 @@ __all__ = [
     "render",
     "run",
     "settings_of",
+    "write",
 ]

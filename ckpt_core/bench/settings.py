@@ -25,6 +25,7 @@ class Suite(StrEnum):
     HOROVOD = "horovod"
     DEEPSPEED = "deepspeed"
     POLICY = "policy"
+    PAPERS = "papers"
 
 
 class Measure(StrEnum):

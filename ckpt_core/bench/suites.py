@@ -10,10 +10,11 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from ckpt_core.bench import deepspeed, horovod, lightning, policy, ranks, rounds, tables
+from ckpt_core.bench import deepspeed, horovod, lightning, papers, policy, ranks, rounds, tables
 from ckpt_core.bench.deepspeed import DeepSpeedMeasure, DeepSpeedSettings
 from ckpt_core.bench.horovod import HorovodMeasure, HorovodSettings
 from ckpt_core.bench.lightning import LightningMeasure, LightningSettings
+from ckpt_core.bench.papers import PapersMeasure, PapersSettings
 from ckpt_core.bench.plot import draw, drawings
 from ckpt_core.bench.policy import PolicyMeasure, PolicySettings
 from ckpt_core.bench.ranks import RankMeasure, RankSettings
@@ -27,6 +28,7 @@ AnySettings = (
     | HorovodSettings
     | DeepSpeedSettings
     | PolicySettings
+    | PapersSettings
 )
 
 _SETTINGS: dict[Suite, tuple[type[AnySettings], type[StrEnum]]] = {
@@ -36,6 +38,7 @@ _SETTINGS: dict[Suite, tuple[type[AnySettings], type[StrEnum]]] = {
     Suite.HOROVOD: (HorovodSettings, HorovodMeasure),
     Suite.DEEPSPEED: (DeepSpeedSettings, DeepSpeedMeasure),
     Suite.POLICY: (PolicySettings, PolicyMeasure),
+    Suite.PAPERS: (PapersSettings, PapersMeasure),
 }
 
 
@@ -54,6 +57,7 @@ _VIEWS = {
     Suite.HOROVOD: _View(horovod.render, horovod.drawings),
     Suite.DEEPSPEED: _View(deepspeed.render, deepspeed.drawings),
     Suite.POLICY: _View(policy.render, policy.drawings),
+    Suite.PAPERS: _View(papers.render, papers.drawings),
 }
 
 
@@ -79,6 +83,8 @@ def run(settings: AnySettings, *, notify: Callable[[str], None] = lambda message
         return deepspeed.run(settings, notify=notify)
     if isinstance(settings, PolicySettings):
         return policy.run(settings, notify=notify)
+    if isinstance(settings, PapersSettings):
+        return papers.run(settings, notify=notify)
     return rounds.run(settings, notify=notify)
 
 
@@ -94,3 +100,13 @@ def plot(report: Report, path: Path) -> None:
         ConfigError: see `check_plot`.
     """
     draw(report, path, _VIEWS[Suite(report.suite)].drawings(report))
+
+
+def write(report: Report, folder: Path) -> None:
+    """Write each figure of a run of the suite `papers` into files of its own; makes the folder.
+
+    Raises:
+        ConfigError: as for `plot`.
+    """
+    assert report.suite == Suite.PAPERS, "no other suite has figures of their own"
+    papers.write(report, folder)

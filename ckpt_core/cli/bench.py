@@ -24,10 +24,10 @@ class Request:
     suite: Annotated[
         str,
         typer.Option(
-            metavar="[core|ranks|lightning|deepspeed|horovod|policy]",
+            metavar="[core|ranks|lightning|deepspeed|horovod|policy|papers]",
             help="core: one process beside other checkpointers. ranks: several that save together. "
             "lightning, deepspeed, horovod: the ways to save under these. "
-            "policy: Auto, beside a second job.",
+            "policy: Auto, beside a second job. papers: figures of the papers.",
         ),
     ] = "core"
     quick: Annotated[
@@ -47,7 +47,7 @@ class Request:
         str | None,
         typer.Option(
             help="Size of the state, such as 2GiB; default: 768MiB; ranks: 192MiB; horovod: 200MB; "
-            "deepspeed: 64MB; policy: 128MB."
+            "deepspeed: 64MB; policy: 128MB; papers: 200MB."
         ),
     ] = None
     ranks: Annotated[
@@ -57,7 +57,8 @@ class Request:
     leaves: Annotated[
         int | None,
         typer.Option(
-            help="Tensors in the state; default: 384. lightning, deepspeed, horovod, policy have a model's."
+            help="Tensors in the state; default: 384; papers: 160. "
+            "lightning, deepspeed, horovod, policy have a model's."
         ),
     ] = None
     rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 5
@@ -70,17 +71,35 @@ class Request:
     measure: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[save|restore|leaves|train|plan|messages|overhead|decision]",
-            help="Only this; repeatable. core has the first four; ranks save, train, plan, messages; "
-            "lightning, deepspeed save, train; horovod train; policy overhead, decision.",
+            metavar="NAME",
+            help="Only this; repeatable. core has save, restore, leaves, train; "
+            "ranks save, train, plan, messages; lightning, deepspeed save, train; horovod train; "
+            "policy overhead, decision; papers throughput, persist, in_flight, writers, memory, "
+            "intervals, separated, breakdown.",
         ),
     ] = None
     max_overhead: Annotated[
         float | None,
-        typer.Option(help="Bound that Auto is given (suite policy); default: 0.05."),
+        typer.Option(
+            help="Bound that Auto is given (suite policy), or of table I (papers); default: 0.05."
+        ),
     ] = None
     staging_bytes: Annotated[
         str | None, typer.Option(help="Bound of our staging memory; default: the engine's.")
+    ] = None
+    iteration_s: Annotated[
+        float | None,
+        typer.Option(
+            "--iteration-s", help="Iteration of the stand-in (suite papers); default: 0.01."
+        ),
+    ] = None
+    memory_root: Annotated[
+        Path | None,
+        typer.Option(help="On a filesystem in memory (suite papers); default: /dev/shm."),
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write each figure as PNG and CSV, and tables.md (suite papers)."),
     ] = None
     seed: Annotated[int, typer.Option(help="Of the order of turns.")] = 0
 
@@ -119,6 +138,15 @@ bench.__signature__ = inspect.signature(Request, eval_str=True).replace(  # type
 _WITH_A_MODEL = ("lightning", "deepspeed", "horovod", "policy")
 """Suites whose state is that of a model."""
 
+_ONLY = {
+    "ranks": ("ranks",),
+    "max_overhead": ("policy", "papers"),
+    "iteration_s": ("papers",),
+    "memory_root": ("papers",),
+    "out": ("papers",),
+}
+"""Option -> the suites that have it."""
+
 
 def _settings(request: Request, suite: Suite) -> AnySettings:
     """The settings of a run; what was not given keeps its default.
@@ -126,17 +154,9 @@ def _settings(request: Request, suite: Suite) -> AnySettings:
     Raises:
         ConfigError: a size, a name or a number is wrong, or of another suite.
     """
-    from ckpt_core.bench import Suite, settings_of
-    from ckpt_core.errors import ConfigError
+    from ckpt_core.bench import settings_of
 
-    if request.ranks and suite != Suite.RANKS:
-        raise ConfigError("--ranks goes with --suite ranks")
-    if request.max_overhead is not None and suite != Suite.POLICY:
-        raise ConfigError("--max-overhead goes with --suite policy")
-    if request.interval and suite == Suite.POLICY:
-        raise ConfigError("--interval does not go with --suite policy: Auto finds it")
-    if request.leaves is not None and suite in _WITH_A_MODEL:
-        raise ConfigError(f"--leaves does not go with --suite {suite}: they are those of its model")
+    _check_suite(request, suite)
     make, kind = settings_of(suite)
     given: dict[str, Any] = {
         "intervals": tuple(request.interval or ()),
@@ -145,6 +165,8 @@ def _settings(request: Request, suite: Suite) -> AnySettings:
         "world_sizes": tuple(request.ranks or ()),
         "leaves": request.leaves,
         "max_overhead": request.max_overhead,
+        "iteration_s": request.iteration_s,
+        "memory_root": request.memory_root,
         "state_bytes": _size(request.state_bytes, "state_bytes"),
         "staging_bytes": _size(request.staging_bytes, "staging_bytes"),
     }
@@ -155,6 +177,27 @@ def _settings(request: Request, suite: Suite) -> AnySettings:
         **{name: value for name, value in given.items() if value not in (None, ())},
     )
     return settings.quick() if request.quick else settings
+
+
+def _check_suite(request: Request, suite: Suite) -> None:
+    """Raise for an option that this suite does not have.
+
+    Raises:
+        ConfigError: names it, and where it belongs.
+    """
+    from ckpt_core.bench import Suite
+    from ckpt_core.errors import ConfigError
+
+    if request.interval and suite == Suite.POLICY:
+        raise ConfigError("--interval does not go with --suite policy: Auto finds it")
+    if request.leaves is not None and suite in _WITH_A_MODEL:
+        raise ConfigError(f"--leaves does not go with --suite {suite}: they are those of its model")
+    if request.staging_bytes is not None and suite == Suite.PAPERS:
+        raise ConfigError("--staging-bytes does not go with --suite papers: its presets say it")
+    for name, suites in _ONLY.items():
+        if getattr(request, name) not in (None, []) and suite not in suites:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} goes with --suite {' or '.join(suites)}")
 
 
 def _size(text: str | None, field: str) -> int | None:
@@ -177,21 +220,26 @@ def _check_outputs(request: Request) -> None:
     from ckpt_core.errors import ConfigError
     from ckpt_core.picture import check_plot
 
-    for path in filter(None, (request.json_file, request.plot)):
+    for path in filter(None, (request.json_file, request.plot, request.out)):
         if not path.absolute().parent.is_dir():
             raise ConfigError(f"{str(path)!r} cannot be written: its directory does not exist")
-    if request.plot is not None:
-        check_plot(request.plot)
+    for picture in (request.plot, request.out and request.out / "figure.png"):
+        if picture is not None:
+            check_plot(picture)
+    if request.out is not None and request.out.exists() and not request.out.is_dir():
+        raise ConfigError(f"--out {str(request.out)!r} is a file: name a directory")
 
 
 def _write(report: Report, request: Request) -> None:
     """The tables on standard output, and the files that were asked for."""
     from rich.console import Console
 
-    from ckpt_core.bench import plot, render
+    from ckpt_core.bench import plot, render, write
 
     Console().print(render(report))
     if request.json_file is not None:
         request.json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
     if request.plot is not None:
         plot(report, request.plot)
+    if request.out is not None:
+        write(report, request.out)

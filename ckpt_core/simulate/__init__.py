@@ -15,7 +15,13 @@ Source: PCcheck (ASPLOS '25) sections 3.4, 4.2 and 5.2.3; LightCheck (ICCD '23) 
 from ckpt_core.simulate.costs import Costs, Job, Rates, Sharing
 from ckpt_core.simulate.failures import Outage, Stops, Trace, exponential, parse_trace
 from ckpt_core.simulate.measured import Measured, read_bench
-from ckpt_core.simulate.papers import PAPERS, Comparison, compare
+from ckpt_core.simulate.papers import (
+    PAPERS,
+    Comparison,
+    compare,
+    lightcheck_data,
+    pccheck_data,
+)
 from ckpt_core.simulate.recovery import bound_s, daly_s, mean_s, young_s
 from ckpt_core.simulate.run import Goal, Outcome, simulate
 from ckpt_core.simulate.schedule import Load, Task, completion_times, mean_completion_s
@@ -49,9 +55,11 @@ __all__ = [
     "costs_of",
     "daly_s",
     "exponential",
+    "lightcheck_data",
     "mean_completion_s",
     "mean_s",
     "parse_trace",
+    "pccheck_data",
     "read_bench",
     "run_study",
     "simulate",

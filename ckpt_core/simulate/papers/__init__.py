@@ -1,13 +1,14 @@
 """Figures and tables of the papers, from their own numbers: paper's value beside ours.
 
-The numbers are in `pccheck_data` and `lightcheck_data`, each with its source.
+The numbers are in `pccheck_data` and `lightcheck_data`, each with its source; `ckpt_core.bench.papers` uses
+them too.
 """
 
 from collections.abc import Callable, Iterator
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.simulate.failures import Trace
-from ckpt_core.simulate.papers import lightcheck, pccheck
+from ckpt_core.simulate.papers import lightcheck, lightcheck_data, pccheck, pccheck_data
 from ckpt_core.simulate.papers.comparison import Comparison
 
 PAPERS: dict[str, Callable[[Trace | None], Iterator[Comparison]]] = {
@@ -32,4 +33,4 @@ def compare(name: str, trace: Trace | None = None) -> list[Comparison]:
     return list(PAPERS[name](trace))
 
 
-__all__ = ["PAPERS", "Comparison", "compare"]
+__all__ = ["PAPERS", "Comparison", "compare", "lightcheck_data", "pccheck_data"]

@@ -52,6 +52,19 @@ MODELS = (
     Model("BERT", 4004e6, (10, 200, 1100), 501.3, (514.8, 537.5, 598.6)),
 )
 
+DISK_EVERY = {
+    "ResNet-18": 7,
+    "VGG-16": 64,
+    "Inception-V3": 30,
+    "AlexNet": 95,
+    "GPT-2": 46,
+    "BERT": 82,
+}
+"""Interval of LightCheck-disk, table I."""
+
+SEPARATED = (2.1, 2.8)
+"""Section IV-D, figure 11: time of entries stored together over that of separated ones, least and most."""
+
 TABLE_3_H = {
     ("static", "torch.save"): 2.33,
     ("static", "lightcheck"): 2.09,

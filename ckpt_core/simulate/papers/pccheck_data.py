@@ -92,3 +92,12 @@ VGG16_GOODPUT = {
     "ideal": (15.698130637465306, 15.669759475916575, 15.622474206668688),
 }
 """Artifact, fig9_vgg16.csv: the same with the failures of the trace."""
+
+VGG16_EVERY_1 = 57.0
+"""Section 5.2.1: slowdown of CheckFreq with a checkpoint in each iteration, at most."""
+
+THREADS_GAIN = {1: 1.36, 2: 1.16, 3: 1.13}
+"""Section 5.4.2: N -> slowdown with 1 thread for each checkpoint over that with 3; OPT-350M, every 10."""
+
+LESS_DRAM = 1.07
+"""Section 5.4.3: overhead of a DRAM buffer of m over one of 2m, at most."""

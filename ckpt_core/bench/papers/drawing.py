@@ -1,0 +1,161 @@
+"""Pictures of the suite `papers`: an area for each quantity of a figure, and a file for each figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckpt_core.bench.papers.found import (
+    SLOWDOWN,
+    Quantity,
+    Row,
+    lines,
+    places,
+    quantities,
+)
+from ckpt_core.bench.papers.tables import Plain, found_of, number_text, place_text, training_line
+from ckpt_core.bench.papers.ways import IDEAL
+from ckpt_core.bench.plot import finish
+from ckpt_core.bench.results import Report
+from ckpt_core.picture import check_plot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_OURS = ("default", "pccheck")
+_MARKERS = "osD^vP*Xphd<>"
+_WIDE = 4.0
+"""An axis is logarithmic from this ratio of its ends on."""
+
+_DPI = 120
+
+
+def drawings(report: Report) -> list[Callable[[Axes], None]]:
+    """The areas of all figures."""
+    return [area for part in report.more["papers"].values() for area in areas(part)]
+
+
+def areas(part: Plain) -> list[Callable[[Axes], None]]:
+    """The areas of one figure."""
+    found = found_of(part)
+    areas: list[Callable[[Axes], None]] = []
+    for quantity in quantities(found):
+        rows = found.of(quantity)
+        draw = _lines if places(rows) else _bars
+        areas.append(partial(draw, part=part, quantity=quantity, rows=rows))
+    return areas
+
+
+def draw_part(report: Report, part: Plain, path: Path) -> None:
+    """Write the picture of one figure; the suffix of `path` chooses the format.
+
+    Raises:
+        ConfigError: see `check_plot`.
+    """
+    check_plot(path)
+    from matplotlib.figure import Figure as Canvas
+
+    found = areas(part)
+    canvas = Canvas(figsize=(7.5 * max(1, len(found)), 5), layout="constrained")
+    axes = canvas.subplots(1, max(1, len(found)), squeeze=False).flatten()
+    for draw, area in zip(found, axes, strict=False):
+        draw(area)
+    machine = report.machine
+    canvas.suptitle(
+        f"{part['source']}, on {machine.cpus} CPUs, {machine.filesystem} on {machine.disk}\n"
+        f"{training_line(report, part)}; whiskers: min, max",
+        fontsize=9,
+    )
+    canvas.savefig(path, dpi=_DPI)
+
+
+def _lines(area: Axes, *, part: Plain, quantity: Quantity, rows: Sequence[Row]) -> None:
+    """A line for each way, with whiskers; `ideal` is dotted."""
+    at = places(rows)
+    drawn = [line for line in lines(rows) if line != IDEAL]
+    for number, line in enumerate([*drawn, IDEAL] if IDEAL in lines(rows) else drawn):
+        points = sorted((row for row in rows if row.line == line), key=lambda row: row.x or 0.0)
+        middles = [row.median for row in points]
+        lower = [row.median - min(row.values) for row in points]
+        upper = [max(row.values) - row.median for row in points]
+        where = [row.x or 0.0 for row in points]
+        area.errorbar(where, middles, yerr=[lower, upper], label=line, **_style(number, line))
+    if at[-1] / at[0] > _WIDE:
+        area.set_xscale("log")
+    area.set_xticks(at, [place_text(x, part["axis"]) for x in at])
+    area.minorticks_off()
+    _scale(area, rows)
+    if quantity == SLOWDOWN:
+        area.axhline(1.0, color="#333333", linewidth=0.8, linestyle=":")
+    area.set_xlabel(part["axis"], fontsize=9)
+    _finish(area, part, quantity)
+    area.set_ylabel(_unit(quantity), fontsize=9)
+    area.legend(fontsize=8, frameon=False)
+
+
+def _bars(area: Axes, *, part: Plain, quantity: Quantity, rows: Sequence[Row]) -> None:
+    """A bar for each way, the first on top, with its median beside it."""
+    names = [row.line for row in rows]
+    middles = [row.median for row in rows]
+    whiskers = [
+        [row.median - min(row.values) for row in rows],
+        [max(row.values) - row.median for row in rows],
+    ]
+    area.barh(
+        names,
+        middles,
+        xerr=whiskers,
+        color="#7c8aa0",
+        error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#333333"},
+    )
+    area.invert_yaxis()
+    highest, lowest = max(max(row.values) for row in rows), min(min(row.values) for row in rows)
+    if lowest > 0 and highest / lowest > _WIDE:
+        area.set_xscale("log")
+        area.set_xlim(lowest / 3, highest * 3)
+    else:
+        area.set_xlim(0, highest * 1.2)
+    for number, row in enumerate(rows):
+        area.annotate(
+            number_text(row.median, quantity.digits), (max(row.values), number), xytext=(5, 0),
+            textcoords="offset points", va="center", fontsize=8,
+        )  # fmt: skip
+    _finish(area, part, quantity)
+    area.set_xlabel(_unit(quantity), fontsize=9)
+
+
+def _scale(area: Axes, rows: Sequence[Row]) -> None:
+    from matplotlib.ticker import LogLocator
+
+    middles = [row.median for row in rows]
+    if min(middles) > 0 and max(middles) / min(middles) > _WIDE:
+        area.set_yscale("log")
+        area.minorticks_off()
+        area.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        area.yaxis.set_major_formatter("{x:g}")
+    else:
+        area.set_ylim(bottom=0)
+
+
+def _finish(area: Axes, part: Plain, quantity: Quantity) -> None:
+    finish(area, f"{part['title']}\n{quantity.title}")
+
+
+def _unit(quantity: Quantity) -> str:
+    better = "higher" if quantity.higher_is_better else "lower"
+    return f"{quantity.unit}, {better} is better"
+
+
+def _style(number: int, line: str) -> dict[str, Any]:
+    if line == IDEAL:
+        return {"color": "#333333", "linestyle": ":", "linewidth": 1.2}
+    return {
+        "marker": _MARKERS[number % len(_MARKERS)],
+        "markersize": 4.5,
+        "color": f"C{number % 10}",
+        "linewidth": 2.4 if line in _OURS else 1.1,
+        "elinewidth": 0.8,
+        "capsize": 2,
+    }
