@@ -17,8 +17,10 @@ os.environ["RES_OPTIONS"] = "attempts:0"
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 
-# Two cores serve the tests: more threads would only add noise to the timings that tests rely on.
+# Two cores serve the tests: more threads would only add noise to the timings that tests rely on, here and in
+# processes that we start.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # A shared machine stalls for seconds now and then; a deadline per example would fail at random.
 hypothesis.settings.register_profile(

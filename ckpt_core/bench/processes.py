@@ -70,5 +70,7 @@ class Processes(Turns):
 
     def close(self) -> None:
         """End every process; idempotent."""
+        for remote in self._remotes.values():
+            remote.hang_up()  # they end side by side
         while self._remotes:
             self._remotes.popitem()[1].close()

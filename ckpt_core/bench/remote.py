@@ -100,9 +100,13 @@ class Line(Closing):
         """What becomes readable when there is an answer, or when the process has ended."""
         return self._connection
 
-    def close(self) -> None:
-        """Hang up; a process that is not at work ends then. Idempotent."""
+    def hang_up(self) -> None:
+        """Let the process end as soon as it is not at work, and do not wait for that. Idempotent."""
         self._connection.close()
+
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+        self.hang_up()
 
 
 class Remote(Line):

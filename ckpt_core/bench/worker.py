@@ -186,10 +186,12 @@ _OPERATIONS = ("hello", "build", "open", "save", "tidy", "restore", "check", "tr
 def serve(connection: Connection, worker: object, operations: Sequence[str] = _OPERATIONS) -> None:
     """Answer requests, each by the method of that name, until the parent closes the connection."""
     methods: dict[str, Callable[..., Answer]] = {name: getattr(worker, name) for name in operations}
+    imported = False
     while True:
         try:
             request = json.loads(connection.recv_bytes())
         except (EOFError, ConnectionResetError):
+            gc.freeze()  # the end of the process would look through everything once more
             return
         try:
             answer = methods[request.pop("op")](**request)
@@ -197,6 +199,9 @@ def serve(connection: Connection, worker: object, operations: Sequence[str] = _O
             traceback.print_exc()
             answer = {"error": f"{type(exc).__name__}: {exc} (in {_place(exc)})"}
         connection.send_bytes(json.dumps(answer).encode())
+        if not imported:
+            imported = True
+            gc.freeze()  # a million objects that no collection before a window need look through again
 
 
 def _place(error: Exception) -> str:

@@ -34,6 +34,7 @@ INTERVALS = (1, 2)
 STAGES = (1, 3)
 CHOSEN = (OURS, TORCH_FSYNC, FAST, DECOUPLED_PATCHED)
 RUNNING = [name for name in CHOSEN if name != FAST]
+SHARED_MEMORY = Path("/dev/shm")
 SIZE = {"width": 32, "layers": 1, "vocabulary": 64, "batch": 1, "tokens": 8}
 
 pytestmark = pytest.mark.timeout(400)
@@ -186,12 +187,15 @@ def test_nothing_is_left_of_a_way_whose_rank_dies_not_even_its_orphans(
         ranks = [psutil.Process(pid) for pid in crew.pids(DECOUPLED)]
         children = [child for rank in ranks for child in rank.children(recursive=True)]
         assert len(children) >= RANKS
+        buffers = f"deepspeed_*_{crew._teams[DECOUPLED]._port}_*"
+        assert list(SHARED_MEMORY.glob(buffers))
         crew.passed(DECOUPLED)
         os.kill(ranks[1].pid, signal.SIGKILL)
         assert crew.ask(DECOUPLED, "warm") is None
         assert DECOUPLED not in crew.names()
     _, left = psutil.wait_procs([*ranks, *children], timeout=30)
     assert not left
+    assert not list(SHARED_MEMORY.glob(buffers))
     entrant = crew.report.entrants[DECOUPLED]
     assert entrant.failed and "ZeRO 3" in str(entrant.reason)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("lightning.pytorch")
 
 from ckpt_core.bench import OURS, LightningSettings, ModelSize
-from ckpt_core.bench.lightning import BASE, NAMES
+from ckpt_core.bench.lightning import BASE, NAMES, fitting
+from ckpt_core.bench.lightning.ways import MODEL_CHECKPOINT
 from ckpt_core.errors import ConfigError
 from tests.bench.quick import assert_all_ran, ckpt_core_bench, quick_fixtures
 
@@ -120,6 +123,19 @@ def test_every_save_under_the_clock_has_a_next_step_to_hold_up(tmp_path: Path) -
         assert window.steps % window.every == 0
         assert len(counted) == window.steps // window.every
         assert counted[0] == window.lead + 1
+
+
+def test_the_newest_of_lightnings_files_is_that_of_the_latest_step_whenever_it_was_written(
+    tmp_path: Path,
+) -> None:
+    for second, step in enumerate(
+        (10, 2)
+    ):  # as where a file that was to be removed is written late
+        file = tmp_path / f"epoch=0-step={step}.ckpt"
+        tree = {"state_dict": {"w": torch.tensor(step)}, "optimizer_states": [{"state": {}}]}
+        torch.save(tree, file)
+        os.utime(file, (second, second))
+    assert fitting.saved_state(MODEL_CHECKPOINT, tmp_path) == {"model.w": torch.tensor(10)}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.crash.directories import DIRECTORIES
 from tests.crash.layers import CHANGES, NAME_CHANGES, KillAt
+from tests.crash.likeness import likeness
 from tests.crash.promises import Found
 from tests.crash.scenarios import SCENARIOS, Scenario
 from tests.crash.warm import forked
@@ -38,32 +39,53 @@ def kill_twice(scenario: str, place: str) -> int:
     plan = ALL[scenario]
     prepared = _prepared(plan, Path(place))
     repair = replace(plan, act=lambda run: None, started=())
-    checks = Checks(plan)
+    checks, seen = Checks(plan), Seen()
     for at, (root, acknowledged) in enumerate(_killed(plan, prepared, "before", Path(place))):
-        for again, (twice, _) in enumerate(_killed(repair, root, "before", Path(place) / str(at))):
-            what = f"{scenario}, killed before operation {at}, and its repair at {again}"
-            checks.add(twice, acknowledged, what)
+        if seen.is_new(root, acknowledged):
+            place_of_repairs = Path(place) / str(at)
+            for again, (twice, _) in enumerate(_killed(repair, root, "before", place_of_repairs)):
+                what = f"{scenario}, killed before operation {at}, and its repair at {again}"
+                checks.add(twice, acknowledged, what)
         shutil.rmtree(root, ignore_errors=True)
     return checks.finish()
 
 
+class Seen:
+    """Roots that were killed so far, each with what had been acknowledged: a sync, say, changes neither."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[bytes, frozenset[Found]]] = set()
+
+    def is_new(self, root: Path, acknowledged: set[Found]) -> bool:
+        """Whether there was none like it; from now on there is."""
+        found = likeness(root), frozenset(acknowledged)
+        if found in self._seen:
+            return False
+        self._seen.add(found)
+        return True
+
+
 class Checks:
-    """Looks at killed roots, many in one child: a fork costs more than a look."""
+    """Looks at killed roots, at one of those that are alike; many in one child, for a fork costs more."""
 
     def __init__(self, plan: Scenario) -> None:
         self._plan = plan
+        self._seen = Seen()
         self._waiting: list[tuple[Path, set[Found], str]] = []
         self._count = 0
 
     def add(self, root: Path, acknowledged: set[Found], what: str) -> None:
         """Look at a root before long; it is deleted then."""
-        self._waiting.append((root, acknowledged, what))
         self._count += 1
+        if not self._seen.is_new(root, acknowledged):
+            shutil.rmtree(root, ignore_errors=True)
+            return
+        self._waiting.append((root, acknowledged, what))
         if len(self._waiting) == _CHECKS_PER_CHILD:
             self.finish()
 
     def finish(self) -> int:
-        """Look at what is left; how many there were in all."""
+        """Look at what is left; how many kills there were in all."""
         sent, problem = forked(self._look_at_all)
         assert sent == 0 and not problem, f"signal {sent}: {problem}"
         for root, _, _ in self._waiting:

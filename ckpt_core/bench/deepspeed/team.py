@@ -6,8 +6,10 @@ import os
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import ClassVar
 
+from ckpt_core.bench.ranks.store_process import HOST
 from ckpt_core.bench.ranks.team import Team
 
 
@@ -24,3 +26,6 @@ class DeepSpeedTeam(Team):
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         super().kill()
+        # DeepSpeed's all-reduce leaves 66 MiB of shared memory for each rank, however that has ended.
+        for path in Path("/dev/shm").glob(f"deepspeed_*_{HOST}_{self._port}_*"):
+            path.unlink(missing_ok=True)

@@ -197,9 +197,17 @@ def saved_state(name: str, root: Path) -> State:
     if name == OURS:
         tree = import_module("ckpt_lightning").load(root)
     else:
-        newest = max(root.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-        tree = torch.load(newest, weights_only=True)
+        tree = torch.load(max(root.glob("*.ckpt"), key=_step_of), weights_only=True)
     return _named(tree["state_dict"], tree["optimizer_states"][0])
+
+
+def _step_of(path: Path) -> int:
+    """Of a file of ModelCheckpoint, "epoch=0-step=4.ckpt".
+
+    Not by time: AsyncCheckpointIO may write a file only after ModelCheckpoint has looked for it to remove
+    it, and the next one within the same tick of the clock.
+    """
+    return int(path.stem.rpartition("step=")[2])
 
 
 def _named(weights: dict[str, torch.Tensor], optimizer: dict[str, Any]) -> State:

@@ -35,6 +35,7 @@ class Team(Closing):
             ContenderFailed: a rank could not start.
         """
         self._timeout_s = timeout_s
+        self._port = 0
         root = folder / "files"
         root.mkdir()
         self._remotes = [
@@ -48,8 +49,8 @@ class Team(Closing):
             for rank in range(world_size)
         ]
         try:
-            port = self._remotes[0].call("host")["port"]
-            self.joined = self.ask("join", port=port, world_size=world_size)
+            self._port = self._remotes[0].call("host")["port"]
+            self.joined = self.ask("join", port=self._port, world_size=world_size)
         except BaseException:
             self.kill()
             raise

@@ -6,6 +6,7 @@ a rank whose fellow has died. As a program of its own it is one rank under torch
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import multiprocessing
@@ -27,7 +28,7 @@ import torch._dynamo  # takes seconds, and DeepSpeed needs it for its first engi
 from deepspeed.runtime.zero.muon import original_muon
 
 import ckpt_deepspeed
-from tests.integrations.deepspeed.program import job_of
+from tests.integrations.deepspeed.program import forget_buffers, job_of
 
 LOADED = (torch._dynamo, original_muon, ckpt_deepspeed)
 LIMIT_S = 75
@@ -78,13 +79,7 @@ def run_ranks(
             for process in processes:
                 process.kill()
                 process.join()
-            _forget_buffers(port)
-
-
-def _forget_buffers(port: int) -> None:
-    """Delete what DeepSpeed's all-reduce leaves of ranks that were killed: 66 MiB of memory for each."""
-    for path in Path("/dev/shm").glob(f"deepspeed_*_127.0.0.1_{port}_*"):
-        path.unlink(missing_ok=True)
+            forget_buffers(port)
 
 
 def _watch(processes: list[Any], place: Path, kill: dict[str, Any]) -> None:
@@ -149,6 +144,7 @@ def enter(rank: int, ranks: int, port: int) -> None:
 
 def main() -> None:
     """One rank under torchrun: `MODULE.FUNCTION ARGUMENTS`; it ends as any script does."""
+    gc.freeze()  # as in program.py
     call, arguments = sys.argv[1:]
     enter(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["MASTER_PORT"]))
     job_of(call)(**json.loads(arguments))

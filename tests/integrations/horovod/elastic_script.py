@@ -5,6 +5,7 @@ The argument: folder, epochs, commit_every, options, store, roots, and a crash: 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -207,6 +208,7 @@ def main() -> None:
         note("trained")
     note("ended", initial=state._parts.have_initial)
     torch.save(end_of(state), FOLDER / f"end.{hvd.rank()}.pt")
+    gc.freeze()  # the end of the process would look for garbage among all that is imported
 
 
 main()
