@@ -1,6 +1,6 @@
 """What saves cost, from the clock of the training loop and the events of the engine.
 
-    iterations without checkpoint activity -> window -> their median is the base
+    iterations without checkpoint activity -> the newest of them -> their median is the base
     iterations with activity -> the cycle of a save: time blocked (exact), and slowdown over the base (noisy)
 
 Costs are counted in iterations, so that they hold when a load makes all iterations slower. Time blocked is
@@ -13,11 +13,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median, stdev
 
 WINDOW = 32
+"""Most iterations that make the base; fewer where they are alike, since a base drifts within seconds."""
+_LEAST_WINDOW = 5
+"""Of which the three that follow a save which waited for them are the majority."""
+_PRECISE = 0.05
+"""Error of what a save costs, in iterations, that is small enough for the window to be short."""
+_NEWEST = 8
+"""Iterations that show how alike they are."""
 IDLE_AFTER = 3
 """Iterations without activity in a row, after which the cost of a save is final."""
 KEPT_CYCLES = 5
@@ -95,7 +103,15 @@ class Ledger:
 
     def base(self) -> Base | None:
         """What an iteration takes without activity; None before one was seen."""
-        return _base_of(self._idle)
+        noise = _noise_of([*self._idle][-_NEWEST:])
+        # An error of the base counts once for each active iteration.
+        active = sum(steps for steps, _ in self._active) or (
+            self._cycles[-1].active if self._cycles else 1
+        )
+        wanted = math.ceil((noise * active / _PRECISE) ** 2)
+        count = min(max(wanted, _LEAST_WINDOW), WINDOW)
+        newest = [*self._idle][-count:]
+        return _base_of(newest, max(noise, _noise_of(newest)))
 
     def begin_cycle(self) -> None:
         """A save starts: what the one before has cost is final."""
@@ -136,7 +152,7 @@ class Ledger:
         if self.idle_in_row < IDLE_AFTER or len(self._idle) < 2 * IDLE_AFTER:
             return
         *older, third, second, first = self._idle
-        base = _base_of(older)
+        base = _base_of(older, _spread_of(older))
         if base is None:
             return
         far = _FAR * base.noise * base.seconds
@@ -151,15 +167,28 @@ class Ledger:
         return _cycle_of(self._active, self._blocked_s / base.seconds, base)
 
 
-def _base_of(idle: Collection[float]) -> Base | None:
+def _base_of(idle: Sequence[float], noise: float) -> Base | None:
     if not idle:
         return None
     seconds = median(idle)
     if seconds <= 0:
         return None  # the clock is coarser than the loop
-    spread = median(abs(one - seconds) for one in idle)
-    noise = max(_MAD_TO_SIGMA * spread / seconds, _LEAST_NOISE)
-    return Base(seconds, noise, len(idle))
+    return Base(seconds, max(noise, _LEAST_NOISE), len(idle))
+
+
+def _spread_of(values: Sequence[float]) -> float:
+    """Relative standard deviation, of which some that stick out hardly count."""
+    middle = median(values)
+    return _MAD_TO_SIGMA * median(abs(one - middle) for one in values) / middle if middle else 0.0
+
+
+def _noise_of(values: Sequence[float]) -> float:
+    """The same from one to the next: a drift does not count."""
+    steps = [abs(later - one) for one, later in pairwise(values)]
+    middle = median(values) if values else 0.0
+    if not steps or middle <= 0:
+        return 0.0
+    return _MAD_TO_SIGMA * median(steps) / math.sqrt(2) / middle
 
 
 def _cycle_of(active: Sequence[tuple[int, float]], blocked: float, base: Base) -> Cycle:

@@ -29,6 +29,8 @@ _MOST_GROWTH = 16
 odd measurement must not leave a run unsaved. With less, a load that makes saves much dearer is met later."""
 _KEEP_WITHIN = 1.1
 _CYCLES_WITHOUT_IDLE = 8
+_CYCLES_WITHOUT_IDLE_AT_ONCE = 4
+"""Where every iteration is saved, a base that is out of date costs most, and waiting for a new one least."""
 
 
 class Phase(Enum):
@@ -179,7 +181,10 @@ class Planner:
 
     def _needs_idle(self) -> bool:
         """Whether the base has not been measured for so long that a save must wait for it."""
-        if self._cycles_without_idle < _CYCLES_WITHOUT_IDLE:
+        at_once = self.interval is not None and self.interval.steps == 1
+        if self._cycles_without_idle < (
+            _CYCLES_WITHOUT_IDLE_AT_ONCE if at_once else _CYCLES_WITHOUT_IDLE
+        ):
             return False
         return self._ledger.idle_in_row < IDLE_AFTER
 
