@@ -19,6 +19,7 @@ from ckpt_core.bench.policy.reaction import (
     intervals_of,
     iterations_until,
     overheads_from,
+    settled_overhead,
 )
 from ckpt_core.bench.remote import Remote
 from ckpt_core.bench.results import Entrant, Report
@@ -81,6 +82,7 @@ def test_each_round_of_auto_finds_the_second_job_begin(report: dict[str, Any]) -
     assert not conditions[ALONE]["changes"] and not conditions[FIXED]["changes"]
     for change in conditions[ADAPTIVE]["changes"]:
         assert change["after"] is None or 0 <= change["after"] < len(change["overheads"])
+        assert bool(change["saves"]) or change["settled"] == 0
     rows = report["results"][figures.REACTION.key]["contenders"]
     assert list(rows) == [ADAPTIVE]
 
@@ -138,6 +140,11 @@ def test_a_change_is_over_when_what_follows_is_within_the_bound() -> None:
     assert overheads == pytest.approx([3.2 / 5, 1.2 / 4, 0.2 / 3, 0.2 / 2, 0.2])
     assert iterations_until(0.07, overheads) == 2
     assert iterations_until(0.05, overheads) is None
+
+
+def test_saves_behind_the_first_iterations_of_a_new_load_are_counted() -> None:
+    assert settled_overhead([3, 19, 20, 60, 99], 100, 0.4) == pytest.approx(3 * 0.4 / 80)
+    assert settled_overhead([1, 6, 11], 12, 0.5) == pytest.approx(2 * 0.5 / 6)
 
 
 # -- the second job ----------------------------------------------------------------------------

@@ -8,6 +8,9 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
+SETTLE_WITHIN = 20
+"""Iterations of a new load after which the bound is to hold again."""
+
 Taken = Mapping[str, Any]
 """A `Block` as its process sends it."""
 
@@ -65,6 +68,20 @@ def overheads_from(seconds: Sequence[float], base_s: float) -> list[float]:
 def iterations_until(bound: float, overheads: Sequence[float]) -> int | None:
     """After how many iterations the overhead of the following ones is within the bound; None: never."""
     return next((at for at, overhead in enumerate(overheads) if overhead <= bound), None)
+
+
+def settled_overhead(saves: Sequence[int], iterations: int, cost: float) -> float:
+    """What the saves behind the first `SETTLE_WITHIN` iterations of a block cost, as a part of these.
+
+    Counts saves, whose usual cost is known, and takes no time: a drift of the iterations has no part in it.
+
+    Args:
+        saves: after how many iterations each was made.
+        iterations: of the block.
+        cost: of one save, in iterations.
+    """
+    first = min(SETTLE_WITHIN, iterations // 2)
+    return sum(save >= first for save in saves) * cost / (iterations - first)
 
 
 def intervals_of(block: Taken) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from ckpt_core.bench.machine import check_room, describe, work_folder
@@ -16,6 +16,7 @@ from ckpt_core.bench.policy.reaction import (
     intervals_of,
     iterations_until,
     overheads_from,
+    settled_overhead,
 )
 from ckpt_core.bench.policy.settings import PolicyMeasure, PolicySettings
 from ckpt_core.bench.processes import Processes
@@ -179,6 +180,8 @@ class _Jobs(Processes):
             if changed is not None:
                 self._note_change(name, changed, compare(answer).base_s)
                 self.ask(name, "disturb", on=False)
+        if changes:
+            self._note_settled(name)
         return True
 
     def _change(self, name: str) -> Answer | None:
@@ -262,6 +265,18 @@ class _Jobs(Processes):
                 "calmed": len(answer["calm"]["seconds"]),
             }
         )
+
+    def _note_settled(self, name: str) -> None:
+        """Afterwards, when it is known what a save costs beside the second job."""
+        conditions = self.report.more["policy"]["conditions"]
+        rounds = [
+            row for other in (FIXED, name) for row in conditions.get(other, {}).get("rounds", ())
+        ]
+        cost = fmean(row["cost_s"] / row["base_s"] for row in rounds)
+        for change in conditions[name]["changes"]:
+            settled = settled_overhead(change["saves"], len(change["overheads"]), cost)
+            change["settled"] = settled
+            self.report.add(figures.SETTLED, name, settled)
 
     def _remark(self, name: str, text: str) -> None:
         notes = self.report.entrants[name].notes

@@ -9,9 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ckpt_core.bench.policy import figures
+from ckpt_core.bench.policy.reaction import SETTLE_WITHIN
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.tables import cell, contenders_table, machine_line
 
+_BY_SAVES = f"from {SETTLE_WITHIN} on, by its saves, %"
 _COLUMNS = (
     ("overhead, %", figures.OVERHEAD),
     ("Auto says, %", figures.TOLD),
@@ -74,14 +76,15 @@ def _changes(report: Report, changes: list[dict[str, Any]]) -> Table:
     table = Table(
         title=f"The second job begins: iterations until the following ones are within {bound:.1%}"
     )
-    for column in ("round", "iterations", "of", "overhead of all of them, %", "intervals"):
+    heads = ("round", "iterations", "of", "overhead of all of them, %", _BY_SAVES, "intervals")
+    for column in heads:
         table.add_column(column, justify="right")
     for number, change in enumerate(changes, 1):
         count = len(change["overheads"])
         after = f"not in {count}" if change["after"] is None else str(change["after"])
         intervals = " ".join(str(steps) for _, steps in change["intervals"])
-        row = (str(number), after, str(count), f"{change['overheads'][0] * 100:.1f}", intervals)
-        table.add_row(*row)
+        percents = [f"{part * 100:.1f}" for part in (change["overheads"][0], change["settled"])]
+        table.add_row(str(number), after, str(count), *percents, intervals)
     return table
 
 
