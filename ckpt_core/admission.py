@@ -6,12 +6,14 @@ import logging
 import time
 from concurrent.futures import Future
 
+from ckpt_core.coordination import Coordination
+from ckpt_core.errors import CkptError
 from ckpt_core.flights import Flights
 from ckpt_core.inflight import Hooks, InFlight
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.options import Options
 from ckpt_core.store import Attempt, GuestStore, StepStore
-from ckpt_core.together import Failures
+from ckpt_core.together import Failures, refusal_behind
 from ckpt_core.types import Destination
 
 _log = logging.getLogger("ckpt_core")
@@ -27,13 +29,18 @@ class Admission:
         events: EventLog,
         failures: Failures,
         options: Options,
+        *,
+        coordination: Coordination,
     ) -> None:
         self._store = store
         self._flights = flights
         self._events = events
         self._failures = failures
         self._timeout_s = options.timeout_s
-        self._hooks = Hooks(self._make_attempt, flights.ready, self._note_failure, failures.forget)
+        self._coordination = coordination
+        self._hooks = Hooks(
+            self._make_attempt, self._refusal, flights.ready, self._note_failure, failures.forget
+        )
 
     def admit(self, step: int, attempt_id: str, destination: Destination | None = None) -> InFlight:
         """Start a checkpoint; blocks while as many as may be are in flight.
@@ -67,6 +74,12 @@ class Admission:
             self._store.quarantine_suspects()
         self._store.check_space(inflight.file_bytes)
         return self._store.begin(inflight.step, inflight.attempt_id, inflight.destination)
+
+    def _refusal(self, inflight: InFlight, error: BaseException) -> CkptError | None:
+        left = inflight.deadline - time.monotonic()
+        return refusal_behind(
+            self._coordination, inflight.attempt_id, inflight.step, error, left_s=left
+        )
 
     def _note_staged(self, inflight: InFlight, staged: Future[None]) -> None:
         if staged.exception() is None:

@@ -43,8 +43,6 @@ _log = logging.getLogger("ckpt_core")
 _LOOK_AGAIN_S = 0.05
 _SEEN_WITHIN_S = 10.0
 """Network filesystems may show a file of another host only after a while."""
-_REFUSED_WITHIN_S = 5.0
-"""Who gives an attempt up tells the others at once, and removes its files meanwhile."""
 
 
 class Committer:
@@ -110,11 +108,10 @@ class Committer:
             with self._mapped(inflight, attempt):
                 entry = self._write_rank_manifest(inflight, attempt, contents)
         except BaseException as exc:
-            refusal = self._refusal_behind(exc, inflight)
+            # Looked for first: once this rank has declined, it hears of no other.
+            reason = inflight.explained(exc)
             coordination.decline(inflight.attempt_id, step, exc)
-            if refusal is not None:
-                raise refusal from exc
-            raise
+            raise reason from reason.__cause__
         left = max(inflight.deadline - time.monotonic(), 0.0)
         inflight.voted = True
         ballots = coordination.agree(attempt.id, step, self._ballot(contents, entry), left)
@@ -131,14 +128,6 @@ class Committer:
         if attempt.destination is None:
             self._compared.update(contents.plans)
         return self._store.root / attempt.target_name
-
-    def _refusal_behind(self, error: BaseException, inflight: InFlight) -> CkptError | None:
-        """Why another rank has given the attempt up, if that is why its directory is gone."""
-        if not isinstance(error.__cause__, FileNotFoundError):
-            return None
-        left = max(inflight.deadline - time.monotonic(), 0.0)
-        within_s = min(left, _REFUSED_WITHIN_S)
-        return self._coordination.refusal(inflight.attempt_id, inflight.step, within_s)
 
     def _settle(self, inflight: InFlight, attempt: Attempt, error: BaseException | None) -> None:
         """Hear whether every root has the step; `error` is why this rank's has not."""

@@ -60,7 +60,14 @@ class Engine:
             finish=self.committer.finish,
             finishers=1 if info.world_size == 1 else options.in_flight,
         )
-        self.admission = Admission(self.store, self.flights, self.events, self.failures, options)
+        self.admission = Admission(
+            self.store,
+            self.flights,
+            self.events,
+            self.failures,
+            options,
+            coordination=coordination,
+        )
         self.destinations = Destinations()
         self.gauges = Gauges(root, self.events, coordination, self.pipeline)
         self.event_file = NoEventFile()

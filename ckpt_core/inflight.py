@@ -71,12 +71,14 @@ class Hooks:
 
     Attributes:
         make_attempt: creates its directory; called once, from a background thread.
+        refusal: asked of an error what another rank had failed with before; may wait for it.
         on_ready: called once when nothing is being staged or written for it any more.
         on_failed: told once when it is given up, before its futures are; not when `reported` is set.
         on_raised: told of an error that `on_failed` has heard of and the caller has been given meanwhile.
     """
 
     make_attempt: Callable[[InFlight], Attempt]
+    refusal: Callable[[InFlight, BaseException], CkptError | None]
     on_ready: Callable[[InFlight], None]
     on_failed: Callable[[InFlight], None]
     on_raised: Callable[[BaseException], None]
@@ -177,9 +179,12 @@ class InFlight:
     def fail(self, error: BaseException) -> None:
         """Give it up. The first error counts; later ones, and one after the commit, change nothing.
 
-        The error is told the step and the path, where whoever raised it did not know them.
+        The error is told the step and the path, where whoever raised it did not know them. Where it may be
+        the work of another rank, that rank's error is waited for, some seconds at most.
         """
         error = _to_report(error)
+        if self._phase in (Phase.STAGING, Phase.PERSISTING):
+            error = self.explained(error)
         self._place(error)
         with self._lock:
             if self._phase in (Phase.COMMITTED, Phase.FAILED):
@@ -195,6 +200,14 @@ class InFlight:
         self.committed.set_exception(error)
         if callback is not None:
             callback()
+
+    def explained(self, error: BaseException) -> BaseException:
+        """The error, or what another rank had failed with when that is behind it."""
+        refusal = self._hooks.refusal(self, error)
+        if refusal is None:
+            return error
+        refusal.__cause__ = error
+        return refusal
 
     def _place(self, error: BaseException) -> None:
         if isinstance(error, CkptError):

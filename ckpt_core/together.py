@@ -15,6 +15,8 @@ from ckpt_core.store import GuestStore, StepStore
 from ckpt_core.types import RAISED_TO_CALLER, OnError, RankInfo
 
 _SEEN_WITHIN_S = 10.0
+_REFUSED_WITHIN_S = 5.0
+"""Who gives an attempt up tells the others at once, and removes its files meanwhile."""
 
 
 def make_store(
@@ -127,6 +129,19 @@ def declining(coordination: Coordination, attempt_id: str, step: int) -> Iterato
     except BaseException as exc:
         coordination.decline(attempt_id, step, CkptError(f"{RAISED_TO_CALLER}{exc}"))
         raise
+
+
+def refusal_behind(
+    coordination: Coordination, attempt_id: str, step: int, error: BaseException, *, left_s: float
+) -> CkptError | None:
+    """Why another rank has given the attempt up, if that is why this one's files are gone.
+
+    Called from background threads; returns within some seconds, and before `left_s`.
+    """
+    if not isinstance(error.__cause__, FileNotFoundError):
+        return None
+    within_s = min(max(left_s, 0.0), _REFUSED_WITHIN_S)
+    return coordination.refusal(attempt_id, step, within_s)
 
 
 def _is_echo(error: BaseException) -> bool:

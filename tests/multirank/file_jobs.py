@@ -127,6 +127,37 @@ def full_disk(who: Rank, root: str) -> list[str]:
     return outcomes
 
 
+def opens_late(who: Rank, root: str, form: str) -> list[str]:
+    """Rank 0 cannot write the second save; rank 1 opens its files when rank 0 has taken the directory away."""
+    broken = threading.Event()
+    opening = Path(root).with_name("opening")
+
+    def hook(name: str, args: tuple[Any, ...], act: Any) -> Any:
+        if broken.is_set() and who.rank == 0 and name == "pwrite":
+            while not opening.exists():
+                time.sleep(0.001)
+            raise OSError(28, os.strerror(28), "disk")
+        if broken.is_set() and who.rank == 1 and name == "create":
+            opening.touch()
+            while args[0].parent.exists():
+                time.sleep(0.001)
+        return act()
+
+    files = hooked(Files, hook, CHANGES)
+    outcomes = []
+    with Checkpointer(root, options(on_error="warn"), coordination=who.meet(), files=files) as ck:
+        for step in (1, 2, 3):
+            if step == 2:
+                broken.set()
+            if form == "step":
+                handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
+            else:
+                handle = start(ck, who, step, "tag")
+            outcomes.append(outcome_of(handle))
+            broken.clear()
+    return outcomes
+
+
 class Lenient(Files):
     """A filesystem on which two hosts may both be told that they have made a new file."""
 
