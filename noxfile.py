@@ -38,7 +38,7 @@ def tests(session: nox.Session) -> None:
     session.run("python", ".ci/warm_deepspeed.py")
     # Two at a time: many tests wait, for disks, deadlines or ranks.
     # Where a framework is missing its tests are skipped; here they fail.
-    parallel = ("-n", "2", "--dist", "loadgroup", "--max-worker-restart", "0")
+    parallel = ("-n", "2", "--dist", "loadscope", "--max-worker-restart", "0")
     session.run("pytest", *parallel, *session.posargs, env={"REQUIRE_INTEGRATIONS": "1"})
 
 

@@ -9,6 +9,10 @@ import hypothesis
 import pytest
 import torch
 
+from tests.workers import pytest_xdist_make_scheduler
+
+__all__ = ["pytest_xdist_make_scheduler", "root", "seeded"]
+
 # torch looks up the name of every peer of its store, for its log. Where no name server answers, each of
 # these takes five seconds. Read when a process first resolves a name, and inherited by those that we start.
 os.environ["RES_OPTIONS"] = "attempts:0"
@@ -27,13 +31,6 @@ hypothesis.settings.register_profile(
     "ci", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("ci")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests stay in one process when several run them (`-n`): those that share a long preparation."""
-    for item in items:
-        shared = item.path.parent if item.path.parent.name == "horovod" else item.path
-        item.add_marker(pytest.mark.xdist_group(str(shared)))
 
 
 @pytest.fixture
