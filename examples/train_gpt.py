@@ -49,7 +49,7 @@ def main() -> None:
     state |= {"rng": RngState(), "losses": losses}
     policy = EveryNSteps(args.every)
 
-    with Checkpointer(args.root, Options(in_flight=2), on_sigterm="save") as ck:
+    with Checkpointer(args.root, Options.from_env(), on_sigterm="save") as ck:
         restored = ck.restore(state)  # the newest valid step, in place
         if restored is not None:
             losses[:] = restored.state["losses"]

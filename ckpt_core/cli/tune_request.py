@@ -64,6 +64,9 @@ class TuneRequest:
     staging_bytes: Annotated[list[str] | None, typer.Option(metavar="SIZE", help="Likewise.")] = (
         None
     )
+    direct_io: Annotated[
+        list[str] | None, typer.Option(metavar="[auto|on|off]", help="Likewise.")
+    ] = None
     saves: Annotated[int, typer.Option(help="Measured saves in each turn.")] = 5
     rounds: Annotated[int, typer.Option(help="Turns of each finalist.")] = 5
     checks: Annotated[

@@ -87,6 +87,7 @@ def _axes(request: TuneRequest) -> tuning.Axes:
         tuple(request.writers or ()),
         sizes(request.chunk_bytes, "chunk_bytes"),
         sizes(request.staging_bytes, "staging_bytes"),
+        tuple(request.direct_io or ()),
     )
 
 
@@ -121,6 +122,7 @@ def _table(report: tuner.TuneReport) -> Table:
         "writers",
         "chunk",
         "staging",
+        "direct",
         "Tw",
         "Tw / N",
         "turns",
@@ -142,6 +144,7 @@ def _row(report: tuner.TuneReport, candidate: tuning.Candidate) -> tuple[str, ..
         str(candidate.writers),
         size_text(candidate.chunk_bytes),
         size_text(candidate.staging_bytes),
+        candidate.direct_io,
         _seconds(report.write_s(candidate)),
         _seconds(statistics.median(values)),
         str(len(values)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -16,20 +18,27 @@ from typing import Any
 import pytest
 
 from ckpt_core import Options
+from ckpt_core.bench.tune.direct import NOTE, takes_direct_writes
+from ckpt_core.bench.tune.events import Events
+from ckpt_core.bench.tune.program import check_obeyed
+from ckpt_core.errors import ConfigError
+from ckpt_core.files import Files
+from ckpt_core.policy import tuning
 
 TOP = Path(__file__).parents[2]
 PAGE = (TOP / "docs" / "tune.md").read_text()
 PLENTY = ("--max-overhead", 1000, "--seed", 1)
 SMALL = ("--model-bytes", "2MB", "--iteration-s", 0.002, "--saves", 2, "--rounds", 2, *PLENTY)
 FEW = ("--writers", 1, "--writers", 2, "--chunk-bytes", "256KiB", "--staging-bytes", "2MB")
-ONE = ("--in-flight", 2, "--writers", 2, "--chunk-bytes", "64KiB", "--staging-bytes", "1MiB")
+SIZES = ("--in-flight", 2, "--writers", 2, "--chunk-bytes", "64KiB", "--staging-bytes", "1MiB")
+ONE = (*SIZES, "--direct-io", "auto")
 
 PROGRAM = """
 import sys, torch
 from ckpt_core import Checkpointer, Options
 root, every, explicit = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 options = Options() if "plain" in explicit else Options.from_env(
-    **{name: int(value) for name, _, value in (pair.partition("=") for pair in explicit)})
+    **dict(pair.split("=") for pair in explicit))
 state = {"weight": torch.zeros(100_000), "step": 0}
 with Checkpointer(root, options) as ck:
     for step in range(1, 3000):
@@ -56,6 +65,33 @@ def program(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"
     path.write_text(PROGRAM)
     return path
+
+
+class NoDirectOpen(Files):
+    """A filesystem that refuses O_DIRECT when a file is opened, after it has made the name."""
+
+    def create(self, path: Path, *, direct: bool = False) -> int:
+        fd = super().create(path)
+        if direct:
+            os.close(fd)
+            raise OSError(errno.EINVAL, "no O_DIRECT here", str(path))
+        return fd
+
+
+class NoDirectWrite(Files):
+    """A filesystem that takes O_DIRECT at open and refuses the first such write."""
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> None:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EOPNOTSUPP, "no O_DIRECT here")
+        super().pwrite(fd, data, offset)
+
+
+class Full(Files):
+    """A disk that is full."""
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
 
 
 def left_in(disk: Path) -> list[Path]:
@@ -95,28 +131,93 @@ def _fields(value: Any) -> list[str]:
 def test_the_answer_can_be_pasted_and_says_how_sure_it_is(cli: Cli, disk: Path) -> None:
     answer = cli("tune", "--root", disk, *SMALL, *ONE, "--checks", 0, "--load", "busy")
     assert answer.code == 0, answer.err
-    line = 'Options(in_flight=2, writers=2, chunk_bytes="64KiB", staging_bytes="1MiB")'
-    assert line in answer.out.splitlines()
+    sizes = 'in_flight=2, writers=2, chunk_bytes="64KiB", staging_bytes="1MiB"'
+    assert f'Options({sizes}, direct_io="auto")' in answer.out.splitlines()
     assert "CKPT_CORE_CHUNK_BYTES=64KiB" in answer.out.splitlines()
+    assert "CKPT_CORE_DIRECT_IO=auto" in answer.out.splitlines()
     assert "nothing else to compare with" in answer.out
     assert "f* = ceil(Tw / (N q t)) = 1" in answer.out
     assert "recommended, defaults" in answer.out
 
 
 def test_exhaustive_measures_every_candidate(cli: Cli, disk: Path) -> None:
-    choice = ("--in-flight", 1, "--in-flight", 2, *FEW)
+    choice = ("--in-flight", 1, "--in-flight", 2, *FEW, "--direct-io", "off")
     more = ("--exhaustive", "--checks", 0, "--json")
     report = json.loads(cli("tune", "--root", disk, *SMALL, *choice, *more).out)
     assert len(report["measured"]) == report["search"]["candidates"] == 4
     assert all(len(row["turns_s"]) >= 2 for row in report["measured"])
+    assert {row["direct_io"] for row in report["measured"]} == {"off"}
+
+
+def test_direct_writes_and_buffered_ones_are_both_tried(cli: Cli, disk: Path) -> None:
+    tried = {"auto", "off"} if takes_direct_writes(disk, Files()) else {"auto"}
+    answer = cli("tune", "--root", disk, *SMALL, *SIZES, "--checks", 0, "--json")
+    assert answer.code == 0, answer.err
+    report = json.loads(answer.out)
+    assert {row["direct_io"] for row in report["measured"]} == tried
+    assert report["recommended"]["direct_io"] in tried
+    assert report["notes"] == ([] if len(tried) == 2 else [NOTE])
+
+
+@pytest.mark.parametrize(("direct_io", "past_the_cache"), [("auto", True), ("off", False)])
+def test_a_candidate_writes_as_it_says(
+    cli: Cli, disk: Path, monkeypatch: pytest.MonkeyPatch, direct_io: str, past_the_cache: bool
+) -> None:
+    asked, create = [], Files.create
+
+    def recording(files: Files, path: Path, *, direct: bool = False) -> int:
+        asked.append(direct)
+        return create(files, path, direct=direct)
+
+    monkeypatch.setattr(Files, "create", recording)
+    answer = cli("tune", "--root", disk, *SMALL, *SIZES, "--direct-io", direct_io, "--checks", 0)
+    assert answer.code == 0, answer.err
+    assert any(asked) is past_the_cache
+
+
+@pytest.mark.parametrize("files", [NoDirectOpen, NoDirectWrite])
+def test_where_direct_writes_are_refused_only_one_is_tried_and_a_note_says_so(
+    cli: Cli, disk: Path, monkeypatch: pytest.MonkeyPatch, files: type[Files]
+) -> None:
+    monkeypatch.setattr("ckpt_core.bench.tune.direct.Files", files)
+    answer = cli("tune", "--root", disk, *SMALL, *SIZES, "--checks", 0)
+    assert answer.code == 0, answer.err
+    assert "1 candidates, 1 of them measured" in answer.out
+    assert "CKPT_CORE_DIRECT_IO=auto" in answer.out.splitlines()
+    assert f"note: {NOTE}" in answer.out.splitlines()
+    assert left_in(disk) == []
+
+
+def test_where_direct_writes_are_refused_none_are_insisted_on(
+    cli: Cli, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckpt_core.bench.tune.direct.Files", NoDirectOpen)
+    answer = cli("tune", "--root", disk, *SMALL, *SIZES, "--direct-io", "on")
+    assert answer.code == 2
+    assert "direct_io='on' cannot be tried: this filesystem takes no direct writes" in answer.err
+    assert left_in(disk) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "takes"),
+    [(NoDirectOpen(), False), (NoDirectWrite(), False), (Full(), True)],
+    ids=["open", "write", "full"],
+)
+def test_the_probe_leaves_nothing_and_tells_a_refusal_from_another_error(
+    disk: Path, files: Files, takes: bool
+) -> None:
+    assert takes_direct_writes(disk, files) is takes
+    assert left_in(disk) == []
 
 
 def test_a_program_is_tuned_by_its_own_events(cli: Cli, disk: Path, program: Path) -> None:
     command = (sys.executable, program, "{root}", "{every}")
     limits = ("--saves", 2, "--rounds", 1, "--checks", 1, *PLENTY)
-    answer = cli("tune", "--root", disk, *limits, *ONE, "--json", "--", *command)
+    buffered = (*SIZES, "--direct-io", "off", "--json")
+    answer = cli("tune", "--root", disk, *limits, *buffered, "--", *command)
     assert answer.code == 0, answer.err
     report = json.loads(answer.out)
+    assert report["recommended"]["direct_io"] == "off"
     assert report["limits"]["rank_bytes"] >= 400_000
     assert report["interval"]["iteration_s"] > 0
     assert report["checks"]
@@ -136,12 +237,23 @@ def test_a_program_with_its_own_interval_says_that_it_was_not_tried_out(
 
 
 def test_a_program_that_sets_a_value_itself_is_told(cli: Cli, disk: Path, program: Path) -> None:
-    command = (sys.executable, program, "{root}", "{every}", "in_flight=3")
+    command = (sys.executable, program, "{root}", "{every}", "direct_io=off")
     answer = cli("tune", "--root", disk, "--rounds", 1, *ONE, *PLENTY, "--", *command)
     assert answer.code == 2
-    assert "sets in_flight=3 itself" in answer.err
-    assert "--in-flight 3" in answer.err
+    assert "sets direct_io='off' itself" in answer.err
+    assert "--direct-io off" in answer.err
     assert left_in(disk) == []
+
+
+def test_every_field_of_a_candidate_must_be_left_to_the_environment() -> None:
+    candidate = tuning.Candidate(2, 2, 2**16, 2**20, "off")
+    events = Events()
+    events.options = tuning.as_values(candidate)
+    check_obeyed(events, candidate)
+    for name, value in {"in_flight": 3, "chunk_bytes": 2**20, "direct_io": "auto"}.items():
+        events.options = tuning.as_values(candidate) | {name: value}
+        with pytest.raises(ConfigError, match=f"sets {name}={value!r} itself"):
+            check_obeyed(events, candidate)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +289,10 @@ def test_a_program_that_cannot_be_tuned_says_why(
         ((*SMALL, "--rounds", 0), "rounds"),
         ((*SMALL, "--writers", 0), "writers"),
         ((*SMALL, "--chunk-bytes", "big"), "chunk_bytes='big'"),
+        (
+            (*SMALL, "--direct-io", "maybe"),
+            "direct_io='maybe' is unknown: choose one of 'auto', 'on'",
+        ),
         ((*SMALL, "--plot", "/nowhere/x.png"), "cannot be written"),
         ((*SMALL, "--plot", "x.txt"), ".png"),
         (("--", "python", "train.py"), "{root}"),

@@ -128,7 +128,7 @@ def full_disk(who: Rank, root: str) -> list[str]:
 
 
 def opens_late(who: Rank, root: str, form: str) -> list[str]:
-    """Rank 0 cannot write the second save; rank 1 opens its files when rank 0 has taken the directory away."""
+    """Rank 0 cannot write the second save; rank 1 opens its files when the directory is gone."""
     broken = threading.Event()
     opening = Path(root).with_name("opening")
 

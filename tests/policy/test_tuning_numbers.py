@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ckpt_core import Options
 from ckpt_core.errors import ConfigError
 from ckpt_core.policy.tuning import (
+    AXES,
     Candidate,
     Checked,
     Found,
@@ -16,6 +17,7 @@ from ckpt_core.policy.tuning import (
     Trace,
     as_environment,
     as_options,
+    as_values,
     clean_iteration_s,
     iterations_of,
     kept_interval,
@@ -163,19 +165,22 @@ def test_the_smallest_interval_is_closed_in_upon(smallest: int, first: int) -> N
         st.integers(1, 99),
         st.integers(1, 2**24).map(lambda pages: pages * 4096),
         st.integers(1, 2**45),
+        st.sampled_from(["auto", "on", "off"]),
     )
 )
 def test_what_is_printed_makes_the_same_options(candidate: Candidate) -> None:
     pasted = eval(as_options(candidate), {"Options": Options})
     environ = dict(line.split("=", 1) for line in as_environment(candidate))
     for options in (pasted, Options.from_env(environ)):
-        made = (options.in_flight, options.writers, options.chunk_bytes, options.staging_bytes)
-        assert made == (
-            candidate.in_flight,
-            candidate.writers,
-            candidate.chunk_bytes,
-            candidate.staging_bytes,
-        )
+        assert {axis: getattr(options, axis) for axis in AXES} == as_values(candidate)
+
+
+def test_direct_io_is_printed_as_text() -> None:
+    candidate = Candidate(1, 2, 2**20, 2**23, "off")
+    assert as_options(candidate) == (
+        'Options(in_flight=1, writers=2, chunk_bytes="1MiB", staging_bytes="8MiB", direct_io="off")'
+    )
+    assert as_environment(candidate)[-1] == "CKPT_CORE_DIRECT_IO=off"
 
 
 @pytest.mark.parametrize(

@@ -39,18 +39,28 @@ Surface = Callable[[Candidate], float]
 
 
 def surface_of(space: Space, seed: int) -> Surface:
-    """One lowest place, slopes of its own along each axis, and in flight and writers hinder each other."""
+    """One lowest place, slopes of its own along each axis, and in flight and writers hinder each other.
+
+    Buffered writes want fewer writers than direct ones: each of them waits for less.
+    """
     draw = random.Random(seed)
     best = {axis: draw.choice(getattr(space.axes, axis)) for axis in AXES}
     slopes = {axis: draw.uniform(0, 0.35) for axis in AXES}
     hindrance = draw.uniform(0, 0.1)
     threads = best["in_flight"] * best["writers"]
+    fewer = draw.choice((0, 1, 2))
+    buffered = {"auto": 0, "off": 1}
 
     def cost(candidate: Candidate) -> float:
         value = 1.0
         for axis in AXES:
             places = getattr(space.axes, axis)
-            away = abs(places.index(getattr(candidate, axis)) - places.index(best[axis]))
+            lowest = places.index(best[axis])
+            if axis == "writers":
+                # Less the other way where the lowest place is a buffered one.
+                shift = buffered[best["direct_io"]] - buffered[candidate.direct_io]
+                lowest = min(max(lowest + fewer * shift, 0), len(places) - 1)
+            away = abs(places.index(getattr(candidate, axis)) - lowest)
             value *= 1 + slopes[axis] * away
         return value * (
             1 + hindrance * abs(math.log2(candidate.in_flight * candidate.writers / threads))
@@ -95,6 +105,32 @@ def test_a_tenth_of_the_turns_of_an_exhaustive_search() -> None:
     assert cost(found.best) <= 1.1 * cost(whole.best)
 
 
+def test_direct_io_takes_few_turns_more() -> None:
+    def turns(space: Space) -> int:
+        return sum(
+            search(space, noisy(surface_of(space, seed), noise=0.02, seed=seed), start=START).turns
+            for seed in range(60)
+        )
+
+    assert turns(SPACE) <= 1.4 * turns(space_of(LIMITS, Axes(direct_io=("auto",))))
+
+
+@pytest.mark.parametrize("fewest", [1, 2])
+def test_buffered_writes_that_are_better_with_far_fewer_writers_are_found(fewest: int) -> None:
+    # From 8 or 16 direct writers no step along one axis is better.
+    numbers = SPACE.axes.writers
+
+    def cost(candidate: Candidate) -> float:
+        lowest = fewest if candidate.direct_io == "off" else 16
+        away = abs(numbers.index(candidate.writers) - numbers.index(lowest))
+        return (0.8 if candidate.direct_io == "off" else 1.0) * (1 + 0.2 * away)
+
+    for seed in range(20):
+        measure = noisy(cost, noise=0.02, seed=seed)
+        best = search(SPACE, measure, start=START, plan=Plan(seed=seed)).best
+        assert (best.writers, best.direct_io) == (fewest, "off")
+
+
 def test_a_recorded_disk_with_all_its_bumps_is_searched_nearly_as_well_as_exhaustively() -> None:
     # Medians of turns that differed by three quarters: the machine was busy, so it has many hollows.
     recorded = json.loads(RECORDED.read_text())
@@ -118,6 +154,12 @@ def test_of_equally_fast_ones_the_cheapest_finalist_is_taken() -> None:
     space = space_of(LIMITS, axes)
     found = search(space, lambda candidate: 1.0, start=Candidate(2, 4, MIB, 128 * MIB))
     assert found.best == Candidate(1, 4, MIB, 64 * MIB)
+
+
+def test_of_equally_fast_ones_direct_writes_are_taken() -> None:
+    space = space_of(LIMITS, Axes((2,), (4, 8), (MIB,), (64 * MIB,)))
+    found = search(space, lambda candidate: 1.0, start=Candidate(2, 4, MIB, 64 * MIB, "off"))
+    assert found.best == Candidate(2, 4, MIB, 64 * MIB, "auto")
 
 
 def test_finals_are_fresh_turns_with_the_start_among_them() -> None:
@@ -168,7 +210,7 @@ def test_what_a_turn_raises_ends_the_search() -> None:
 
 
 def test_a_space_of_one_needs_no_more_than_the_finals() -> None:
-    space = space_of(LIMITS, Axes((1,), (2,), (MIB,), (64 * MIB,)))
+    space = space_of(LIMITS, Axes((1,), (2,), (MIB,), (64 * MIB,), ("off",)))
     only = space.candidates()[0]
     found = search(space, lambda candidate: 2.0, start=only, plan=Plan(rounds=3))
     assert (found.best, found.turns) == (only, 3)

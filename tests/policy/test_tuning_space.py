@@ -63,9 +63,34 @@ def test_memory_that_one_save_could_never_fill_is_not_tried() -> None:
 
 
 def test_given_values_are_the_only_ones() -> None:
-    axes = Axes((3,), (5, 6), (100_000,), (50 * MIB,))
+    axes = Axes((3,), (5, 6), (100_000,), (50 * MIB,), ("off",))
     found = space_of(limits(), axes).candidates()
-    assert found == [Candidate(3, writers, 102_400, 50 * MIB) for writers in (5, 6)]
+    assert found == [Candidate(3, writers, 102_400, 50 * MIB, "off") for writers in (5, 6)]
+
+
+def test_direct_writes_are_tried_beside_buffered_ones_unless_told() -> None:
+    assert {candidate.direct_io for candidate in space_of(limits()).candidates()} == {"auto", "off"}
+    told = space_of(limits(), Axes(direct_io=("off", "on", "off")))
+    assert told.axes.direct_io == ("on", "off")
+
+
+def test_of_otherwise_equal_ones_direct_writes_are_cheaper_than_a_full_page_cache() -> None:
+    prices = [Candidate(2, 8, MIB, 64 * MIB, direct).price for direct in ("auto", "on", "off")]
+    assert prices == sorted(prices)
+    assert len(set(prices)) == 3
+    fewer = Candidate(2, 1, MIB, 64 * MIB, "off")
+    assert Candidate(2, 8, MIB, 64 * MIB, "auto").price < fewer.price
+
+
+@pytest.mark.parametrize(
+    ("given_values", "nearest"), [((), "auto"), (("off",), "off"), (("off", "on"), "on")]
+)
+def test_the_nearest_to_the_defaults_writes_as_they_do_if_it_may(
+    given_values: tuple[str, ...], nearest: str
+) -> None:
+    space = space_of(limits(), Axes(direct_io=given_values))
+    wished = Candidate(2, 8, 8 * MIB, 200 * MIB, "auto")
+    assert space.nearest(wished).direct_io == nearest
 
 
 def test_a_line_along_chunks_takes_the_memory_with_it() -> None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BEST, _OTHER, _FAINT = "#c2410c", "#7c8aa0", "#c9ced6"
+_LINES = {"auto": (_OTHER, "-"), "on": ("#3f7d58", ":"), "off": ("#7a4fa3", "--")}
+"""Color and style of the line of each `direct_io`."""
+
 _TITLES = {
     "in_flight": "Checkpoints in flight (N)",
     "writers": "Writers (p)",
@@ -35,7 +38,8 @@ def draw_tuning(report: TuneReport, path: Path) -> None:
 
     canvas = Figure(figsize=(15, 9), layout="constrained")
     areas = canvas.subplots(2, 3).flatten()
-    for area, axis in zip(areas, tuning.AXES, strict=False):
+    # No panel for direct_io: it is a line of its own in each of the others.
+    for area, axis in zip(areas, _TITLES, strict=False):
         _axis(area, report, axis)
     _finals(areas[4], report)
     _intervals(areas[5], report)
@@ -50,13 +54,22 @@ def draw_tuning(report: TuneReport, path: Path) -> None:
 
 
 def _axis(area: Axes, report: TuneReport, axis: str) -> None:
-    """Each candidate as a dot over its value; a line through the best of each value."""
+    """Each candidate as a dot over its value; a line through the best of each value and `direct_io`."""
     medians = {c: statistics.median(values) for c, values in report.found.samples.items()}
     values = sorted({getattr(candidate, axis) for candidate in medians})
     places = [values.index(getattr(candidate, axis)) for candidate in medians]
     area.scatter(places, list(medians.values()), s=14, color=_FAINT, label="candidates")
-    lowest = [min(m for c, m in medians.items() if getattr(c, axis) == value) for value in values]
-    area.plot(range(len(values)), lowest, marker="o", color=_OTHER, label="best at each value")
+    tried = _tried(report)
+    for direct_io in tried:
+        lowest: dict[int, float] = {}
+        for candidate, median in medians.items():
+            if candidate.direct_io == direct_io:
+                place = values.index(getattr(candidate, axis))
+                lowest[place] = min(median, lowest.get(place, median))
+        color, style = _LINES[direct_io]
+        label = "best at each value" if len(tried) == 1 else f'best with direct_io="{direct_io}"'
+        ends = sorted(lowest.items())
+        area.plot(*zip(*ends, strict=True), marker="o", color=color, linestyle=style, label=label)
     best = report.found.best
     area.scatter(
         [values.index(getattr(best, axis))],
@@ -72,6 +85,11 @@ def _axis(area: Axes, report: TuneReport, axis: str) -> None:
     area.set_ylabel("seconds for each checkpoint", fontsize=9)
     area.legend(fontsize=8, frameon=False)
     finish(area, _TITLES[axis])
+
+
+def _tried(report: TuneReport) -> list[str]:
+    """Each `direct_io` that had a turn."""
+    return sorted({candidate.direct_io for candidate in report.found.samples})
 
 
 def _value(axis: str, value: int) -> str:
@@ -90,8 +108,10 @@ def _finals(area: Axes, report: TuneReport) -> None:
         color = _BEST if candidate == report.found.best else _OTHER
         area.scatter(turns, [place] * len(turns), s=18, color=color)
         area.scatter([statistics.median(turns)], [place], s=160, marker="|", color=color)
+    several = len(_tried(report)) > 1
     names = [
-        f"N={c.in_flight} p={c.writers}\n{_mib(c.chunk_bytes)} of {_mib(c.staging_bytes)}"
+        f"N={c.in_flight} p={c.writers} {c.direct_io if several else ''}\n"
+        f"{_mib(c.chunk_bytes)} of {_mib(c.staging_bytes)}"
         for c in ranked
     ]
     area.set_yticks(range(len(ranked)), names)

@@ -14,6 +14,7 @@ from ckpt_core.bench.tune.settings import EVERY_MARK, TuneSettings
 from ckpt_core.errors import ConfigError
 from ckpt_core.options import Options
 from ckpt_core.policy import tuning
+from ckpt_core.types import DirectIO
 
 _FIRST_SAVES = 3
 _SMALL = 2**20
@@ -74,7 +75,10 @@ def defaults(limits: tuning.Limits) -> tuning.Candidate:
     """What the engine takes without being told, within the limits on memory."""
     options = Options()
     staging = min(2 * limits.rank_bytes, limits.memory_bytes)
-    return tuning.Candidate(options.in_flight, options.writers, options.chunk_size, staging)
+    direct_io = DirectIO(options.direct_io).value
+    return tuning.Candidate(
+        options.in_flight, options.writers, options.chunk_size, staging, direct_io
+    )
 
 
 def mean_iteration_s(driver: Driver, candidate: tuning.Candidate | None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import statistics
 import tempfile
@@ -14,6 +15,7 @@ import psutil
 
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.tune.checking import find_interval
+from ckpt_core.bench.tune.direct import usable_axes
 from ckpt_core.bench.tune.driver import Driver, Turn
 from ckpt_core.bench.tune.facts import Facts, defaults, look
 from ckpt_core.bench.tune.program import Program
@@ -40,8 +42,10 @@ def tune(settings: TuneSettings, *, notify: Notify = lambda message: None) -> Tu
     """
     folder = Path(tempfile.mkdtemp(prefix="ckpt-core-tune-", dir=settings.root))
     try:
+        axes, notes = usable_axes(settings.axes, folder)
+        settings = dataclasses.replace(settings, axes=axes)
         with _driver(settings, folder, notify) as driver:
-            return _Run(settings, driver, notify).report()
+            return _Run(settings, driver, notify, notes).report()
     finally:
         _remove(folder)
 
@@ -78,6 +82,7 @@ class _Run:
     settings: TuneSettings
     driver: Driver
     notify: Notify
+    notes: tuple[str, ...]
     timings: dict[tuning.Candidate, list[tuning.Timing]] = field(default_factory=dict)
     turns: int = 0
 
@@ -117,7 +122,7 @@ class _Run:
             exhaustive=settings.exhaustive,
             seconds=time.monotonic() - self._began_s,
             problems=_problems(settings, load, checks, first),
-            notes=(*facts.notes, *self._early(found)),
+            notes=(*self.notes, *facts.notes, *self._early(found)),
         )
 
     def _measure(self, candidate: tuning.Candidate) -> float:

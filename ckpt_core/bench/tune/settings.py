@@ -10,6 +10,7 @@ from pathlib import Path
 from ckpt_core.bench.checks import check_leasts
 from ckpt_core.errors import ConfigError
 from ckpt_core.policy import tuning
+from ckpt_core.types import DirectIO
 
 ROOT_MARK, EVERY_MARK = "{root}", "{every}"
 """In the user's command: where it saves, and how many steps apart."""
@@ -86,6 +87,11 @@ class TuneSettings:
         for name in ("in_flight", "writers", "chunk_bytes", "staging_bytes"):
             if any(value < 1 for value in getattr(self.axes, name)):
                 raise ConfigError(f"{name}={getattr(self.axes, name)} must be above zero")
+        known = [member.value for member in DirectIO]
+        for text in self.axes.direct_io:
+            if text not in known:
+                choices = ", ".join(map(repr, known))
+                raise ConfigError(f"direct_io={text!r} is unknown: choose one of {choices}")
 
     @property
     def leaves(self) -> int:

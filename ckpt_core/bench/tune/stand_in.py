@@ -103,6 +103,7 @@ def _options(turn: Turn, timeout_s: float) -> Options:
         writers=chosen.writers,
         chunk_bytes=chosen.chunk_bytes,
         staging_bytes=chosen.staging_bytes,
+        direct_io=chosen.direct_io,
         # One kept step is enough: what is measured does not depend on how many there are.
         keep_last=1,
         timeout=timeout_s,

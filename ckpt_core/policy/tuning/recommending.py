@@ -15,13 +15,13 @@ _PREFIX = "CKPT_CORE_"
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def as_values(candidate: Candidate) -> dict[str, int]:
+def as_values(candidate: Candidate) -> dict[str, int | str]:
     """Fields of `Options`, by name."""
     return dataclasses.asdict(candidate)
 
 
 def as_options(candidate: Candidate) -> str:
-    """An expression to paste: `Options(in_flight=2, ..., chunk_bytes="8MiB")`."""
+    """An expression to paste: `Options(in_flight=2, ..., chunk_bytes="8MiB", ..., direct_io="auto")`."""
     parts = [f"{name}={_literal(name, value)}" for name, value in as_values(candidate).items()]
     return f"Options({', '.join(parts)})"
 
@@ -29,7 +29,7 @@ def as_options(candidate: Candidate) -> str:
 def as_environment(candidate: Candidate) -> list[str]:
     """Lines for `Options.from_env()`: `CKPT_CORE_IN_FLIGHT=2`."""
     return [
-        f"{_PREFIX}{name.upper()}={size_value(value) if name.endswith('_bytes') else value}"
+        f"{_PREFIX}{name.upper()}={_text(name, value)}"
         for name, value in as_values(candidate).items()
     ]
 
@@ -42,11 +42,15 @@ def size_value(size: int) -> str:
     return str(size)
 
 
-def _literal(name: str, value: int) -> str:
-    if not name.endswith("_bytes"):
-        return str(value)
-    text = size_value(value)
-    return f"{value:_}" if text.isdigit() else f'"{text}"'
+def _literal(name: str, value: int | str) -> str:
+    text = _text(name, value)
+    if not text.isdigit():
+        return f'"{text}"'
+    return f"{value:_}" if name.endswith("_bytes") else text
+
+
+def _text(name: str, value: int | str) -> str:
+    return size_value(int(value)) if name.endswith("_bytes") else str(value)
 
 
 @dataclass(frozen=True, slots=True)

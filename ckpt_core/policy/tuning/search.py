@@ -1,7 +1,8 @@
 """Find the candidate with the least seconds for each checkpoint, in few turns. Pure.
 
-    planes: (in_flight, writers), (writers, chunk_bytes) -> lines along every axis -> neighbours in two axes
-      -> the same again until nothing is better -> finals: fresh turns, side by side
+    planes: (in_flight, writers), (writers, direct_io), (writers, chunk_bytes)
+      -> lines along every axis -> neighbours in two axes -> the same again until nothing is better
+      -> finals: fresh turns, side by side
 
 A race is successive halving: all rivals have one turn, the better half a second one, and so on; those far
 behind leave at once. Finals decide, not what was measured on the way: a disk that drifts during the search
@@ -23,14 +24,16 @@ from ckpt_core.policy.tuning.space import AXES, Candidate, Measure, Space
 Samples = dict[Candidate, list[float]]
 
 _DECIDING_TURNS = 3
-_PLANES = (("in_flight", "writers"), ("writers", "chunk_bytes"))
-"""Axes that hinder each other too much to be searched one by one: threads, and work for each of them."""
+_PLANES = (("in_flight", "writers"), ("writers", "direct_io"), ("writers", "chunk_bytes"))
+"""Axes that hinder each other too much to be searched one by one: threads, what keeps each of them waiting
+(a direct write waits for the disk, a buffered one for memory), and work for each of them."""
 
 _PAIRS = (
     ("in_flight", "writers"),
     ("in_flight", "staging_bytes"),
     ("chunk_bytes", "staging_bytes"),
     ("writers", "chunk_bytes"),
+    ("writers", "direct_io"),
 )
 
 

@@ -6,36 +6,42 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.types import ALIGN_BYTES, align_up
+from ckpt_core.types import ALIGN_BYTES, DirectIO, align_up
 
-AXES = ("in_flight", "writers", "chunk_bytes", "staging_bytes")
+AXES = ("in_flight", "writers", "chunk_bytes", "staging_bytes", "direct_io")
 
 _MIB = 2**20
 _IN_FLIGHT = (1, 2, 3, 4)
 _WRITERS = (1, 2, 4, 8, 16)
 _CHUNKS = tuple(size * _MIB for size in (1, 2, 4, 8, 16, 32, 64))
 _STAGING_PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)
+# Not "on": it does the same as "auto", or fails.
+_DIRECT = (DirectIO.AUTO.value, DirectIO.OFF.value)
+_DIRECT_PRICES = {DirectIO.AUTO.value: 0, DirectIO.ON.value: 1, DirectIO.OFF.value: 2}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Candidate:
-    """Settings that are tried together: four fields of `Options`, sizes in bytes."""
+    """Settings that are tried together: five fields of `Options`, sizes in bytes, `direct_io` by its text."""
 
     in_flight: int
     writers: int
     chunk_bytes: int
     staging_bytes: int
+    direct_io: str = DirectIO.AUTO.value
 
     @property
-    def price(self) -> tuple[int, int, int, int]:
+    def price(self) -> tuple[int, ...]:
         """What it takes from the user, for a choice between equally fast ones: the lower the better.
 
         Memory first; then places in flight, since each takes storage and lengthens what a failure
-        loses (PCcheck, equation 4).
+        loses (PCcheck, equation 4); then direct writes, which leave in the page cache what others use.
         """
-        return (self.staging_bytes, self.in_flight, self.writers, self.chunk_bytes)
+        direct = _DIRECT_PRICES[self.direct_io]
+        return (self.staging_bytes, self.in_flight, direct, self.writers, self.chunk_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +69,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Values to try, ascending; the user's own, or what `default_axes` gives."""
+    """Values to try, ascending, `direct_io` by its price; the user's own, or what `default_axes` gives."""
 
     in_flight: tuple[int, ...] = ()
     writers: tuple[int, ...] = ()
     chunk_bytes: tuple[int, ...] = ()
     staging_bytes: tuple[int, ...] = ()
+    direct_io: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +124,10 @@ class Space:
         at = values.index(getattr(origin, axis))
         return line[max(at - 1, 0) : at + 2]
 
-    def fitting(self, origin: Candidate, axis: str, value: int) -> Candidate | None:
+    def fitting(self, origin: Candidate, axis: str, value: int | str) -> Candidate | None:
         """`origin` with another value on one axis, and the nearest staging memory that goes with it."""
-        moved = dataclasses.replace(origin, **{axis: value})
+        changed: dict[str, Any] = {axis: value}
+        moved = dataclasses.replace(origin, **changed)
         if axis == "staging_bytes":
             return moved if self.holds(moved) else None
         sizes = sorted(self.axes.staging_bytes, key=lambda size: abs(size - origin.staging_bytes))
@@ -140,8 +148,12 @@ class Space:
 
 def _rank(axes: Axes, axis: str, candidate: Candidate) -> int:
     """Place of the candidate's value among those of its axis."""
-    value = getattr(candidate, axis)
-    return sum(other < value for other in getattr(axes, axis))
+    value = _order(getattr(candidate, axis))
+    return sum(_order(other) < value for other in getattr(axes, axis))
+
+
+def _order(value: int | str) -> int:
+    return _DIRECT_PRICES[value] if isinstance(value, str) else value
 
 
 def default_axes(limits: Limits) -> Axes:
@@ -156,7 +168,7 @@ def default_axes(limits: Limits) -> Axes:
     within = {size for size in staging if size <= limits.memory_bytes}
     if within != staging and limits.memory_bytes > 0:
         within.add(limits.memory_bytes)
-    return Axes(_IN_FLIGHT, _WRITERS, tuple(chunks), tuple(sorted(within)))
+    return Axes(_IN_FLIGHT, _WRITERS, tuple(chunks), tuple(sorted(within)), _DIRECT)
 
 
 def space_of(limits: Limits, wished: Axes | None = None) -> Space:
@@ -166,7 +178,7 @@ def space_of(limits: Limits, wished: Axes | None = None) -> Space:
         ConfigError: nothing is left; names the limit, and the nearest that would do.
     """
     wished = wished or Axes()
-    given = {axis: tuple(sorted(set(getattr(wished, axis)))) for axis in AXES}
+    given = {axis: tuple(sorted(set(getattr(wished, axis)), key=_order)) for axis in AXES}
     # As the engine rounds them: two sizes that come to the same are one.
     given["chunk_bytes"] = tuple(sorted({align_up(c, ALIGN_BYTES) for c in given["chunk_bytes"]}))
     defaults = default_axes(limits)
