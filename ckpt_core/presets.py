@@ -87,12 +87,13 @@ _ALL = (
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
 
 
-def preset_fields(name: str) -> dict[str, Any]:
+def preset_fields(name: object) -> dict[str, Any]:
     """The settings of one preset.
 
     Raises:
         ConfigError: no preset has this name.
     """
-    if name not in PRESETS:
+    # Text from a configuration file may be anything, a list among them.
+    if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(f"preset={name!r} is unknown: choose one of {', '.join(PRESETS)}")
     return dict(PRESETS[name].fields)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from ckpt_core import ConfigError, Options
+from ckpt_core import ConfigError, Mode, Options
 
 KEY = "checkpoint_engine"
 TYPE = "ckpt_core"
-_OWN = ("type", "wait", "verify")
+_OWN = ("type", "wait", "verify", "preset")
 
 
 class Wait(StrEnum):
@@ -56,19 +56,36 @@ class EngineSettings:
         if not isinstance(verify, bool):
             raise ConfigError(f"{KEY}.verify={verify!r} must be true or false")
         try:
-            options = Options(**{key: section[key] for key in section if key in fields})
+            given = {key: section[key] for key in section if key in fields}
+            options = Options.preset(section.get("preset", "default"), **given)
         except ConfigError as exc:
             raise ConfigError(f"{KEY}.{exc}") from exc
-        if options.blocking:
-            raise ConfigError(
-                f'{KEY}.blocking=true: use "wait": "persisted", which is the same here'
-            )
-        if not options.pipelined:
-            raise ConfigError(
-                f"{KEY}.pipelined=false: the files of a tag become known one by one, so no staging memory "
-                f"can be had for all of them; remove the key"
-            )
+        _check(options, section)
         return cls(options, _wait(section.get("wait", Wait.STAGED)), verify)
+
+
+def _check(options: Options, section: Mapping[str, Any]) -> None:
+    """ConfigError for what files of DeepSpeed cannot be saved with, asked for by itself or by a preset."""
+
+    def where(key: str) -> str:
+        return f"{KEY}." if key in section else f"{KEY}.preset={section['preset']!r} sets "
+
+    if not options.pipelined:
+        raise ConfigError(
+            f"{where('pipelined')}pipelined=false: the files of a tag become known one by one, so no "
+            f"staging memory can be had for all of them; remove the key, or set it to true"
+        )
+    # By itself the mode does nothing here; a preset that is known by it would not be what it says.
+    if options.mode is Mode.DIRECT and "mode" not in section:
+        raise ConfigError(
+            f'{where("mode")}mode="direct": the files of a tag go through staging memory and are not '
+            f'mapped; take another preset, or set "mode": "host"'
+        )
+    if options.blocking:
+        raise ConfigError(
+            f'{where("blocking")}blocking=true: use "wait": "persisted", which is the same here, and '
+            f'"blocking": false'
+        )
 
 
 def _wait(value: object) -> Wait:

@@ -97,6 +97,7 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
         self._was_reset = False
         self._losses = 0
         self._reset_callbacks: list[Callable[[], object]] = []
+        self._iterations.forgive(self._is_of_others)
         super().__init__(model=model, optimizer=optimizer, **attributes)
         self._parts = Parts(self, self._iterations, per_rank)
 
@@ -134,13 +135,7 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
             )
         if self._durable:
             self._parts.drop_initial()
-        try:
-            handle = self._iterations.commit({})
-        except CkptError as exc:
-            if not _is_of_others(exc, self._checkpointer.rank):
-                raise
-            _log.warning("this commit is left out, since an earlier one was lost: %s", exc)
-            return
+        handle = self._iterations.commit({})
         if handle is not None:
             handle.committed.add_done_callback(self._note)
 
@@ -276,13 +271,17 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
             raise HorovodInternalError(str(exc)) from exc
         self._losses = 0
 
+    def _is_of_others(self, error: CkptError) -> bool:
+        """Whether a save failed for what happened to another rank, and to this one not.
+
+        Nothing but HorovodInternalError may end training then: any other error would end this worker too.
+        """
+        if self._checkpointer is None:  # the end: nobody else tells
+            return False
+        if isinstance(error, CommitError):
+            return bool(error.failures) and self._checkpointer.rank not in error.failures
+        return isinstance(error, CoordinationTimeout)
+
     def _note(self, committed: Future[Path]) -> None:
         # In a background thread; what follows from it is left to the training thread.
         self._durable = self._durable or committed.exception() is None
-
-
-def _is_of_others(error: CkptError, rank: int) -> bool:
-    """Whether a save failed for what happened to another rank, and to this one not."""
-    if isinstance(error, CoordinationTimeout):
-        return True
-    return isinstance(error, CommitError) and bool(error.failures) and rank not in error.failures

@@ -22,6 +22,9 @@ from ckpt_horovod.tree import StateTree
 _log = logging.getLogger("ckpt_horovod")
 
 _AT_THE_END = "layers are enqueued at the end of the iteration from now on"
+_LESS_MEMORY = (
+    'layerwise="lazy" saves one shard at a time, for which less staging memory is enough.'
+)
 
 
 class Layerwise(StrEnum):
@@ -69,6 +72,11 @@ class Iterations:
         self._layered = False
         self._layers: LayerSave | None = None
         self._refused: CkptError | None = None
+        self._forgives: Callable[[CkptError], bool] = lambda error: False
+
+    def forgive(self, which: Callable[[CkptError], bool]) -> None:
+        """Log these errors of saves instead of raising them: Horovod itself will tell of the lost rank."""
+        self._forgives = which
 
     def use(self, checkpointer: Checkpointer | None) -> None:
         """Save by this one from now on; whatever was open of another one is forgotten."""
@@ -128,10 +136,15 @@ class Iterations:
             return None
         try:
             self._layers = LayerSave(checkpointer, self.count + 1, self._tree)
-        except ConfigError as exc:
-            self._in_step, self._layered = False, False
-            _log.warning("%s: %s", _AT_THE_END, exc)
         except CkptError as exc:
+            if isinstance(exc, ConfigError) and checkpointer.options.pipelined:
+                self._in_step, self._layered = False, False
+                _log.warning("%s: %s", _AT_THE_END, exc)
+                return None
+            # Danger: with pipelined=False other ranks may have the memory that this one lacks. In another
+            # form than theirs it would wait for them in vain.
+            if isinstance(exc, ConfigError):
+                exc.add_note(_LESS_MEMORY)
             # Raised at the end of the iteration: an exception in mid-step would leave half a step.
             self._refused = exc
         return self._layers
@@ -174,7 +187,10 @@ class Iterations:
         return self._end(parts, save=save)
 
     def commit(self, parts: Mapping[str, Any]) -> SaveHandle | None:
-        """Save the state of now as that of the last iteration, ended or not (elastic jobs)."""
+        """Save the state of now as that of the last iteration, ended or not (elastic jobs).
+
+        None: it failed for what happened to another rank, which was logged.
+        """
         if self._inside:
             raise ConfigError("commit() inside iteration(): commit after the block")
         if self._stepped:
@@ -204,7 +220,16 @@ class Iterations:
             self._layered = False
             self._decisions.ahead(step + 1)
 
-    def _save(self, step: int, parts: Mapping[str, Any]) -> SaveHandle:
+    def _save(self, step: int, parts: Mapping[str, Any]) -> SaveHandle | None:
+        try:
+            return self._start_save(step, parts)
+        except CkptError as exc:
+            if not self._forgives(exc):
+                raise
+            _log.warning("iteration %d was not saved, since a rank was lost: %s", step, exc)
+            return None
+
+    def _start_save(self, step: int, parts: Mapping[str, Any]) -> SaveHandle:
         assert self.checkpointer is not None
         refused, self._refused = self._refused, None
         if refused is not None:

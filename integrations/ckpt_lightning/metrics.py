@@ -76,6 +76,14 @@ class Meter:
         for event in early:
             self.on_event(event)
 
+    def refused(self, step: int, *, stall_s: float) -> None:
+        """The engine's `save` raised: at once, or, with `blocking`, after all that it told of the save."""
+        with self._lock:
+            told = [str(event.name) for event in self._early.pop(step, ())]
+            if "failed" in told:
+                self._end(SaveCost(step, step - self._last_step, stall_s, 0), failed=True)
+                self._last_step = step
+
     def waited(self, seconds: float) -> None:
         """The training thread waited at a barrier, because of the newest save."""
         with self._lock:

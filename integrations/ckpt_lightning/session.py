@@ -38,7 +38,10 @@ class Session:
         self._unsubscribe = self.checkpointer.events.subscribe(self.meter.on_event)
 
     def save(self, step: int, tree: Any, *, change: Change, began: float) -> bool:
-        """Start a save; whether it started. `began`: when its capture began (monotonic clock).
+        """Start a save; whether it started, and with `blocking` whether it is committed.
+
+        Args:
+            began: when its capture began (monotonic clock).
 
         Raises:
             CkptError: with on_error="raise", this save or an earlier one failed.
@@ -46,6 +49,7 @@ class Session:
         try:
             handle = self.checkpointer.save(step, tree, per_rank=self.ranks.private(tree))
         except CkptError as exc:
+            self.meter.refused(step, stall_s=time.monotonic() - began)
             self._failed(step, exc)
             return False
         handle.committed.add_done_callback(lambda done: self._settle_pins(done, change))

@@ -88,7 +88,7 @@ def test_changes_win_over_the_preset_and_are_checked() -> None:
         Options.preset("gpm", writers=0)
 
 
-@pytest.mark.parametrize("name", ["gemini", "PCcheck", "", 3, None])
+@pytest.mark.parametrize("name", ["gemini", "PCcheck", "", 3, None, ["gpm"]])
 def test_an_unknown_preset_is_an_error_that_lists_all(name: Any) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"preset={name!r} is unknown")) as caught:
         Options.preset(name)

@@ -15,6 +15,7 @@ import ckpt_deepspeed
 from tests.integrations.deepspeed.training import digest, engine, train
 
 STEPS, AT = 5, 3
+PRESETS = {(1, "fp32"): "pccheck", (2, "fp32"): "deepfreeze"}
 
 
 # -- jobs ------------------------------------------------------------------------------------------
@@ -23,8 +24,10 @@ STEPS, AT = 5, 3
 def exact(folder: Path, zero: int, dtype: str) -> dict[str, Any]:
     """Train with a save at each step, and again from the one in the middle, by us and by plain DeepSpeed."""
     root = folder / "ours"
-    made = engine(zero, dtype)
+    preset = PRESETS.get((zero, dtype), "default")
+    made = engine(zero, dtype, preset=preset)
     kind = type(made.checkpoint_engine).__name__
+    options = made.checkpoint_engine.settings.options
     for step in range(STEPS):
         train(made, step, step + 1)
         made.save_checkpoint(str(root), client_state={"step": step + 1})
@@ -41,6 +44,7 @@ def exact(folder: Path, zero: int, dtype: str) -> dict[str, Any]:
     tag = f"global_step{AT}"
     return {
         "engine": kind,
+        "preset": options == ckpt_core.Options.preset(preset),
         "latest": (root / "latest").read_text(),
         "whole": [ckpt_core.verify(path).ok for path in sorted(root.glob("global_step*"))],
         "end": end,

@@ -41,7 +41,7 @@ def test_training_goes_on_bit_for_bit_with_either_engine(
     results: dict[Any, Any], zero: int, dtype: str
 ) -> None:
     for found in results["exact", zero, dtype]:
-        assert found["engine"] == "CkptCoreEngine"
+        assert found["engine"] == "CkptCoreEngine" and found["preset"]
         assert found["latest"] == "global_step5"
         assert found["whole"] == [True] * 5
         ends = {found[key] for key in found if key.endswith("end") or "_from_" in key}

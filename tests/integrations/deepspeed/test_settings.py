@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ckpt_core import Options
 from tests.integrations.deepspeed.launch import TOP
 
 OURS = {"type": "ckpt_core"}
@@ -32,9 +33,41 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"checkpoint_engine": {**OURS, "pipelined": False}},
         "checkpoint_engine.pipelined=false: the files",
     ),
+    "an unknown preset": (
+        {"checkpoint_engine": {**OURS, "preset": ["pccheck"]}},
+        "checkpoint_engine.preset=['pccheck'] is unknown: choose one of default",
+    ),
+    "a preset of two phases": (
+        {"checkpoint_engine": {**OURS, "preset": "checkfreq"}},
+        "checkpoint_engine.preset='checkfreq' sets pipelined=false: the files",
+    ),
+    "a preset that maps files": (
+        {"checkpoint_engine": {**OURS, "preset": "lightcheck"}},
+        "checkpoint_engine.preset='lightcheck' sets mode=\"direct\": the files",
+    ),
+    "a preset that blocks": (
+        {"checkpoint_engine": {**OURS, "preset": "gpm", "mode": "host"}},
+        'checkpoint_engine.preset=\'gpm\' sets blocking=true: use "wait": "persisted"',
+    ),
     "a writer": (
         {"checkpoint_engine": OURS, "checkpoint": {"writer": {"type": "fast"}}},
         "checkpoint.writer both select",
+    ),
+}
+RIGHT: dict[str, tuple[dict[str, Any], Options]] = {
+    "no preset": ({}, Options()),
+    "a preset": ({"preset": "pccheck"}, Options.preset("pccheck")),
+    "other keys win": (
+        {"preset": "deepfreeze", "writers": 3, "checksum": True},
+        Options.preset("deepfreeze", writers=3, checksum=True),
+    ),
+    "what it cannot do is said anew": (
+        {"preset": "gpm", "mode": "host", "blocking": False, "wait": "persisted"},
+        Options.preset("gpm", mode="host", blocking=False),
+    ),
+    "the other one too": (
+        {"preset": "checkfreq", "pipelined": True},
+        Options.preset("checkfreq", pipelined=True),
     ),
 }
 PROGRAM = """
@@ -70,7 +103,11 @@ print("FOUND", json.dumps(found))
 def told() -> dict[str, Any]:
     """Case -> what is said of it."""
     cases = {name: config for name, (config, _) in WRONG.items()}
-    cases |= {"without": {"train_batch_size": 1}, "right": {"checkpoint_engine": OURS}}
+    cases |= {"without": {"train_batch_size": 1}}
+    cases |= {
+        f"right: {name}": {"checkpoint_engine": OURS | section}
+        for name, (section, _) in RIGHT.items()
+    }
     paths = os.pathsep.join([str(TOP), str(TOP / "integrations")])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -94,7 +131,13 @@ def test_a_wrong_configuration_is_named(told: dict[str, Any], name: str) -> None
 
 def test_a_configuration_without_the_key_is_left_alone(told: dict[str, Any]) -> None:
     assert told["without"] == "none"
-    assert "Options" in told["right"]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_one_gives_these_options(told: dict[str, Any], name: str) -> None:
+    section, options = RIGHT[name]
+    assert f"options={options!r}, " in told[f"right: {name}"]
+    assert section.get("wait", "staged") in told[f"right: {name}"]
 
 
 def test_what_must_be_copied_at_once_is_and_nothing_else(told: dict[str, Any]) -> None:

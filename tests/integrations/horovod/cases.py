@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpt_core.presets import PRESETS
+
 
 @dataclass(frozen=True)
 class Case:
@@ -180,6 +182,19 @@ ENDS: dict[str, Saved] = {
 }
 """How iterations end."""
 
+STRATEGIES: dict[str, Saved] = {
+    f"{name}-{mode}": Saved(
+        _delayed(5),
+        {
+            "mode": mode,
+            "most_s": 0.001,
+            "options": {**PRESETS[name].fields, "staging_bytes": "4MiB", "blocking": True},
+        },
+    )
+    for name, mode in (("checkfreq", "in_step"), ("gpm", "lazy"))
+}
+"""Presets that block: in two phases layer by layer, and into a mapped file at the end."""
+
 FAILURES = {
     f"{on_error}-{ends}-{mode}": {
         "mode": mode,
@@ -196,3 +211,9 @@ FAILURES = {
     )
 }
 """Arguments of `jobs_failures.failing`."""
+
+BLOCKING = {
+    "in_step": {"on_error": "raise", "code": "EIO", "ends": "zero_grad", "operation": "sync"},
+    "lazy": {"on_error": "warn", "code": "ENOSPC", "ends": "call", "operation": "pwrite"},
+}
+"""The same with `blocking`, by the mode of layers."""

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from tests.integrations.horovod.cases import (
+    BLOCKING,
     CASES,
     EDITS,
     ENDS,
     FAILURES,
     MODES,
     OF_THREE,
+    STRATEGIES,
     Saved,
     all_lazy,
     delayed,
@@ -46,11 +48,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """Everything else that takes two ranks, and no crash."""
     folder = tmp_path_factory.mktemp("pair")
     jobs = [
-        *_saved(folder, {**prefixed("edit", EDITS), **prefixed("end", ENDS)}),
+        *_saved(folder, {**prefixed("edit", EDITS), **prefixed("end", ENDS), **STRATEGIES}),
         *_rooted(folder, "jobs_policies", "asked_for", "measured", "parts", "refused", "twice"),
         *_rooted(folder, "jobs_policies", "vouched", "told_again"),
         *_rooted(folder, "jobs_ends", "skipped_block"),
-        *_rooted(folder, "jobs_failures", "edited"),
+        *_rooted(folder, "jobs_failures", "edited", "short_of_memory"),
         *_rooted(folder, "jobs_faces", "what_it_is", "state_dicts", "broadcasts", "schedulers"),
         *_rooted(folder, "jobs_faces", "used_before", "errors", "names"),
     ]
@@ -68,6 +70,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         ]
     jobs += [
         _job(folder, "jobs_failures", "failing", name, **how) for name, how in FAILURES.items()
+    ]
+    jobs += [
+        _job(
+            folder, "jobs_failures", "failing", f"blocking-{mode}", mode=mode, blocking=True, **how
+        )
+        for mode, how in BLOCKING.items()
     ]
     return launch(jobs, ranks=2, folder=folder)
 

@@ -21,15 +21,16 @@ BROKEN, MENDED = 2, 5
 
 
 def failing(
-    root: str, mode: str, on_error: str, code: str, ends: str, operation: str
+    root: str, mode: str, on_error: str, code: str, ends: str, operation: str, **options: Any
 ) -> dict[str, Any]:
     """From iteration 3 to 5 the disk of rank 1 fails; where that is raised, and what becomes of training.
 
     Args:
         ends: how iterations do, by "call" or by the next "zero_grad".
         operation: of the file layer, which fails; "" for all of them.
+        options: of the Checkpointer, besides those of `tiny`.
     """
-    recipe = Recipe(name=f"{mode}-{on_error}-{code}-{ends}")
+    recipe = Recipe(name=f"{mode}-{on_error}-{code}-{ends}-{'-'.join(options)}")
     stock = Training(Recipe(name=f"stock-{recipe.name}"))
     expected = [_iterate(stock, number, [], None) for number in range(ITERATIONS)]
     names = (operation,) if operation else CHANGES
@@ -39,13 +40,13 @@ def failing(
         counting() as counted,
         Checkpointer(
             root,
-            tiny(on_error=on_error),
+            tiny(on_error=on_error, **options),
             coordination=ckpt_horovod.coordination(),
             files=fault.files(),
         ) as ck,
     ):
-        options = {"checkpointer": ck, "every_n_steps": 1, "layerwise": mode}
-        training = Training(recipe, options)
+        saving = {"checkpointer": ck, "every_n_steps": 1, "layerwise": mode}
+        training = Training(recipe, saving)
         training.attach()
         found = []
         for number in range(ITERATIONS):
@@ -86,6 +87,26 @@ def edited(root: str) -> dict[str, Any]:
             training_ends.append(training.optimizer.iterations)
             _settle(ck)
         return {"steps": list(ck.steps()), "ended": training_ends}
+
+
+def short_of_memory(root: str) -> dict[str, Any]:
+    """Nothing is written before a whole snapshot is staged; rank 1 has memory for one, and not for two."""
+    raised: list[list[Any]] = []
+    with Checkpointer(
+        root,
+        tiny(pipelined=False, staging_bytes="200KB" if hvd.rank() == 1 else "4MiB", blocking=True),
+        coordination=ckpt_horovod.coordination(),
+    ) as ck:
+        options = {"checkpointer": ck, "every_n_steps": 2, "layerwise": "in_step"}
+        training = Training(Recipe(name="short-of-memory"), options)
+        training.attach()
+        for number in range(4):
+            _iterate(training, number, [], None)
+            _try(number, "end", raised, training.optimizer.end_iteration)
+        training.optimizer.zero_grad()
+        # What is saved as a whole fits, and the ranks are still in step.
+        ck.save(9, training.optimizer.checkpoint_tree())
+        return {"raised": raised, "steps": list(ck.steps()), "ended": training.optimizer.iterations}
 
 
 def _iterate(

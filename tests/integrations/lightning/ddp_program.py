@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ckpt_core.data import ResumableLoader
 from tests.integrations.lightning.models import FEATURES, Net
-from tests.integrations.lightning.running import ending, saver, trainer_of
+from tests.integrations.lightning.running import ending, preset, saver, trainer_of
 
 SAMPLES, BATCH_SIZE = 48, 4
 
@@ -108,7 +108,10 @@ class Rank:
         module = kind(job.get("stop_at"), mine.get("pause_at"), job.get("width", 0))
         module.paused = Path(f"{job['out']}.paused{self.rank}")
         watch = Watch(job.get("save_to"))
-        callbacks = [saver(Path(job["root"]), **mine.get("saving", {}))] if "root" in job else []
+        saving = dict(mine.get("saving", {}))
+        if "preset" in mine:
+            saving["options"] = preset(**mine["preset"])
+        callbacks = [saver(Path(job["root"]), **saving)] if "root" in job else []
         trainer = trainer_of(
             watch,
             *callbacks,

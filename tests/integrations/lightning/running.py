@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from ckpt_core import Options
+from ckpt_core.presets import PRESETS
 from ckpt_lightning import AsyncCheckpoint
 
 QUIET = {
@@ -30,6 +32,16 @@ SMALL = Options(
     writers=2,
     readers=2,
 )
+
+
+def preset(name: str, **changes: Any) -> Options:
+    """`SMALL`, but for what a preset says."""
+    default, own = Options(), PRESETS[name].fields
+    names = [field.name for field in dataclasses.fields(Options) if field.name not in own]
+    small = {
+        key: getattr(SMALL, key) for key in names if getattr(SMALL, key) != getattr(default, key)
+    }
+    return Options.preset(name, **(small | changes))
 
 
 def trainer_of(*callbacks: Any, **options: Any) -> Trainer:
