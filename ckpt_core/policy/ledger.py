@@ -139,11 +139,15 @@ class Ledger:
         """The cycle of the last save so far; None before one, or without a base."""
         return self._measured() if self._final is None else self._final
 
-    def costs(self) -> tuple[float, ...]:
-        """In iterations, of the newest saves, oldest first; empty before one is known."""
+    def costs(self, *, margin: float = 0.0) -> tuple[float, ...]:
+        """In iterations, of the newest saves, oldest first; empty before one is known.
+
+        Args:
+            margin: standard errors of the slowdown to add to it.
+        """
         now = self.cycle()
         cycles = [*self._cycles] if now is None else [*self._cycles, now]
-        slowdown = _slowdown(cycles)
+        slowdown = _slowdown(cycles, margin)
         return tuple(cycle.blocked + slowdown * cycle.active for cycle in cycles)
 
     def _notice_shift(self) -> None:
@@ -207,21 +211,38 @@ def _sum_of_like(extras: Sequence[float]) -> float:
     return sum(min(extra, most) for extra in extras)
 
 
-def _slowdown(cycles: Sequence[Cycle]) -> float:
+def _slowdown(cycles: Sequence[Cycle], margin: float) -> float:
     """Of an active iteration under the present load; 0 or more."""
     alike: list[Cycle] = []
     for cycle in cycles:
         if alike and not _is_alike(cycle, alike):
             alike = []
         alike.append(cycle)
-    return max(_mean(alike), 0.0)
+    measured = [cycle for cycle in alike if cycle.active]
+    if not measured:
+        return 0.0
+    return max(_mean(measured) + margin * _error_of(measured), 0.0)
 
 
 def _is_alike(cycle: Cycle, others: Sequence[Cycle]) -> bool:
     known = fmean(one.error for one in others) / math.sqrt(len(others))
-    # Saves differ from one another by more than the noise of iterations: a disk has its moments.
-    spread = stdev(one.slowdown for one in others) if len(others) >= _ENOUGH else 0.0
-    return abs(cycle.slowdown - _mean(others)) <= _SURE * math.hypot(cycle.error, known, spread)
+    apart = math.hypot(cycle.error, known, _spread_between(others))
+    return abs(cycle.slowdown - _mean(others)) <= _SURE * apart
+
+
+def _spread_between(cycles: Sequence[Cycle]) -> float:
+    """Saves differ from one another by more than the noise of iterations: a disk has its moments."""
+    return stdev(one.slowdown for one in cycles) if len(cycles) >= _ENOUGH else 0.0
+
+
+def _error_of(cycles: Sequence[Cycle]) -> float:
+    """Standard error of their mean, by how they differ; an odd one hardly counts."""
+    if len(cycles) < _ENOUGH:
+        return 0.0
+    slowdowns = [cycle.slowdown for cycle in cycles]
+    middle = median(slowdowns)
+    spread = _MAD_TO_SIGMA * median(abs(one - middle) for one in slowdowns)
+    return spread / math.sqrt(len(cycles))
 
 
 def _mean(cycles: Sequence[Cycle]) -> float:

@@ -28,6 +28,8 @@ _MOST_GROWTH = 16
 """By how much one cycle alone may lengthen the interval that it began with, however often it is looked at: an
 odd measurement must not leave a run unsaved. With less, a load that makes saves much dearer is met later."""
 _KEEP_WITHIN = 1.1
+_MARGIN = 1.0
+"""Standard errors by which the cost of saves is taken to be above its mean: the bound is one from above."""
 _CYCLES_WITHOUT_IDLE = 8
 _CYCLES_WITHOUT_IDLE_AT_ONCE = 4
 """Where every iteration is saved, a base that is out of date costs most, and waiting for a new one least."""
@@ -156,7 +158,7 @@ class Planner:
 
     def _choose(self) -> None:
         """Set the interval from what recent saves have cost."""
-        base, costs = self._ledger.base(), self._ledger.costs()
+        base, costs = self._ledger.base(), self._ledger.costs(margin=_MARGIN)
         if not costs or base is None:
             return
         # One cycle alone may be odd; when it is not, the next one says so too.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from ckpt_core.bench import PolicySettings
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.policy import ADAPTIVE, ALONE, FIXED, NAMES, figures
+from ckpt_core.bench.policy.processors import Shares
 from ckpt_core.bench.policy.reaction import (
     compare,
     intervals_of,
@@ -156,15 +158,44 @@ def test_the_second_job_works_only_while_it_is_told_to_and_leaves_nothing(tmp_pa
     with Remote(
         "second", folder, timeout_s=60.0, module="ckpt_core.bench.policy.interference"
     ) as second:
-        second.call("prepare", cpu_threads=1, disk_threads=1, file_bytes=2**20)
+        last = max(os.sched_getaffinity(0))
+        load = {"cpu_threads": 1, "disk_threads": 1, "file_bytes": 2**20}
+        second.call("prepare", **load, processors=[last])
         assert second.call("stop")["done"] == {"compute-0": 0, "write-0": 0}
         second.call("start")
         done = {"compute-0": 0, "write-0": 0}
         while not all(done.values()):
             done = second.call("start")["done"]
         second.call("stop")
+        # The thread that answers, and the two that work.
+        assert _allowed(second.pid).count(str(last)) >= 3
         assert [path.stat().st_size for path in folder.iterdir()] == [2**20]
     assert not list(folder.iterdir())
+
+
+def _allowed(pid: int) -> list[str]:
+    """The processors that each thread of a process may use."""
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+    return re.findall(r"Cpus_allowed_list:\s*(\S+)", "".join(texts))
+
+
+@pytest.mark.parametrize(
+    ("processors", "threads", "training", "second"),
+    [
+        ((3,), 1, (3,), (3,)),
+        ((1, 0), 1, (0,), (1,)),
+        ((0, 1), 2, (0, 1), (0, 1)),
+        ((0, 2, 4, 6), 1, (0,), (2, 4, 6)),
+        ((0, 1, 2, 3), 3, (0, 1, 2), (3,)),
+    ],
+)
+def test_the_second_job_has_the_processors_that_training_leaves(
+    processors: tuple[int, ...],
+    threads: int,
+    training: tuple[int, ...],
+    second: tuple[int, ...],
+) -> None:
+    assert Shares.of(processors, threads=threads) == Shares(training, second)
 
 
 # -- settings ----------------------------------------------------------------------------------
@@ -178,6 +209,7 @@ def test_the_second_job_works_only_while_it_is_told_to_and_leaves_nothing(tmp_pa
         ({"max_overhead": 1.5}, "max_overhead"),
         ({"state_bytes": 10}, "state_bytes"),
         ({"rounds": 0}, "rounds"),
+        ({"load_writers": 0}, "load_writers"),
         ({"root": Path("/nowhere")}, "root"),
     ],
 )
@@ -191,6 +223,7 @@ def test_the_second_job_computes_on_what_training_leaves(tmp_path: Path) -> None
     assert PolicySettings(root=tmp_path).load.cpu_threads == max(1, processors - 1)
     assert PolicySettings(root=tmp_path, threads=processors).load.cpu_threads == 1
     assert PolicySettings(root=tmp_path, load_threads=3).load.cpu_threads == 3
+    assert PolicySettings(root=tmp_path, load_writers=2).load.disk_threads == 2
 
 
 def test_options_of_other_suites_are_refused(tmp_path: Path) -> None:

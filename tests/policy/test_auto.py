@@ -71,6 +71,19 @@ def test_the_bound_holds_where_saves_differ_from_one_another(
     assert BOUND / 2 <= world.overhead(100, 1500) <= BOUND * EDGE
 
 
+def test_the_bound_holds_for_nearly_every_stretch_of_100_noisy_iterations(tmp_path: Path) -> None:
+    load = Load(
+        iteration_s=0.126, stall_s=0.002, persist_s=0.35, slowdown=0.09, noise=0.08, spread=0.5
+    )
+    broken, stretches = 0, range(100, 1500, 100)
+    for seed in range(10):
+        world = World(tmp_path / f"root{seed}", load, seed=seed)
+        world.run(watching(world), range(1, 1500))
+        broken += sum(world.overhead(first, first + 100) > BOUND for first in stretches)
+        assert world.overhead(100, 1500) >= BOUND / 2
+    assert broken <= 0.05 * 10 * len(stretches)
+
+
 @pytest.mark.parametrize("steps", [5, 20, 100])
 @pytest.mark.parametrize("load", [SHORT, Load(noise=0.03)])
 def test_iterations_that_wander_do_not_break_the_bound(

@@ -12,10 +12,11 @@ import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from ckpt_core.bench.policy.processors import keep_to
 from ckpt_core.bench.policy.settings import Load
 from ckpt_core.bench.worker import Answer, serve
 
@@ -35,8 +36,11 @@ class Interference:
         self._paths: list[Path] = []
         self._done: dict[str, int] = {}
 
-    def prepare(self, cpu_threads: int, disk_threads: int, file_bytes: int) -> Answer:
-        """Make the threads; they wait."""
+    def prepare(
+        self, cpu_threads: int, disk_threads: int, file_bytes: int, processors: Sequence[int]
+    ) -> Answer:
+        """Make the threads, which keep to these processors; they wait."""
+        keep_to(processors)
         load = Load(cpu_threads, disk_threads, file_bytes)
         works: list[tuple[str, Callable[[], None]]]
         works = [(f"compute-{number}", _compute()) for number in range(load.cpu_threads)]

@@ -11,6 +11,7 @@ from typing import Any
 from ckpt_core.bench.machine import check_room, describe, work_folder
 from ckpt_core.bench.policy import figures
 from ckpt_core.bench.policy.conditions import ALONE, CONDITIONS, FIXED
+from ckpt_core.bench.policy.processors import MEMORY
 from ckpt_core.bench.policy.reaction import (
     compare,
     intervals_of,
@@ -53,9 +54,10 @@ def run(
     report = Report(Suite.POLICY.value, fields, describe(settings.root))
     report.ours = tuple(CONDITIONS)
     report.more["policy"] = {"decision": None, "conditions": {}}
+    load_bytes = (settings.load.disk_threads + 1) * settings.load.file_bytes
     check_room(
         settings.root,
-        disk_bytes=settings.state_bytes * _DISK_STATES + 2 * settings.load_file_bytes,
+        disk_bytes=settings.state_bytes * _DISK_STATES + load_bytes,
         memory_bytes=settings.state_bytes * _MEMORY_STATES + 3 * _PROCESS_BYTES,
     )
     with work_folder(settings.root) as folder:
@@ -121,7 +123,7 @@ class _Jobs(Processes):
             self._root / name,
             timeout_s=settings.timeout_s,
             module=_MODULE,
-            environment={"OMP_NUM_THREADS": str(settings.threads)},
+            environment={"OMP_NUM_THREADS": str(settings.threads), **MEMORY},
         )
 
     def _open(self, name: str, interval: int | None) -> bool:
@@ -143,6 +145,7 @@ class _Jobs(Processes):
             size=dataclasses.asdict(settings.model),
             policy={"interval": interval, "max_overhead": settings.max_overhead},
             load=dataclasses.asdict(settings.load),
+            threads=settings.threads,
             staging_bytes=settings.staging_bytes,
             timeout_s=settings.timeout_s,
         )

@@ -35,8 +35,8 @@ class Load:
     """
 
     cpu_threads: int
-    disk_threads: int = 1
-    file_bytes: int = 256 * 2**20
+    disk_threads: int
+    file_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,8 @@ class PolicySettings:
             tokens it is mostly memory traffic, and differs by a fifth from one time to the next.
         load_threads: of the second job that compute; None: as many as there are processors besides
             those that train, and at least one.
-        load_file_bytes: that the second job writes, again and again.
+        load_writers: of its threads that write, each into a file of its own.
+        load_file_bytes: of such a file, which is written again and again.
         blocks: parts of a round.
         questions: decisions of `Auto` that are timed.
         contenders: names of conditions; `auto_alone` always runs, since the others need its interval.
@@ -95,6 +96,7 @@ class PolicySettings:
     batch: int = 1
     tokens: int = 128
     load_threads: int | None = None
+    load_writers: int = 1
     load_file_bytes: int = 256 * 2**20
     blocks: Blocks = Blocks()
     questions: int = 100_000
@@ -105,9 +107,9 @@ class PolicySettings:
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        leasts = {"rounds": 1, "threads": 1, "batch": 1, "tokens": 1, "questions": 1}
+        counts = ("rounds", "threads", "batch", "tokens", "load_writers", "questions")
         sizes = {"state_bytes": _LEAST_STATE_BYTES, "load_file_bytes": _LEAST_FILE_BYTES}
-        check_leasts(self, {**leasts, **sizes})
+        check_leasts(self, {**dict.fromkeys(counts, 1), **sizes})
         if not 0 < self.max_overhead <= 1:
             raise ConfigError(
                 f"max_overhead={self.max_overhead} must be above 0 and at most 1, such as 0.05"
@@ -139,4 +141,4 @@ class PolicySettings:
         """The second job."""
         free = len(os.sched_getaffinity(0)) - self.threads
         threads = max(1, free) if self.load_threads is None else self.load_threads
-        return Load(cpu_threads=threads, file_bytes=self.load_file_bytes)
+        return Load(threads, disk_threads=self.load_writers, file_bytes=self.load_file_bytes)

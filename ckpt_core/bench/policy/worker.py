@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.bench.contenders.base import release
+from ckpt_core.bench.policy.processors import Shares, here, keep_to
 from ckpt_core.bench.remote import Remote
 from ckpt_core.bench.worker import Answer, raise_descriptor_limit, serve
 
@@ -34,6 +35,7 @@ class JobWorker:
         self._root = root
         self._job: Job | None = None
         self._load: Remote | None = None
+        self._shares: Shares | None = None
 
     def hello(self) -> Answer:
         """What it is."""
@@ -72,6 +74,7 @@ class JobWorker:
         size: dict[str, Any],
         policy: dict[str, Any],
         load: dict[str, int],
+        threads: int,
         staging_bytes: int | None,
         timeout_s: float,
     ) -> Answer:
@@ -86,7 +89,8 @@ class JobWorker:
         given = policy["interval"]
         chosen = Auto(policy["max_overhead"], cache=False) if given is None else FromTheLast(given)
         self._job = Job(size, self._root / "ckpts", chosen, options)
-        self._load.call("prepare", **load)
+        self._shares = here(threads)
+        self._load.call("prepare", **load, processors=self._shares.second)
         state_bytes, leaves = self._job.size()
         return {"state_bytes": state_bytes, "leaves": leaves}
 
@@ -98,7 +102,11 @@ class JobWorker:
 
     def settle(self, saves: int, within_s: float) -> Answer:
         """Train until the policy knows its interval."""
-        return _plain(self._opened().settle(saves, within_s=within_s))
+        block = self._opened().settle(saves, within_s=within_s)
+        assert self._shares is not None, "open comes first"
+        # Not before: threads of the engine, which saves have started, may run anywhere.
+        keep_to(self._shares.training)
+        return _plain(block)
 
     def disturb(self, on: bool) -> Answer:
         """Begin or end the second job."""
