@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from ckpt_core.bench.tune.program import check_obeyed
 from ckpt_core.errors import ConfigError
 from ckpt_core.files import Files
 from ckpt_core.policy import tuning
+from tests.persist.undirect import NoDirectOpen, NoDirectWrite
 
 TOP = Path(__file__).parents[2]
 PAGE = (TOP / "docs" / "tune.md").read_text()
@@ -65,26 +65,6 @@ def program(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"
     path.write_text(PROGRAM)
     return path
-
-
-class NoDirectOpen(Files):
-    """A filesystem that refuses O_DIRECT when a file is opened, after it has made the name."""
-
-    def create(self, path: Path, *, direct: bool = False) -> int:
-        fd = super().create(path)
-        if direct:
-            os.close(fd)
-            raise OSError(errno.EINVAL, "no O_DIRECT here", str(path))
-        return fd
-
-
-class NoDirectWrite(Files):
-    """A filesystem that takes O_DIRECT at open and refuses the first such write."""
-
-    def pwrite(self, fd: int, data: Any, offset: int) -> None:
-        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-            raise OSError(errno.EOPNOTSUPP, "no O_DIRECT here")
-        super().pwrite(fd, data, offset)
 
 
 class Full(Files):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from ckpt_core.errors import PersistError
 from ckpt_core.files import Files
 from ckpt_core.persist import SUM_BYTES, Place, ShardFile, ShardRequest, WriteJob, WriterPool
 from ckpt_core.types import DirectIO
+from tests.persist.undirect import NoDirectOpen, NoDirectWrite
 
 CHUNK = 8192
 
@@ -156,28 +156,6 @@ def test_windows_are_the_file_itself(tmp_path: Path) -> None:
     file.close()
     assert path.read_bytes() == DATA
     assert results[0].xxh3 == xxhash.xxh3_64(DATA[:CHUNK]).hexdigest()
-
-
-class NoDirectOpen(Files):
-    """A filesystem that refuses O_DIRECT when a file is opened, after it has made the name."""
-
-    def create(self, path: Path, *, direct: bool = False) -> int:
-        fd = super().create(path)
-        if direct:
-            os.close(fd)
-            raise OSError(errno.EINVAL, "no O_DIRECT here", str(path))
-        return fd
-
-
-class NoDirectWrite(Files):
-    """A filesystem that takes O_DIRECT at open and refuses the first such write."""
-
-    def pwrite(self, fd: int, data: Any, offset: int) -> None:
-        import fcntl
-
-        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "alignment")
-        super().pwrite(fd, data, offset)
 
 
 @pytest.mark.parametrize("files", [NoDirectOpen(), NoDirectWrite()], ids=["open", "write"])
