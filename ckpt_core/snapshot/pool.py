@@ -2,7 +2,7 @@
 
 A chunk is page-aligned memory that holds one piece of a shard file. Chunks are cut from one anonymous
 mapping and reused for ever: the page faults of a first touch cost more than the copy itself. The free list
-is last-in first-out, so that memory which was never needed is never touched.
+is last-in first-out, so that memory which was never needed is never touched, huge pages aside.
 
 The pool has two parts. *Front* chunks take what `save` copies on the training thread (header and eager
 leaves); there are enough for every in-flight checkpoint, so that `save` finds one without waiting for
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import mmap
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ import torch
 
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.snapshot.cuda import pin, unpin
+from ckpt_core.snapshot.memory import staging_memory
 from ckpt_core.types import ALIGN_BYTES, align_up
 
 _SMALLEST_CHUNK = ALIGN_BYTES
@@ -240,7 +240,7 @@ class StagingPool:
     def _allocate(self, fronts: int, streams: int) -> list[Chunk]:
         size = self.plan.chunk_bytes
         nbytes = (fronts + streams) * size
-        mapping = mmap.mmap(-1, max(nbytes, ALIGN_BYTES))
+        mapping = staging_memory(max(nbytes, ALIGN_BYTES))
         base = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         if self._pinned:
             pin(base, nbytes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import mmap
 import os
 import shutil
 import subprocess
@@ -111,7 +110,10 @@ class RawDisk:
         size = align_up(size, ALIGN_BYTES)
         block = min(block, size)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC, 0o600)
-        buffers = [mmap.mmap(-1, block) for _ in range(_THREADS)]
+        # Not at the top: it comes with torch.
+        from ckpt_core.snapshot import staging_memory
+
+        buffers = [staging_memory(block) for _ in range(_THREADS)]
 
         def lane(index: int) -> None:
             for offset in range(index * block, size, _THREADS * block):

@@ -1,0 +1,28 @@
+"""Memory that staging chunks are cut from."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+_MADV_WIPEONFORK = 18
+"""linux/mman.h; Linux 4.14."""
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+def staging_memory(nbytes: int) -> mmap.mmap:
+    """Memory of zeros, page-aligned; in huge pages where the kernel has some to give.
+
+    A direct write must pin every page and name it to the device: of 4 KiB each, that takes as long as the
+    transfer on a fast disk.
+    """
+    mapping = mmap.mmap(-1, nbytes, flags=_PRIVATE)
+    try:
+        # A child (a worker that loads data) would else make this process copy each page that it writes to.
+        mapping.madvise(_MADV_WIPEONFORK)
+    except OSError:
+        mapping.close()
+        return mmap.mmap(-1, nbytes)  # shared: no page is copied, and none is huge
+    with contextlib.suppress(OSError):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping

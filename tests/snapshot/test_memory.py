@@ -1,0 +1,56 @@
+"""Memory of staging chunks: what the kernel was told about it, and what a forked child gets."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from ckpt_core.snapshot import memory
+from ckpt_core.snapshot.memory import staging_memory
+
+SIZE = 8 * 2**20
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def flags_of(mapping: mmap.mmap) -> set[str]:
+    """VmFlags of the mapping, from the kernel's own list."""
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    flags = "", ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(found[1], 16) <= address < int(found[2], 16)
+        elif line.startswith("VmFlags:") and inside:
+            flags = tuple(line.split()[1:])
+    return set(flags)
+
+
+def test_huge_pages_are_asked_for_where_the_kernel_has_them() -> None:
+    asked = HUGE.exists() and "[never]" not in HUGE.read_text()
+    flags = flags_of(staging_memory(SIZE))
+    assert "wf" in flags and "sh" not in flags
+    assert ("hg" in flags) >= asked
+
+
+def test_a_forked_child_gets_none_of_it_and_may_let_it_go() -> None:
+    mapping = staging_memory(SIZE)
+    mapping[:] = b"x" * SIZE
+    pid = os.fork()
+    if pid == 0:
+        clean = mapping[:: SIZE // 64] == bytes(64)
+        mapping.close()
+        os._exit(0 if clean else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert mapping[:: SIZE // 64] == b"x" * 64
+
+
+def test_where_a_child_cannot_be_kept_out_memory_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_MADV_WIPEONFORK", 9999)  # as on Linux before 4.14
+    mapping = staging_memory(SIZE)
+    assert mapping[:: SIZE // 64] == bytes(64)
+    mapping[-1] = 1
+    assert "sh" in flags_of(mapping)
