@@ -19,7 +19,6 @@ States of a run:  running --units used up--> ended
 
 from __future__ import annotations
 
-import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_core.files import Files
+from ckpt_core.pages import page_memory
 from ckpt_core.restore.failures import ReadHung
 from ckpt_core.restore.shard_reader import ShardReader, Truncated
 from ckpt_core.restore.units import (
@@ -49,7 +49,7 @@ _DRAIN_S = 10.0
 
 def page_buffer(nbytes: int) -> memoryview:
     """Page-aligned memory, which O_DIRECT needs; pages are touched when they are first used."""
-    return memoryview(mmap.mmap(-1, nbytes))
+    return memoryview(page_memory(nbytes))
 
 
 @dataclass(slots=True)

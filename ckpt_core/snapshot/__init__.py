@@ -17,7 +17,6 @@ from ckpt_core.snapshot.cuda import (
 from ckpt_core.snapshot.cuda import free_bytes as device_free_bytes
 from ckpt_core.snapshot.cuda import has_room as device_has_room
 from ckpt_core.snapshot.image import ChunkSink, ImageSpec, Piece, ShardImage
-from ckpt_core.snapshot.memory import staging_memory
 from ckpt_core.snapshot.pool import (
     PoolDemand,
     PoolPlan,
@@ -47,7 +46,6 @@ __all__ = [
     "on_stream",
     "plan_pool",
     "side_stream",
-    "staging_memory",
     "synchronize",
     "too_small",
     "uses_cuda",

@@ -25,8 +25,8 @@ from enum import Enum
 import torch
 
 from ckpt_core.errors import ConfigError, StagingError
+from ckpt_core.pages import page_memory
 from ckpt_core.snapshot.cuda import pin, unpin
-from ckpt_core.snapshot.memory import staging_memory
 from ckpt_core.types import ALIGN_BYTES, align_up
 
 _SMALLEST_CHUNK = ALIGN_BYTES
@@ -240,7 +240,7 @@ class StagingPool:
     def _allocate(self, fronts: int, streams: int) -> list[Chunk]:
         size = self.plan.chunk_bytes
         nbytes = (fronts + streams) * size
-        mapping = staging_memory(max(nbytes, ALIGN_BYTES))
+        mapping = page_memory(max(nbytes, ALIGN_BYTES))
         base = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         if self._pinned:
             pin(base, nbytes)

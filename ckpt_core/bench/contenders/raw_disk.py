@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from ckpt_core.bench.contenders.base import Handle, Profile, State, Timed
+from ckpt_core.pages import page_memory
 from ckpt_core.types import ALIGN_BYTES, align_up
 
 _SHAPES = ((4 * 2**20, 4), (16 * 2**20, 2))
@@ -110,10 +111,7 @@ class RawDisk:
         size = align_up(size, ALIGN_BYTES)
         block = min(block, size)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC, 0o600)
-        # Not at the top: it comes with torch.
-        from ckpt_core.snapshot import staging_memory
-
-        buffers = [staging_memory(block) for _ in range(_THREADS)]
+        buffers = [page_memory(block) for _ in range(_THREADS)]
 
         def lane(index: int) -> None:
             for offset in range(index * block, size, _THREADS * block):

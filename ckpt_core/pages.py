@@ -1,4 +1,4 @@
-"""Memory that staging chunks are cut from."""
+"""Memory for bytes on their way to a disk or from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MADV_WIPEONFORK = 18
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
-def staging_memory(nbytes: int) -> mmap.mmap:
+def page_memory(nbytes: int) -> mmap.mmap:
     """Memory of zeros, page-aligned; in huge pages where the kernel has some to give.
 
     A direct write must pin every page and name it to the device: of 4 KiB each, that takes as long as the

@@ -1,4 +1,4 @@
-"""Memory of staging chunks: what the kernel was told about it, and what a forked child gets."""
+"""Memory in whole pages: what the kernel was told about it, and what a forked child gets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core.snapshot import memory
-from ckpt_core.snapshot.memory import staging_memory
+from ckpt_core import pages
+from ckpt_core.pages import page_memory
 
 SIZE = 8 * 2**20
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -31,13 +31,13 @@ def flags_of(mapping: mmap.mmap) -> set[str]:
 
 def test_huge_pages_are_asked_for_where_the_kernel_has_them() -> None:
     asked = HUGE.exists() and "[never]" not in HUGE.read_text()
-    flags = flags_of(staging_memory(SIZE))
+    flags = flags_of(page_memory(SIZE))
     assert "wf" in flags and "sh" not in flags
     assert ("hg" in flags) >= asked
 
 
 def test_a_forked_child_gets_none_of_it_and_may_let_it_go() -> None:
-    mapping = staging_memory(SIZE)
+    mapping = page_memory(SIZE)
     mapping[:] = b"x" * SIZE
     pid = os.fork()
     if pid == 0:
@@ -49,8 +49,8 @@ def test_a_forked_child_gets_none_of_it_and_may_let_it_go() -> None:
 
 
 def test_where_a_child_cannot_be_kept_out_memory_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_MADV_WIPEONFORK", 9999)  # as on Linux before 4.14
-    mapping = staging_memory(SIZE)
+    monkeypatch.setattr(pages, "_MADV_WIPEONFORK", 9999)  # as on Linux before 4.14
+    mapping = page_memory(SIZE)
     assert mapping[:: SIZE // 64] == bytes(64)
     mapping[-1] = 1
     assert "sh" in flags_of(mapping)
