@@ -72,7 +72,7 @@ def test_memory_is_one_buffer_for_each_reader_however_long_the_chunks(
     outcome = how.run([job(file, data, 1 << 24)])
     assert outcome.done_bytes == SIZE
     assert not outcome.bad
-    assert made == [READ_BYTES] * 2
+    assert made == [READ_BYTES * 2]
 
 
 def test_nothing_stays_open_and_no_thread_stays_behind(file: Path, data: bytes) -> None:
