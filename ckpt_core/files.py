@@ -19,6 +19,9 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _SYNC_FILE_RANGE_WRITE = 2
 
+NO_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
+"""What a filesystem without direct I/O answers, at open or at the first read or write."""
+
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 
 

@@ -19,10 +19,8 @@ from typing import Any, Protocol
 import xxhash
 
 from ckpt_core.errors import CkptError, PersistError
-from ckpt_core.files import Files
+from ckpt_core.files import NO_DIRECT, Files
 from ckpt_core.types import DirectIO
-
-_NO_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
 class PieceLike(Protocol):
@@ -181,7 +179,7 @@ class ShardFile:
             self._files.pwrite(fd, piece.memory, piece.offset)
         except OSError as exc:
             # Some filesystems accept O_DIRECT at open and refuse the first write.
-            if not (self._direct and exc.errno in _NO_DIRECT):
+            if not (self._direct and exc.errno in NO_DIRECT):
                 raise
             if self.request.direct_io is DirectIO.ON:
                 raise
@@ -217,7 +215,7 @@ class ShardFile:
             try:
                 fd = opener(place.path, direct=True)
             except OSError as exc:
-                if exc.errno not in _NO_DIRECT or self.request.direct_io is DirectIO.ON:
+                if exc.errno not in NO_DIRECT or self.request.direct_io is DirectIO.ON:
                     raise
                 # Linux creates the name before it finds that O_DIRECT is not to be had.
                 opener = self._files.open_write if place.path.exists() else opener

@@ -181,13 +181,19 @@ def _base_of(idle: Sequence[float], noise: float) -> Base | None:
 
 
 def _spread_of(values: Sequence[float]) -> float:
-    """Relative standard deviation, of which some that stick out hardly count."""
+    """`_deviation`, relative to the median."""
     middle = median(values)
-    return _MAD_TO_SIGMA * median(abs(one - middle) for one in values) / middle if middle else 0.0
+    return _deviation(values) / middle if middle else 0.0
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Standard deviation, of which some that stick out hardly count."""
+    middle = median(values)
+    return _MAD_TO_SIGMA * median(abs(one - middle) for one in values)
 
 
 def _noise_of(values: Sequence[float]) -> float:
-    """The same from one to the next: a drift does not count."""
+    """Relative standard deviation from one to the next: a drift does not count."""
     steps = [abs(later - one) for one, later in pairwise(values)]
     middle = median(values) if values else 0.0
     if not steps or middle <= 0:
@@ -218,31 +224,22 @@ def _slowdown(cycles: Sequence[Cycle], margin: float) -> float:
         if alike and not _is_alike(cycle, alike):
             alike = []
         alike.append(cycle)
-    measured = [cycle for cycle in alike if cycle.active]
-    if not measured:
-        return 0.0
-    return max(_mean(measured) + margin * _error_of(measured), 0.0)
+    return max(_mean(alike) + margin * _error_of(alike), 0.0)
 
 
 def _is_alike(cycle: Cycle, others: Sequence[Cycle]) -> bool:
     known = fmean(one.error for one in others) / math.sqrt(len(others))
-    apart = math.hypot(cycle.error, known, _spread_between(others))
-    return abs(cycle.slowdown - _mean(others)) <= _SURE * apart
-
-
-def _spread_between(cycles: Sequence[Cycle]) -> float:
-    """Saves differ from one another by more than the noise of iterations: a disk has its moments."""
-    return stdev(one.slowdown for one in cycles) if len(cycles) >= _ENOUGH else 0.0
+    # Saves differ from one another by more than the noise of iterations: a disk has its moments.
+    spread = stdev(one.slowdown for one in others) if len(others) >= _ENOUGH else 0.0
+    return abs(cycle.slowdown - _mean(others)) <= _SURE * math.hypot(cycle.error, known, spread)
 
 
 def _error_of(cycles: Sequence[Cycle]) -> float:
     """Standard error of their mean, by how they differ; an odd one hardly counts."""
-    if len(cycles) < _ENOUGH:
+    slowdowns = [cycle.slowdown for cycle in cycles if cycle.active]
+    if len(slowdowns) < _ENOUGH:
         return 0.0
-    slowdowns = [cycle.slowdown for cycle in cycles]
-    middle = median(slowdowns)
-    spread = _MAD_TO_SIGMA * median(abs(one - middle) for one in slowdowns)
-    return spread / math.sqrt(len(cycles))
+    return _deviation(slowdowns) / math.sqrt(len(slowdowns))
 
 
 def _mean(cycles: Sequence[Cycle]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 import os
 import stat
@@ -11,11 +10,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckpt_core.files import Files
+from ckpt_core.files import NO_DIRECT, Files
 from ckpt_core.types import ALIGN_BYTES
 
 _IOV_MAX = 1024
-_NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 _MADV_POPULATE_READ = 22
@@ -156,7 +154,7 @@ class ShardReader:
             got = self._files.preadv(self._direct, [buffer], offset)
         except OSError as exc:
             # Some filesystems take O_DIRECT at open and refuse it at the first read.
-            if exc.errno not in _NO_DIRECT:
+            if exc.errno not in NO_DIRECT:
                 raise
         if got < len(buffer):
             # A short read leaves an offset that is not aligned any more.
@@ -166,7 +164,7 @@ class ShardReader:
         try:
             return self._files.open_read(self.path, direct=True)
         except OSError as exc:
-            if exc.errno not in _NO_DIRECT:
+            if exc.errno not in NO_DIRECT:
                 raise
             return None
 

@@ -6,7 +6,6 @@ It ends when its parent hangs up, and removes what it has written.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import mmap
 import os
@@ -19,10 +18,10 @@ from pathlib import Path
 from ckpt_core.bench.policy.processors import keep_to
 from ckpt_core.bench.policy.settings import Load
 from ckpt_core.bench.worker import Answer, serve
+from ckpt_core.files import NO_DIRECT
 
 _BLOCK_BYTES = 4 * 2**20
 _MATRIX = 384
-_NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 class Interference:
@@ -116,7 +115,7 @@ def _opened(path: Path, buffer: mmap.mmap) -> int:
         fd = os.open(path, flags | os.O_DIRECT, 0o600)
         os.pwrite(fd, buffer, 0)
     except OSError as exc:
-        if exc.errno not in _NO_DIRECT:
+        if exc.errno not in NO_DIRECT:
             raise
         fd = os.open(path, flags, 0o600)
     return fd

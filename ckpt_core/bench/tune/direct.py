@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import mmap
 from pathlib import Path
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.files import Files
+from ckpt_core.files import NO_DIRECT, Files
 from ckpt_core.policy import tuning
 from ckpt_core.types import ALIGN_BYTES, DirectIO
 
 NOTE = "this filesystem takes no direct writes: direct_io is not tried"
-
-# As in persist: what makes a save fall back to buffered writes.
-_NO_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
 def usable_axes(
@@ -50,7 +46,7 @@ def takes_direct_writes(folder: Path, files: Files) -> bool:
         _write_block(path, files)
     except OSError as exc:
         # Whatever else is wrong is no matter of direct writes; the first save tells of it.
-        return exc.errno not in _NO_DIRECT
+        return exc.errno not in NO_DIRECT
     finally:
         path.unlink(missing_ok=True)
     return True
