@@ -3,16 +3,18 @@
     save():    flatten -> layout -> [header | eager leaves] on the training thread -> job for the stager
     stager:    lazy leaves in file order -> last chunk -> staged
 
-On a CUDA device nothing is copied to the host on the training thread: eager leaves are cloned on the device,
+From a device nothing is copied to the host on the training thread: eager leaves are cloned on their device,
 in the stream of training, so that later work of that stream cannot reach the clone; the stager then copies
-clones and lazy leaves on a stream of its own, behind an event that training recorded inside `save`.
+clones and lazy leaves on a stream of its own for each device, behind an event that training recorded there
+inside `save`, after the clones.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,20 +22,17 @@ import torch
 import xxhash
 
 from ckpt_core.arrangement import Arrangement, items_of
+from ckpt_core.devices import NOTHING_QUEUED, Devices, Queued
 from ckpt_core.errors import BarrierError, StagingError
 from ckpt_core.inflight import InFlight, ShardSink
 from ckpt_core.persist import HeldBack, WriterPool
 from ckpt_core.snapshot import (
+    CopyStreams,
     ImageSpec,
     ShardImage,
     Snapshot,
     StageItem,
     StagingPool,
-    device_has_room,
-    event_now,
-    on_stream,
-    synchronize,
-    uses_cuda,
 )
 from ckpt_core.state import Leaf, memory_of
 from ckpt_core.types import Mode
@@ -52,7 +51,7 @@ class Source:
         lazy: leaves copied by the stager, in file order.
         names: of the leaf of each of `lazy`.
         mode: HOST, DEVICE or DIRECT; never AUTO.
-        behind: CUDA event that the stager's stream waits for; None without CUDA.
+        behind: what the stager's copies wait for: everything that made the leaves and the clones.
     """
 
     front: Sequence[StageItem]
@@ -60,29 +59,33 @@ class Source:
     lazy: Sequence[StageItem]
     names: tuple[str, ...]
     mode: Mode
-    behind: Any
+    behind: Queued
 
 
-def source_of(leaves: Sequence[Leaf], arrangement: Arrangement, *, mode: Mode) -> Source:
+def source_of(
+    leaves: Sequence[Leaf], arrangement: Arrangement, *, mode: Mode, devices: Devices
+) -> Source:
     """Split parts of leaves by when they are copied. Called on the training thread inside `save`."""
     count = arrangement.front_count
     front = [item for _, item in items_of(leaves, arrangement.placed[:count])]
     named = items_of(leaves, arrangement.placed[count:])
     names, lazy = tuple([name for name, _ in named]), [item for _, item in named]
-    behind = event_now(tensor for tensor, _, _ in (*front, *lazy))
-    if behind is None:
-        return Source(front, (), lazy, names, mode, None)
-    frozen = [(tensor.clone(), offset, size) for tensor, offset, size in front]
-    return Source((), frozen, lazy, names, mode, behind)
-
-
-def on_device(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether one of them is on a CUDA device."""
-    return uses_cuda() and any(tensor.is_cuda for tensor in tensors)
+    used = devices.of_all(tensor for tensor, _, _ in (*front, *lazy))
+    if not used:
+        return Source(front, (), lazy, names, mode, NOTHING_QUEUED)
+    frozen = [(devices.clone(tensor), offset, size) for tensor, offset, size in front]
+    # Order matters: behind the clones, which the stager's streams read.
+    return Source((), frozen, lazy, names, mode, devices.queued(used))
 
 
 def open_image(
-    sink: ShardSink, pool: StagingPool, layout_bytes: tuple[int, int], *, hold: bool, mapped: bool
+    sink: ShardSink,
+    pool: StagingPool,
+    layout_bytes: tuple[int, int],
+    streams: CopyStreams,
+    *,
+    hold: bool = False,
+    mapped: bool = False,
 ) -> ShardImage:
     """The image of a shard file of (front_bytes, file_bytes), fed to `sink`."""
     front_bytes, file_bytes = layout_bytes
@@ -97,53 +100,66 @@ def open_image(
     # The pool must not be replaced by a larger one while this image may still ask it for chunks.
     pool.lease()
     sink.inflight.until_staged(pool.end_lease)
-    return ShardImage(pool, sink, spec)
+    return ShardImage(pool, sink, spec, streams)
 
 
 class StageJob:
     """Copies the lazy leaves of one source; runs on the stager thread, or inline when there are none."""
 
     def __init__(
-        self, inflight: InFlight, image: ShardImage, source: Source, *, check: bool, stream: Any
+        self,
+        inflight: InFlight,
+        image: ShardImage,
+        source: Source,
+        *,
+        check: bool,
+        streams: CopyStreams,
     ) -> None:
         self._inflight = inflight
         self._image = image
         self._source = source
-        self._stream = stream
-        self._watch = LeafWatch(inflight.step, on=check)
+        self._streams = streams
+        self._watch = LeafWatch(inflight.step, on=check, devices=streams.devices)
         self._watch.begin(source.names, source.lazy)
 
     def run(self) -> None:
         """Copy; every error fails the checkpoint. Once this returns no live leaf is read any more."""
         with guarded(self._inflight, [self._image]):
-            with on_stream(self._stream, self._source.behind):
-                # Clones count for no barrier: nobody else has them.
-                self._image.leaves(self._source.frozen)
-                items = self._cloned() if self._source.mode is Mode.DEVICE else self._source.lazy
-                stage_items(self._inflight.snapshot, self._image, items, settle=self._settle)
-                synchronize(self._stream)
+            self._streams.follow(self._source.behind)
+            # Clones count for no barrier: nobody else has them.
+            self._image.leaves(self._source.frozen)
+            items = self._cloned() if self._source.mode is Mode.DEVICE else self._source.lazy
+            stage_items(self._inflight.snapshot, self._image, items, settle=self._settle)
+            self._streams.settle()
             self._watch.raise_if_changed()
             self._inflight.snapshot.complete()
-            with on_stream(self._stream, None):
-                self._image.finish()
+            self._image.finish()
         self._inflight.staging_ended()
 
     def _cloned(self) -> Sequence[StageItem]:
-        """Clones on the device; the live leaves are free as soon as they are made (LightCheck-G)."""
-        need = sum(size for tensor, _, size in self._source.lazy if tensor.is_cuda)
-        on_host = any(not tensor.is_cuda for tensor, _, _ in self._source.lazy)
-        if on_host or (need and not device_has_room(need)):
-            return self._source.lazy
-        clones = tuple((tensor.clone(), offset, size) for tensor, offset, size in self._source.lazy)
-        self._settle(self._source.lazy)
+        """Clones on the devices; the live leaves are free as soon as they are made (LightCheck-G)."""
+        lazy, snapshot = self._source.lazy, self._inflight.snapshot
+        if not self._has_room():
+            return lazy
+        if not snapshot.enter_copy():
+            raise StagingError(f"step {snapshot.step} was given up while it was being staged")
+        with _reading(snapshot, lazy, self._settle):
+            clones = tuple([(self._streams.clone(x), at, size) for x, at, size in lazy])
         self._watch.raise_if_changed()
-        self._inflight.snapshot.arrived(len(self._source.names))
-        self._inflight.snapshot.complete()
+        snapshot.arrived(len(self._source.names))
+        snapshot.complete()
         return clones
 
     def _settle(self, items: Sequence[StageItem]) -> None:
-        synchronize(self._stream)
+        self._streams.settle()
         self._watch.end(items)
+
+    def _has_room(self) -> bool:
+        """Whether all leaves are on devices, and each has room for clones of its own."""
+        devices, need = self._streams.devices, Counter[torch.device | None]()
+        for tensor, _, size in self._source.lazy:
+            need[devices.of(tensor)] += size
+        return None not in need and all(devices.has_room(need[device], device) for device in need)
 
 
 class LeafWatch:
@@ -152,9 +168,10 @@ class LeafWatch:
     Costs a pass over the leaves at either end. One for each shard file: offsets tell leaves apart.
     """
 
-    def __init__(self, step: int, *, on: bool) -> None:
+    def __init__(self, step: int, *, on: bool, devices: Devices) -> None:
         self._step = step
         self._on = on
+        self._devices = devices
         self._before: dict[int, tuple[str, str]] = {}
         self._changed: list[str] = []
 
@@ -162,7 +179,7 @@ class LeafWatch:
         """Leaves as they are handed over. Called on the training thread."""
         if self._on:
             for name, (tensor, offset, _) in zip(names, items, strict=True):
-                self._before[offset] = (name, fingerprint(tensor))
+                self._before[offset] = (name, fingerprint(self._devices.to_host(tensor)))
 
     def end(self, items: Sequence[StageItem]) -> None:
         """Their copy has ended. Called by the stager before training may change them."""
@@ -170,7 +187,7 @@ class LeafWatch:
             return
         for tensor, offset, nbytes in items:
             name, before = self._before.get(offset, ("", ""))
-            if nbytes and name and fingerprint(tensor) != before:
+            if nbytes and name and fingerprint(self._devices.to_host(tensor)) != before:
                 self._changed.append(name)
 
     def raise_if_changed(self) -> None:
@@ -191,8 +208,8 @@ class LeafWatch:
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
-    """xxh3 of the row-major bytes of a leaf."""
-    flat = tensor.detach().cpu().contiguous().view(-1)
+    """xxh3 of the row-major bytes of a tensor on the host."""
+    flat = tensor.contiguous().view(-1)
     if flat.numel() == 0:
         return ""
     return xxhash.xxh3_64(memory_of(flat)).hexdigest()
@@ -208,7 +225,8 @@ def stage_items(
     """Copy items in batches, telling the snapshot after each.
 
     Args:
-        settle: called after each batch; waits for copies of a device that are still under way.
+        settle: called after each batch, also after an error; waits for copies of a device that are still
+            under way.
 
     Raises:
         StagingError: the checkpoint was given up meanwhile.
@@ -219,13 +237,24 @@ def stage_items(
                 image.leaves(batch)  # clones: the barrier is open already
                 continue
             raise StagingError(f"step {snapshot.step} was given up while it was being staged")
-        try:
+        with _reading(snapshot, batch, settle):
             image.leaves(batch)
-            # Order matters: training may change these leaves as soon as the snapshot knows.
-            settle(batch)
-        finally:
-            snapshot.leave_copy()
         snapshot.arrived(len(batch))
+
+
+@contextlib.contextmanager
+def _reading(
+    snapshot: Snapshot, items: Sequence[StageItem], settle: Callable[[Sequence[StageItem]], None]
+) -> Iterator[None]:
+    """Copies of live leaves, after `enter_copy`; once it ends, also with an error, nobody reads them."""
+    try:
+        try:
+            yield
+        finally:
+            # Order matters: training may change these leaves as soon as the snapshot knows.
+            settle(items)
+    finally:
+        snapshot.leave_copy()
 
 
 def _batches(items: Sequence[StageItem]) -> Iterator[Sequence[StageItem]]:

@@ -18,6 +18,7 @@ import torch
 
 from ckpt_core.capture import collector_paused
 from ckpt_core.coordination import Coordination, NoCoordination
+from ckpt_core.devices import Devices
 from ckpt_core.engine import Engine
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.files import Files
@@ -52,6 +53,7 @@ class Checkpointer:
         on_sigterm: "save" turns SIGTERM into `stop_requested`, so that the loop can save once more and leave.
         sigterm_grace: how long after SIGTERM the process may live on (timedelta or seconds).
         files: the file layer; for tests.
+        devices: the device layer; for tests.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -69,6 +71,7 @@ class Checkpointer:
         on_sigterm: Literal["save"] | None = None,
         sigterm_grace: timedelta | float = 30.0,
         files: Files | None = None,
+        devices: Devices | None = None,
     ) -> None:
         checked = checked_options(options)
         if on_sigterm not in (None, "save"):
@@ -78,7 +81,8 @@ class Checkpointer:
         self._closed = False
         self._on_close: list[Callable[[], None]] = []
         self._guard: SigtermGuard | None = None
-        engine = Engine(self.root, checked, coordination or NoCoordination(), files or Files())
+        ranks = coordination or NoCoordination()
+        engine = Engine(self.root, checked, ranks, files or Files(), devices or Devices())
         self._engine = engine
         self._pipeline = engine.pipeline
         self.events, self.gauges = engine.events, engine.gauges
@@ -295,6 +299,7 @@ class Checkpointer:
             timeout_s=self._engine.options.timeout_s,
             store=self._engine.store,
             coordination=self._engine.coordination,
+            devices=self._pipeline.devices,
         )
         found = restorer.restore(
             state, step=step, strict=strict, trusted=trusted, broadcast=broadcast

@@ -13,6 +13,7 @@ from pathlib import Path
 from ckpt_core.admission import Admission
 from ckpt_core.commit import Committer
 from ckpt_core.coordination import Coordination
+from ckpt_core.devices import Devices
 from ckpt_core.errors import StagingError
 from ckpt_core.files import Files
 from ckpt_core.files_save import Destinations
@@ -38,7 +39,12 @@ class Engine:
     """
 
     def __init__(
-        self, root: Path, options: Options, coordination: Coordination, files: Files
+        self,
+        root: Path,
+        options: Options,
+        coordination: Coordination,
+        files: Files,
+        devices: Devices,
     ) -> None:
         info = coordination.info
         self.options = options
@@ -47,7 +53,7 @@ class Engine:
         self.events = EventLog()
         self.failures = Failures(OnError(options.on_error))
         self.store = make_store(root, options, info, files=files)
-        self.pipeline = Pipeline(options, self.store, info=info, files=files)
+        self.pipeline = Pipeline(options, self.store, info=info, files=files, devices=devices)
         self.committer = Committer(
             self.store,
             coordination,

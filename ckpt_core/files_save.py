@@ -16,20 +16,14 @@ from typing import Any
 import torch
 
 from ckpt_core.capture import LeafWatch, collector_paused, guarded, stage_items
+from ckpt_core.devices import Devices, Queued
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.handle import SaveHandle
 from ckpt_core.inflight import InFlight
 from ckpt_core.layout import is_directory_name, is_file_name, parents_of
 from ckpt_core.open_save import OpenSave
 from ckpt_core.pipeline import Pipeline
-from ckpt_core.snapshot import (
-    ShardImage,
-    StageItem,
-    StagingPool,
-    event_now,
-    on_stream,
-    synchronize,
-)
+from ckpt_core.snapshot import CopyStreams, ShardImage, StageItem, StagingPool
 from ckpt_core.stall import stalling
 from ckpt_core.torch_zip import ZipPlan, plan_zip, tensor_paths
 from ckpt_core.types import Destination
@@ -114,15 +108,18 @@ class FilesSave(OpenSave):
         """Copy what must be copied now, and queue the rest."""
         if self._pool is None:
             self._pool = self._pipeline.pool_for_named(plan.layout.file_bytes, plan.tensors)
-        live, clones = _split(plan, self._pipeline.eager_leaf_bytes, eager)
-        watch = LeafWatch(self.step, on=self._pipeline.check_barriers)
+        devices = self._pipeline.devices
+        live, clones = _split(plan, self._pipeline.eager_leaf_bytes, eager, devices)
+        # Order matters: behind the clones.
+        behind = devices.queued(devices.of_all(tensor for tensor, _, _ in (*live, *clones)))
+        watch = LeafWatch(self.step, on=self._pipeline.check_barriers, devices=devices)
         if self._pipeline.check_barriers:
             watch.begin(_labels(name, tree, live), live)
         image = self._pipeline.open_named_image(
             self._inflight, self._pool, name, plan.layout.file_bytes
         )
-        stream = self._pipeline.stream_for(plan.tensors)
-        file = _File(plan.layout.frames, live, clones, image, watch, stream, event_now())
+        streams = self._pipeline.streams
+        file = _File(plan.layout.frames, live, clones, image, watch, streams, behind)
         if live:
             # Frames and clones count too: the barrier opens when the last piece of the file is copied.
             pieces = len(file.frames) + len(live) + len(clones)
@@ -134,13 +131,14 @@ class FilesSave(OpenSave):
     def _run_file(self, file: _File) -> None:
         if self._inflight.failed():
             return
-        with guarded(self._inflight, [file.image]), on_stream(file.stream, file.behind):
+        with guarded(self._inflight, [file.image]):
+            file.streams.follow(file.behind)
             if file.live:
                 snapshot = self._inflight.snapshot
                 stage_items(snapshot, file.image, file.in_order(), settle=file.settle)
             else:
                 file.image.leaves(file.in_order())
-            synchronize(file.stream)
+            file.streams.settle()
             file.watch.raise_if_changed()
             file.image.finish()
 
@@ -161,7 +159,7 @@ class _File:
         frames: offset and bytes of what is not tensor data.
         live: tensors that are read behind training.
         clones: the others.
-        behind: CUDA event that the stager's stream waits for; None without CUDA.
+        behind: what the stager's copies wait for, the clones among it.
     """
 
     frames: tuple[tuple[int, bytes], ...]
@@ -169,8 +167,8 @@ class _File:
     clones: Sequence[StageItem]
     image: ShardImage
     watch: LeafWatch
-    stream: Any
-    behind: Any
+    streams: CopyStreams
+    behind: Queued
 
     def in_order(self) -> list[StageItem]:
         """Every byte of the file, from front to back."""
@@ -182,7 +180,7 @@ class _File:
 
     def settle(self, items: Sequence[StageItem]) -> None:
         """These have been copied, once the device is done."""
-        synchronize(self.stream)
+        self.streams.settle()
         self.watch.end(items)
 
 
@@ -210,14 +208,16 @@ class Destinations:
         return Destination(directory, pointer, self._count)
 
 
-def _split(plan: ZipPlan, most: int, eager: Eager) -> tuple[list[StageItem], list[StageItem]]:
+def _split(
+    plan: ZipPlan, most: int, eager: Eager, devices: Devices
+) -> tuple[list[StageItem], list[StageItem]]:
     """The tensors of more than `most` bytes that are not eager, and clones of the others."""
     live: list[StageItem] = []
     clones: list[StageItem] = []
     for tensor, extent in zip(plan.tensors, plan.layout.extents, strict=True):
         now = extent.nbytes <= most or (eager(tensor) if callable(eager) else eager)
         if now:
-            clones.append((tensor.clone(), extent.offset, extent.nbytes))
+            clones.append((devices.clone(tensor), extent.offset, extent.nbytes))
         else:
             live.append((tensor, extent.offset, extent.nbytes))
     return live, clones

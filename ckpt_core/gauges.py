@@ -11,7 +11,6 @@ from typing import Any
 from ckpt_core.coordination import Coordination, Json
 from ckpt_core.observe import EventLog
 from ckpt_core.pipeline import Pipeline
-from ckpt_core.snapshot import device_free_bytes, device_has_room, device_name, uses_cuda
 from ckpt_core.stall import Stall
 from ckpt_core.types import Mode
 
@@ -60,9 +59,10 @@ class Gauges:
 
         Source: CheckFreq (FAST '21) section 4.2: on the device if its memory has room, else on the host.
         """
-        if Mode(self._pipeline.options.mode) is not Mode.AUTO or not uses_cuda():
+        devices = self._pipeline.devices
+        if Mode(self._pipeline.options.mode) is not Mode.AUTO or not devices.in_use():
             return ()
-        if not device_has_room(state_bytes):
+        if not devices.has_room(state_bytes):
             return ()
         return (str(Mode.DEVICE), str(Mode.HOST))
 
@@ -72,16 +72,17 @@ class Gauges:
             self._pipeline.mode = self._pipeline.mode_used = Mode(mode)
 
     def headroom_bytes(self) -> int | None:
-        """Free memory of the current CUDA device; None without one."""
-        return device_free_bytes() if uses_cuda() else None
+        """Free memory of the current device; None without one."""
+        devices = self._pipeline.devices
+        return devices.free_bytes() if devices.in_use() else None
 
     def machine(self) -> dict[str, Any]:
         """What measured numbers belong to, besides the model: machine, ranks, settings."""
-        options = self._pipeline.options
+        options, devices = self._pipeline.options, self._pipeline.devices
         return {
             "host": platform.node(),
             "cpus": os.cpu_count(),
-            "device": device_name() if uses_cuda() else None,
+            "device": devices.name() if devices.in_use() else None,
             "ranks": self.world_size,
             "in_flight": options.in_flight,
             "writers": options.writers,

@@ -15,6 +15,7 @@ from typing import Any
 
 from ckpt_core.arrangement import Placed, items_of
 from ckpt_core.capture import LeafWatch, guarded, stage_items
+from ckpt_core.devices import Devices, Queued
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.handle import SaveHandle
 from ckpt_core.inflight import InFlight
@@ -22,7 +23,7 @@ from ckpt_core.layout import Extent, nbytes
 from ckpt_core.open_save import OpenSave
 from ckpt_core.pipeline import LayerwisePlan, Pipeline
 from ckpt_core.sharing import Part, Scope, Share
-from ckpt_core.snapshot import ShardImage, StageItem, event_now, on_stream, synchronize
+from ckpt_core.snapshot import ShardImage, StageItem
 from ckpt_core.stall import stalling
 from ckpt_core.state import FlatState, Leaf, Skeleton
 from ckpt_core.types import LeafSpec
@@ -42,8 +43,8 @@ class LayerwiseSave(OpenSave):
         self._parts = {part.stored.name: part for part in plan.share.parts}
         self._placed: list[Placed] = []
         self._digests: dict[str, str] = {}
-        self._watch = LeafWatch(inflight.step, on=pipeline.check_barriers)
-        self._stream = pipeline.stream_for([leaf.tensor for leaf in plan.flat.leaves])
+        self._devices, self._streams = pipeline.devices, pipeline.streams
+        self._watch = LeafWatch(inflight.step, on=pipeline.check_barriers, devices=pipeline.devices)
         inflight.snapshot.name_leaves(self._leaf_name)
         sink = pipeline.open_shard(inflight, plan.builder.file_bytes, mapped=False)
         self._image = pipeline.open_held_image(sink, plan)
@@ -78,8 +79,8 @@ class LayerwiseSave(OpenSave):
         staged, items = [name for name, _ in named], tuple([item for _, item in named])
         self._watch.begin(staged, items)
         self._inflight.snapshot.expect(staged)
-        event = event_now()
-        self._pipeline.stage(lambda: self._run_stage(items, event))
+        behind = self._behind(items)
+        self._pipeline.stage(lambda: self._run_stage(items, behind))
 
     @stalling
     def seal(
@@ -114,7 +115,7 @@ class LayerwiseSave(OpenSave):
         if state is not None:
             scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
             flat = self._rest_of(state)
-            rest = (flat, _tail(flat, self._pipeline.share_rest(flat, scope)))
+            rest = (flat, _tail(flat, self._pipeline.share_rest(flat, scope), self._devices))
             if not self._inflight.failed():
                 self._pipeline.room_for_rest(self._plan, rest[1].specs)
         self._sealed = True
@@ -146,8 +147,10 @@ class LayerwiseSave(OpenSave):
             )
         return flat
 
+    def _behind(self, items: Sequence[StageItem]) -> Queued:
+        return self._devices.queued(self._devices.of_all(tensor for tensor, _, _ in items))
+
     def _start_end(self, rest: tuple[FlatState, _Tail] | None) -> None:
-        event = event_now()
         skeleton = self._plan.flat.skeleton
         tail = None
         if rest is not None:
@@ -155,7 +158,7 @@ class LayerwiseSave(OpenSave):
             self._digests.update(self._pipeline.digests(tail.share, flat.leaves))
             skeleton = flat.skeleton
             self._inflight.snapshot.expect(tail.lazy_names)
-        self._pipeline.stage(lambda: self._run_end(skeleton, tail, event))
+        self._pipeline.stage(lambda: self._run_end(skeleton, tail))
 
     # -- stager thread ---------------------------------------------------------------------------
 
@@ -163,15 +166,16 @@ class LayerwiseSave(OpenSave):
         with guarded(self._inflight, [self._image]):
             self._image.skip_header(self._plan.builder.header_bytes)
 
-    def _run_stage(self, items: tuple[StageItem, ...], event: Any) -> None:
+    def _run_stage(self, items: tuple[StageItem, ...], behind: Queued) -> None:
         if self._inflight.failed():
             return
-        with guarded(self._inflight, [self._image]), on_stream(self._stream, event):
+        with guarded(self._inflight, [self._image]):
+            self._streams.follow(behind)
             stage_items(self._inflight.snapshot, self._image, items, settle=self._settle)
 
-    def _run_end(self, skeleton: Skeleton, tail: _Tail | None, event: Any) -> None:
+    def _run_end(self, skeleton: Skeleton, tail: _Tail | None) -> None:
         images = [self._image]
-        with guarded(self._inflight, images), on_stream(self._stream, event):
+        with guarded(self._inflight, images):
             if self._inflight.failed():
                 raise StagingError(f"step {self.step} was given up")
             placed, shares = list(self._placed), [self._plan.share]
@@ -181,7 +185,7 @@ class LayerwiseSave(OpenSave):
             if tail is not None:
                 shares.append(tail.share)
                 placed += self._run_tail(tail, images)
-            synchronize(self._stream)
+            self._streams.settle()
             self._watch.raise_if_changed()
             self._inflight.snapshot.complete()
             for image in images[1:]:
@@ -198,11 +202,14 @@ class LayerwiseSave(OpenSave):
         image, layout = self._pipeline.rest_image(self._inflight, self._plan.pool, tail.specs)
         images.append(image)
         image.header(layout.header)
+        self._streams.follow(tail.behind)
         parts = {part.stored.name: part for part in tail.parts}
         placed = [Placed(parts[extent.name], 1, extent) for extent in layout.extents]
         items = [item for _, item in items_of(tail.leaves, placed)]
         lazy = len(tail.lazy_names)
-        stage_items(self._inflight.snapshot, image, items[:lazy], settle=self._wait_stream)
+        stage_items(
+            self._inflight.snapshot, image, items[:lazy], settle=lambda _: self._streams.settle()
+        )
         image.leaves(items[lazy:])
         return placed
 
@@ -211,11 +218,8 @@ class LayerwiseSave(OpenSave):
         self._inflight.staging_ended()
 
     def _settle(self, items: Sequence[StageItem]) -> None:
-        synchronize(self._stream)
+        self._streams.settle()
         self._watch.end(items)
-
-    def _wait_stream(self, items: Sequence[StageItem]) -> None:
-        synchronize(self._stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +231,14 @@ class _Tail:
         parts: those of the share, in that order.
         leaves: of the flat state, small and early-changing ones replaced by clones.
         lazy_names: leaf of each item that is still live.
+        behind: what the copies wait for, the clones among it.
     """
 
     share: Share
     parts: tuple[Part, ...]
     leaves: Sequence[Leaf]
     lazy_names: tuple[str, ...]
+    behind: Queued
 
     @property
     def specs(self) -> list[LeafSpec]:
@@ -240,14 +246,16 @@ class _Tail:
         return [part.stored for part in self.parts]
 
 
-def _tail(flat: FlatState, share: Share) -> _Tail:
+def _tail(flat: FlatState, share: Share, devices: Devices) -> _Tail:
     leaves = list(flat.leaves)
     for part in share.parts:
         leaf = leaves[part.index]
         if leaf.eager:
-            leaves[part.index] = Leaf(leaf.spec, leaf.tensor.clone(), eager=True)
+            leaves[part.index] = Leaf(leaf.spec, devices.clone(leaf.tensor), eager=True)
+    # Order matters: behind the clones.
+    behind = devices.queued(devices.of_all(leaves[part.index].tensor for part in share.parts))
     lazy = [part for part in share.parts if not leaves[part.index].eager]
     eager = [part for part in share.parts if leaves[part.index].eager]
     there = [Placed(part, 1, Extent(part.stored.name, 0, nbytes(part.stored))) for part in lazy]
     names = tuple([name for name, _ in items_of(leaves, there)])
-    return _Tail(share, (*lazy, *eager), leaves, names)
+    return _Tail(share, (*lazy, *eager), leaves, names, behind)

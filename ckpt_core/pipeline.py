@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from ckpt_core.arrangement import Arrangement, Arranger, Placed
-from ckpt_core.capture import StageJob, make_sink, on_device, open_image, source_of
+from ckpt_core.capture import StageJob, make_sink, open_image, source_of
+from ckpt_core.devices import Devices
 from ckpt_core.errors import ConfigError
 from ckpt_core.files import Files
 from ckpt_core.inflight import Contents, InFlight, ShardSink
@@ -22,14 +23,7 @@ from ckpt_core.layout import LayoutBuilder, ShardLayout, shard_name
 from ckpt_core.options import Options
 from ckpt_core.persist import SUM_BYTES, HeldBack, Place, ShardFile, ShardRequest, WriterPool
 from ckpt_core.sharing import Scope, Share, Sharer, digests_of, reference_of
-from ckpt_core.snapshot import (
-    PoolDemand,
-    ShardImage,
-    Stager,
-    StagingPool,
-    side_stream,
-    uses_cuda,
-)
+from ckpt_core.snapshot import CopyStreams, PoolDemand, ShardImage, Stager, StagingPool
 from ckpt_core.staging_memory import StagingMemory
 from ckpt_core.stall import Stall
 from ckpt_core.state import FlatState, Leaf, Skeleton, SpecMemo, flatten
@@ -80,7 +74,13 @@ class Pipeline:
     """Owns the stager thread, the writer threads and the staging memory."""
 
     def __init__(
-        self, options: Options, store: StepStore | GuestStore, *, info: RankInfo, files: Files
+        self,
+        options: Options,
+        store: StepStore | GuestStore,
+        *,
+        info: RankInfo,
+        files: Files,
+        devices: Devices,
     ) -> None:
         # Structures that all ranks have found equal; the committer adds to it.
         self.compared: set[str] = set()
@@ -92,12 +92,13 @@ class Pipeline:
         self.eager_leaf_bytes = parse_bytes(options.eager_leaf_bytes, field="eager_leaf_bytes")
         self._named_bytes = 0
         self._rest_bytes = 0
-        self._memory = StagingMemory(options)
+        self.devices = devices
+        self.streams = CopyStreams(devices)
+        self._memory = StagingMemory(options, devices)
         self._stager = Stager()
         self._writers = WriterPool(options.writers)
         self._arranger = Arranger(Sharer(info))
         self._memo = SpecMemo()
-        self._stream: Any = None
         # AUTO leaves the choice to the leaves; a policy that has measured may set another.
         self.mode = self.mode_used = Mode(options.mode)
         self.stall = Stall()
@@ -141,12 +142,11 @@ class Pipeline:
             self.digests(arrangement.share, plan.flat.leaves),
         )
         mode = self.mode_used = self._resolve_mode(plan.flat.leaves)
-        source = source_of(plan.flat.leaves, arrangement, mode=mode)
+        source = source_of(plan.flat.leaves, arrangement, mode=mode, devices=self.devices)
         sink = self.open_shard(inflight, layout.file_bytes, mapped=mode is Mode.DIRECT)
         sizes = (layout.front_bytes, layout.file_bytes)
-        image = open_image(sink, plan.pool, sizes, hold=False, mapped=mode is Mode.DIRECT)
-        stream = self.stream_for(_tensors(plan.flat.leaves))
-        job = StageJob(inflight, image, source, check=self.check_barriers, stream=stream)
+        image = open_image(sink, plan.pool, sizes, self.streams, mapped=mode is Mode.DIRECT)
+        job = StageJob(inflight, image, source, check=self.check_barriers, streams=self.streams)
         inflight.snapshot.name_leaves(lambda name: name if name in arrangement.names else None)
         inflight.snapshot.expect(source.names)
         try:
@@ -225,7 +225,7 @@ class Pipeline:
             return Place(file_path(self._files, inflight.directory(), name), recycled=False)
 
         sink = self._open(inflight, name, padded, place, exact_bytes=nbytes)
-        return open_image(sink, pool, (0, padded), hold=False, mapped=False)
+        return open_image(sink, pool, (0, padded), self.streams)
 
     def _open(
         self,
@@ -258,7 +258,7 @@ class Pipeline:
     def open_held_image(self, sink: ShardSink, plan: LayerwisePlan) -> ShardImage:
         """The image of a layer-wise shard file, whose header comes last."""
         sizes = (plan.builder.header_bytes, plan.builder.file_bytes)
-        return open_image(sink, plan.pool, sizes, hold=True, mapped=False)
+        return open_image(sink, plan.pool, sizes, self.streams, hold=True)
 
     def share_rest(self, flat: FlatState, scope: Scope) -> Share:
         """This rank's share of what a layer-wise save brings at its end."""
@@ -285,7 +285,7 @@ class Pipeline:
         """
         layout = ShardLayout.plan([], specs)
         sink = self.open_shard(inflight, layout.file_bytes, mapped=False)
-        return open_image(sink, pool, (0, layout.file_bytes), hold=False, mapped=False), layout
+        return open_image(sink, pool, (0, layout.file_bytes), self.streams), layout
 
     def check_named(self) -> None:
         """Whether named files can be saved with these options.
@@ -307,7 +307,7 @@ class Pipeline:
         most = max(nbytes, self._named_bytes or _NAMED_CHUNKS * self._options.chunk_size)
         return self._memory.pool_for(
             self._memory.demand_of_files(most),
-            pinned=on_device(tensors),
+            pinned=bool(self.devices.of_all(tensors)),
             deadline=time.monotonic() + self._options.timeout_s,
         )
 
@@ -330,14 +330,6 @@ class Pipeline:
         """Run a job on the stager thread."""
         self._stager.submit(job)
 
-    def stream_for(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The CUDA stream of the stager; None when no tensor is on CUDA."""
-        if not on_device(tensors):
-            return None
-        if self._stream is None:
-            self._stream = side_stream(tensors)
-        return self._stream
-
     def close(self, *, timeout_s: float) -> None:
         """End the threads and let go of the memory. Idempotent."""
         self._stager.close(timeout_s=timeout_s)
@@ -354,18 +346,17 @@ class Pipeline:
     def _pool(self, leaves: tuple[Leaf, ...], demand: PoolDemand) -> StagingPool:
         return self._memory.pool_for(
             demand,
-            pinned=on_device(_tensors(leaves)),
+            pinned=self._on_device(leaves),
             deadline=time.monotonic() + self._options.timeout_s,
         )
 
     def _resolve_mode(self, leaves: tuple[Leaf, ...]) -> Mode:
         if self.mode is not Mode.AUTO:
             return self.mode
-        return Mode.DEVICE if on_device(_tensors(leaves)) else Mode.HOST
+        return Mode.DEVICE if self._on_device(leaves) else Mode.HOST
 
-
-def _tensors(leaves: Sequence[Leaf]) -> list[torch.Tensor]:
-    return [leaf.tensor for leaf in leaves] if uses_cuda() else []
+    def _on_device(self, leaves: Sequence[Leaf]) -> bool:
+        return bool(self.devices.of_all(leaf.tensor for leaf in leaves))
 
 
 def _leaves_by_name(tensors: Mapping[str, torch.Tensor], flat: FlatState) -> dict[str, Leaf]:

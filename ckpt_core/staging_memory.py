@@ -6,6 +6,7 @@ import time
 
 import psutil
 
+from ckpt_core.devices import Devices
 from ckpt_core.errors import StagingError
 from ckpt_core.options import Options
 from ckpt_core.snapshot import PoolDemand, StagingPool, budget_bytes, plan_pool, too_small
@@ -15,8 +16,9 @@ from ckpt_core.types import parse_bytes
 class StagingMemory:
     """Owns the pool; used by the training thread only."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, devices: Devices) -> None:
         self._options = options
+        self._devices = devices
         self._pool: StagingPool | None = None
         self._most_held_bytes = 0
 
@@ -67,7 +69,7 @@ class StagingMemory:
                 return self._pool
             # The old memory goes before the new comes, so that the bound holds meanwhile too.
             self.close(deadline=deadline)
-        self._pool = StagingPool(plan, pinned=pinned)
+        self._pool = StagingPool(plan, pinned_for=self._devices if pinned else None)
         return self._pool
 
     def make_room(self, pool: StagingPool, demand: PoolDemand) -> None:

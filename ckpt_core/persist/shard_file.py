@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import xxhash
 
+from ckpt_core.devices import Queued
 from ckpt_core.errors import CkptError, PersistError
 from ckpt_core.files import NO_DIRECT, Files
 from ckpt_core.types import DirectIO
@@ -35,7 +36,7 @@ class PieceLike(Protocol):
     @property
     def memory(self) -> memoryview: ...
     @property
-    def ready(self) -> Any: ...
+    def ready(self) -> Queued: ...
     @property
     def release(self) -> Callable[[], None]: ...
 
@@ -114,13 +115,13 @@ class ShardFile:
         return self._path
 
     def write(self, piece: PieceLike) -> None:
-        """Make a piece part of the file (durable only after `sync`). Called from a writer thread.
+        """Make a piece part of the file (durable only after `sync`).
+
+        Called from a writer thread that has waited for `piece.ready`.
 
         Raises:
             PersistError: the bytes could not be written.
         """
-        if piece.ready is not None:
-            piece.ready.synchronize()
         # Hash before writing: both read the piece, and it has just been filled.
         data = piece.memory[: max(self.request.file_bytes - piece.offset, 0)]
         results = _sums(data, self.request.sum_bytes) if self.request.checksum else None

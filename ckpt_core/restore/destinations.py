@@ -1,7 +1,7 @@
 """File bytes into tensors: the sink of a restore.
 
 A contiguous CPU tensor is filled through its address, without torch: ten thousand small leaves cost one
-scatter read for every thousand. A strided or CUDA tensor is filled from the reader's buffer with `copy_`,
+scatter read for every thousand. A tensor that is strided or on a device is filled from the reader's buffer,
 block by block along its outer dimensions, so that no whole copy of it ever exists.
 """
 
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ckpt_core.devices import Devices
 from ckpt_core.restore.units import HOT_BYTES, READ_BYTES
 from ckpt_core.state import GIL_RELEASE_BYTES, blocks, memory_of, one_thread_limit
 
@@ -33,26 +34,28 @@ class Run(NamedTuple):
 class TensorSink:
     """Fills tensors with the bytes of one file. Keeps them alive; used by several readers at once."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[Run], devices: Devices | None = None) -> None:
         """
         Args:
             runs: what goes where; no two of them share bytes of the file or of a tensor. Empty ones
                 may be among them. Starts and lengths are multiples of the tensor's item size.
+            devices: the door to those that the tensors are on.
         """
+        self._devices = devices or Devices()
         full = sorted([run for run in runs if run.nbytes], key=lambda run: run.offset)
         self._tensors = [run.tensor.detach() for run in full]
         self._starts = [run.offset for run in full]
         self._ends = [run.offset + run.nbytes for run in full]
         self._bases = [run.start for run in full]
         self._memory = [
-            _part(tensor, run) if is_flat(tensor) else None
+            _part(tensor, run) if self._on_host(tensor) else None
             for tensor, run in zip(self._tensors, full, strict=True)
         ]
         # Every transfer to a device and every strided copy has a fixed cost: fewer, larger ones.
         self.block_bytes = HOT_BYTES if None not in self._memory else READ_BYTES
 
     def window(self, start: int, stop: int, spare: memoryview) -> list[memoryview] | None:
-        """Memory for file bytes start..stop; None when a strided or CUDA tensor is among it."""
+        """Memory for file bytes start..stop; None when one that is strided or on a device is among it."""
         views: list[memoryview] = []
         position = start
         for index in self._between(start, stop):
@@ -79,9 +82,22 @@ class TensorSink:
             memory = self._memory[index]
             offset = begin - self._starts[index]
             if memory is None:
-                fill_range(self._tensors[index], self._bases[index] + offset, piece)
+                self._fill(self._tensors[index], self._bases[index] + offset, piece)
             else:
                 _move(memory[offset : offset + len(piece)], piece)
+
+    def _on_host(self, tensor: Tensor) -> bool:
+        return self._devices.of(tensor) is None and is_flat(tensor)
+
+    def _fill(self, tensor: Tensor, start: int, data: memoryview) -> None:
+        """Write row-major bytes of a tensor of any strides and device, from byte `start` on.
+
+        `start` and the length are multiples of the item size. `data` may be used again on return.
+        """
+        source = torch.frombuffer(data, dtype=torch.uint8)
+        for target, offset in byte_range(tensor, start, len(data)):
+            part = source[offset : offset + target.nbytes]
+            self._devices.fill(target, part.view(target.dtype).view(target.shape))
 
     def _between(self, start: int, stop: int) -> Iterator[int]:
         """Runs that have bytes in start..stop, in file order."""
@@ -95,17 +111,6 @@ def is_flat(tensor: Tensor) -> bool:
     """Whether the row-major bytes of `tensor` are one run of host memory."""
     plain = not tensor.is_conj() and not tensor.is_neg()
     return tensor.device.type == "cpu" and tensor.is_contiguous() and plain
-
-
-def fill_range(tensor: Tensor, start: int, data: memoryview) -> None:
-    """Write row-major bytes of a tensor of any strides and device, from byte `start` on.
-
-    `start` and the length are multiples of the item size. `data` may be used again on return.
-    """
-    source = torch.frombuffer(data, dtype=torch.uint8)
-    for target, offset in byte_range(tensor, start, len(data)):
-        part = source[offset : offset + target.nbytes]
-        target.copy_(part.view(target.dtype).view(target.shape))
 
 
 def byte_range(tensor: Tensor, start: int, nbytes: int) -> Iterator[tuple[Tensor, int]]:

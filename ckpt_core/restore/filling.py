@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ckpt_core.devices import Devices
 from ckpt_core.errors import CorruptCheckpoint, RestoreError
 from ckpt_core.layout import FileEntry, itemsize, needed_ranges
 from ckpt_core.restore.destinations import Run, TensorSink
@@ -21,7 +21,7 @@ from ckpt_core.restore.leaves import Leaf, Place, StepLeaves
 from ckpt_core.restore.manifests import StepManifest, rank_extents
 from ckpt_core.restore.reading import Outcome, ParallelReader
 from ckpt_core.restore.units import BadChunk, ReadJob
-from ckpt_core.types import ALIGN_BYTES, Block, Slice
+from ckpt_core.types import Block, Slice
 
 _NAMES_SHOWN = 3
 
@@ -42,7 +42,9 @@ class Need(NamedTuple):
     part: tuple[int, int] | None = None
 
 
-def plan_reads(leaves: StepLeaves, needs: Sequence[Need]) -> list[ReadJob]:
+def plan_reads(
+    leaves: StepLeaves, needs: Sequence[Need], devices: Devices | None = None
+) -> list[ReadJob]:
     """What to read. Files of a step that one rank saved are read whole, unless a part of a leaf is all
     that is wanted: padding is verified too then.
 
@@ -68,7 +70,7 @@ def plan_reads(leaves: StepLeaves, needs: Sequence[Need]) -> list[ReadJob]:
         mine = runs.get((rank.rank, index), [])
         wanted = None if whole else _chunks_of(entry, mine)
         if wanted is None or wanted:
-            jobs.append(ReadJob(step.path / entry.name, entry, TensorSink(mine), wanted))
+            jobs.append(ReadJob(step.path / entry.name, entry, TensorSink(mine, devices), wanted))
     return jobs
 
 
@@ -83,8 +85,11 @@ def fill(
         CorruptCheckpoint: bytes differ from what was saved; the text says where.
         RestoreError: the system refused a read (its cause is the OSError), or a read hangs.
     """
-    if any(tensor.is_cuda for tensor in tensors):
-        how = replace(how, new_buffer=_pinned_buffer)
+    used = how.devices.of_all(tensors)
+    if used:
+        # Order matters: what training has queued writes to the tensors before the readers do.
+        how.devices.queued(used).wait()
+        how = replace(how, new_buffer=how.devices.buffer)
     outcome = how.run(jobs)
     # Written behind autograd's back: a graph that saved the old values must notice.
     torch.autograd.graph.increment_version([x for x in tensors if not x.is_inference()])
@@ -168,11 +173,3 @@ def _leaves_in(step: StepManifest, bad: BadChunk) -> str:
         return ""
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return f"; it holds bytes of {', '.join(names[:_NAMES_SHOWN])}{more}"
-
-
-def _pinned_buffer(nbytes: int) -> memoryview:
-    tensor = torch.empty(nbytes + ALIGN_BYTES, dtype=torch.uint8, pin_memory=True)
-    start = tensor.data_ptr() + -tensor.data_ptr() % ALIGN_BYTES
-    memory: Any = (ctypes.c_char * nbytes).from_address(start)
-    memory.keeps_alive = tensor
-    return memoryview(memory).cast("B")

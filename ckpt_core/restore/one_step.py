@@ -82,7 +82,7 @@ def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader
         whole = specs.keys() & leaves.shared.keys() - binding.blocks.keys()
         shares = search.broadcast.share({name: specs[name] for name in whole})
     needs = list(_needs(binding, named, shares))
-    jobs = plan_reads(leaves, needs)
+    jobs = plan_reads(leaves, needs, how.devices)
     search.touched = True
     read_bytes = fill(step, jobs, list(binding.destinations.values()), how=how)
     return ReadStep(path, binding, leaves, owner, read_bytes, shares)

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckpt_core.devices import Devices
 from ckpt_core.files import Files
 from ckpt_core.pages import page_memory
 from ckpt_core.restore.failures import ReadHung
@@ -72,7 +73,8 @@ class ParallelReader:
         exclusive: nobody else changes the files meanwhile (the owner of the root restores): what is in the
             page cache may be read through a mapping.
         new_buffer: gives all readers together their page-aligned buffer, once for each run; pinned memory
-            when CUDA tensors are filled.
+            when tensors on devices are filled.
+        devices: the door to those.
     """
 
     files: Files
@@ -80,6 +82,7 @@ class ParallelReader:
     timeout_s: float
     exclusive: bool = False
     new_buffer: Callable[[int], memoryview] = page_buffer
+    devices: Devices = field(default_factory=Devices)
 
     def run(
         self, jobs: Sequence[ReadJob], *, keep_going: bool = False, progress: Progress | None = None

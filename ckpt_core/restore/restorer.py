@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.coordination import Coordination, Json, NoCoordination
+from ckpt_core.devices import Devices
 from ckpt_core.errors import NotCommitted, RestoreError
 from ckpt_core.files import Files
 from ckpt_core.restore.broadcast import Broadcast, check_groups
@@ -43,6 +44,7 @@ class Restorer:
         timeout_s: float,
         store: Guard | None = None,
         coordination: Coordination | None = None,
+        devices: Devices | None = None,
     ) -> None:
         """
         Args:
@@ -52,11 +54,16 @@ class Restorer:
             timeout_s: longest time that one read may take, and that other ranks are waited for.
             store: told which steps are read and which are corrupt; None for a mere reader.
             coordination: the other ranks, which restore at the same time; None: there are none.
+            devices: the door to those that the state is on.
         """
         self._root = root
         self._guard: Guard = NoGuard() if store is None else store
         self._how = ParallelReader(
-            files=files, readers=readers, timeout_s=timeout_s, exclusive=store is not None
+            files=files,
+            readers=readers,
+            timeout_s=timeout_s,
+            exclusive=store is not None,
+            devices=devices or Devices(),
         )
         self._together = Together(coordination or NoCoordination(), root=root, timeout_s=timeout_s)
         self._info = self._together.info

@@ -6,16 +6,6 @@ chunks leave as `Piece`s to a `ChunkSink` while later leaves are still being cop
 (FAST '21), snapshot(); LightCheck III-B; PCcheck 3.1.
 """
 
-from ckpt_core.snapshot.cuda import (
-    device_name,
-    event_now,
-    on_stream,
-    side_stream,
-    synchronize,
-    uses_cuda,
-)
-from ckpt_core.snapshot.cuda import free_bytes as device_free_bytes
-from ckpt_core.snapshot.cuda import has_room as device_has_room
 from ckpt_core.snapshot.image import ChunkSink, ImageSpec, Piece, ShardImage
 from ckpt_core.snapshot.pool import (
     PoolDemand,
@@ -26,9 +16,11 @@ from ckpt_core.snapshot.pool import (
     too_small,
 )
 from ckpt_core.snapshot.stager import Snapshot, StageItem, Stager
+from ckpt_core.snapshot.streams import CopyStreams
 
 __all__ = [
     "ChunkSink",
+    "CopyStreams",
     "ImageSpec",
     "Piece",
     "PoolDemand",
@@ -39,14 +31,6 @@ __all__ = [
     "Stager",
     "StagingPool",
     "budget_bytes",
-    "device_free_bytes",
-    "device_has_room",
-    "device_name",
-    "event_now",
-    "on_stream",
     "plan_pool",
-    "side_stream",
-    "synchronize",
     "too_small",
-    "uses_cuda",
 ]

@@ -11,6 +11,7 @@ import ctypes
 
 import torch
 
+from ckpt_core.devices import Devices
 from ckpt_core.state import GIL_RELEASE_BYTES, blocks, one_thread_limit
 
 _MEMMOVE = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
@@ -29,19 +30,11 @@ def zero(target: int, nbytes: int) -> None:
     ctypes.memset(target, 0, nbytes)
 
 
-def is_flat(tensor: torch.Tensor) -> bool:
-    """Whether the row-major bytes of a leaf are one run of host memory that may be read as it is.
-
-    Leaves carry no conjugate and no negative bit: state/ has cleared them.
-    """
-    return tensor.is_cpu and tensor.is_contiguous()
-
-
-def copy_range(tensor: torch.Tensor, start: int, target: torch.Tensor) -> None:
+def copy_range(tensor: torch.Tensor, start: int, target: torch.Tensor, *, devices: Devices) -> None:
     """Copy row-major bytes `start .. start+len(target)` of a leaf into a run of staging memory.
 
-    Called for leaves that are strided or on a device; a contiguous CUDA leaf is one asynchronous copy
-    on the current stream. `start` and the length are multiples of the item size. Never makes a whole
+    Called for leaves that are strided or on a device; a contiguous leaf on a device is one copy that is
+    queued on the current stream. `start` and the length are multiples of the item size. Never makes a whole
     copy of the leaf: a strided one is walked in blocks along its outer dimensions.
 
     Args:
@@ -53,4 +46,4 @@ def copy_range(tensor: torch.Tensor, start: int, target: torch.Tensor) -> None:
     words = target.view(tensor.dtype)
     most = one_thread_limit(tensor, words.numel())
     for view, offset in blocks(tensor, start // item, words.numel(), most):
-        words[offset : offset + view.numel()].view(view.shape).copy_(view, non_blocking=True)
+        devices.copy(words[offset : offset + view.numel()].view(view.shape), view)

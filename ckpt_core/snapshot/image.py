@@ -9,16 +9,20 @@ Only the training thread inside `save`, and after it only the stager thread, use
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from ckpt_core.snapshot.copying import copy_range, is_flat, move, zero
-from ckpt_core.snapshot.cuda import event_now
+from ckpt_core.devices import NOTHING_QUEUED, Queued
+from ckpt_core.snapshot.copying import move, zero
 from ckpt_core.snapshot.pool import Chunk, Part, StagingPool
+from ckpt_core.snapshot.streams import CopyStreams
 from ckpt_core.types import align_up
+
+_log = logging.getLogger("ckpt_core")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,8 @@ class Piece:
         offset: its place in the file, bytes.
         nbytes: how much of the chunk counts.
         memory: the bytes.
-        ready: CUDA event after which the bytes are there; None when they are there now.
+        ready: copies of devices that still run into the memory: before they have ended the bytes are not
+            there, and the memory may not be given back.
         release: gives the memory back; called exactly once, also on failure.
     """
 
@@ -38,7 +43,7 @@ class Piece:
     offset: int
     nbytes: int
     memory: memoryview
-    ready: Any
+    ready: Queued
     release: Callable[[], None]
 
 
@@ -60,6 +65,8 @@ class _Open:
     address: int
     tensor: Callable[[], torch.Tensor]
     release: Callable[[], None]
+    # Devices whose copy streams may still write to it.
+    devices: set[torch.device] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -94,8 +101,11 @@ class ImageSpec:
 class ShardImage:
     """The bytes of one shard file, in the making: chunks come from `pool` and go, filled, to `sink`."""
 
-    def __init__(self, pool: StagingPool, sink: ChunkSink, spec: ImageSpec) -> None:
+    def __init__(
+        self, pool: StagingPool, sink: ChunkSink, spec: ImageSpec, streams: CopyStreams
+    ) -> None:
         self._pool = pool
+        self._streams = streams
         self._sink = sink
         self._spec = spec
         self._chunk_bytes = pool.plan.chunk_bytes
@@ -118,14 +128,16 @@ class ShardImage:
         """Fill the room that was left and let the held chunks go."""
         assert len(header) <= self._held.until
         done = 0
-        pieces, self._held = self._held.pieces, _Held(until=0)
-        current = self._open
+        pieces, current = self._held.pieces, self._open
         for _, chunk, _ in [*pieces, *([(0, current, 0)] if current is not None else [])]:
             part = header[done : done + self._chunk_bytes]
             chunk.memory[: len(part)] = part
             done += len(part)
-        for offset, chunk, nbytes in pieces:
-            self._submit(chunk, offset, nbytes, ready=event_now())
+        self._held.until = 0
+        while pieces:
+            offset, chunk, nbytes = pieces[0]
+            self._submit(chunk, offset, nbytes)
+            del pieces[0]
 
     def leaf(self, tensor: torch.Tensor, *, offset: int, nbytes: int) -> None:
         """Copy one leaf to its place; blocks while no chunk is free.
@@ -139,7 +151,7 @@ class ShardImage:
             return
         if offset != self._cursor:
             self._zero_to(offset)
-        source = tensor.data_ptr() if is_flat(tensor) else None
+        source = tensor.data_ptr() if self._streams.devices.is_flat(tensor) else None
         start = 0
         while start < nbytes:
             chunk, inside, room = self._room()
@@ -147,7 +159,8 @@ class ShardImage:
             if source is not None:
                 move(chunk.address + inside, source + start, part)
             else:
-                copy_range(tensor, start, chunk.tensor()[inside : inside + part])
+                target = chunk.tensor()[inside : inside + part]
+                self._streams.copy(tensor, start, target, into=chunk.devices)
             start += part
             self._advance(part)
 
@@ -157,6 +170,7 @@ class ShardImage:
         The same as `leaf` for each; leaves that fit into the open chunk without filling it, or the
         file, take a path without calls.
         """
+        is_flat = self._streams.devices.is_flat
         for tensor, offset, nbytes in items:
             chunk = self._open
             inside = self._cursor % self._chunk_bytes
@@ -178,13 +192,22 @@ class ShardImage:
         assert self._open is None and not self._held.pieces
 
     def abandon(self) -> None:
-        """Give back whatever is still held; the image is of no use after this. Idempotent."""
-        pieces, self._held = self._held.pieces, _Held(until=0)
-        for _, chunk, _ in pieces:
+        """Give back whatever is still held; the image is of no use after this. Idempotent.
+
+        Returns once no copy can touch that memory. Where the device cannot say so, it is not given back.
+        """
+        chunks = [chunk for _, chunk, _ in self._held.pieces]
+        chunks += [] if self._open is None else [self._open]
+        self._held, self._open = _Held(until=0), None
+        try:
+            self._streams.queued(set().union(*[chunk.devices for chunk in chunks])).wait()
+        except Exception as exc:
+            _log.error(
+                "%d staging chunks are lost to a device that has failed: %s", len(chunks), exc
+            )
+            return
+        for chunk in chunks:
             chunk.release()
-        if self._open is not None:
-            self._open.release()
-            self._open = None
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -231,16 +254,20 @@ class ShardImage:
         full = self._cursor % self._chunk_bytes == 0 or self._cursor == self._spec.file_bytes
         if not full:
             return
-        chunk, self._open = self._open, None
+        chunk = self._open
         assert chunk is not None
         offset = (self._cursor - 1) // self._chunk_bytes * self._chunk_bytes
         length = self._cursor - offset
         if offset < self._held.until:
             self._held.pieces.append((offset, chunk, length))
+            self._open = None
         else:
-            self._submit(chunk, offset, length, ready=event_now())
+            self._submit(chunk, offset, length)
 
-    def _submit(self, chunk: _Open, offset: int, nbytes: int, *, ready: Any) -> None:
+    def _submit(self, chunk: _Open, offset: int, nbytes: int) -> None:
+        ready = self._streams.queued(chunk.devices) if chunk.devices else NOTHING_QUEUED
+        if chunk is self._open:
+            self._open = None
         index = offset // self._chunk_bytes
         self._sink.submit(Piece(index, offset, nbytes, chunk.memory[:nbytes], ready, chunk.release))
 

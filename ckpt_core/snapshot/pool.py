@@ -24,9 +24,9 @@ from enum import Enum
 
 import torch
 
+from ckpt_core.devices import Devices
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.pages import page_memory
-from ckpt_core.snapshot.cuda import pin, unpin
 from ckpt_core.types import ALIGN_BYTES, align_up
 
 _SMALLEST_CHUNK = ALIGN_BYTES
@@ -212,15 +212,19 @@ class Chunk:
 
 
 class StagingPool:
-    """Hands chunks out and takes them back; never holds more than its plan. Thread-safe."""
+    """Hands chunks out and takes them back; never holds more than its plan. Thread-safe.
 
-    def __init__(self, plan: PoolPlan, *, pinned: bool = False) -> None:
+    Args:
+        pinned_for: page-lock the memory for copies of these devices; None: not.
+    """
+
+    def __init__(self, plan: PoolPlan, *, pinned_for: Devices | None = None) -> None:
         self.plan = plan
         self._changed = threading.Condition()
         self._held = 0
         self._leases = 0
         self.most_held_bytes = 0
-        self._pinned = pinned
+        self._pinned_for = pinned_for
         self._pinned_at: list[int] = []
         self._free: dict[Part, list[Chunk]] = {Part.FRONT: [], Part.STREAM: []}
         chunks = self._allocate(plan.front_chunks, plan.stream_chunks)
@@ -242,8 +246,7 @@ class StagingPool:
         nbytes = (fronts + streams) * size
         mapping = page_memory(max(nbytes, ALIGN_BYTES))
         base = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-        if self._pinned:
-            pin(base, nbytes)
+        if self._pinned_for is not None and self._pinned_for.pin(base, nbytes):
             self._pinned_at.append(base)
         view = memoryview(mapping)
         parts = [Part.FRONT] * fronts + [Part.STREAM] * streams
@@ -286,7 +289,7 @@ class StagingPool:
             return self._free[part].pop()
 
     def release(self, chunk: Chunk) -> None:
-        """Give a chunk back; its bytes may be overwritten at once."""
+        """Give a chunk back that no copy can touch; its bytes may be overwritten at once."""
         with self._changed:
             self._held -= 1
             self._free[chunk.part].append(chunk)
@@ -317,7 +320,8 @@ class StagingPool:
         """Let go of the memory. Called once, when no chunk is held."""
         bases, self._pinned_at = self._pinned_at, []
         for base in bases:
-            unpin(base)
+            assert self._pinned_for is not None
+            self._pinned_for.unpin(base)
         # A mapping goes with the last chunk that refers to it: it cannot be closed while a memoryview
         # of it lives.
         self._free = {Part.FRONT: [], Part.STREAM: []}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import xxhash
 
+from ckpt_core.devices import NOTHING_QUEUED, Queued
 from ckpt_core.errors import PersistError
 from ckpt_core.files import Files
 from ckpt_core.persist import SUM_BYTES, Place, ShardFile, ShardRequest, WriteJob, WriterPool
@@ -28,7 +29,7 @@ class FakePiece:
     offset: int
     nbytes: int
     memory: memoryview
-    ready: Any = None
+    ready: Queued = NOTHING_QUEUED
     releases: int = 0
 
     def release(self) -> None:

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_core.snapshot import ImageSpec, Piece, PoolPlan, ShardImage, StagingPool
-from ckpt_core.snapshot.copying import copy_range, is_flat
+from ckpt_core.devices import Devices
+from ckpt_core.snapshot import CopyStreams, ImageSpec, Piece, PoolPlan, ShardImage, StagingPool
+from ckpt_core.snapshot.copying import copy_range
 
 CHUNK = 4096
 
@@ -53,7 +54,7 @@ def image_of(
         deadline=time.monotonic() + 60,
         cancelled=lambda: False,
     )
-    return ShardImage(pool, sink, spec)
+    return ShardImage(pool, sink, spec, CopyStreams(Devices()))
 
 
 def row_major(tensor: torch.Tensor) -> bytes:
@@ -176,10 +177,10 @@ def test_any_range_of_a_strided_leaf_can_be_copied(shape, order, cut) -> None:  
     if start == end:
         return
     target = torch.zeros((end - start) * 4, dtype=torch.uint8)
-    copy_range(tensor, start * 4, target)
+    copy_range(tensor, start * 4, target, devices=Devices())
     assert target.view(torch.int32).tolist() == tensor.flatten()[start:end].tolist()
 
 
 def test_strided_leaves_are_not_read_as_raw_memory() -> None:
-    assert is_flat(torch.zeros(4, 4))
-    assert not is_flat(torch.zeros(4, 4).t())
+    assert Devices().is_flat(torch.zeros(4, 4))
+    assert not Devices().is_flat(torch.zeros(4, 4).t())

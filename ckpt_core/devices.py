@@ -1,0 +1,196 @@
+"""The one door to devices: copies, clones, streams, events and page-locked memory.
+
+    training's stream --event, behind all that is read--> copy stream of that device --event--> writer
+
+Generic over `torch.get_device_module`: what is not in host memory is on a device, and each device has streams
+and events of its own. Nothing here waits for a device but what says so. A test gives another one, whose
+copies come late; see docs/adr/0015-device-door.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ckpt_core.errors import StagingError
+from ckpt_core.types import ALIGN_BYTES
+
+
+class Event(Protocol):
+    """A place in the work of one stream."""
+
+    def synchronize(self) -> object:
+        """Block the calling thread until everything before it is done."""
+
+
+class Stream(Protocol):
+    """A queue of work of one device: done in order, and ordered with other streams by events alone."""
+
+    @property
+    def device(self) -> torch.device:
+        """Whose it is."""
+
+    def wait_event(self, event: Any) -> None:
+        """Work queued from now on runs behind the event; blocks no thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """Work that is queued on devices.
+
+    Attributes:
+        events: one for each device, behind the work.
+    """
+
+    events: Mapping[torch.device, Event]
+
+    def wait(self) -> None:
+        """Block until it is done; raises whatever the device reports."""
+        for event in self.events.values():
+            event.synchronize()
+
+
+NOTHING_QUEUED = Queued({})
+
+
+class Devices:
+    """Everything that the engine asks of devices. Without tensors on one, no device is touched."""
+
+    def in_use(self) -> bool:
+        """Whether this process uses devices at all; if not, no tensor can be on one."""
+        kind = torch.accelerator.current_accelerator()
+        if kind is None:
+            return False
+        initialized = getattr(torch.get_device_module(kind), "is_initialized", None)
+        return True if initialized is None else bool(initialized())
+
+    def of(self, tensor: Tensor) -> torch.device | None:
+        """Where the bytes of a tensor are; None: in host memory."""
+        return None if tensor.is_cpu else tensor.device
+
+    def of_all(self, tensors: Iterable[Tensor]) -> list[torch.device]:
+        """The devices of some tensors, each once; quick where none is in use."""
+        if not self.in_use():
+            return []
+        found = dict.fromkeys(map(self.of, tensors))
+        return [device for device in found if device is not None]
+
+    def is_flat(self, tensor: Tensor) -> bool:
+        """Whether the row-major bytes of a tensor are one run of host memory.
+
+        Asked of tensors without conjugate and negative bits.
+        """
+        return tensor.is_cpu and tensor.is_contiguous()
+
+    # -- streams and events ----------------------------------------------------------------------
+
+    def new_stream(self, device: torch.device) -> Stream:
+        """A stream that waits for nothing but events."""
+        made: Stream = torch.get_device_module(device).Stream(device=device)
+        return made
+
+    def use(self, stream: Stream) -> None:
+        """What this thread asks of the stream's device from now on goes to that stream.
+
+        For threads of the engine: the device becomes the current one too. There is no way back, since
+        going back to the device of a fresh thread would open a context on device 0.
+        """
+        torch.get_device_module(stream.device).set_stream(stream)
+
+    def record(self, device: torch.device) -> Event:
+        """An event behind what is queued on the stream of `device` that is current on this thread."""
+        module = torch.get_device_module(device)
+        try:
+            # An event that spins while it is waited for takes a core from training.
+            event = module.Event(blocking=True)
+        except TypeError:
+            event = module.Event()
+        event.record(module.current_stream(device))
+        made: Event = event
+        return made
+
+    def queued(self, devices: Iterable[torch.device]) -> Queued:
+        """What is queued on the streams of these devices that are current on this thread."""
+        events = {device: self.record(device) for device in devices}
+        return Queued(events) if events else NOTHING_QUEUED
+
+    # -- bytes -----------------------------------------------------------------------------------
+
+    def clone(self, tensor: Tensor) -> Tensor:
+        """A copy in memory of its own, made by the stream that is current on this thread.
+
+        Its memory belongs to that stream: whoever reads it in another one keeps it until that is done.
+        """
+        return tensor.clone()
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Queue a copy to host memory on the stream of the source's device that is current on this thread.
+
+        Neither memory may be given back, nor the target read, before an event behind the copy.
+        """
+        target.copy_(source, non_blocking=True)
+
+    def fill(self, target: Tensor, source: Tensor) -> None:
+        """Copy host memory to a tensor anywhere; once this returns, every stream finds it there."""
+        target.copy_(source)
+        device = self.of(target)
+        if device is not None and not target.is_contiguous():
+            # It went through memory of its own: the second copy is only queued.
+            self.record(device).synchronize()
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """The bytes of a tensor as the current stream of this thread sees them; waits for it."""
+        return tensor.detach().cpu()
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        """Page-lock host memory, so that the copy engine of a device can write to it.
+
+        False where a backend has no call for it: copies to other memory are slower.
+
+        Raises:
+            StagingError: the system refuses.
+        """
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return False
+        code = torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)  # type: ignore[no-untyped-call]
+        if int(code) != 0:
+            raise StagingError(
+                f"could not page-lock {nbytes} bytes of staging memory (CUDA error {int(code)}): "
+                f"lower staging_bytes or raise the limit of locked memory (ulimit -l)"
+            )
+        return True
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`; no copy may be queued to that memory."""
+        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+
+    def buffer(self, nbytes: int) -> memoryview:
+        """Page-locked, page-aligned host memory to fill devices from."""
+        tensor = torch.empty(nbytes + ALIGN_BYTES, dtype=torch.uint8, pin_memory=True)
+        start = tensor.data_ptr() + -tensor.data_ptr() % ALIGN_BYTES
+        memory: Any = (ctypes.c_char * nbytes).from_address(start)
+        memory.keeps_alive = tensor
+        return memoryview(memory).cast("B")
+
+    def free_bytes(self, device: torch.device | None = None) -> int:
+        """Free memory of a device, or of the current one; 0 where the backend does not say."""
+        module = torch.get_device_module(device)
+        asked = getattr(module, "mem_get_info", None)
+        return 0 if asked is None else int(asked(device)[0])
+
+    def has_room(self, nbytes: int, device: torch.device | None = None) -> bool:
+        """Whether clones of so much may go there: a fifth of what is free stays for training's own peaks."""
+        return nbytes * 5 <= self.free_bytes(device) * 4
+
+    def name(self) -> str:
+        """What the current device is."""
+        module = torch.get_device_module(None)
+        asked = getattr(module, "get_device_name", None)
+        return str(torch.accelerator.current_accelerator() if asked is None else asked())
