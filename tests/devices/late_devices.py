@@ -1,0 +1,289 @@
+"""Devices that do everything late: a stand-in behind the engine's door to devices, for tests on any machine.
+
+A tensor is on a device when its storage has been placed there; its memory is plain host memory. What is asked
+through the door, and what training does (`run`), is queued on streams, and done when somebody waits for it, or
+in between as the pace says. A stream is done in order; streams know of each other by events alone. Until it is
+done, the memory that it is to fill is poisoned, and so is memory that is given back with a clone.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from ctypes import c_char
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ckpt_core.devices import Devices
+
+_UNWRITTEN, _RETURNED = 0xA5, 0xEE
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How likely it is that a stream does its next piece of work although nobody waits for it."""
+
+    training: float
+    copies: float
+    seed: int = 0
+
+
+PACES = {
+    "all late": Pace(0, 0),
+    "training runs ahead": Pace(1, 0),
+    "copies run ahead": Pace(0, 1),
+    "mixed, 1": Pace(0.5, 0.5, 1),
+    "mixed, 2": Pace(0.2, 0.8, 2),
+    "mixed, 3": Pace(0.8, 0.2, 3),
+}
+
+
+@dataclass
+class LateEvent:
+    """Behind the first `count` pieces of work of a stream."""
+
+    owner: LateDevices
+    stream: LateStream
+    count: int
+
+    @property
+    def is_done(self) -> bool:
+        return self.stream.done >= self.count
+
+    def synchronize(self) -> None:
+        self.owner.finish(self)
+
+
+@dataclass
+class _Work:
+    """Something to do, or an event to wait for; `target` is the host memory that it writes."""
+
+    do: Callable[[], Any] = lambda: None
+    behind: LateEvent | None = None
+    target: tuple[int, int] = (0, 0)
+
+
+@dataclass
+class LateStream:
+    """A queue of one device."""
+
+    owner: LateDevices
+    device: torch.device
+    is_training: bool
+    waiting: deque[_Work] = field(default_factory=deque)
+    done: int = 0
+
+    @property
+    def queued(self) -> int:
+        return self.done + len(self.waiting)
+
+    def wait_event(self, event: LateEvent) -> None:
+        self.owner.queue(self, _Work(behind=event))
+
+
+class LateDevices(Devices):
+    """Two devices or more. Thread-safe; `failures` are uses of memory that no device allows."""
+
+    def __init__(self, pace: Pace = PACES["all late"], count: int = 2) -> None:
+        self.devices = [torch.device("cuda", index) for index in range(count)]
+        self.failures: list[str] = []
+        self._pace = pace
+        self._random = random.Random(pace.seed)
+        self._lock = threading.RLock()
+        self._here = threading.local()
+        self._default = {device: LateStream(self, device, True) for device in self.devices}
+        self._streams = list(self._default.values())
+        # Storage address -> device, and whose memory it is: of a clone the bytes, else a tensor.
+        self._placed: dict[int, tuple[torch.device, Any]] = {}
+        self._pinned: dict[int, int] = {}
+
+    # -- for tests: what training does -------------------------------------------------------------
+
+    def place(self, tensor: Tensor, index: int) -> Tensor:
+        """Put a tensor's storage on a device."""
+        address = tensor.untyped_storage().data_ptr()
+        self._placed[address] = (self.devices[index], tensor.detach())
+        return tensor
+
+    def run(self, index: int, do: Callable[[], Any]) -> None:
+        """Work of training, queued on this thread's current stream of a device."""
+        self.queue(self._current(self.devices[index]), _Work(do))
+
+    def own_stream(self, index: int) -> None:
+        """Training on this thread goes on in a stream that is not the default one."""
+        stream = LateStream(self, self.devices[index], True)
+        with self._lock:
+            self._streams.append(stream)
+        self.use(stream)
+
+    def drain(self) -> None:
+        """Do everything that is queued."""
+        for stream in tuple(self._streams):
+            self.finish(LateEvent(self, stream, stream.queued))
+
+    # -- the door ----------------------------------------------------------------------------------
+
+    def in_use(self) -> bool:
+        return True
+
+    def of(self, tensor: Tensor) -> torch.device | None:
+        found = self._placed.get(tensor.untyped_storage().data_ptr())
+        return None if found is None else found[0]
+
+    def is_flat(self, tensor: Tensor) -> bool:
+        return self.of(tensor) is None and super().is_flat(tensor)
+
+    def new_stream(self, device: torch.device) -> LateStream:
+        stream = LateStream(self, device, False)
+        with self._lock:
+            self._streams.append(stream)
+        return stream
+
+    def use(self, stream: Any) -> None:
+        self._currents()[stream.device] = stream
+
+    def record(self, device: torch.device) -> LateEvent:
+        self._some()
+        stream = self._current(device)
+        return LateEvent(self, stream, stream.queued)
+
+    def clone(self, tensor: Tensor) -> Tensor:
+        device = self.of(tensor)
+        if device is None or tensor.numel() == 0:
+            return super().clone(tensor)
+        stream = self._current(device)
+        made, raw = self._allocate(tensor, stream)
+        source = self._raw(tensor)
+        self.queue(stream, _Work(lambda: raw.copy_(source)))
+        return made
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        device = self.of(source)
+        if device is None:
+            super().copy(target, source)
+            return
+        raw = self._raw(source)
+        target.view(-1).view(torch.uint8).fill_(_UNWRITTEN)
+        place = (target.data_ptr(), target.data_ptr() + target.nbytes)
+        self.queue(self._current(device), _Work(lambda: target.copy_(raw), target=place))
+
+    def fill(self, target: Tensor, source: Tensor) -> None:
+        device = self.of(target)
+        if device is None:
+            super().fill(target, source)
+            return
+        held = source.clone()
+        self.queue(self._current(device), _Work(lambda: target.copy_(held)))
+        self.finish(self.record(device))
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        device = self.of(tensor)
+        if device is not None:
+            self.finish(self.record(device))
+        return tensor.detach().clone()
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        self._pinned[address] = nbytes
+        return True
+
+    def unpin(self, address: int) -> None:
+        end = address + self._pinned.pop(address)
+        if self.copies_into(address, end):
+            self.failures.append("memory was unlocked while copies into it were queued")
+
+    def buffer(self, nbytes: int) -> memoryview:
+        return memoryview(np.full(nbytes, _UNWRITTEN, np.uint8))
+
+    def free_bytes(self, device: torch.device | None = None) -> int:
+        return 1 << 40
+
+    def name(self) -> str:
+        return "late"
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def copies_into(self, start: int, end: int) -> int:
+        """Copies that are queued and will write to host memory start..end."""
+        with self._lock:
+            targets = [work.target for stream in self._streams for work in stream.waiting]
+        return sum(begin < end and start < stop for begin, stop in targets)
+
+    def queue(self, stream: LateStream, work: _Work) -> None:
+        with self._lock:
+            stream.waiting.append(work)
+        self._some()
+
+    def finish(self, event: LateEvent) -> None:
+        """Do what must be done before an event, and no more than that."""
+        with self._lock:
+            while not event.is_done:
+                behind = event.stream.waiting[0].behind
+                if behind is not None:
+                    self.finish(behind)
+                self._do_next(event.stream)
+
+    def _some(self) -> None:
+        """Do what the pace says, of what waits for nothing."""
+        with self._lock:
+            for stream in self._streams:
+                chance = self._pace.training if stream.is_training else self._pace.copies
+                while stream.waiting and self._random.random() < chance:
+                    behind = stream.waiting[0].behind
+                    if behind is not None and not behind.is_done:
+                        break
+                    self._do_next(stream)
+
+    def _do_next(self, stream: LateStream) -> None:
+        with torch.no_grad():
+            stream.waiting[0].do()
+        stream.waiting.popleft()
+        stream.done += 1
+
+    def _currents(self) -> dict[torch.device, LateStream]:
+        if not hasattr(self._here, "streams"):
+            self._here.streams = dict(self._default)
+        streams: dict[torch.device, LateStream] = self._here.streams
+        return streams
+
+    def _current(self, device: torch.device) -> LateStream:
+        return self._currents()[device]
+
+    def _allocate(self, like: Tensor, stream: LateStream) -> tuple[Tensor, Tensor]:
+        """Poisoned memory of a device, as the caller sees it, and for work that outlives it."""
+        span = 1 + sum((n - 1) * step for n, step in zip(like.shape, _strides(like), strict=True))
+        data = np.full(span * like.element_size(), _UNWRITTEN, np.uint8)
+        lent = (c_char * data.nbytes).from_buffer(data)
+        address = data.ctypes.data
+        with self._lock:
+            self._placed[address] = (stream.device, data)
+        # Memory that is given back goes to the next who asks in the same stream, and is written there.
+        weakref.finalize(lent, self._returned, address, data, stream)
+        return _over(lent, like, _strides(like), 0), _over(data, like, _strides(like), 0)
+
+    def _returned(self, address: int, data: Any, stream: LateStream) -> None:
+        self._placed.pop(address, None)
+        with self._lock:
+            stream.waiting.append(_Work(lambda: data.fill(_RETURNED)))
+
+    def _raw(self, tensor: Tensor) -> Tensor:
+        """The same bytes, without keeping a clone alive: queued work does not, on a device."""
+        home = self._placed[tensor.untyped_storage().data_ptr()][1]
+        if isinstance(home, Tensor):
+            return tensor.detach()
+        return _over(home, tensor, tensor.stride(), tensor.storage_offset())
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    return torch.empty_like(tensor, device="meta").stride()
+
+
+def _over(memory: Any, like: Tensor, strides: Iterable[int], offset: int) -> Tensor:
+    flat = torch.frombuffer(memory, dtype=torch.uint8).view(like.dtype)
+    return flat.as_strided(like.shape, tuple(strides), offset)

@@ -1,0 +1,132 @@
+"""Seeded mistakes: an engine that waits too little, each by one wait. A scenario that misses one is worth nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ckpt_core.devices import NOTHING_QUEUED, Queued
+from ckpt_core.persist import WriteJob
+from ckpt_core.snapshot import ShardImage
+from tests.devices.late_devices import LateDevices, LateEvent, LateStream, _Work
+
+
+class EventBeforeClones(LateDevices):
+    """The event that the stager's streams wait for is recorded before the eager leaves are cloned."""
+
+    def __init__(self, *pace: Any) -> None:
+        super().__init__(*pace)
+        self._held: list[tuple[LateStream, _Work]] = []
+
+    def queue(self, stream: LateStream, work: _Work) -> None:
+        if self._cloning():
+            self._held.append((stream, work))
+        else:
+            super().queue(stream, work)
+
+    def clone(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._here.cloning = threading.current_thread() is threading.main_thread()
+        try:
+            return super().clone(tensor)
+        finally:
+            self._here.cloning = False
+
+    def queued(self, devices: Iterable[torch.device]) -> Queued:
+        early = super().queued(devices)
+        held, self._held = self._held, []
+        for stream, work in held:
+            super().queue(stream, work)
+        return early
+
+    def _cloning(self) -> bool:
+        return getattr(self._here, "cloning", False)
+
+
+class NoWaitForTraining(LateDevices):
+    """The copy streams do not wait for the event."""
+
+    def new_stream(self, device: torch.device) -> LateStream:
+        stream = super().new_stream(device)
+        stream.wait_event = lambda event: None  # type: ignore[method-assign]
+        return stream
+
+
+class _Deaf(LateDevices):
+    """Threads of that name do not wait for events."""
+
+    thread = ""
+
+    def record(self, device: torch.device) -> LateEvent:
+        return _DeafEvent(**vars(super().record(device)))
+
+
+class _DeafEvent(LateEvent):
+    def synchronize(self) -> None:
+        assert isinstance(self.owner, _Deaf)
+        if not threading.current_thread().name.startswith(self.owner.thread):
+            super().synchronize()
+
+
+class NoSynchronize(_Deaf):
+    """The stager says that leaves are copied while the copies are queued."""
+
+    thread = "ckpt-stager"
+
+
+class NoWaitForPieces(_Deaf):
+    """The writers take pieces whose copies are queued."""
+
+    thread = "ckpt-writer"
+
+
+class NoWaitBeforeRestore(_Deaf):
+    """A restore begins while training has work queued."""
+
+    thread = "MainThread"
+
+
+class EventOfTheFirstDevice(LateDevices):
+    """Events are recorded on the current device, which is the first one, whatever the leaves are on."""
+
+    def record(self, device: torch.device) -> LateEvent:
+        return super().record(self.devices[0])
+
+
+class OneDeviceOnly(LateDevices):
+    """The second device's copies are waited for by an event of the first one."""
+
+    def queued(self, devices: Iterable[torch.device]) -> Queued:
+        first = list(devices)[:1]
+        return super().queued(first)
+
+
+def write_or_release_at_once(job: WriteJob) -> None:
+    """`writers._write`, as it gives back what is not written without waiting for the copies."""
+    error = None
+    try:
+        if not job.cancelled():
+            job.piece.ready.wait()
+            job.shard.write(job.piece)
+    except BaseException as exc:
+        error = exc
+    try:
+        job.piece.release()
+    finally:
+        job.done(error)
+
+
+def abandon_at_once(image: Any) -> None:
+    """`ShardImage.abandon`, without a wait."""
+    streams, image._streams = image._streams, _NoStreams()
+    try:
+        ShardImage.abandon(image)
+    finally:
+        image._streams = streams
+
+
+class _NoStreams:
+    def queued(self, on: Any) -> Queued:
+        return NOTHING_QUEUED
