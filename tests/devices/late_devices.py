@@ -1,9 +1,9 @@
 """Devices that do everything late: a stand-in behind the engine's door to devices, for tests on any machine.
 
-A tensor is on a device when its storage has been placed there; its memory is plain host memory. What is asked
-through the door, and what training does (`run`), is queued on streams, and done when somebody waits for it, or
-in between as the pace says. A stream is done in order; streams know of each other by events alone. Until it is
-done, the memory that it is to fill is poisoned, and so is memory that is given back with a clone.
+A tensor is on a device when its storage has been placed there; its memory is plain host memory. What is
+asked through the door, and what training does (`run`), is queued on streams, and done when somebody waits
+for it, or in between as the pace says. A stream is done in order; streams know of each other by events
+alone. Until it is done, the memory that it is to fill is poisoned, and so is a clone's when it is let go.
 """
 
 from __future__ import annotations

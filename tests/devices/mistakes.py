@@ -1,8 +1,9 @@
-"""Seeded mistakes: an engine that waits too little, each by one wait. A scenario that misses one is worth nothing."""
+"""Seeded mistakes: engines that wait too little, each by one wait; tests that miss one are worth nothing."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,8 @@ from ckpt_core.devices import NOTHING_QUEUED, Queued
 from ckpt_core.persist import WriteJob
 from ckpt_core.snapshot import ShardImage
 from tests.devices.late_devices import LateDevices, LateEvent, LateStream, _Work
+
+_HEAD_START_S = 0.02
 
 
 class EventBeforeClones(LateDevices):
@@ -55,7 +58,7 @@ class NoWaitForTraining(LateDevices):
 
 
 class _Deaf(LateDevices):
-    """Threads of that name do not wait for events."""
+    """Threads of that name do not wait for events; all others come late."""
 
     thread = ""
 
@@ -67,6 +70,7 @@ class _DeafEvent(LateEvent):
     def synchronize(self) -> None:
         assert isinstance(self.owner, _Deaf)
         if not threading.current_thread().name.startswith(self.owner.thread):
+            time.sleep(_HEAD_START_S)
             super().synchronize()
 
 
@@ -95,12 +99,11 @@ class EventOfTheFirstDevice(LateDevices):
         return super().record(self.devices[0])
 
 
-class OneDeviceOnly(LateDevices):
-    """The second device's copies are waited for by an event of the first one."""
+class EventOfOneDevice(LateDevices):
+    """Of the devices that leaves are on, one has an event."""
 
     def queued(self, devices: Iterable[torch.device]) -> Queued:
-        first = list(devices)[:1]
-        return super().queued(first)
+        return super().queued(list(devices)[:1])
 
 
 def write_or_release_at_once(job: WriteJob) -> None:
@@ -118,11 +121,14 @@ def write_or_release_at_once(job: WriteJob) -> None:
         job.done(error)
 
 
+_abandon = ShardImage.abandon
+
+
 def abandon_at_once(image: Any) -> None:
     """`ShardImage.abandon`, without a wait."""
     streams, image._streams = image._streams, _NoStreams()
     try:
-        ShardImage.abandon(image)
+        _abandon(image)
     finally:
         image._streams = streams
 

@@ -1,0 +1,243 @@
+"""Memory goes back only when no copy can touch it, however a save ends."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckpt_core import Checkpointer, Options
+from ckpt_core.capture import stage_items
+from ckpt_core.errors import StagingError
+from ckpt_core.persist import HeldBack, WriteJob, WriterPool
+from ckpt_core.snapshot import (
+    CopyStreams,
+    ImageSpec,
+    Piece,
+    PoolPlan,
+    ShardImage,
+    Snapshot,
+    StageItem,
+    StagingPool,
+)
+from ckpt_core.snapshot.pool import Part
+from tests.devices.late_devices import LateDevices, LateEvent
+
+CHUNK = 4096
+MARK = 0x11
+
+
+@dataclass
+class Sink:
+    """Keeps the pieces; its windows are `file`."""
+
+    file: bytearray = field(default_factory=lambda: bytearray(4 * CHUNK))
+    pieces: list[Piece] = field(default_factory=list)
+
+    def submit(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+
+    def window(self, offset: int, nbytes: int) -> memoryview:
+        return memoryview(self.file)[offset : offset + nbytes]
+
+
+@dataclass
+class Bench:
+    """An image of device leaves, its staging memory and what lies below."""
+
+    where: str = "open"
+    chunks: int = 4
+    devices: LateDevices = field(default_factory=LateDevices)
+    sink: Sink = field(default_factory=Sink)
+
+    def __post_init__(self) -> None:
+        self.pool = StagingPool(PoolPlan(CHUNK, 0, 0, self.chunks), pinned_for=self.devices)
+        self.streams = CopyStreams(self.devices)
+        spec = ImageSpec(
+            file_bytes=4 * CHUNK,
+            front_bytes=0,
+            hold_bytes=4 * CHUNK if self.where == "held" else 0,
+            mapped=self.where == "mapped",
+            deadline=time.monotonic() + 30,
+            cancelled=lambda: True,
+        )
+        self.image = ShardImage(self.pool, self.sink, spec, self.streams)
+
+    def leaf(self, nbytes: int, index: int = 0) -> StageItem:
+        return self.devices.place(torch.ones(nbytes, dtype=torch.uint8), index), 0, nbytes
+
+    def use_again(self) -> bool:
+        """Whether memory that has been given back keeps what others put there."""
+        views = [memoryview(self.sink.file)] if self.where == "mapped" else self._free()
+        for view in views:
+            view[:] = bytes([MARK]) * len(view)
+        self.devices.drain()
+        return all(bytes(view) == bytes([MARK]) * len(view) for view in views)
+
+    def _free(self) -> list[memoryview]:
+        """All chunks, which must be free."""
+        deadline = time.monotonic() + 10
+        chunks = [
+            self.pool.acquire(Part.STREAM, deadline=deadline, cancelled=lambda: True)
+            for _ in range(self.chunks)
+        ]
+        return [chunk.memory for chunk in chunks]
+
+
+def abandon_and_use_again(where: str) -> None:
+    bench = Bench(where)
+    bench.image.leaves([bench.leaf(CHUNK // 2 if where == "open" else 2 * CHUNK + 100)])
+    bench.image.abandon()
+    for piece in bench.sink.pieces:  # Of a mapped file: on their way to the writers.
+        piece.ready.wait()
+    assert bench.use_again()
+
+
+@pytest.mark.parametrize("where", ["open", "held", "mapped"])
+def test_an_image_that_is_abandoned_gives_memory_back_behind_its_copies(where: str) -> None:
+    abandon_and_use_again(where)
+
+
+def cancel_and_use_again(*, held_back: bool) -> None:
+    bench = Bench()
+    first, _, _ = bench.leaf(CHUNK, 0)
+    second, _, _ = bench.leaf(3 * CHUNK, 1)
+    bench.image.leaves([(first, 0, CHUNK), (second, CHUNK, 3 * CHUNK)])
+    pool = WriterPool(1)
+    held = HeldBack(pool)
+    done = threading.Semaphore(0)
+    shard: Any = None  # It is not written to.
+    for piece in bench.sink.pieces:
+        job = WriteJob(shard, piece, lambda: True, lambda _: done.release())
+        (held if held_back else pool).submit(job)
+    held.let_go()
+    assert all(done.acquire(timeout=30) for _ in bench.sink.pieces)
+    pool.close(timeout_s=30)
+    assert len(bench.sink.pieces) == 4
+    assert bench.use_again()
+
+
+@pytest.mark.parametrize("held_back", [False, True])
+def test_a_piece_that_is_not_written_goes_back_behind_its_copies(held_back: bool) -> None:
+    cancel_and_use_again(held_back=held_back)
+
+
+def test_a_chunk_with_leaves_of_two_devices_is_ready_when_both_are() -> None:
+    bench = Bench()
+    first, _, _ = bench.leaf(1000, 0)
+    second, _, _ = bench.leaf(3096, 1)
+    bench.image.leaves([(first, 0, 1000), (second, 1000, 3096)])
+    (piece,) = bench.sink.pieces
+    piece.ready.wait()
+    assert bytes(piece.memory) == b"\x01" * CHUNK
+
+
+def test_leaves_are_free_after_an_error_only_when_no_copy_reads_them() -> None:
+    bench = Bench(chunks=1)  # The second chunk never comes.
+    snapshot = Snapshot(1)
+    snapshot.expect(["leaf"])
+    with pytest.raises(StagingError):
+        stage_items(
+            snapshot,
+            bench.image,
+            [bench.leaf(2 * CHUNK)],
+            settle=lambda _: bench.streams.settle(),
+        )
+    assert bench.devices.copies_into(0, 1 << 63) == 0
+    snapshot.fail(StagingError("given up"))
+    assert snapshot.is_clear(None)
+
+
+class Dead(LateDevices):
+    """Devices that report an error in every wait of some thread."""
+
+    thread = ""
+
+    def record(self, device: torch.device) -> LateEvent:
+        return _DeadEvent(**vars(super().record(device)))
+
+
+class _DeadEvent(LateEvent):
+    def synchronize(self) -> None:
+        assert isinstance(self.owner, Dead)
+        if threading.current_thread().name.startswith(self.owner.thread):
+            raise RuntimeError("an illegal memory access was encountered")
+        super().synchronize()
+
+
+@pytest.mark.parametrize("thread", ["ckpt-stager", "ckpt-writer", "ckpt-"])
+def test_a_device_that_fails_fails_the_save_and_keeps_its_memory(
+    root: Path, thread: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    devices = Dead()
+    devices.thread = thread
+    state = {"large": devices.place(torch.randn(50_000), 0), "host": torch.randn(100)}
+    options = Options(on_error="warn", timeout=3, chunk_bytes="16KiB", staging_bytes="64KiB")
+    with caplog.at_level(logging.CRITICAL), Checkpointer(root, options, devices=devices) as ck:
+        handle = ck.save(1, state)
+        error = handle.committed.exception(30)
+        assert "illegal memory access" in str(error)
+        ck.wait_staged()
+    devices.drain()
+    assert not devices.failures
+    assert not list(root.glob("step-*"))
+
+
+class Untouchable(LateDevices):
+    """Devices that are in use, by somebody else."""
+
+    def _refuse(self, *args: Any, **more: Any) -> Any:
+        raise AssertionError("a device was asked for something")
+
+    new_stream = use = record = pin = _refuse
+
+
+def on_host() -> dict[str, torch.Tensor]:
+    return {
+        "large": torch.randn(40_000),
+        "small": torch.randn(10),
+        "turned": torch.ones(30, 70).t(),
+    }
+
+
+Save = Callable[[Checkpointer, dict[str, torch.Tensor]], Any]
+
+
+def by_layers(ck: Checkpointer, state: dict[str, torch.Tensor]) -> Any:
+    save = ck.begin(1, {"large": state["large"]})
+    save.stage(["large"])
+    return save.seal(state)
+
+
+def by_files(ck: Checkpointer, state: dict[str, torch.Tensor]) -> Any:
+    save = ck.begin_files(1, "tag")
+    save.add("one", state)
+    return save.seal()
+
+
+@pytest.mark.parametrize("mode", ["host", "device", "auto", "direct"])
+@pytest.mark.parametrize("save", [lambda ck, state: ck.save(1, state), by_layers, by_files])
+def test_a_state_on_the_host_asks_nothing_of_devices(root: Path, mode: str, save: Save) -> None:
+    options = Options(mode=mode, chunk_bytes="16KiB", staging_bytes="128KiB")
+    with Checkpointer(root, options, devices=Untouchable()) as ck:
+        save(ck, on_host()).committed.result(30)
+        ck.restore(on_host())
+
+
+def test_training_goes_on_in_the_stream_that_it_was_in(root: Path) -> None:
+    devices = LateDevices()
+    devices.own_stream(1)
+    device = devices.devices[1]
+    before = devices.record(device).stream
+    state = {"large": devices.place(torch.randn(50_000), 1)}
+    with Checkpointer(root, Options(mode="device"), devices=devices) as ck:
+        ck.save(1, state).committed.result(30)
+        assert ck.restore(state) is not None
+    assert devices.record(device).stream is before

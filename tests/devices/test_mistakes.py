@@ -1,0 +1,69 @@
+"""The late devices are late enough: whatever wait is taken out of the engine, a promise breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ckpt_core import CorruptCheckpoint
+from ckpt_core.persist import writers
+from ckpt_core.snapshot import ShardImage
+from tests.devices import jobs, mistakes, test_memory
+from tests.devices.late_devices import PACES, LateDevices
+
+Scenario = Callable[[Path, LateDevices], None]
+
+HOST: Scenario = jobs.train
+DEVICE: Scenario = partial(jobs.train, mode="device")
+SECOND: Scenario = partial(jobs.train, homes=(1,))
+FOUND = (AssertionError, CorruptCheckpoint, RuntimeError)
+
+SEEDED = [
+    (mistakes.EventBeforeClones, "all late", HOST),
+    (mistakes.EventBeforeClones, "copies run ahead", DEVICE),
+    (mistakes.EventBeforeClones, "copies run ahead", jobs.train_layer_by_layer),
+    (mistakes.EventBeforeClones, "copies run ahead", jobs.save_named_files),
+    (mistakes.NoWaitForTraining, "all late", HOST),
+    (mistakes.NoWaitForTraining, "copies run ahead", DEVICE),
+    (mistakes.NoWaitForTraining, "copies run ahead", jobs.train_layer_by_layer),
+    (mistakes.NoWaitForTraining, "copies run ahead", jobs.save_named_files),
+    (mistakes.NoSynchronize, "training runs ahead", HOST),
+    (mistakes.NoSynchronize, "training runs ahead", DEVICE),
+    (mistakes.NoSynchronize, "training runs ahead", jobs.train_layer_by_layer),
+    (mistakes.NoSynchronize, "training runs ahead", jobs.save_named_files),
+    (mistakes.NoWaitForPieces, "all late", HOST),
+    (mistakes.NoWaitForPieces, "all late", DEVICE),
+    (mistakes.EventOfTheFirstDevice, "all late", HOST),
+    (mistakes.EventOfTheFirstDevice, "copies run ahead", SECOND),
+    (mistakes.EventOfOneDevice, "copies run ahead", HOST),
+    (mistakes.NoWaitBeforeRestore, "all late", jobs.restore_in_place),
+]
+
+
+@pytest.mark.parametrize(("kind", "pace", "scenario"), SEEDED)
+def test_a_wait_that_is_missing_is_found(
+    root: Path, kind: type[LateDevices], pace: str, scenario: Scenario
+) -> None:
+    with pytest.raises(FOUND):
+        scenario(root, kind(PACES[pace]))
+
+
+@pytest.mark.parametrize("where", ["open", "held", "mapped"])
+def test_memory_that_is_abandoned_too_early_is_found(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(ShardImage, "abandon", mistakes.abandon_at_once)
+    with pytest.raises(FOUND):
+        test_memory.abandon_and_use_again(where)
+
+
+@pytest.mark.parametrize("held_back", [False, True])
+def test_memory_that_writers_give_back_too_early_is_found(
+    monkeypatch: pytest.MonkeyPatch, held_back: bool
+) -> None:
+    monkeypatch.setattr(writers, "_write", mistakes.write_or_release_at_once)
+    with pytest.raises(FOUND):
+        test_memory.cancel_and_use_again(held_back=held_back)
