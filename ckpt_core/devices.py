@@ -63,7 +63,10 @@ class Devices:
 
     def in_use(self) -> bool:
         """Whether this process uses devices at all; if not, no tensor can be on one."""
-        kind = torch.accelerator.current_accelerator()
+        try:
+            kind = torch.accelerator.current_accelerator()
+        except RuntimeError:  # torch 2.6, where there is none
+            return False
         if kind is None:
             return False
         initialized = getattr(torch.get_device_module(kind), "is_initialized", None)

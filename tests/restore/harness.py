@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import xxhash
 
+from ckpt_core.devices import Devices
 from ckpt_core.files import Buffer, Files
 from ckpt_core.layout import (
     MANIFEST_NAME,
@@ -170,9 +171,21 @@ class Witness:
 
 
 def restorer(
-    root: Path, *, files: Files | None = None, store: Witness | None = None, timeout_s: float = 30.0
+    root: Path,
+    *,
+    files: Files | None = None,
+    store: Witness | None = None,
+    timeout_s: float = 30.0,
+    devices: Devices | None = None,
 ) -> Restorer:
-    return Restorer(root, files=files or Files(), readers=2, timeout_s=timeout_s, store=store)
+    return Restorer(
+        root,
+        files=files or Files(),
+        readers=2,
+        timeout_s=timeout_s,
+        store=store,
+        devices=devices,
+    )
 
 
 def restore(root: Path, state: Any, **options: Any) -> RestoredStep | None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ckpt_core.files import Files
 from ckpt_core.restore import load
+from tests.devices.machines import CUDA, machine_of
 from tests.restore.harness import (
     BufferedOnly,
     Cold,
@@ -189,17 +190,21 @@ def test_a_step_is_protected_while_it_is_read_and_not_after(root: Path) -> None:
     assert guard.suspects == []
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_tensors_are_filled_in_place(root: Path, layer: Files) -> None:
+@pytest.mark.parametrize("name", ["all late", CUDA])
+def test_tensors_on_a_device_are_filled_in_place(root: Path, layer: Files, name: str) -> None:
+    machine = machine_of(name)
     state = big_state() | small_state()
     write_step(root, 1, state, Recipe(chunk_bytes=1 << 20))
     live = {
-        name: torch.empty_like(value, device="cuda").zero_() if torch.is_tensor(value) else None
+        name: machine.put(torch.zeros_like(value)) if torch.is_tensor(value) else None
         for name, value in state.items()
     }
-    pointers = {name: value.data_ptr() for name, value in live.items() if value is not None}
-    restorer(root, files=layer).restore(live)
+    tensors = {name: value for name, value in live.items() if value is not None}
+    pointers = {name: value.data_ptr() for name, value in tensors.items()}
+    for value in tensors.values():
+        machine.run(value.zero_)
+    restorer(root, files=layer, devices=machine.devices).restore(live)
+    machine.drain()
     for name, pointer in pointers.items():
         assert live[name].data_ptr() == pointer
         assert_same(live[name].cpu(), state[name])
