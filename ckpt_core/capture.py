@@ -23,7 +23,7 @@ import xxhash
 
 from ckpt_core.arrangement import Arrangement, items_of
 from ckpt_core.devices import NOTHING_QUEUED, Devices, Queued
-from ckpt_core.errors import BarrierError, StagingError
+from ckpt_core.errors import BarrierError, CkptError, StagingError
 from ckpt_core.inflight import InFlight, ShardSink
 from ckpt_core.persist import HeldBack, WriterPool
 from ckpt_core.snapshot import (
@@ -289,9 +289,18 @@ def guarded(inflight: InFlight, images: Sequence[ShardImage]) -> Iterator[None]:
     try:
         yield
     except BaseException as exc:
-        inflight.fail(exc)
+        inflight.fail(_ours(exc))
         for image in images:
             image.abandon()
+
+
+def _ours(error: BaseException) -> BaseException:
+    """What torch says of a copy that cannot be made, such as for want of a device's memory, as our error."""
+    if not isinstance(error, RuntimeError) or isinstance(error, CkptError):
+        return error
+    made = StagingError(f"a copy failed: {error}. Committed steps and training are untouched")
+    made.__cause__ = error
+    return made
 
 
 def make_sink(inflight: InFlight, shard: Any, writers: WriterPool | HeldBack) -> ShardSink:

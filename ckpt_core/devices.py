@@ -50,9 +50,19 @@ class Queued:
     events: Mapping[torch.device, Event]
 
     def wait(self) -> None:
-        """Block until it is done; raises whatever the device reports."""
-        for event in self.events.values():
-            event.synchronize()
+        """Block until it is done.
+
+        Raises:
+            StagingError: a device has failed, and nobody knows what it may still write to.
+        """
+        for device, event in self.events.items():
+            try:
+                event.synchronize()
+            except RuntimeError as exc:
+                raise StagingError(
+                    f"{device} failed while leaves were copied from it: {exc}. Committed steps are "
+                    f"untouched; a device that has failed needs a new process"
+                ) from exc
 
 
 NOTHING_QUEUED = Queued({})

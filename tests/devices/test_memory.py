@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from ckpt_core import Checkpointer, Options
+import ckpt_core
+from ckpt_core import Checkpointer, CkptError, Options
 from ckpt_core.capture import stage_items
 from ckpt_core.errors import StagingError
 from ckpt_core.persist import HeldBack, WriteJob, WriterPool
@@ -183,11 +184,64 @@ def test_a_device_that_fails_fails_the_save_and_keeps_its_memory(
     with caplog.at_level(logging.CRITICAL), Checkpointer(root, options, devices=devices) as ck:
         handle = ck.save(1, state)
         error = handle.committed.exception(30)
+        assert isinstance(error, StagingError)
         assert "illegal memory access" in str(error)
         ck.wait_staged()
     devices.drain()
     assert not devices.failures
     assert not list(root.glob("step-*"))
+
+
+class Full(LateDevices):
+    """Devices whose memory is used up by the time the stager asks for some."""
+
+    def clone(self, tensor: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+
+def test_a_clone_that_finds_no_memory_fails_the_save_with_an_error_of_ours(root: Path) -> None:
+    devices = Full()
+    state = {"large": devices.place(torch.randn(50_000), 0)}
+    with Checkpointer(root, Options(mode="device", on_error="warn"), devices=devices) as ck:
+        with pytest.raises(StagingError, match="a copy failed: tried to allocate"):
+            ck.save(1, state).committed.result(30)
+        ck.wait_staged()
+
+
+class Stuck(LateDevices):
+    """Devices that do nothing until `free` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = threading.Event()
+
+    def record(self, device: torch.device) -> LateEvent:
+        return _StuckEvent(**vars(super().record(device)))
+
+
+class _StuckEvent(LateEvent):
+    def synchronize(self) -> None:
+        assert isinstance(self.owner, Stuck)
+        self.owner.free.wait(60)
+        super().synchronize()
+
+
+def test_a_save_that_the_watchdog_gives_up_keeps_its_memory_from_the_next(root: Path) -> None:
+    devices = Stuck()
+    large, other = torch.randn(50_000), {"host": torch.randn(3_000), "more": torch.randn(30_000)}
+    small = [devices.place(torch.randn(200), index % 2) for index in range(40)]
+    state = {"large": devices.place(large, 1), "small": small}
+    options = Options(on_error="warn", timeout=4, chunk_bytes="8KiB", staging_bytes="128KiB")
+    with Checkpointer(root, options, devices=devices) as ck:
+        with pytest.raises(CkptError):
+            ck.save(1, state).committed.result(30)
+        # Copied inside `save`, and held by the stager until the device is free again.
+        handle = ck.save(2, other)
+        devices.free.set()
+        handle.committed.result(30)
+    devices.drain()
+    tree = ckpt_core.load(root)
+    assert all(torch.equal(tree[name], other[name]) for name in other)
 
 
 class Untouchable(LateDevices):
