@@ -10,6 +10,7 @@ copies come late; see docs/adr/0015-device-door.md.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -83,8 +84,14 @@ class Devices:
         return True if initialized is None else bool(initialized())
 
     def of(self, tensor: Tensor) -> torch.device | None:
-        """Where the bytes of a tensor are; None: in host memory."""
-        return None if tensor.is_cpu else tensor.device
+        """The device with streams that a tensor is on; None: in host memory.
+
+        Also None for backends without streams and events: what is asked of those is done at once.
+        """
+        if tensor.is_cpu:
+            return None
+        device = tensor.device
+        return device if _has_streams(device.type) else None
 
     def of_all(self, tensors: Iterable[Tensor]) -> list[torch.device]:
         """The devices of some tensors, each once; quick where none is in use."""
@@ -146,7 +153,7 @@ class Devices:
 
         Neither memory may be given back, nor the target read, before an event behind the copy.
         """
-        target.copy_(source, non_blocking=True)
+        target.copy_(source, non_blocking=self.of(source) is not None)
 
     def fill(self, target: Tensor, source: Tensor) -> None:
         """Copy host memory to a tensor anywhere; once this returns, every stream finds it there."""
@@ -207,3 +214,12 @@ class Devices:
         module = torch.get_device_module(None)
         asked = getattr(module, "get_device_name", None)
         return str(torch.accelerator.current_accelerator() if asked is None else asked())
+
+
+@functools.cache
+def _has_streams(kind: str) -> bool:
+    try:
+        module = torch.get_device_module(kind)
+    except RuntimeError:
+        return False
+    return all(hasattr(module, name) for name in ("Stream", "Event", "set_stream"))

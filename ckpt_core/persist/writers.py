@@ -27,8 +27,7 @@ class WriteJob:
         shard: the file it belongs to.
         piece: the bytes; released when the job is over, whatever came of it.
         cancelled: true means: do not write any more, only release.
-        done: called with None or the error, after the release; where a device has failed with copies under
-            way, instead of it.
+        done: called with None or the error, after the release.
     """
 
     shard: ShardFile
@@ -107,20 +106,15 @@ class HeldBack:
 
 
 def _write(job: WriteJob) -> None:
-    try:
-        # Order matters: also what is not written is given back only when no copy can touch it.
-        job.piece.ready.wait()
-    except BaseException as exc:
-        # Nobody can say whether the device still writes to this memory: it is not used again.
-        job.done(exc)
-        return
     error: BaseException | None = None
     try:
         if not job.cancelled():
+            job.piece.ready.wait()
             job.shard.write(job.piece)
     except BaseException as exc:  # every failure belongs to the checkpoint, none to the thread
         error = exc
     try:
+        # Waits as well: copies may run into a piece that is not written.
         job.piece.release()
     finally:
         job.done(error)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -34,9 +35,8 @@ class Piece:
         offset: its place in the file, bytes.
         nbytes: how much of the chunk counts.
         memory: the bytes.
-        ready: copies of devices that still run into the memory: before they have ended the bytes are not
-            there, and the memory may not be given back.
-        release: gives the memory back; called exactly once, also on failure.
+        ready: copies of devices into the memory; before they have ended the bytes are not there.
+        release: gives the memory back, behind those copies; called exactly once, also on failure.
     """
 
     index: int
@@ -65,6 +65,7 @@ class _Open:
     address: int
     tensor: Callable[[], torch.Tensor]
     release: Callable[[], None]
+    lose: Callable[[], None]
     # Devices whose copy streams may still write to it.
     devices: set[torch.device] = field(default_factory=set)
 
@@ -194,20 +195,13 @@ class ShardImage:
     def abandon(self) -> None:
         """Give back whatever is still held; the image is of no use after this. Idempotent.
 
-        Returns once no copy can touch that memory. Where the device cannot say so, it is not given back.
+        Returns once no copy can touch that memory.
         """
         chunks = [chunk for _, chunk, _ in self._held.pieces]
         chunks += [] if self._open is None else [self._open]
         self._held, self._open = _Held(until=0), None
-        try:
-            self._streams.queued(set().union(*[chunk.devices for chunk in chunks])).wait()
-        except Exception as exc:
-            _log.error(
-                "%d staging chunks are lost to a device that has failed: %s", len(chunks), exc
-            )
-            return
         for chunk in chunks:
-            chunk.release()
+            _give_back(chunk, partial(self._streams.queued, chunk.devices))
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -242,7 +236,7 @@ class ShardImage:
             length = min(self._chunk_bytes, self._spec.file_bytes - offset)
             memory = self._sink.window(offset, length)
             tensor = torch.frombuffer(memory, dtype=torch.uint8)
-            return _Open(memory, tensor.data_ptr(), lambda: tensor, lambda: None)
+            return _Open(memory, tensor.data_ptr(), lambda: tensor, lambda: None, lambda: None)
         part = Part.FRONT if offset < self._front_end else Part.STREAM
         chunk = self._pool.acquire(
             part, deadline=self._spec.deadline, cancelled=self._spec.cancelled
@@ -269,8 +263,22 @@ class ShardImage:
         if chunk is self._open:
             self._open = None
         index = offset // self._chunk_bytes
-        self._sink.submit(Piece(index, offset, nbytes, chunk.memory[:nbytes], ready, chunk.release))
+        release = partial(_give_back, chunk, lambda: ready)
+        self._sink.submit(Piece(index, offset, nbytes, chunk.memory[:nbytes], ready, release))
 
 
 def _pooled(pool: StagingPool, chunk: Chunk) -> _Open:
-    return _Open(chunk.memory, chunk.address, lambda: chunk.tensor, lambda: pool.release(chunk))
+    release, lose = partial(pool.release, chunk), partial(pool.lose, chunk)
+    return _Open(chunk.memory, chunk.address, lambda: chunk.tensor, release, lose)
+
+
+def _give_back(chunk: _Open, copies: Callable[[], Queued]) -> None:
+    """Let go of a chunk when the copies into it have ended."""
+    try:
+        copies().wait()
+    except Exception as exc:
+        # Nobody can say whether the device still writes there.
+        _log.error("staging memory is lost to a device: %s", exc)
+        chunk.lose()
+    else:
+        chunk.release()

@@ -295,6 +295,14 @@ class StagingPool:
             self._free[chunk.part].append(chunk)
             self._changed.notify_all()
 
+    def lose(self, chunk: Chunk) -> None:
+        """Never hand a chunk out again: a device that has failed may still write to it."""
+        with self._changed:
+            self._held -= 1
+            # Page-locked memory stays where it is, even unmapped, until it is unlocked.
+            self._pinned_at.clear()
+            self._changed.notify_all()
+
     def lease(self) -> None:
         """Somebody will acquire chunks from now on, even if none is held at the moment."""
         with self._changed:

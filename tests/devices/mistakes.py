@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ckpt_core.devices import NOTHING_QUEUED, Queued
-from ckpt_core.persist import WriteJob
-from ckpt_core.snapshot import ShardImage
+from ckpt_core.capture import Source, source_of
+from ckpt_core.devices import Queued
+from ckpt_core.snapshot import StageItem
 from tests.devices.late_devices import LateDevices, LateEvent, LateStream, _Work
 
 _HEAD_START_S = 0.02
@@ -106,33 +107,18 @@ class EventOfOneDevice(LateDevices):
         return super().queued(list(devices)[:1])
 
 
-def write_or_release_at_once(job: WriteJob) -> None:
-    """`writers._write`, as it gives back what is not written without waiting for the copies."""
-    error = None
-    try:
-        if not job.cancelled():
-            job.piece.ready.wait()
-            job.shard.write(job.piece)
-    except BaseException as exc:
-        error = exc
-    try:
-        job.piece.release()
-    finally:
-        job.done(error)
+def give_back_at_once(chunk: Any, copies: Any) -> None:
+    """`image._give_back`, without the wait: of pieces that are not written, and of what is abandoned."""
+    chunk.release()
 
 
-_abandon = ShardImage.abandon
+def let_go_of_clones(*args: Any, **more: Any) -> Source:
+    """`capture.source_of`, whose clones go as soon as the copies from them are queued."""
+    source = source_of(*args, **more)
+    return replace(source, frozen=_Dropping(source.frozen))
 
 
-def abandon_at_once(image: Any) -> None:
-    """`ShardImage.abandon`, without a wait."""
-    streams, image._streams = image._streams, _NoStreams()
-    try:
-        _abandon(image)
-    finally:
-        image._streams = streams
-
-
-class _NoStreams:
-    def queued(self, on: Any) -> Queued:
-        return NOTHING_QUEUED
+class _Dropping(list[StageItem]):
+    def __iter__(self) -> Iterator[StageItem]:
+        while self:
+            yield self.pop(0)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core import CorruptCheckpoint
-from ckpt_core.persist import writers
-from ckpt_core.snapshot import ShardImage
+from ckpt_core import CorruptCheckpoint, pipeline
+from ckpt_core.snapshot import image
 from tests.devices import jobs, mistakes, test_memory
 from tests.devices.late_devices import PACES, LateDevices
 
@@ -55,7 +54,7 @@ def test_a_wait_that_is_missing_is_found(
 def test_memory_that_is_abandoned_too_early_is_found(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    monkeypatch.setattr(ShardImage, "abandon", mistakes.abandon_at_once)
+    monkeypatch.setattr(image, "_give_back", mistakes.give_back_at_once)
     with pytest.raises(FOUND):
         test_memory.abandon_and_use_again(where)
 
@@ -64,6 +63,14 @@ def test_memory_that_is_abandoned_too_early_is_found(
 def test_memory_that_writers_give_back_too_early_is_found(
     monkeypatch: pytest.MonkeyPatch, held_back: bool
 ) -> None:
-    monkeypatch.setattr(writers, "_write", mistakes.write_or_release_at_once)
+    monkeypatch.setattr(image, "_give_back", mistakes.give_back_at_once)
     with pytest.raises(FOUND):
         test_memory.cancel_and_use_again(held_back=held_back)
+
+
+def test_clones_that_are_let_go_too_early_are_found(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "source_of", mistakes.let_go_of_clones)
+    with pytest.raises(FOUND):
+        jobs.train(root, LateDevices(PACES["training runs ahead"]))
