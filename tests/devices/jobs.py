@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -111,19 +112,34 @@ def train(root: Path, devices: LateDevices, *, mode: str = "host", **more: Any) 
 
 
 class Unwritable(Files):
-    """A disk that takes nothing while `broken`."""
+    """A disk that takes nothing while `broken`; it sees files that are closed while copies run into them."""
 
     broken = False
+
+    def __init__(self, devices: LateDevices) -> None:
+        self._devices = devices
+        self._mapped: dict[int, tuple[int, int]] = {}
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> None:
         if self.broken:
             raise OSError(5, "Input/output error")
         super().pwrite(fd, data, offset)
 
+    def map_shared(self, fd: int, size: int) -> mmap.mmap:
+        made = super().map_shared(fd, size)
+        start = torch.frombuffer(made, dtype=torch.uint8).data_ptr()
+        self._mapped[fd] = (start, start + size)
+        return made
+
+    def close(self, fd: int) -> None:
+        if self._devices.copies_into(*self._mapped.pop(fd, (0, 0))):
+            self._devices.failures.append("a file was closed while copies into it were queued")
+        super().close(fd)
+
 
 def train_with_failures(root: Path, devices: LateDevices, *, mode: str = "host") -> None:
     """Every second save fails while its copies are under way; the others must be whole."""
-    job, files = Job(devices), Unwritable()
+    job, files = Job(devices), Unwritable(devices)
     other = {"a": torch.randn(11_000), "b": devices.place(torch.randn(5_000), 0)}
     options = Options(mode=mode, keep_last=None, on_error="warn", **SMALL)
     expected = {}

@@ -42,7 +42,7 @@ def test_steps_that_are_written_once_they_are_staged_are_whole(
     jobs.train(root, devices, pipelined=False, staging_bytes="16MiB")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, "direct"])
 def test_a_failed_save_leaves_nothing_behind_in_the_memory_of_the_next(
     root: Path, devices: LateDevices, mode: str
 ) -> None:

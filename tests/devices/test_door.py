@@ -1,0 +1,106 @@
+"""What the door asks of a backend: the stream and the events of each device, and never another device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from ckpt_core import Checkpointer, Options
+from ckpt_core.devices import Devices
+from tests.devices.late_devices import LateDevices
+
+KIND = "hpu"
+"""A kind of device that torch knows the name of, and has no module for."""
+
+
+@dataclass
+class Stream:
+    device: torch.device
+    heard: list[Any] = field(default_factory=list)
+
+    def wait_event(self, event: Any) -> None:
+        self.heard.append(event)
+
+
+@dataclass
+class Event:
+    blocking: bool
+    behind: Stream | None = None
+
+    def record(self, stream: Stream) -> None:
+        self.behind = stream
+
+
+class Backend(ModuleType):
+    """As much of a device module as the door may use. There is no way to set a device, or to ask for it."""
+
+    def __init__(self) -> None:
+        super().__init__(KIND)
+        self.current: dict[torch.device, Stream] = {}
+
+    Stream = Stream
+    Event = Event
+
+    def current_stream(self, device: torch.device) -> Stream:
+        return self.current[device]
+
+    def set_stream(self, stream: Stream) -> None:
+        self.current[stream.device] = stream
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    made = Backend()
+    torch._register_device_module(KIND, made)  # type: ignore[arg-type]
+    yield made
+    delattr(torch, KIND)
+
+
+def test_each_device_has_streams_and_events_of_its_own(backend: Backend) -> None:
+    devices, asked = Devices(), [torch.device(KIND, index) for index in (2, 1)]
+    for device in asked:
+        devices.use(devices.new_stream(device))
+    queued = devices.queued(asked)
+    assert [event.behind.device for event in queued.events.values()] == asked
+    assert list(queued.events) == asked
+
+
+def test_events_sleep_where_the_backend_can(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices, device = Devices(), torch.device(KIND, 0)
+    devices.use(devices.new_stream(device))
+    assert devices.record(device).blocking
+    monkeypatch.setattr(backend, "Event", lambda: Event(blocking=False))
+    assert not devices.record(device).blocking
+
+
+def test_what_has_no_streams_counts_as_the_host() -> None:
+    devices = Devices()
+    assert devices.of(torch.zeros(2, device="meta")) is None
+    assert devices.of(torch.zeros(2)) is None
+    assert devices.of_all([torch.zeros(2)]) == []
+
+
+class Cramped(LateDevices):
+    """The second device has no room for clones, and the stager makes none."""
+
+    def free_bytes(self, device: torch.device | None = None) -> int:
+        return 1 << 40 if device == self.devices[0] else 1000
+
+    def new_stream(self, device: torch.device) -> Any:
+        self.clone = None  # type: ignore[assignment, method-assign]
+        return super().new_stream(device)
+
+
+def test_clones_are_made_only_where_every_device_has_room(root: Path) -> None:
+    devices = Cramped()
+    state = [devices.place(torch.randn(5_000), index) for index in range(2)]
+    with Checkpointer(root, Options(mode="device"), devices=devices) as ck:
+        ck.save(1, state).committed.result(60)
