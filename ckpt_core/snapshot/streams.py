@@ -25,8 +25,9 @@ class CopyStreams:
     def follow(self, behind: Queued) -> None:
         """Copies from now on run behind what training had queued."""
         for device, event in behind.events.items():
-            self._on(device)
-            self._streams[device].wait_event(event)
+            stream = self._on(device)
+            self.devices.use(stream)
+            stream.wait_event(event)
 
     def copy(
         self, tensor: torch.Tensor, start: int, target: torch.Tensor, *, into: set[torch.device]
@@ -61,12 +62,17 @@ class CopyStreams:
     def settle(self) -> None:
         """Wait until every copy and clone that was queued is done; it blocks no stream of training."""
         if self._busy:
-            self.queued(tuple(self._busy)).wait()
-            self._busy.clear()
+            try:
+                self.queued(tuple(self._busy)).wait()
+            finally:
+                # A device that has failed fails this save, and not those of leaves elsewhere.
+                self._busy.clear()
 
-    def _on(self, device: torch.device) -> None:
+    def _on(self, device: torch.device) -> Stream:
         self._busy.add(device)
-        if device not in self._streams:
-            self._streams[device] = self.devices.new_stream(device)
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = self.devices.new_stream(device)
             # For good: nothing else is asked of devices on the stager thread.
-            self.devices.use(self._streams[device])
+            self.devices.use(stream)
+        return stream
