@@ -16,8 +16,11 @@ _TORCH_KINDS = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
     " complex64 complex128".split()
 )
-_DTYPE_TEXT = re.compile(r"[<>|=]?(\?|[biufcSUV?]\d{1,9}|[mM]8(\[\d{0,9}[a-zA-Zμ]{1,7}\])?)\Z")
+_DTYPE_TEXT = re.compile(
+    r"[<>|=]?(\?|[biufcSUV?]\d{1,9}|[mM]8(\[([1-9]\d{0,8})?[a-zA-Zμ]{1,7}\])?)\Z"
+)
 _MAX_FIELDS = 4096
+_MAX_EMPTY = 4096
 
 
 class _Writable:
@@ -73,9 +76,9 @@ def parse_dtype(described: Any) -> Any:
     try:
         dtype = npy.descr_to_dtype(checked)
     except Exception as exc:
-        raise ValueError(f"{described!r} is no numpy dtype") from exc
+        raise ValueError(f"{str(described)[:40]!r} is no numpy dtype") from exc
     if dtype.hasobject:
-        raise ValueError(f"{described!r} is no dtype of plain bytes")
+        raise ValueError(f"{str(described)[:40]!r} is no dtype of plain bytes")
     return dtype
 
 
@@ -109,7 +112,7 @@ def _check_shape(shape: Any) -> tuple[int, ...]:
     if not isinstance(shape, list) or len(shape) > 64:
         raise ValueError("a numpy shape must be a list of at most 64 sizes")
     if any(type(size) is not int or not 0 <= size < 2**62 for size in shape):
-        raise ValueError(f"{shape!r} is no shape")
+        raise ValueError(f"{str(shape)[:40]} is no shape")
     return tuple(shape)
 
 
@@ -122,7 +125,11 @@ def unpack_array(described: Any, shape: Any, data: bytes) -> Any:
     import numpy as np
 
     dtype, shape = parse_dtype(described), _check_shape(shape)
-    if math.prod(shape) * dtype.itemsize != len(data):
+    count = math.prod(shape)
+    # Danger: items without bytes take memory all the same, and NumPy gives some of them bytes.
+    if not dtype.itemsize and count > _MAX_EMPTY:
+        raise ValueError(f"{count} items of no bytes")
+    if count * dtype.itemsize != len(data):
         raise ValueError(f"{len(data)} bytes cannot fill shape {shape} of {dtype}")
     if not data:
         return np.empty(shape, dtype)

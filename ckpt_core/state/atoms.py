@@ -106,7 +106,7 @@ def _parse_device(value: Any) -> torch.device:
 
 
 def _parse_enum_like(cls: type, value: Any) -> Any:
-    found = getattr(torch, _text(value), None)
+    found = vars(torch).get(_text(value))  # an attribute of torch may be a module that it imports
     if not isinstance(found, cls):
         raise ValueError(f"{value[:40]!r} is no {cls.__name__}")
     return found
@@ -235,8 +235,8 @@ def parse_atom(tag: str, value: Any) -> Any:
     """
     try:
         return CODEC[tag][1](value)
-    except (ValueError, TypeError, OverflowError, ArithmeticError) as exc:
-        raise ValueError(f"malformed {tag}: {exc}") from exc
+    except (ValueError, TypeError, ArithmeticError, RuntimeError) as exc:
+        raise ValueError(f"malformed {tag}: {str(exc)[:200]}") from exc
 
 
 def thaw(tag: str, value: Any) -> Any:

@@ -49,7 +49,7 @@ def bind(skeleton: Skeleton, specs: Mapping[str, LeafSpec], live: Any, *, truste
         {name: home.whole for name, home in direct.items() if home.whole is not None},
     )
     # What cannot be built must show before anything is filled.
-    skeleton.builder(targets.shown, trusted=trusted, rehearsal=True).build(skeleton.tree)
+    skeleton.builder(targets.shown, trusted=trusted, rehearsal=True).tree(skeleton.tree)
     return Binding(skeleton, targets, copies=rest, loads=matcher.loads, trusted=trusted)
 
 
@@ -110,14 +110,14 @@ class Binding:
                 _fill_copy(home, builder.ref(home.number))
         for load in self._loads:
             try:
-                load.live.load_state_dict(builder.build(load.node))
+                load.live.load_state_dict(builder.tree(load.node))
             except Exception as exc:
                 raise RestoreError(
                     f"{load.path or 'the state itself'}: {type(load.live).__name__}.load_state_dict"
                     f" refused the saved state: {type(exc).__name__}: {exc}",
                     path=self._skeleton.path,
                 ) from exc
-        return builder.build(self._skeleton.tree)
+        return builder.tree(self._skeleton.tree)
 
 
 def _mismatch(problems: list[str], skeleton: Skeleton) -> StateMismatch:

@@ -7,16 +7,18 @@ import enum
 import importlib
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ckpt_core.errors import CorruptCheckpoint, UntrustedData
+from ckpt_core.errors import CkptError, CorruptCheckpoint, RestoreError, UntrustedData
 from ckpt_core.state.atoms import thaw
 from ckpt_core.state.freeze import FACTORIES
+from ckpt_core.state.generators import check_states
+from ckpt_core.state.keys import Keys, Work
 from ckpt_core.state.leaf import dtypes, empty_leaf, extent, typed_view
 from ckpt_core.state.nodes import (
     PLAIN,
@@ -35,6 +37,17 @@ from ckpt_core.state.nodes import (
 )
 from ckpt_core.state.opaque import open_opaque
 from ckpt_core.state.special import put_bits, rebuild
+
+_KEY_UNITS = 2**25
+_SHOWN = 400
+_FREE_ELEMENTS = 2**28
+_TIMES = 16
+"""How often the bytes of all leaves may be parts of sparse tensors, whose indices are looked at."""
+
+_MOST_FLAG_BITS = 8192
+"""Python takes the square of it to name the members of a flag."""
+
+_RNG_TYPE = "ckpt_core.state.rng:RngState"
 
 _SEQ_MAKERS: dict[str, Callable[[list[Any]], Any]] = {
     "list": list,
@@ -65,6 +78,32 @@ class Builder:
         self._path = path
         self._made: dict[int, Tensor] = {}
         self._aligned: dict[str, Tensor] = {}
+        self._moved: dict[tuple[str, int], Tensor] = {}
+        self._work = Work(_KEY_UNITS)
+        self._elements = Work(_FREE_ELEMENTS + _TIMES * sum(t.nbytes for t in tensors.values()))
+
+    def tree(self, node: Node) -> Any:
+        """As `build`, of a whole tree, and with every error one of ours."""
+        try:
+            return self.build(node)
+        except CkptError:
+            raise
+        except MemoryError as exc:
+            raise RestoreError(
+                f"there is not enough memory for the values of this checkpoint: {exc}. Nothing on "
+                "storage was changed; free some memory, then load it again",
+                path=self._path,
+            ) from exc
+        except Exception as exc:
+            what = f"values that cannot be made: {type(exc).__name__}: {str(exc)[:200]}"
+            raise self.corrupt(what) from exc
+
+    def keys(self, nodes: Sequence[Node]) -> list[Any]:
+        """Values of nodes that a dict or a set is about to be made of."""
+        made = [self.build(node) for node in nodes]
+        if not all(type(key) is str for key in made):
+            Keys(self._work).add(made)
+        return made
 
     def build(self, node: Node) -> Any:
         """The value of a node.
@@ -79,22 +118,25 @@ class Builder:
 
     def corrupt(self, message: str) -> CorruptCheckpoint:
         """The error for contents that contradict each other."""
-        return CorruptCheckpoint(f"the skeleton of this checkpoint has {message}", path=self._path)
+        text = f"the skeleton of this checkpoint has {message[:_SHOWN]}"
+        return CorruptCheckpoint(text, path=self._path)
 
     # -- containers ----------------------------------------------------------------------------
 
     def seq(self, node: Seq) -> Any:
-        items = [self.build(item) for item in node.items]
         if node.kind == "deque":
-            return deque(items, node.maxlen)
+            return deque([self.build(item) for item in node.items], node.maxlen)
         try:
+            if node.kind in ("set", "frozenset"):
+                return _SEQ_MAKERS[node.kind](self.keys(node.items))
+            items = [self.build(item) for item in node.items]
             return _SEQ_MAKERS[node.kind](items)
         except TypeError as exc:
             raise self.corrupt(f"a {node.kind} of values that cannot be in one") from exc
 
     def map(self, node: Map) -> Any:
-        keys = [self.build(key) for key in node.keys]
         try:
+            keys = self.keys(node.keys)
             items = dict(zip(keys, map(self.build, node.values), strict=True))
         except TypeError as exc:
             raise self.corrupt("a dict with a key that cannot be one") from exc
@@ -124,7 +166,11 @@ class Builder:
         return made
 
     def obj(self, node: Obj) -> Any:
-        return self.build(node.state)
+        made = self.build(node.state)
+        if node.type_name == _RNG_TYPE and not self._rehearsal:
+            # Whoever gets it hands it to native code.
+            check_states(made)
+        return made
 
     # -- values --------------------------------------------------------------------------------
 
@@ -134,6 +180,8 @@ class Builder:
     def member(self, node: Member) -> Any:
         if node.name is None:
             cls = self._type(node.type_name, "Flag type", lambda c: issubclass(c, enum.Flag))
+            if node.value is None or node.value.bit_length() > _MOST_FLAG_BITS:
+                raise self.corrupt("a flag of too many bits")
             try:
                 return cls(node.value)
             except ValueError as exc:
@@ -150,13 +198,14 @@ class Builder:
     def _type(self, name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
         """A type that is loaded already; only trusted=True may import its module."""
         module_name, _, qualname = name.partition(":")
+        shown = name[:_SHOWN]
         if self._trusted:
             try:
                 importlib.import_module(module_name)
             except Exception as exc:
                 raise UntrustedData(
-                    f"the checkpoint holds a {name}, whose module cannot be imported: {exc}",
-                    type_name=name.replace(":", "."),
+                    f"the checkpoint holds a {shown}, whose module cannot be imported: {exc}",
+                    type_name=shown.replace(":", "."),
                     path=self._path,
                 ) from exc
         module = sys.modules.get(module_name)
@@ -169,9 +218,9 @@ class Builder:
             found = None
         if not isinstance(found, type) or not fits(found):
             raise UntrustedData(
-                f"the checkpoint holds a {name}, but no {kind} of that name with the same fields is"
+                f"the checkpoint holds a {shown}, but no {kind} of that name with the same fields is"
                 " loaded: import its module first, or pass trusted=True to let us import it",
-                type_name=name.replace(":", "."),
+                type_name=shown.replace(":", "."),
                 path=self._path,
             )
         return found
@@ -198,6 +247,8 @@ class Builder:
         parts = {name: self.part(part) for name, part in composite.parts.items()}
         if self._rehearsal:  # The indices of a sparse tensor mean nothing before they are read.
             return torch.empty(0)
+        # An expanded part may have any number of elements, and a leaf be a part any number of times.
+        self._elements.spend(sum(part.numel() for part in parts.values()))
         try:
             return rebuild(composite.kind, composite.meta, parts)
         except (RuntimeError, ValueError, TypeError, IndexError) as exc:
@@ -233,12 +284,19 @@ class Builder:
         start = leaf.storage_offset() * leaf.itemsize + view.offset
         if start % dtype.itemsize:
             shift = -view.offset % dtype.itemsize
-            moved = empty_leaf(torch.uint8, (leaf.nbytes,), shift_bytes=shift)
-            moved.copy_(leaf.view(torch.uint8).reshape(-1))
-            leaf = self._aligned[name] = moved
+            leaf = self._aligned[name] = self._shifted(leaf, name, shift)
             start = shift + view.offset
         offset = start // dtype.itemsize
         return typed_view(leaf, dtype, offset=offset, shape=view.shape, stride=view.stride)
+
+    def _shifted(self, leaf: Tensor, name: str, shift: int) -> Tensor:
+        """The bytes of a leaf past an aligned address; made once, however many views ask for it."""
+        moved = self._moved.get((name, shift))
+        if moved is None:
+            moved = empty_leaf(torch.uint8, (leaf.nbytes,), shift_bytes=shift)
+            moved.copy_(leaf.view(torch.uint8).reshape(-1))
+            self._moved[name, shift] = moved
+        return moved
 
 
 _BUILDERS: dict[type, Callable[[Builder, Any], Any]] = {
@@ -260,7 +318,7 @@ def check_view(view: View, leaf_bytes: int, name: str, path: str) -> None:
     if view.offset + size > leaf_bytes:
         raise CorruptCheckpoint(
             f"the skeleton has a view of bytes {view.offset} to {view.offset + size} of the leaf"
-            f" {name!r}, which has {leaf_bytes}",
+            f" {name[:60]!r}, which has {leaf_bytes}",
             path=path,
             expected=f"at most {leaf_bytes}",
             got=str(view.offset + size),

@@ -21,9 +21,11 @@ from ckpt_core.state.atoms import (
 )
 from ckpt_core.state.checks import MAX_SIZE, Malformed, check_meta, sizes, want, want_type
 from ckpt_core.state.freeze import FACTORIES
+from ckpt_core.state.keys import Keys, Work
 from ckpt_core.state.leaf import dtypes
 from ckpt_core.state.nodes import (
     MAX_DEPTH,
+    PLAIN,
     Array,
     Atom,
     Composite,
@@ -39,6 +41,7 @@ from ckpt_core.state.nodes import (
     View,
 )
 
+_KEY_UNITS = 2**25
 _SEQS = frozenset({"list", "tuple", "set", "frozenset", "deque", "Size", "slice"})
 _MAPS = frozenset({"dict", "OrderedDict", "defaultdict", "Counter"})
 _RECORDS = frozenset({"dataclass", "namedtuple"})
@@ -173,6 +176,7 @@ class Decoder:
 
     def __init__(self) -> None:
         self.refs = RefTable()
+        self._work = Work(_KEY_UNITS)
 
     def decode(self, value: Any, depth: int = 0) -> Node:
         """The node of one JSON value.
@@ -235,7 +239,7 @@ class Decoder:
             held = want(value, "v", dict)
             if not all(isinstance(key, str) for key in held):
                 raise Malformed("a key that is no text")
-            keys = list(held)
+            keys = list(held)  # texts: their hashes cannot be foreseen
             values = [self.decode(item, depth) for item in held.values()]
         else:
             rows = want(value, "items", list)
@@ -246,6 +250,7 @@ class Decoder:
         factory = value.get("factory")
         if factory is not None and (not isinstance(factory, str) or factory not in FACTORIES):
             raise Malformed("an unknown factory")
+        Keys(self._work).add(key for key in keys if type(key) in PLAIN)
         attrs = self.decode(value["attrs"], depth) if "attrs" in value else None
         if attrs is not None and not (
             tag == "OrderedDict"

@@ -112,10 +112,7 @@ class Matcher:
         if not isinstance(node, Map):
             self._differ(node, live, path)
             return
-        saved = {
-            key if type(key) is str else self._keys.build(key): value
-            for key, value in zip(node.keys, node.values, strict=True)
-        }
+        saved = dict(zip(self._keys.keys(node.keys), node.values, strict=True))
         self._pairs(saved, live, path)
 
     def _pairs(self, saved: Mapping[Any, Node], live: Mapping[Any, Any], path: str) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ckpt_core.state.generators import check_states
+
 
 class RngState:
     """Put one into the state: a save takes the generators' states, a restore puts them back.
@@ -32,7 +34,11 @@ class RngState:
         """Put the generators back; called by `restore` once all bytes are there.
 
         Devices that this machine lacks are left out, and so is numpy when it is not installed.
+
+        Raises:
+            ValueError: these are no states of such generators; nothing was put back.
         """
+        check_states(state)
         random.setstate(state["python"])
         torch.set_rng_state(state["torch"])
         if "numpy" in state:

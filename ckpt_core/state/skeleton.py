@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckpt_core.errors import CorruptCheckpoint
+from ckpt_core.errors import CorruptCheckpoint, RestoreError
 from ckpt_core.state.build import Builder
 from ckpt_core.state.checks import Malformed, sizes, want
 from ckpt_core.state.codec import Decoder, Encoder
@@ -78,7 +78,21 @@ class Skeleton:
 
         Raises:
             CorruptCheckpoint: the skeleton does not fit the specs.
+            RestoreError: there is not so much memory.
         """
+        try:
+            return self._allocate(specs)
+        except (MemoryError, RuntimeError) as exc:  # torch raises a RuntimeError
+            wanted = sum(
+                math.prod(spec.shape) * dtypes()[spec.dtype].itemsize for spec in specs.values()
+            )
+            raise RestoreError(
+                f"{wanted:,} bytes of memory for the leaves of this checkpoint are not to be had: {exc}. "
+                "Nothing was changed; free some memory, or restore on a larger machine",
+                path=self.path,
+            ) from exc
+
+    def _allocate(self, specs: Mapping[str, LeafSpec]) -> dict[str, Tensor]:
         made: dict[str, Tensor] = {}
         for pool in self.leaves.pools:
             if all(name in specs for name in pool.offsets):
@@ -102,7 +116,7 @@ class Skeleton:
             CorruptCheckpoint: leaves are missing, or parts contradict each other.
             UntrustedData: it holds something that only `trusted=True` loads.
         """
-        return self.builder(tensors, trusted=trusted).build(self.tree)
+        return self.builder(tensors, trusted=trusted).tree(self.tree)
 
     def builder(
         self, tensors: Mapping[str, Tensor], *, trusted: bool, rehearsal: bool = False
@@ -121,7 +135,7 @@ class Skeleton:
 
     def corrupt(self, message: str) -> CorruptCheckpoint:
         """The error for specs and skeleton that contradict each other."""
-        return CorruptCheckpoint(f"this checkpoint is damaged: {message}", path=self.path)
+        return CorruptCheckpoint(f"this checkpoint is damaged: {message[:400]}", path=self.path)
 
     def _stride(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The strides that were saved, if they are dense; they may not reach outside the leaf."""

@@ -147,6 +147,8 @@ def rebuild(kind: str, meta: Mapping[str, Any], parts: Mapping[str, Tensor]) -> 
         made = torch.sparse_coo_tensor(
             parts["indices"], values, tuple(meta["shape"]), check_invariants=True
         )
+        if meta["coalesced"] and not _is_ordered(made._indices()):
+            raise ValueError("coalesced indices that are not in order")
         return made._coalesced_(bool(meta["coalesced"]))
     if kind == "compressed":
         layout = LAYOUTS[meta["layout"]]
@@ -158,6 +160,15 @@ def rebuild(kind: str, meta: Mapping[str, Any], parts: Mapping[str, Tensor]) -> 
     return _rebuild_quantized(meta, parts)
 
 
+def _is_ordered(indices: Tensor) -> bool:
+    """Whether each column is lexicographically above the one before: torch believes the flag."""
+    steps = indices[:, 1:] - indices[:, :-1]
+    if not steps.numel():
+        return indices.shape[1] < 2
+    first = (steps != 0).byte().argmax(0, keepdim=True)
+    return bool((steps.gather(0, first) > 0).all())
+
+
 def _rebuild_quantized(meta: Mapping[str, Any], parts: Mapping[str, Tensor]) -> Tensor:
     dtype, shape, values = dtypes()[meta["dtype"]], tuple(meta["shape"]), parts["values"]
     packed = _PACKED.get(dtype)
@@ -166,7 +177,9 @@ def _rebuild_quantized(meta: Mapping[str, Any], parts: Mapping[str, Tensor]) -> 
         numel *= size
     if values.dtype is not QUANTIZED[dtype]:
         raise ValueError(f"quantized bytes are {values.dtype}, not {QUANTIZED[dtype]}")
-    if values.numel() != (-(-numel // packed) if packed else numel):
+    if values.numel() != (-(-numel // packed) if packed else numel) or (
+        packed is None and tuple(values.shape) != shape
+    ):
         raise ValueError(f"{values.numel()} quantized values cannot fill shape {shape}")
     with _quiet():
         made = _empty_quantized(dtype, shape, meta, parts)
