@@ -15,7 +15,7 @@ Source: LightCheck III-D, DeepFreeze IV-A d. The bytes are specified in docs/for
 
 from __future__ import annotations
 
-from ckpt_core.layout.coverage import needed_ranges, uncovered
+from ckpt_core.layout.coverage import Effort, needed_ranges, uncovered
 from ckpt_core.layout.dtypes import Storage, itemsize, nbytes, storage
 from ckpt_core.layout.header import MAX_HEADER_BYTES, PAD_PREFIX
 from ckpt_core.layout.manifest import (
@@ -52,6 +52,7 @@ __all__ = [
     "MAX_MANIFEST_BYTES",
     "PAD_PREFIX",
     "ChunkSum",
+    "Effort",
     "Extent",
     "FileEntry",
     "HeaderEntry",

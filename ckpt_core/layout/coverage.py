@@ -16,7 +16,29 @@ from typing import NamedTuple
 from ckpt_core.types import Block, Slice
 
 MAX_VISITS = 20_000_000
-"""Work that `uncovered` does at most, in looks at a box: hostile boxes could ask for any amount."""
+"""Work that `uncovered` does at most for all leaves of a step, in looks at a span of a box: hostile boxes
+could ask for any amount."""
+
+VISITS_PER_SLICE = 100
+"""What each slice adds to it: a mesh of many ranks has many, and each is met a few times."""
+
+
+class Effort:
+    """What is left to be done for the leaves of one step; shared by the calls for them."""
+
+    def __init__(self) -> None:
+        self._left = MAX_VISITS
+
+    def add(self, slices: int) -> None:
+        """More slices are there to be looked at."""
+        self._left += VISITS_PER_SLICE * slices
+
+    def spend(self, visits: int) -> None:
+        """Raise _TooMuchWork when it was all done."""
+        self._left -= visits
+        if self._left < 0:
+            raise _TooMuchWork
+
 
 _Span = tuple[int, int]
 """From the first to before the last."""
@@ -25,13 +47,20 @@ _Box = tuple[_Span, ...]
 """A span of elements for each dimension."""
 
 
-def uncovered(shape: Sequence[int], itemsize: int, slices: Sequence[Slice]) -> str | None:
+def uncovered(
+    shape: Sequence[int], itemsize: int, slices: Sequence[Slice], *, effort: Effort | None = None
+) -> str | None:
     """What no slice of a leaf holds, in words; None when each byte is in one of them at least.
 
     Called by restore, verify and tools with the slices of one leaf from all rank manifests, which
     have passed `RankManifest.decode`. If it gives None and the slices have as many bytes as the
     leaf, each byte is in exactly one.
+
+    Args:
+        effort: shared by all leaves of a step; None: this one has a step's effort to itself.
     """
+    effort = effort or Effort()
+    effort.add(len(slices))
     whole = Block((0,) * len(shape), tuple(shape))
     total = math.prod(shape) * itemsize
     parts: dict[Block, list[_Span]] = {}
@@ -45,13 +74,27 @@ def uncovered(shape: Sequence[int], itemsize: int, slices: Sequence[Slice]) -> s
     if not spans.keys() - {whole}:
         begin, end = _first_gap(spans.get(whole, []), total)
         return f"bytes {begin} to {end} of {total}"
-    boxes = [
-        box
-        for block, found in spans.items()
-        for begin, end in found
-        for box in _boxes(block, begin // itemsize, end // itemsize)
-    ]
-    return _Sweep(shape).missing(boxes)
+    # Dimensions of one step say nothing, and each costs as much as any other.
+    dims = [dim for dim, size in enumerate(shape) if size > 1]
+    boxes: list[_Box] = []
+    try:
+        for block, found in spans.items():
+            narrow = Block(
+                tuple([block.offsets[dim] for dim in dims]),
+                tuple([block.sizes[dim] for dim in dims]),
+            )
+            for begin, end in found:
+                for box in _boxes(narrow, begin // itemsize, end // itemsize):
+                    effort.spend(len(dims) + 1)
+                    boxes.append(box)
+        hole = _Sweep([shape[dim] for dim in dims], effort).hole(boxes)
+    except _TooMuchWork:
+        return f"nothing that could be told: its {len(slices)} slices cut one another too often"
+    if hole is None:
+        return None
+    spots = dict(zip(dims, hole, strict=True))
+    ranges = [spots.get(dim, (0, size)) for dim, size in enumerate(shape)]
+    return f"elements [{', '.join(f'{begin}:{end}' for begin, end in ranges)}] of {list(shape)}"
 
 
 def needed_ranges(
@@ -229,29 +272,20 @@ class _Sweep:
     """Looks for a point that no box holds: along one dimension, and at each stretch of it where
     the same boxes are met, along the next one among these."""
 
-    def __init__(self, shape: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], effort: Effort) -> None:
         self._shape = tuple(shape)
-        self._visits = 0
+        self._effort = effort
 
-    def missing(self, boxes: Sequence[_Box]) -> str | None:
-        """A box that holds nothing of any of these, in words; None when there is none."""
-        try:
-            hole = self._hole(boxes, 0)
-        except _TooMuchWork:
-            return f"nothing that could be told: its {len(boxes)} boxes cut one another too often"
-        if hole is None:
-            return None
-        ranges = ", ".join(f"{begin}:{end}" for begin, end in hole)
-        return f"elements [{ranges}] of {list(self._shape)}"
+    def hole(self, boxes: Sequence[_Box]) -> _Box | None:
+        """A box that holds nothing of any of these; None when there is none."""
+        return self._hole(boxes, 0)
 
     def _hole(self, boxes: Sequence[_Box], depth: int) -> _Box | None:
         if not boxes:
             return tuple([(0, size) for size in self._shape[depth:]])
         if depth == len(self._shape):
             return None
-        self._visits += len(boxes)
-        if self._visits > MAX_VISITS:
-            raise _TooMuchWork
+        self._effort.spend(len(boxes))
         starts, ends = _edges(boxes, depth)
         active: dict[int, _Box] = {}
         cuts = sorted({0, self._shape[depth], *starts, *ends})
@@ -280,4 +314,4 @@ def _edges(
 
 
 class _TooMuchWork(Exception):
-    """The sweep took `MAX_VISITS` steps; never leaves this file."""
+    """The effort is used up; never leaves this file."""

@@ -71,9 +71,10 @@ def check_named_files(files: Sequence[FileEntry]) -> None:
         if not is_file_name(file.name):
             raise Invalid("file name", expected="a relative path of plain names", got=file.name)
     names = {file.name for file in files}
-    both = names & parents_of(names)
-    if both:
-        raise Invalid("file name", expected="no directory of other files", got=min(both))
+    for name in names:
+        # One by one: all parents of all names together may be a hundred times as much text.
+        for parent in parents_of([name]) & names:
+            raise Invalid("file name", expected="no directory of other files", got=parent)
 
 
 def check_no_leaves(leaves: Sequence[LeafEntry], slices: Sequence[SliceEntry]) -> None:

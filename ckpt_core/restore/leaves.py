@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ckpt_core.errors import CorruptCheckpoint, RestoreError
-from ckpt_core.layout import RankManifest, itemsize, uncovered
+from ckpt_core.layout import Effort, RankManifest, itemsize, uncovered
 from ckpt_core.layout import nbytes as size_of
 from ckpt_core.restore.manifests import StepManifest
 from ckpt_core.types import LeafSpec, Slice
@@ -53,6 +53,8 @@ class StepLeaves:
         self.step = step
         self.shared: dict[str, Leaf] = {}
         self.private: dict[int, dict[str, Leaf]] = {}
+        self._effort = Effort()
+        self._gaps: dict[str, str | None] = {}
         alone = step.manifest.world_size == 1
         for rank in step.ranks:
             own = _own(rank)
@@ -110,7 +112,10 @@ class StepLeaves:
         parts = [place.part for place in leaf.places if place.part is not None]
         if len(parts) < len(leaf.places):
             return None
-        return uncovered(leaf.spec.shape, itemsize(leaf.spec.dtype), parts)
+        name, unit = leaf.spec.name, itemsize(leaf.spec.dtype)
+        if name not in self._gaps:
+            self._gaps[name] = uncovered(leaf.spec.shape, unit, parts, effort=self._effort)
+        return self._gaps[name]
 
     def elsewhere(self, names: Collection[str]) -> RestoreError:
         """The error for leaves that lie, in part or whole, in the roots of other nodes."""

@@ -157,6 +157,7 @@ def test_boxes_that_cut_one_another_without_end_are_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(coverage, "MAX_VISITS", 1000)
+    monkeypatch.setattr(coverage, "VISITS_PER_SLICE", 0)
     parts = [Slice(0, 4 * 50 * rows, Block((0, 0), (rows, 50))) for rows in range(1, 50)]
     parts += [Slice(0, 200, Block((49, 0), (1, 50)))]
     text = uncovered((50, 50), 4, parts)
@@ -164,3 +165,26 @@ def test_boxes_that_cut_one_another_without_end_are_given_up(
     assert "too often" in text
     monkeypatch.undo()
     assert uncovered((50, 50), 4, parts) is None
+
+
+def test_all_leaves_of_a_step_share_one_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [Slice(0, 4 * 50 * rows, Block((0, 0), (rows, 50))) for rows in range(1, 50)]
+    parts += [Slice(0, 200, Block((49, 0), (1, 50)))]
+    monkeypatch.setattr(coverage, "MAX_VISITS", 5000)
+    monkeypatch.setattr(coverage, "VISITS_PER_SLICE", 0)
+    effort = coverage.Effort()
+    found = [uncovered((50, 50), 4, parts, effort=effort) for _ in range(20)]
+    assert found[0] is None
+    assert "too often" in str(found[-1])
+
+
+def test_dimensions_of_one_step_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (*[1] * 250, 4, 6, *[1] * 3)
+    block = Block((0,) * 255, shape)
+    parts = [Slice(4 * begin, 4, block) for begin in range(23)]
+    monkeypatch.setattr(coverage, "MAX_VISITS", 1000)
+    monkeypatch.setattr(coverage, "VISITS_PER_SLICE", 0)
+    parts.append(Slice(0, 4, Block((*[0] * 250, 3, 5, 0, 0, 0), (1,) * 255)))
+    assert uncovered(shape, 4, parts) is None
+    missing = str(uncovered(shape, 4, parts[1:]))
+    assert "0:1, 0:1, 0:1, 0:1]" in missing
