@@ -52,6 +52,8 @@ class Admission:
         def make() -> InFlight:
             deadline = time.monotonic() + self._timeout_s
             root = self._store.root
+            if destination is None:
+                self._store.admitted(attempt_id)
             return InFlight(
                 step,
                 attempt_id,

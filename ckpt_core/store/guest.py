@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +22,7 @@ from ckpt_core.store.names import INFLIGHT, committed_steps, entries
 from ckpt_core.store.publish import Attempt
 from ckpt_core.store.slots import Slots
 from ckpt_core.store.space import check_space
-from ckpt_core.store.trees import ensure_dir
+from ckpt_core.store.trees import ensure_dir, find_root
 from ckpt_core.types import Destination, check_step
 
 logger = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ class GuestStore:
     """The root of a rank that does not lead. Thread-safe. Same calls as `StepStore`, where they apply."""
 
     def __init__(self, root: Path, *, files: Files, rank: int) -> None:
-        self.root = Path(os.path.realpath(root)) if root.is_symlink() else root.absolute()
+        self.root = find_root(root)
         self._files = files
         self._rank = rank
         self._slots = Slots(self.root, files=files, spare=0, shared=True)
@@ -108,6 +107,9 @@ class GuestStore:
         return committed_steps(self.root)
 
     # -- what the leader does for all ------------------------------------------------------------
+
+    def admitted(self, attempt_id: str) -> None:
+        """The leader's."""
 
     def quarantine_suspects(self) -> None:
         """The leader's."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -13,18 +15,43 @@ _TEXT = (
     "last save of this run is kept beside the newest steps"
 )
 
+_REMEMBERED = 1024
+"""Far more saves than may be in flight."""
+
 
 class Rewinds:
-    """Which saves were such ones. The caller serializes its calls."""
+    """Which saves were such ones. The caller serializes its calls.
+
+    Saves in flight together are begun and published in any order. A run has gone back only if the newer
+    step was there, or its save admitted, before the older one was admitted.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._attempts: set[str] = set()
         self._last: int | None = None
+        self._order = itertools.count(1)
+        self._admitted: dict[str, int] = {}
+        self._placed: dict[int, int] = {}
 
-    def begun(self, attempt_id: str, step: int, *, newest: int | None) -> None:
+    def admitted(self, attempt_id: str) -> None:
+        """Note that training has asked for a save; `begun` does it for one that nobody announced.
+
+        The one call that needs no turn: each line is atomic, and training must not wait for names.
+        """
+        self._admitted[attempt_id] = next(self._order)
+        if len(self._admitted) > _REMEMBERED:  # saves that failed before they began
+            self._admitted.pop(next(iter(self._admitted)), None)
+
+    def begun(self, attempt_id: str, step: int, *, committed: Collection[int]) -> None:
         """Note the start of a save; the first one below the newest step is told to the user."""
-        if newest is None or step >= newest:
+        if attempt_id not in self._admitted:
+            self.admitted(attempt_id)
+        mine = self._admitted.get(attempt_id, 0)
+        self._placed = {other: self._placed[other] for other in committed if other in self._placed}
+        before = [other for other in committed if self._placed.get(other, 0) < mine]
+        newest = max(before, default=step)
+        if newest <= step:
             return
         if not self._attempts:
             logger.warning(_TEXT, step, self._root, newest, newest, self._root, step)
@@ -32,6 +59,7 @@ class Rewinds:
 
     def published(self, attempt_id: str, step: int) -> None:
         """Note the end of a save."""
+        self._placed[step] = self._admitted.pop(attempt_id, 0)
         self._last = step if attempt_id in self._attempts else None
 
     def kept(self) -> set[int]:

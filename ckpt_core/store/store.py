@@ -28,7 +28,7 @@ from ckpt_core.store.rewinds import Rewinds
 from ckpt_core.store.slots import Slots
 from ckpt_core.store.space import check_space
 from ckpt_core.store.trash import Trash
-from ckpt_core.store.trees import ensure_dir, ensure_root
+from ckpt_core.store.trees import ensure_dir, ensure_root, find_root
 from ckpt_core.types import Destination, check_step
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class StepStore:
             spare_slots: shard files of retired steps kept for recycling.
             shared: other ranks write to this root too, each through a `GuestStore`.
         """
-        self.root = Path(os.path.realpath(root)) if root.is_symlink() else root.absolute()
+        self.root = find_root(root)
         self._files = files
         self._keep_last = keep_last
         self._keep_every = keep_every
@@ -144,6 +144,10 @@ class StepStore:
 
     # -- one save ------------------------------------------------------------------------------
 
+    def admitted(self, attempt_id: str) -> None:
+        """Note the order in which training asks for saves; `begin` may come in any other. Never waits."""
+        self._rewinds.admitted(attempt_id)
+
     def begin(
         self, step: int, attempt_id: str | None = None, destination: Destination | None = None
     ) -> Attempt:
@@ -173,7 +177,7 @@ class StepStore:
                 self._files.mkdir(path)
         if destination is None:
             with self._state:
-                self._rewinds.begun(name, step, newest=self.latest())
+                self._rewinds.begun(name, step, committed=self.steps())
         return Attempt(name, step, path, destination)
 
     def take_slot(self, attempt: Attempt, name: str, nbytes: int) -> bool:

@@ -13,6 +13,7 @@ from ckpt_core.store import StepStore, step_path
 from ckpt_core.store.retention import choose_retired
 from tests.store.harness import (
     QuickFiles,
+    fill,
     left,
     make_store,
     mark_of,
@@ -43,6 +44,24 @@ def test_a_run_that_went_back_keeps_its_last_save_beside_the_newest_steps(
     save(store, 41)
     assert store.retire() == (13, 30)
     assert store.steps() == (40, 41)
+
+
+def test_saves_in_flight_together_that_begin_in_another_order_do_not_go_back(
+    store: StepStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = {step: f"{step:012d}-{step:08x}" for step in (10, 20)}
+    for step in (10, 20):
+        store.admitted(ids[step])
+    for step in (20, 10):
+        attempt = store.begin(step, ids[step])
+        fill(store, attempt, mark=step)
+        store.publish(attempt)
+        assert store.retire() == ()
+    save(store, 21)
+    assert "restart resumes" not in caplog.text
+    assert store.retire() == (10,)
+    save(store, 11)
+    assert "step 11 is saved while" in caplog.text
 
 
 def test_multiples_stay_for_ever(root: Path) -> None:
