@@ -20,7 +20,7 @@ import xxhash
 
 from ckpt_core.coordination import Ballot, Coordination, Json
 from ckpt_core.errors import CkptError, CommitError, CoordinationTimeout
-from ckpt_core.files import Files
+from ckpt_core.files import Files, advice
 from ckpt_core.inflight import Contents, InFlight
 from ckpt_core.layout import (
     MANIFEST_NAME,
@@ -35,7 +35,6 @@ from ckpt_core.layout import (
     rank_manifest_name,
 )
 from ckpt_core.observe import EventLog, EventName
-from ckpt_core.persist import advice
 from ckpt_core.store import Attempt, GuestStore, StepStore
 
 _log = logging.getLogger("ckpt_core")

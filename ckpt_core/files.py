@@ -11,6 +11,7 @@ import ctypes
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,39 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 NO_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
 """What a filesystem without direct I/O answers, at open or at the first read or write."""
+
+_ADVICE = {
+    errno.ENOSPC: "Free some space, keep fewer steps (keep_last), or use another disk; then save again.",
+    errno.EDQUOT: "The disk quota is used up: free some space or raise it, or keep fewer steps (keep_last).",
+    errno.EROFS: "The filesystem is read-only, often after a disk error: look at the kernel log (dmesg).",
+    errno.EACCES: "Check the owner and the permissions of that directory and of those above it.",
+    errno.EPERM: "Check the owner and the permissions of that directory and of those above it.",
+    errno.ENOENT: (
+        "It was removed or renamed by somebody else, or another rank has given this step up; the next save "
+        "makes the root anew."
+    ),
+    errno.EEXIST: "Another rank has made a file of that name: each name is added by one rank.",
+    errno.ENOTDIR: "A file or a link is where a directory belongs: move it away.",
+    errno.ELOOP: "Links lead in a circle, or there are too many on the way: name the directory itself.",
+    errno.ENAMETOOLONG: "The path is too long for this filesystem: use a root with a shorter path.",
+    errno.EIO: "The device reports an error: look at the kernel log (dmesg), and save to another disk.",
+    errno.ESTALE: "The network filesystem has lost that directory: look at its server, and mount it again.",
+    errno.ENOLCK: "This filesystem has no locks: use a local disk, or NFS with its lock service.",
+    errno.EMFILE: "This process has too many open files: raise `ulimit -n`, or find what leaves them open.",
+    errno.ENFILE: "This machine has too many open files: end what holds them, or raise fs.file-max.",
+    errno.ENOMEM: "There is not enough memory: end what uses it, or lower staging_bytes.",
+}
+
+
+def advice(error: BaseException) -> str:
+    """What a user can do about an error of the operating system: the one table of it."""
+    code = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, MemoryError):
+        code = errno.ENOMEM
+    return _ADVICE.get(
+        code or 0, "The next call tries again; if it fails too, look at the kernel log."
+    )
+
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 
@@ -66,10 +100,12 @@ class Files:
 
     def open_write(self, path: Path, *, direct: bool = False) -> int:
         """A descriptor for an existing file, whose bytes and blocks stay as they are."""
+        _check_kind(path)
         return os.open(path, os.O_RDWR | _direct(direct))
 
     def open_read(self, path: Path, *, direct: bool = False) -> int:
         """A read-only descriptor for an existing file."""
+        _check_kind(path)
         return os.open(path, os.O_RDONLY | _direct(direct))
 
     def allocate(self, fd: int, size: int) -> None:
@@ -145,6 +181,13 @@ class Files:
         """Bytes that an ordinary user may still write to the filesystem of `path`."""
         stats = os.statvfs(path)
         return stats.f_bavail * stats.f_frsize
+
+
+def _check_kind(path: Path) -> None:
+    """Before opening: a pipe that somebody has put there would block, and a device might do anything."""
+    mode = os.lstat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "a pipe or a device, and no file", str(path))
 
 
 def _direct(direct: bool) -> int:

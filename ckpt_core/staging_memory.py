@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 
 from ckpt_core.devices import Devices
 from ckpt_core.errors import StagingError
+from ckpt_core.files import advice
 from ckpt_core.options import Options
 from ckpt_core.snapshot import PoolDemand, StagingPool, budget_bytes, plan_pool, too_small
 from ckpt_core.types import parse_bytes
+
+
+@contextmanager
+def _making() -> Iterator[None]:
+    """Where an error of the operating system becomes one of ours."""
+    try:
+        yield
+    except (OSError, MemoryError) as exc:
+        raise StagingError(
+            f"no memory for staging: {str(exc) or 'there is none left'}. Nothing was started, committed "
+            f"steps are safe. {advice(exc)}"
+        ) from exc
 
 
 class StagingMemory:
@@ -49,12 +64,13 @@ class StagingMemory:
         """What a save of named files asks for."""
         return PoolDemand(nbytes, 0, self._options.in_flight)
 
+    @_making()
     def pool_for(self, demand: PoolDemand, *, pinned: bool, deadline: float) -> StagingPool:
         """The pool for checkpoints of this size; blocks only when it has to be replaced.
 
         Raises:
             ConfigError: `staging_bytes` is too small.
-            StagingError: the old pool was still in use at the deadline.
+            StagingError: the old pool was still in use at the deadline, or memory is used up.
         """
         if self._pool is not None and self._fits(demand):
             return self._pool
@@ -72,6 +88,7 @@ class StagingMemory:
         self._pool = StagingPool(plan, pinned_for=self._devices if pinned else None)
         return self._pool
 
+    @_making()
     def make_room(self, pool: StagingPool, demand: PoolDemand) -> None:
         """Enlarge a pool that is in use, so that what has turned out larger than it was taken for fits.
 

@@ -203,7 +203,7 @@ def _writer(lock: Path) -> dict[str, Any] | None:
         owner = json.loads(os.pread(fd, _OWNER_BYTES, 0))
         known = {key: owner[key] for key in ("host", "since", "command") if key in owner}
         return {"pid": pid, **known}
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
     finally:
         os.close(fd)

@@ -11,7 +11,6 @@ from ckpt_core.persist.shard_file import (
     ShardFile,
     ShardRequest,
     WriteResult,
-    advice,
 )
 from ckpt_core.persist.writers import HeldBack, WriteJob, WriterPool
 
@@ -24,5 +23,4 @@ __all__ = [
     "WriteJob",
     "WriteResult",
     "WriterPool",
-    "advice",
 ]

@@ -7,7 +7,6 @@ training thread nor staging may wait for that.
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import threading
@@ -20,7 +19,7 @@ import xxhash
 
 from ckpt_core.devices import Queued
 from ckpt_core.errors import CkptError, PersistError
-from ckpt_core.files import NO_DIRECT, Files
+from ckpt_core.files import NO_DIRECT, Files, advice
 from ckpt_core.types import DirectIO
 
 
@@ -267,21 +266,3 @@ def _sums(memory: memoryview, sum_bytes: int | None) -> tuple[WriteResult, ...]:
     size = sum_bytes or len(memory)
     parts = [memory[start : start + size] for start in range(0, len(memory), size)]
     return tuple([WriteResult(len(part), xxhash.xxh3_64(part).hexdigest()) for part in parts])
-
-
-def advice(error: Exception) -> str:
-    """What a user can do about an error of the operating system."""
-    known = {
-        errno.ENOSPC: "Free some space, lower keep_last, or use another disk; then save again.",
-        errno.EDQUOT: "The disk quota is used up: free some space or raise it; then save again.",
-        errno.EROFS: "The filesystem is read-only: a disk error may have made it so (see dmesg).",
-        errno.EIO: "The device reports an error: see dmesg, and save to another disk.",
-        errno.EACCES: "Check who owns the root and its permissions.",
-        errno.EPERM: "Check who owns the root and its permissions.",
-        errno.EEXIST: "Another rank has made a file of that name: each name is added by one rank.",
-        errno.ENOENT: (
-            "The root was removed or renamed while training ran, or another rank has given this step up."
-        ),
-    }
-    code = error.errno if isinstance(error, OSError) else None
-    return known.get(code or 0, "The next save tries again.")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ckpt_core.restore.failures import ReadHung
+from ckpt_core.restore.failures import NoMeans, ReadHung
 
 _Result = TypeVar("_Result")
 
@@ -16,6 +16,7 @@ def within(timeout_s: float, action: Callable[[], _Result], *, path: Path) -> _R
     """What `action` returns or raises. It changes nothing, so it may be left behind.
 
     Raises:
+        NoMeans: no thread can be started, or memory is used up.
         ReadHung: it took longer than `timeout_s`; `path` is what it was reading.
     """
     results: list[_Result] = []
@@ -28,8 +29,13 @@ def within(timeout_s: float, action: Callable[[], _Result], *, path: Path) -> _R
             errors.append(exc)
 
     thread = threading.Thread(target=work, name="ckpt-restore", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as exc:
+        raise NoMeans(path, exc) from exc
     thread.join(timeout_s)
+    if errors and isinstance(errors[0], MemoryError):
+        raise NoMeans(path, errors[0]) from errors[0]
     if errors:
         raise errors[0]
     if results:

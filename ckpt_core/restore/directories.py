@@ -9,6 +9,7 @@ from ckpt_core.errors import RestoreError
 from ckpt_core.files import Files
 from ckpt_core.layout import is_directory_name
 from ckpt_core.restore.manifests import file_problems, read_json
+from ckpt_core.store import listing
 
 
 def committed_directories(root: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -33,11 +34,10 @@ def committed_directories(root: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def _folders(root: Path) -> list[str]:
-    try:
-        with os.scandir(root) as found:
-            names = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
-        return []
-    except OSError as exc:
-        raise RestoreError(f"cannot list {root}: {exc.strerror}", path=root) from exc
+    with listing(root):
+        try:
+            with os.scandir(root) as found:
+                names = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return []
     return [name for name in names if is_directory_name(name)]

@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckpt_core.errors import RestoreError
+from ckpt_core.files import advice
+
+_THREADS = (
+    "The limit of threads or processes is reached (ulimit -u, or that of the container): raise it."
+)
 
 
 class ReadRefused(RestoreError):
@@ -12,8 +17,19 @@ class ReadRefused(RestoreError):
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(
-            f"{path} cannot be read: {error.strerror or error}. Nothing on storage was changed; "
-            "check permissions, the disk and its mount, then restore again",
+            f"{path} cannot be read: {error.strerror or error}. Nothing on storage was changed. "
+            f"{advice(error)}",
+            path=path,
+        )
+
+
+class NoMeans(RestoreError):
+    """This process has no memory or no threads to read with: no other step could be read either."""
+
+    def __init__(self, path: Path, error: BaseException) -> None:
+        super().__init__(
+            f"{path} cannot be read: {str(error) or type(error).__name__}. Nothing on storage was changed. "
+            f"{_THREADS if isinstance(error, RuntimeError) else advice(error)}",
             path=path,
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 from ckpt_core.errors import NotCommitted, RestoreError
 from ckpt_core.files import Files
 from ckpt_core.restore.deadline import within
-from ckpt_core.restore.failures import ReadHung
+from ckpt_core.restore.failures import NoMeans, ReadHung
 from ckpt_core.restore.filling import Need, fill, plan_reads
 from ckpt_core.restore.leaves import StepLeaves
 from ckpt_core.restore.manifests import read_manifests
@@ -56,6 +56,8 @@ def load(
         watch = Watch(step_dir)
         try:
             tree = _load(step_dir, how, rank=rank, trusted=trusted)
+        except MemoryError as exc:
+            raise NoMeans(step_dir, exc) from exc
         except Exception as exc:
             if step_dir == path or isinstance(exc, ReadHung) or watch.still_there():
                 raise

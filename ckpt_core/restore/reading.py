@@ -28,7 +28,7 @@ from pathlib import Path
 from ckpt_core.devices import Devices
 from ckpt_core.files import Files
 from ckpt_core.pages import page_memory
-from ckpt_core.restore.failures import ReadHung
+from ckpt_core.restore.failures import NoMeans, ReadHung
 from ckpt_core.restore.shard_reader import ShardReader, Truncated
 from ckpt_core.restore.units import (
     HOT_BYTES,
@@ -93,6 +93,7 @@ class ParallelReader:
             keep_going: go on after a bad chunk or a failed read, to find them all.
 
         Raises:
+            NoMeans: there is no memory or no thread to read with.
             ReadHung: one read took longer than `timeout_s`. Its thread is left behind, since
                 nothing can interrupt it, and may still write into its destination.
         """
@@ -102,8 +103,11 @@ class ParallelReader:
             run.wait(progress)
         finally:
             run.halt()
-        if run.outcome.crashed is not None:
-            raise run.outcome.crashed
+        crashed = run.outcome.crashed
+        if isinstance(crashed, MemoryError):
+            raise NoMeans(jobs[0].path, crashed) from crashed
+        if crashed is not None:
+            raise crashed
         return run.outcome
 
 
@@ -128,7 +132,10 @@ class _Run:
 
     def start(self) -> None:
         # One for all: a fast disk wants huge pages, which are larger than what each reader needs.
-        buffer = self.how.new_buffer(max(len(self._workers), 1) * READ_BYTES)
+        try:
+            buffer = self.how.new_buffer(max(len(self._workers), 1) * READ_BYTES)
+        except (OSError, MemoryError) as exc:
+            raise NoMeans(next(iter(self.shards), Path()), exc) from exc
         for index, worker in enumerate(self._workers):
             worker.buffer = buffer[index * READ_BYTES : (index + 1) * READ_BYTES]
             # Daemon: a read that never returns must not keep the process from ending.
@@ -137,7 +144,14 @@ class _Run:
             )
             with self._changed:
                 self._running += 1
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as exc:
+                with self._changed:
+                    self._running -= 1
+                if index == 0:
+                    raise NoMeans(next(iter(self.shards)), exc) from exc
+                break  # Fewer readers read as well.
 
     def wait(self, progress: Progress | None) -> None:
         """Block until every reader has ended; raises ReadHung when one is stuck."""

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from ckpt_core.coordination import Coordination, Json
 from ckpt_core.errors import CkptError, CorruptCheckpoint, NotCommitted, RestoreError
-from ckpt_core.restore.failures import ReadRefused
+from ckpt_core.restore.failures import NoMeans, ReadRefused
 
 _Result = TypeVar("_Result")
 
@@ -87,9 +87,13 @@ class Together:
                 that rank its own error, whatever it is.
             CoordinationTimeout, CommitError: the other ranks cannot be asked.
         """
-        result, data, error = None, None, None
+        result, data = None, None
+        error: Exception | None = None
         try:
             result, data = action()
+        except MemoryError as exc:
+            error = NoMeans(self._root, exc)
+            error.__cause__ = exc
         except Exception as exc:  # the others must learn of it before it goes on from here
             error = exc
         row = [kind_of(error), "" if error is None else _text(error), data]

@@ -19,11 +19,12 @@ from ckpt_core.layout import (
     storage,
 )
 from ckpt_core.restore.deadline import within
+from ckpt_core.restore.failures import NoMeans
 from ckpt_core.restore.leaves import StepLeaves
 from ckpt_core.restore.manifests import StepManifest, file_problem, read_json, read_start
 from ckpt_core.restore.reading import ParallelReader, Progress
 from ckpt_core.restore.units import BadChunk, Discard, ReadJob
-from ckpt_core.store import committed_steps, resolve, step_path
+from ckpt_core.store import committed_steps, listing, resolve, step_path
 from ckpt_core.types import parse_step_dir
 
 _READ_TIMEOUT_S = 600.0
@@ -127,7 +128,8 @@ def verify(
     Raises:
         ConfigError: `share` is wrong.
         NotCommitted: there is no step at `path`.
-        RestoreError: the root cannot be listed. Nothing that is wrong inside a step raises.
+        RestoreError: the root cannot be listed, or there is no memory or thread to read with. Nothing
+            that is wrong inside a step raises.
     """
     path = Path(path)
     number, count = share
@@ -139,7 +141,8 @@ def verify(
     if found == path:
         return Report(path, (_verify_step(path, how),))
     reports = [_verify_step(step_path(path, step), how) for step in committed_steps(path)]
-    return Report(path, tuple(report for report in reports if report.path.is_dir()))
+    with listing(path):
+        return Report(path, tuple(report for report in reports if report.path.is_dir()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +158,14 @@ def _verify_step(path: Path, how: _How) -> StepReport:
     number, reader = parse_step_dir(path.name), how.reader
     try:
         step = within(reader.timeout_s, lambda: read_json(path, files=reader.files), path=path)
+    except NoMeans:
+        raise  # It says nothing of the step.
     except RestoreError as exc:  # all that can be wrong with a manifest
         return StepReport(number, path, problems=(str(exc),))
     try:
         return _verify_files(step, how)
+    except NoMeans:
+        raise
     except RestoreError as exc:  # the storage hangs
         return StepReport(_number(step), path, problems=(str(exc),))
 

@@ -188,7 +188,8 @@ def owner_of(root: Path) -> dict[str, Any]:
     Never called by the holder: closing the file here would drop a lock of this process.
     """
     try:
-        fd = os.open(root / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # Without blocking: somebody may have put a named pipe there.
+        fd = os.open(root / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return {}
     try:
@@ -198,7 +199,7 @@ def owner_of(root: Path) -> dict[str, Any]:
 
 
 def _read_owner(fd: int) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         owner = json.loads(os.pread(fd, _OWNER_BYTES, 0))
         if isinstance(owner, dict):
             return owner

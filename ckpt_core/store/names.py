@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ckpt_core.errors import NotCommitted, RestoreError
+from ckpt_core.files import advice
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.types import parse_step_dir, step_dir_name
 
@@ -46,6 +49,20 @@ def step_path(root: Path, step: int) -> Path:
     return root / step_dir_name(step)
 
 
+@contextmanager
+def listing(path: Path) -> Iterator[None]:
+    """Turn an `OSError` of looking at a directory into an error of ours.
+
+    Raises:
+        RestoreError: with the `OSError` as its cause.
+    """
+    try:
+        yield
+    except OSError as exc:
+        text = f"cannot list {path}: {exc.strerror or exc}. Nothing was changed. {advice(exc)}"
+        raise RestoreError(text, path=path) from exc
+
+
 def committed_steps(root: Path) -> tuple[int, ...]:
     """The committed steps of a root, ascending; () when there is no such directory.
 
@@ -54,18 +71,15 @@ def committed_steps(root: Path) -> tuple[int, ...]:
     Raises:
         RestoreError: the root is there and cannot be listed.
     """
-    try:
-        with os.scandir(root) as found:
-            names = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
-        return ()
-    except NotADirectoryError as exc:
-        raise RestoreError(
-            f"{root} is a file: a checkpoint root is a directory", path=root
-        ) from exc
-    except OSError as exc:
-        text = f"cannot list {root}: {exc.strerror}; check its permissions and the disk"
-        raise RestoreError(text, path=root) from exc
+    with listing(root):
+        try:
+            with os.scandir(root) as found:
+                names = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return ()
+        except NotADirectoryError as exc:
+            text = f"{root} is a file: a checkpoint root is a directory"
+            raise RestoreError(text, path=root) from exc
     steps = (parse_step_dir(name) for name in names)
     return tuple(sorted(step for step in steps if step is not None))
 
@@ -80,6 +94,11 @@ def resolve(path: Path) -> Path:
         NotCommitted: there is no committed step; the text says what was found instead.
         RestoreError: the directory cannot be listed.
     """
+    with listing(path):
+        return _resolve(path)
+
+
+def _resolve(path: Path) -> Path:
     step = parse_step_dir(path.name)
     if path.parent.name == INFLIGHT:
         text = f"{path} is a save that was not committed; load one of the steps beside {INFLIGHT}"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
 from ckpt_core.files import Files
-from ckpt_core.layout import MANIFEST_NAME, Manifest, is_directory_name
+from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, is_directory_name
 from ckpt_core.store.names import INFLIGHT, REPLACED, entries, is_real_dir
 from ckpt_core.store.publish import sync_names
 from ckpt_core.store.slots import Slots
@@ -100,6 +100,8 @@ def _is_whole(path: Path) -> bool:
         return is_real_dir(path)
     manifest = path / MANIFEST_NAME
     if manifest.is_symlink() or not manifest.is_file():
+        return False
+    if manifest.stat().st_size > MAX_MANIFEST_BYTES:
         return False
     try:
         found = Manifest.decode(manifest.read_bytes(), path=manifest)

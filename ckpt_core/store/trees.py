@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 from ckpt_core.files import Files
+from ckpt_core.store.failures import mapped
 from ckpt_core.store.names import entries, is_real_dir
 
 
@@ -25,6 +26,16 @@ def ensure_dir(files: Files, path: Path) -> None:
         if not is_real_dir(path):
             text = "a file or a symbolic link is in the way of a directory"
             raise NotADirectoryError(errno.ENOTDIR, text, str(path)) from None
+
+
+def find_root(root: Path) -> Path:
+    """The absolute path of a root; a link to it is resolved.
+
+    Raises:
+        PersistError: it cannot be looked at.
+    """
+    with mapped("look at the checkpoint root", path=root):
+        return Path(os.path.realpath(root)) if root.is_symlink() else root.absolute()
 
 
 def ensure_root(files: Files, root: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_publish_that_fails_leaves_every_step_as_it_was(
     exchanged = step == 20 and base is QuickFiles
     failed = {"sync_dir": True, "rename": not exchanged, "exchange": step == 20}[name]
     if failed:
-        with pytest.raises(CommitError, match="Committed steps are safe; the disk is failing") as e:
+        with pytest.raises(CommitError, match=r"Committed steps are safe\. The device") as e:
             store.publish(attempt)
         assert e.value.step == step
         assert isinstance(e.value.__cause__, OSError)
@@ -180,8 +180,10 @@ def test_a_step_that_was_replaced_and_cannot_be_moved_stays_replaced(root: Path)
         (errno.ENOSPC, "keep fewer steps"),
         (errno.EROFS, "read-only"),
         (errno.EACCES, "permissions"),
-        (errno.EIO, "disk is failing"),
-        (errno.EMFILE, "kernel log"),
+        (errno.EIO, "device reports"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ENAMETOOLONG, "shorter path"),
+        (errno.EBUSY, "kernel log"),
     ],
 )
 def test_an_error_says_what_is_safe_and_what_to_do(root: Path, code: int, hint: str) -> None:

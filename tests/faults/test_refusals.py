@@ -1,0 +1,266 @@
+"""Any call to the operating system may be refused: what comes out of a call of ours is an error of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckpt_core import (
+    Checkpointer,
+    CkptError,
+    Options,
+    RestoreError,
+    committed_directories,
+    load,
+    verify,
+)
+from ckpt_core.cli import main
+from ckpt_core.files import Files
+from ckpt_core.restore import Restorer
+from tests.crash.layers import hooked
+from tests.faults.refusals import CODES, Refusal, refusing
+
+_MOST = 700
+STEPS = (1, 2, 3)
+
+
+def state(step: int = 0) -> dict[str, Any]:
+    return {"w": torch.full((3000,), float(step)), "n": step}
+
+
+def options() -> Options:
+    return Options(
+        keep_last=2, staging_bytes=1 << 20, chunk_bytes=1 << 18, on_error="warn", timeout=20
+    )
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with two steps, a slot, a pin and a directory of files; tests work on copies."""
+    root = tmp_path_factory.mktemp("prepared") / "root"
+    with Checkpointer(root, options()) as ck:
+        for step in STEPS:
+            ck.save(step, state(step)).committed.result(30)
+        ck.pin(2)
+        files = ck.begin_files(3, "tag", pointer="latest")
+        files.add("a.pt", state())
+        files.seal().committed.result(30)
+    return root
+
+
+Call = Callable[[Path], Any]
+
+
+def opened(act: Callable[[Checkpointer], Any]) -> Call:
+    """A call of a Checkpointer that was made before; the refusal strikes the call alone."""
+
+    def call(root: Path) -> Any:
+        return act(_ck[root])
+
+    call.needs_checkpointer = True  # type: ignore[attr-defined]
+    return call
+
+
+_ck: dict[Path, Checkpointer] = {}
+
+
+def make(root: Path) -> None:
+    with Checkpointer(root, options()):
+        pass
+
+
+def save(ck: Checkpointer) -> None:
+    handle = ck.save(4, state(4))
+    for future in (handle.staged, handle.committed):
+        error = future.exception(30)
+        if error is not None:
+            raise error
+
+
+def command(*arguments: Any) -> Call:
+    """The command line: it answers with a line of text and an exit status, never with a traceback."""
+
+    def call(root: Path) -> None:
+        before, sys.argv = (
+            sys.argv,
+            ["ckpt-core", *(str(a).replace("ROOT", str(root)) for a in arguments)],
+        )
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            sys.argv = before
+        assert ended.value.code in (0, 1, 2, None), ended.value.code
+
+    return call
+
+
+CALLS: dict[str, Call] = {
+    "Checkpointer": make,
+    "save": opened(save),
+    "restore": opened(lambda ck: ck.restore(state())),
+    "restore step": opened(lambda ck: ck.restore(state(), step=2)),
+    "steps": opened(lambda ck: (ck.steps(), ck.latest_step())),
+    "pin": opened(lambda ck: ck.pin(3)),
+    "unpin": opened(lambda ck: ck.unpin(2)),
+    "prepare": opened(lambda ck: ck.prepare(state())),
+    "close": opened(lambda ck: ck.close()),
+    "load": load,
+    "load a step": lambda root: load(root / "step-000000000003"),
+    "verify": verify,
+    "verify a step": lambda root: verify(root / "step-000000000003"),
+    "committed_directories": committed_directories,
+    "ckpt-core ls": command("ls", "ROOT"),
+    "ckpt-core show": command("show", "ROOT"),
+    "ckpt-core verify": command("verify", "ROOT"),
+    "ckpt-core diff": command("diff", "ROOT/step-000000000002", "ROOT/step-000000000003"),
+    "ckpt-core pin": command("pin", "ROOT", "3"),
+    "ckpt-core unpin": command("unpin", "ROOT", "2"),
+    "ckpt-core rm": command("rm", "ROOT", "--step", "3", "--yes"),
+}
+
+
+def try_call(root: Path, call: Call, refusal: Refusal) -> BaseException | None:
+    """What came out of the call, at once or for good."""
+    needs = hasattr(call, "needs_checkpointer")
+    if needs:
+        _ck[root] = Checkpointer(root, options())
+    try:
+        with refusing(refusal):
+            call(root)
+    except CkptError as exc:
+        return exc
+    finally:
+        if needs:
+            _ck.pop(root).close()
+    return None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_refused_call_gives_an_error_of_ours_and_the_next_one_works(
+    name: str, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    struck = []
+    for n in range(_MOST):
+        root = tmp_path / "root"
+        shutil.copytree(prepared, root)
+        code = CODES[n % len(CODES)]
+        refusal = Refusal(n, code)
+        try:
+            error = try_call(root, CALLS[name], refusal)
+        except BaseException as exc:
+            raise AssertionError(f"{errno.errorcode[code]} for {refusal.struck}") from exc
+        assert "Traceback" not in capsys.readouterr().err, refusal.struck
+        if error is not None:
+            assert len(str(error)) > 40, repr(error)
+        with Checkpointer(root, options()) as again:
+            assert again.steps()
+            again.save(9, state(9)).committed.result(30)
+        assert load(root)["n"] == 9
+        shutil.rmtree(root)
+        if refusal.struck is None:
+            break
+        struck.append(refusal.struck)
+    assert refusal.struck is None
+    print(f"{len(struck)} calls were refused")
+
+
+@contextlib.contextmanager
+def few_descriptors(free: int) -> Iterator[None]:
+    """No more than so many files may be opened."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.open(os.devnull, os.O_RDONLY)
+    os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("free", range(4))
+@pytest.mark.filterwarnings("ignore")
+def test_without_descriptors_every_call_says_so(free: int, prepared: Path, tmp_path: Path) -> None:
+    for name, call in CALLS.items():
+        if name.startswith("ckpt-core"):
+            continue
+        root = tmp_path / name
+        shutil.copytree(prepared, root)
+        needs = hasattr(call, "needs_checkpointer")
+        if needs:
+            _ck[root] = Checkpointer(root, options())
+        try:
+            with few_descriptors(free), contextlib.suppress(CkptError):
+                call(root)
+        finally:
+            if needs:
+                _ck.pop(root).close()
+        with Checkpointer(root, options()) as again:
+            again.save(9, state(9)).committed.result(30)
+
+
+@pytest.mark.parametrize("parts", [[300], [200] * 30])
+def test_a_path_that_is_too_long_is_refused_by_name(parts: list[int], tmp_path: Path) -> None:
+    root = tmp_path.joinpath(*["x" * length for length in parts])
+    for call in (
+        make,
+        load,
+        verify,
+        committed_directories,
+        lambda path: load(path / "step-000000000001"),
+    ):
+        with pytest.raises(CkptError) as caught:
+            call(root)
+        assert "too long" in str(caught.value)
+
+
+class OutOfMemory:
+    """The n-th read finds no memory for its buffer."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self.struck = False
+
+    def __call__(self, name: str, args: tuple[Any, ...], act: Callable[[], Any]) -> Any:
+        self._n -= 1
+        if self._n == -1:
+            self.struck = True
+            raise MemoryError
+        return act()
+
+
+def test_a_lack_of_memory_is_no_damage(prepared: Path, tmp_path: Path) -> None:
+    reads = ("open_read", "preadv", "preadv_cached")
+    calls: dict[str, Callable[[Files], Any]] = {
+        "load": lambda files: load(prepared, files=files),
+        "verify": lambda files: verify(prepared, files=files),
+        "restore": lambda files: Restorer(prepared, files=files, readers=2, timeout_s=20).restore(
+            state()
+        ),
+    }
+    for name, call in calls.items():
+        for n in range(_MOST):
+            fault = OutOfMemory(n)
+            try:
+                call(hooked(Files, fault, reads))
+            except RestoreError as exc:
+                caught: RestoreError | None = exc
+            else:
+                caught = None
+            if not fault.struck:
+                break
+            assert caught is not None, f"{name}, read {n}"
+            assert "memory" in str(caught), f"{name}, read {n}"
+            assert type(caught).__name__ == "NoMeans", f"{name}, read {n}"
+        assert n > 3, name
