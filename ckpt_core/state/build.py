@@ -80,7 +80,8 @@ class Builder:
         self._aligned: dict[str, Tensor] = {}
         self._moved: dict[tuple[str, int], Tensor] = {}
         self._work = Work(_KEY_UNITS)
-        self._elements = Work(_FREE_ELEMENTS + _TIMES * sum(t.nbytes for t in tensors.values()))
+        leaf_bytes = sum(tensor.nbytes for tensor in tensors.values()) if refs.composites else 0
+        self._elements = Work(_FREE_ELEMENTS + _TIMES * leaf_bytes)
 
     def tree(self, node: Node) -> Any:
         """As `build`, of a whole tree, and with every error one of ours."""
@@ -101,7 +102,7 @@ class Builder:
     def keys(self, nodes: Sequence[Node]) -> list[Any]:
         """Values of nodes that a dict or a set is about to be made of."""
         made = [self.build(node) for node in nodes]
-        if not all(type(key) is str for key in made):
+        if not self._trusted and not all(type(key) is str for key in made):
             Keys(self._work).add(made)
         return made
 
