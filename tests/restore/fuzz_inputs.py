@@ -160,7 +160,7 @@ def _change_at(where: Any, key: Any, dice: random.Random) -> None:
     elif type(old) is int and way < 8:
         where[key] = old + dice.choice((-1, 1, 8, 2**31, -(2**31), 2**62))
     elif way == 9:
-        where[key] = [old] * dice.choice((0, 2, 300))
+        where[key] = [old] * dice.choice((0, 2, 12))
     else:
         where[key] = junk(dice, 3)
 
