@@ -7,11 +7,14 @@ into our errors at one boundary. No method follows a symbolic link in the last c
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import stat
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +22,7 @@ _BASE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _SYNC_FILE_RANGE_WRITE = 2
+_STATFS_BYTES = 512  # more than any architecture has
 
 NO_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
 """What a filesystem without direct I/O answers, at open or at the first read or write."""
@@ -55,6 +59,19 @@ def advice(error: BaseException) -> str:
         code or 0, "The next call tries again; if it fails too, look at the kernel log."
     )
 
+_LOCAL = frozenset(
+    {
+        0xEF53,  # ext2 to ext4
+        0x58465342,  # xfs
+        0x9123683E,  # btrfs
+        0xF2F52010,  # f2fs
+        0x2FC12FC1,  # zfs
+        0xCA451A4E,  # bcachefs
+        0x01021994,  # tmpfs
+        0x794C7630,  # overlay
+    }
+)
+"""Filesystems that this kernel alone reads and writes (`man statfs`)."""
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 
@@ -83,6 +100,20 @@ class Files:
     def exchange(self, first: Path, second: Path) -> None:
         """Swap two existing names atomically (Linux renameat2); OSError where the filesystem cannot."""
         _renameat2(first, second, _RENAME_EXCHANGE)
+
+    def is_unused(self, path: Path) -> bool:
+        """Whether the kernel vouches that no process has the file open or mapped, this one included.
+
+        False where it cannot tell: a filesystem without leases, or one that other machines read too.
+        """
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _BASE_FLAGS)
+        except OSError:
+            return False
+        try:
+            return _filesystem(fd) in _LOCAL and _grants_lease(fd)
+        finally:
+            os.close(fd)
 
     def sync_dir(self, path: Path) -> None:
         """Make the names in a directory durable."""
@@ -192,6 +223,29 @@ def _check_kind(path: Path) -> None:
 
 def _direct(direct: bool) -> int:
     return _BASE_FLAGS | (os.O_DIRECT if direct else 0)
+
+
+def _grants_lease(fd: int) -> bool:
+    """Whether a write lease is to be had, which needs that this descriptor is the only one."""
+    try:
+        # Danger: whoever opens the file while we have the lease makes the kernel signal us. The default,
+        # SIGIO, ends the process; SIGURG is ignored.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):  # closing the descriptor gives it back as well
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return True
+
+
+def _filesystem(fd: int) -> int:
+    """The kind of filesystem that a file is on; 0 when it cannot be told."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "fstatfs", None)
+    found = ctypes.create_string_buffer(_STATFS_BYTES)
+    if function is None or function(fd, found) != 0:
+        return 0
+    return ctypes.c_ulong.from_buffer(found).value  # f_type comes first
 
 
 def _renameat2(first: Path, second: Path, flags: int) -> None:

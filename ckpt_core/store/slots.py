@@ -2,6 +2,10 @@
 
 Overwriting allocated blocks is faster than writing new ones, and it bounds the storage that a root
 takes. Source: PCcheck (ASPLOS '25) section 4.1, the queue of free slots.
+
+Invariant: no byte changes that anybody can read as one of a step. Whoever opened or mapped a file by the
+name that it had in its step may keep it for ever, so it is overwritten only if the kernel says, once it has
+lost every name of that step, that nobody has it. Otherwise it is deleted: its readers keep it.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ from ckpt_core.store.names import SLOTS, entries, is_real_dir
 from ckpt_core.store.trees import ensure_dir, remove_tree
 
 logger = logging.getLogger(__name__)
+
+_TAKEN = ".taken"
+"""Of a slot that one rank has taken and not yet asked about; `trim` deletes what a killed one leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +67,36 @@ class Slots:
                     if os.path.lexists(target):
                         return False
                     self._taken = True
-                    try:
-                        self._files.rename(slot.path, target)
+                    if self._move(slot.path, target):
                         return True
-                    except FileNotFoundError:
-                        if os.path.lexists(slot.path):
-                            raise  # the attempt's directory is gone
-                        # Another rank was faster: take the next one.
                 return False
         except OSError as exc:
             logger.warning("no recycled file for %s: %s; writing a new one", target, exc)
             return False
+
+    def _move(self, slot: Path, target: Path) -> bool:
+        """Make a slot the file `target`; False when it is none any more, and it is time for the next one."""
+        mine = slot.with_suffix(_TAKEN)
+        try:
+            self._files.rename(slot, mine)
+        except FileNotFoundError:
+            if os.path.lexists(slot):
+                raise
+            return False  # another rank was faster
+        # Order matters: asked when no other rank looks at it, and none of its step's names is left by
+        # which a reader could still come to it.
+        if not self._is_free(mine):
+            self._files.unlink(mine)
+            return False
+        try:
+            self._files.rename(mine, target)
+        except OSError:
+            self._files.rename(mine, slot)
+            raise
+        return True
+
+    def _is_free(self, path: Path) -> bool:
+        return _slot(path) is not None and self._files.is_unused(path)
 
     def sync(self) -> None:
         """Make it durable that the slots taken so far are slots no more."""
@@ -78,9 +104,12 @@ class Slots:
             self._files.sync_dir(self.path)
 
     def give(self, path: Path) -> bool:
-        """Keep a shard file that nobody needs any more; False when it is to be deleted instead."""
+        """Keep a shard file that nobody needs any more; False when it is to be deleted instead.
+
+        One that has a reader is: its space comes back when the reader ends, not at the next save.
+        """
         with self._mutex:
-            if _slot(path) is None or len(self._all()) >= self._spare:
+            if len(self._all()) >= self._spare or not self._is_free(path):
                 return False
             ensure_dir(self._files, self.path)
             self._files.rename(path, self.path / secrets.token_hex(8))
@@ -101,7 +130,8 @@ class Slots:
         return min(slots, key=lambda s: (s.nbytes < nbytes, abs(s.nbytes - nbytes)), default=None)
 
     def _all(self) -> list[_Slot]:
-        found = (_slot(Path(entry.path)) for entry in entries(self.path))
+        paths = [Path(entry.path) for entry in entries(self.path)]
+        found = [_slot(path) for path in paths if path.suffix != _TAKEN]
         return [slot for slot in found if slot is not None]
 
 

@@ -123,16 +123,22 @@ class KillSwitch:
 
 
 class Fault:
-    """Makes one operation fail with an errno, whenever its name and a part of a path match."""
+    """Makes one operation fail with an errno, whenever its name and a part of a path match.
+
+    The first `after` of them succeed.
+    """
 
     def __init__(self, name: str, code: int, *, part: str = "", times: int = 10**9) -> None:
         self.name, self.code, self.part, self.times = name, code, part, times
-        self.armed = True
+        self.armed, self.after = True, 0
 
     def __call__(self, name: str, args: tuple[Any, ...]) -> None:
         if not self.armed or name != self.name or self.times <= 0:
             return
         if any(self.part in str(arg) for arg in args):
+            self.after -= 1
+            if self.after >= 0:
+                return
             self.times -= 1
             raise OSError(self.code, os.strerror(self.code), str(args[0]))
 
