@@ -13,8 +13,9 @@ import errno
 import fcntl
 import mmap
 import os
-import stat
 import signal
+import stat
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def advice(error: BaseException) -> str:
     return _ADVICE.get(
         code or 0, "The next call tries again; if it fails too, look at the kernel log."
     )
+_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+"""struct flock of 64-bit Linux: type, whence, start, length, process."""
 
 _LOCAL = frozenset(
     {
@@ -184,6 +187,14 @@ class Files:
     def sync(self, fd: int) -> None:
         """Make a file's bytes, and the metadata needed to read them, durable."""
         os.fdatasync(fd)
+
+    def lock(self, fd: int) -> None:
+        """Lock an open file whole, for all copies of this descriptor together; never waits."""
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+
+    def lock_record(self, fd: int) -> None:
+        """Lock a file whole for this process, until it closes any descriptor of it; never waits."""
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def map_shared(self, fd: int, size: int) -> mmap.mmap:
         """A writable shared mapping of bytes 0..size of a file that is at least that long."""

@@ -200,13 +200,23 @@ def _writer(lock: Path) -> dict[str, Any] | None:
         kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
         if kind == fcntl.F_UNLCK:
             return None
-        owner = json.loads(os.pread(fd, _OWNER_BYTES, 0))
-        known = {key: owner[key] for key in ("host", "since", "command") if key in owner}
-        return {"pid": pid, **known}
-    except (OSError, ValueError, TypeError, RecursionError):
+        known = _owner(fd)
+        # The kernel names the holder of a record lock alone; of other locks it says -1.
+        return {**known, "pid": pid if pid > 0 else known.get("pid")}
+    except OSError:
         return None
     finally:
         os.close(fd)
+
+
+def _owner(fd: int) -> dict[str, Any]:
+    """What the text of a lock file says; {} when it says nothing."""
+    try:
+        owner = json.loads(os.pread(fd, _OWNER_BYTES, 0))
+    except (ValueError, RecursionError):
+        return {}
+    known = ("pid", "host", "since", "command")
+    return {key: owner[key] for key in known if key in owner} if isinstance(owner, dict) else {}
 
 
 # -- for people --------------------------------------------------------------------------------
@@ -263,5 +273,5 @@ def _summary(found: Listing) -> str:
         text += f"; pinned and not there: {', '.join(map(str, found.pinned_only))}"
     if found.writer is not None:
         host = found.writer.get("host", "another host")
-        text += f"; open for writing by pid {found.writer['pid']} on {host}"
+        text += f"; open for writing by pid {found.writer['pid'] or 'unknown'} on {host}"
     return text

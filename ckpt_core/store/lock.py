@@ -1,21 +1,24 @@
-"""One writer per root: a POSIX record lock on `.lock`.
+"""One writer per root: an open-file-description lock on `.lock`.
 
-A record lock belongs to a process: the kernel drops it when the process dies, however it dies, and
-a forked child (a data loader worker) does not get it. Danger: it is dropped as well when the
-process closes *any* descriptor of that file, so inside one process the registry below answers
-instead, and `held` takes the lock again.
+Such a lock belongs to the open file: no other open or close of `.lock` in this process touches it, and
+the kernel drops it with the last copy of the descriptor. A child made by fork has such a copy, so it closes
+it at once: the lock ends with the process that took it, however that ends, and nobody inherits it.
+
+Where there are none (a kernel before 3.15, some filesystems), a POSIX record lock stands in: it belongs to
+the process, no child gets it, and it is dropped when the process closes *any* descriptor of that file;
+`held` takes it again. Both kinds keep each other out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import logging
 import os
 import socket
 import sys
+import weakref
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -29,11 +32,27 @@ from ckpt_core.store.names import LOCK
 logger = logging.getLogger(__name__)
 
 _BUSY = (errno.EACCES, errno.EAGAIN)
+_UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
+"""What a kernel or a filesystem without open-file-description locks answers."""
+
 _OWNER_BYTES = 4096
+
+_RECORD = (
+    "%s: no open-file-description lock is to be had here (%s); a POSIX record lock stands in. Danger: code "
+    "of this process that opens and closes that file drops it, until the next save takes it again"
+)
+
+_ORPHAN = (
+    ". That process is gone: a child that it made, by other means than os.fork, still has its lock: "
+    "`fuser {}` names it"
+)
 
 _held: dict[tuple[int, int, int], RootLock] = {}
 """Locks of this process by (pid, device, inode of the root). The pid makes a forked child forget
 them; `dict.setdefault` is atomic, so no mutex can be left locked by a fork."""
+
+_opened: weakref.WeakSet[RootLock] = weakref.WeakSet()
+"""Locks of this process, for the children that it may fork."""
 
 
 class RootLock:
@@ -46,6 +65,8 @@ class RootLock:
         self._fd: int | None = None
         self._key: tuple[int, int, int] | None = None
         self._since = ""
+        self.is_record = False
+        """Whether a record lock had to do."""
 
     def acquire(self) -> None:
         """Take the lock, or fail at once: never waits. The root exists.
@@ -56,13 +77,14 @@ class RootLock:
         """
         with mapped("lock the checkpoint root", path=self.root):
             self._key = self._claim()
+            _opened.add(self)
             try:
-                self._fd = self._lock_file()
+                self._lock_file()
             except BaseException:
                 self.release()
                 raise
         self._since = _now()
-        self._write_owner(self._fd)
+        self._write_owner()
 
     def owner(self) -> dict[str, Any]:
         """What `.lock` says of its holder; {} when it says nothing. For other ranks, to find the root by."""
@@ -72,14 +94,14 @@ class RootLock:
     def held(self) -> bool:
         """Whether the lock is still ours and `.lock` is still the file that we locked.
 
-        Takes the record lock again, which is free while we have it and heals one that was dropped
+        Takes the lock again, which is free while we have it and heals a record lock that was dropped
         because other code of this process opened and closed the file.
         """
         if self._fd is None or self._key is None or self._key[0] != os.getpid():
             return False
         try:
             there = os.stat(self.path, follow_symlinks=False)
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take(self._fd)
             return os.path.samestat(os.fstat(self._fd), there)
         except OSError:
             return False
@@ -89,10 +111,7 @@ class RootLock:
         if self._key is not None and _held.get(self._key) is self:
             del _held[self._key]
         self._key = None
-        if self._fd is not None:
-            fd, self._fd = self._fd, None
-            with contextlib.suppress(OSError):
-                self._files.close(fd)
+        self._close()
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -122,26 +141,41 @@ class RootLock:
             path=self.root,
         )
 
-    def _lock_file(self) -> int:
+    def _lock_file(self) -> None:
         while True:
-            fd = self._open()
+            # Danger: kept before it is locked, or a child forked in between would keep the lock for good.
+            self._fd = self._open()
             try:
-                self._lock(fd)
-                if self._is_path(fd):
-                    return fd
-            except BaseException:
-                self._files.close(fd)
+                self._take(self._fd)
+            except OSError as exc:
+                if exc.errno in _BUSY:
+                    raise self._busy(self._fd) from exc
                 raise
+            if self._is_path(self._fd):
+                return
             # The file was removed between our open and our lock: lock the new one.
-            self._files.close(fd)
+            self._close()
 
-    def _lock(self, fd: int) -> None:
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            if exc.errno in _BUSY:
-                raise self._busy(fd) from exc
-            raise
+    def _take(self, fd: int) -> None:
+        """Lock the file, which is a no-op while this lock has it."""
+        if not self.is_record:
+            try:
+                self._files.lock(fd)
+                return
+            except OSError as exc:
+                if exc.errno not in _UNKNOWN:
+                    raise
+                reason = exc.strerror
+        self._files.lock_record(fd)
+        if not self.is_record:
+            self.is_record = True
+            logger.warning(_RECORD, self.path, reason)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                self._files.close(fd)
 
     def _open(self) -> int:
         while True:
@@ -157,7 +191,9 @@ class RootLock:
         except FileNotFoundError:
             return False
 
-    def _write_owner(self, fd: int) -> None:
+    def _write_owner(self) -> None:
+        fd = self._fd
+        assert fd is not None
         owner = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -173,11 +209,12 @@ class RootLock:
 
     def _busy(self, fd: int) -> RootBusy:
         owner = _read_owner(fd)
+        left = "" if _may_live(owner) else _ORPHAN.format(self.path)
         return RootBusy(
             f"{self.root} is open for writing by pid {owner.get('pid', 'unknown')} on host "
             f"{owner.get('host', 'unknown')} since {owner.get('since', 'unknown')} "
             f"({owner.get('command', 'unknown command')}). Only one process writes to a root: wait "
-            "for it, stop it (its lock goes with it), or use another root. Reading needs no lock",
+            f"for it, stop it (its lock goes with it), or use another root. Reading needs no lock{left}",
             path=self.root,
         )
 
@@ -185,7 +222,7 @@ class RootLock:
 def owner_of(root: Path) -> dict[str, Any]:
     """What the lock file of a root says of its holder; {} when there is none.
 
-    Never called by the holder: closing the file here would drop a lock of this process.
+    Never called by the holder: closing the file here would drop a record lock of this process.
     """
     try:
         # Without blocking: somebody may have put a named pipe there.
@@ -198,6 +235,20 @@ def owner_of(root: Path) -> dict[str, Any]:
         os.close(fd)
 
 
+def _may_live(owner: dict[str, Any]) -> bool:
+    """Whether the process that an owner's text names may be alive; True where that cannot be told."""
+    pid = owner.get("pid")
+    if owner.get("host") != socket.gethostname() or not isinstance(pid, int) or pid <= 0:
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
 def _read_owner(fd: int) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError, RecursionError):
         owner = json.loads(os.pread(fd, _OWNER_BYTES, 0))
@@ -208,3 +259,13 @@ def _read_owner(fd: int) -> dict[str, Any]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _after_fork() -> None:
+    """In a child: give up the copies of the parent's locks, which stay the parent's."""
+    _held.clear()
+    for lock in list(_opened):
+        lock._close()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -114,6 +114,11 @@ class StepStore:
         """What the lock file says of this process; other ranks find out by it whether they share the root."""
         return self._lock.owner()
 
+    @property
+    def has_record_lock(self) -> bool:
+        """Whether the root is locked by the weaker kind, for want of the better one."""
+        return self._lock.is_record
+
     def close(self) -> None:
         """Give the lock back. Idempotent, never raises, changes nothing on storage."""
         self._is_open = False

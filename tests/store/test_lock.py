@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import ckpt_core.files
+from ckpt_core.cli.listing import survey
 from ckpt_core.errors import PersistError, RootBusy
 from ckpt_core.files import Files
 from ckpt_core.store import RootLock
+from ckpt_core.store.lock import owner_of
 from tests.store.harness import make_store, save
 
 HOME = Path(ckpt_core.files.__file__).parents[1]
@@ -171,9 +177,178 @@ def test_release_is_idempotent_and_the_lock_can_be_taken_again(made_root: Path) 
         assert not lock.held()
 
 
-def test_a_lock_dropped_by_other_code_is_taken_again(made_root: Path) -> None:
+TRY = """
+try:
+    RootLock(root).acquire()
+    print("free")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def second_job(root: Path) -> str:
+    """What another process hears that wants to write: the name of the error and its text, or "free"."""
+    with running(TRY, root) as other:
+        first: str = other.first  # type: ignore[attr-defined]
+        return first
+
+
+def copy_whole_root(root: Path) -> None:
+    shutil.copytree(root, root.with_name("copy"))
+
+
+def read_the_lock_file(root: Path) -> None:
+    (root / ".lock").read_text()
+
+
+def list_the_root(root: Path) -> None:
+    assert survey(root).writer is not None
+
+
+def try_to_lock_it(root: Path) -> None:
+    with open(root / ".lock", "r+b") as file, contextlib.suppress(OSError):
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize(
+    "read", [copy_whole_root, read_the_lock_file, list_the_root, owner_of, try_to_lock_it]
+)
+def test_nothing_that_reads_the_root_in_the_training_process_lets_a_second_job_in(
+    made_root: Path, read: Callable[[Path], object]
+) -> None:
     with RootLock(made_root) as lock:
-        (made_root / ".lock").read_text()  # Opening and closing the file drops a POSIX lock.
+        read(made_root)
+        assert "RootBusy" in second_job(made_root)
+        assert lock.held()
+
+
+class NoFileLocks(Files):
+    """A kernel or a filesystem that has record locks only."""
+
+    code = errno.EINVAL
+
+    def lock(self, fd: int) -> None:
+        raise OSError(self.code, os.strerror(self.code))
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_record_lock_stands_in_and_says_so_once(
+    made_root: Path, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = NoFileLocks()
+    files.code = code
+    with RootLock(made_root, files=files) as lock:
+        assert lock.is_record and lock.held() and lock.held()
+        assert "RootBusy" in second_job(made_root)
+    assert caplog.text.count("a POSIX record lock stands in") == 1
+    assert second_job(made_root) == "free"
+
+
+def test_a_filesystem_without_any_locks_is_refused(made_root: Path) -> None:
+    class NoLocks(NoFileLocks):
+        code = errno.ENOLCK
+
+        def lock_record(self, fd: int) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with pytest.raises(PersistError, match="this filesystem has no locks"):
+        RootLock(made_root, files=NoLocks()).acquire()
+
+
+def test_an_older_release_with_its_record_lock_and_this_one_keep_each_other_out(
+    made_root: Path,
+) -> None:
+    older = """
+    import fcntl, json
+    file = open(root / ".lock", "a+b")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        print("locked", flush=True)
+    except OSError:
+        print("busy", flush=True)
+    time.sleep(60)
+    """
+    with RootLock(made_root), running(older, made_root) as other:
+        assert other.first == "busy"  # type: ignore[attr-defined]
+    with running(older, made_root) as other:
+        assert other.first == "locked"  # type: ignore[attr-defined]
+        with pytest.raises(RootBusy):
+            RootLock(made_root).acquire()
+    RootLock(made_root).acquire()
+
+
+CHILD_BY_OTHER_MEANS = """
+import ctypes
+RootLock(root).acquire()
+child = ctypes.PyDLL(None).fork()
+if child == 0:
+    sys.stdout.close()
+    os.close(1)
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_child_that_python_did_not_fork_keeps_the_lock_and_the_refusal_says_how_to_find_it(
+    made_root: Path,
+) -> None:
+    with running(CHILD_BY_OTHER_MEANS, made_root) as owner:
+        child = int(owner.first)  # type: ignore[attr-defined]
+        try:
+            owner.kill()
+            owner.wait(timeout=30)
+            with pytest.raises(RootBusy, match="(?s)That process is gone: .* fuser"):
+                RootLock(made_root).acquire()
+        finally:
+            os.kill(child, signal.SIGKILL)
+        acquire_soon(made_root).release()
+
+
+WORKERS_THAT_OUTLIVE_IT = """
+import multiprocessing
+lock = RootLock(root)
+lock.acquire()
+context = multiprocessing.get_context("fork")
+workers = [context.Process(target=time.sleep, args=(60,), daemon=True) for _ in range(2)]
+for worker in workers:
+    worker.start()
+print(" ".join(str(worker.pid) for worker in workers), flush=True)
+time.sleep(60)
+"""
+
+
+def test_data_loader_workers_that_outlive_a_killed_trainer_let_the_next_job_in(
+    made_root: Path,
+) -> None:
+    with running(WORKERS_THAT_OUTLIVE_IT, made_root) as owner:
+        workers = [int(pid) for pid in owner.first.split()]  # type: ignore[attr-defined]
+        try:
+            owner.kill()
+            owner.wait(timeout=30)
+            for pid in workers:
+                os.kill(pid, 0)
+            acquire_soon(made_root).release()
+        finally:
+            for pid in workers:
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_child_that_ends_does_not_free_the_root(made_root: Path) -> None:
+    with RootLock(made_root) as lock:
+        child = os.fork()
+        if child == 0:
+            lock.release()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert "RootBusy" in second_job(made_root)
+        assert lock.held()
+
+
+def test_a_lock_dropped_by_other_code_is_taken_again(made_root: Path) -> None:
+    with RootLock(made_root, files=NoFileLocks()) as lock:
+        (made_root / ".lock").read_text()  # Opening and closing the file drops a record lock.
         assert lock.held()
         code = """
         try:

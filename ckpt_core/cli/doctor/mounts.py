@@ -57,7 +57,7 @@ def _judge_kind(mount: Mount) -> Finding:
         found = f"{text}: a container's own layer, gone with the container"
         return warning("filesystem", found, "mount a volume, and put the root there")
     if mount.kind in _NETWORK | _NETWORK_FUSE:
-        found = f"{text}: a network filesystem, as safe as its fsync and its record locks"
+        found = f"{text}: a network filesystem, as safe as its fsync and its locks"
         return note("filesystem", found, "see that its server does not sync behind your back")
     if mount.kind.startswith("fuse"):
         found = f"{text}: whether it keeps what was synced, its maker must tell"

@@ -19,11 +19,12 @@ from ckpt_core.errors import CkptError
 from ckpt_core.files import Files
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.persist import Place, ShardFile, ShardRequest
-from ckpt_core.store import Attempt, RootLock, StepStore
+from ckpt_core.store import Attempt, RootLock, StepStore, step_path
 from ckpt_core.types import ALIGN_BYTES, DirectIO
 
 _PREFIX = ".ckpt-core-doctor-"
 _STEP = 1
+_FILE = "trial"
 _TRY_LOCK = """
 import fcntl, sys
 with open(sys.argv[1], "r+b") as file:
@@ -55,17 +56,25 @@ def _trial(folder: Path) -> Iterator[Finding]:
         yield problem("lock", _told(exc, folder), "use another filesystem")
         return
     try:
-        yield check_lock(store.root)
+        yield check_lock(store.root, is_record=store.has_record_lock)
         yield _commit(store, folder)
+        yield _recycling(store.root)
         yield _direct(store, folder)
     finally:
         store.close()
 
 
-def check_lock(root: Path) -> Finding:
-    """Whether another process is kept out of a root whose lock this one has."""
+def check_lock(root: Path, *, is_record: bool = False) -> Finding:
+    """Whether another process is kept out of a root whose lock this one has, of whatever kind."""
     command = [sys.executable, "-I", "-S", "-c", _TRY_LOCK, str(RootLock(root).path)]
     code = subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+    if code == _REFUSED and is_record:
+        text = (
+            "a second process is kept out by a POSIX record lock: no better one is to be had here"
+        )
+        return note(
+            "lock", text, "code of the job that opens and closes .lock drops it for a while"
+        )
     if code == _REFUSED:
         return ok("lock", "a second process is kept out")
     text = "a second process got the lock that this one had"
@@ -85,6 +94,13 @@ def _commit(store: StepStore, folder: Path) -> Finding:
     return ok("commit", "write, fsync and rename of a trial step, added and replaced")
 
 
+def _recycling(root: Path) -> Finding:
+    if Files().is_unused(step_path(root, _STEP) / _FILE):
+        return ok("recycling", "files of retired steps that nobody reads are written again")
+    text = "it cannot be told here who reads a file, so those of retired steps are deleted"
+    return note("recycling", text, "saves take a little longer than where they are written again")
+
+
 def _direct(store: StepStore, folder: Path) -> Finding:
     try:
         _write(store.begin(_STEP + 1), direct=DirectIO.ON)
@@ -99,9 +115,9 @@ def _direct(store: StepStore, folder: Path) -> Finding:
 def _write(attempt: Attempt, *, direct: DirectIO) -> None:
     """A file of one piece, as a save writes it."""
     request = ShardRequest(
-        name="trial",
+        name=_FILE,
         nbytes=ALIGN_BYTES,
-        place=lambda: Place(attempt.path / "trial", recycled=False),
+        place=lambda: Place(attempt.path / _FILE, recycled=False),
         direct_io=direct,
         checksum=True,
         step=_STEP,
