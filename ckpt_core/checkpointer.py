@@ -317,7 +317,13 @@ class Checkpointer:
         return max(self._engine.store.steps(), default=None)
 
     def pin(self, step: int) -> None:
-        """Keep a committed step until `unpin`, whatever the retention says; survives restarts."""
+        """Keep a committed step until `unpin`, whatever the retention says; survives restarts.
+
+        Raises:
+            NotCommitted: the step has been retired, or was never saved; one that is in flight or still to come
+                may be pinned.
+            PersistError: the pin could not be made durable.
+        """
         self._engine.store.pin(check_step(step))
 
     def unpin(self, step: int) -> None:

@@ -70,8 +70,9 @@ def set_pin(request: PinRequest, *, pinned: bool) -> bool:
         resolve(step_path(request.root, request.step))
     store = _store(request.root)
     changed = (request.step in store.pinned()) != pinned
-    if changed and pinned:
-        _pin(store, request.step)
+    if pinned:
+        # Also one that is pinned: whoever set that pin may find that the step is gone, and take it back.
+        store.pin(request.step, committed=True)
     elif changed:
         store.unpin(request.step)
     if request.json:
@@ -81,16 +82,6 @@ def set_pin(request: PinRequest, *, pinned: bool) -> bool:
         state = "pinned" if pinned else "not pinned"
         say(f"step {request.step} is {state}{'' if changed else ', as it was before'}")
     return True
-
-
-def _pin(store: StepStore, step: int) -> None:
-    store.pin(step)
-    try:
-        # A writer may have retired it between our look and the pin.
-        resolve(step_path(store.root, step))
-    except NotCommitted:
-        store.unpin(step)
-        raise
 
 
 def _check_root(root: Path) -> None:

@@ -4,7 +4,8 @@ The states that a root can be found in, and what becomes of each:
 
     .inflight/<attempt>             never committed, or a step that was replaced       deleted
     .inflight/<attempt>.replaced    step there: it was replaced                        deleted
-                                    step missing: killed between the two renames       renamed back
+                                    step missing: killed between the two renames, or
+                                    before it was decided that it is retired           renamed back
     .inflight/<attempt>.<directory>.replaced    the same for a directory of files
     .inflight/<attempt>.pointer     a pointer that was not moved yet                   deleted
     .inflight/<name>.retired        unpublished, perhaps half recycled                 deleted
@@ -61,7 +62,9 @@ def _bring_back(root: Path, files: Files) -> None:
         if os.path.lexists(home):
             continue
         files.rename(path, home)
-        logger.warning("%s was being replaced when its writer ended: brought it back", home.name)
+        logger.warning(
+            "%s was being replaced or retired when its writer ended: brought it back", home.name
+        )
         moved = True
     if moved:
         files.sync_dir(root)

@@ -17,12 +17,13 @@ from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.store.abandoned import Abandoned
 from ckpt_core.store.directories import Directories
 from ckpt_core.store.failures import mapped
+from ckpt_core.store.leaving import Left, is_committed, not_pinned, take_away
 from ckpt_core.store.lock import RootLock
-from ckpt_core.store.names import INFLIGHT, committed_steps, step_path
+from ckpt_core.store.names import INFLIGHT, committed_steps, entries
 from ckpt_core.store.pins import add_pin, pinned_steps, remove_pin
 from ckpt_core.store.publish import Attempt, place, put_back, sync_names
 from ckpt_core.store.quarantine import move_aside, moving
-from ckpt_core.store.repair import repair
+from ckpt_core.store.repair import repair, step_of_attempt
 from ckpt_core.store.retention import choose_retired
 from ckpt_core.store.rewinds import Rewinds
 from ckpt_core.store.slots import Slots
@@ -326,8 +327,9 @@ class StepStore:
                 kept=pinned | set(self._protected) | self._rewinds.kept(),
                 suspect=self._suspects,
             )
-            self._unpublish(doomed, recycle=True)
-        return doomed
+            left = take_away(self.root, doomed, files=self._files)
+            self._throw_away(left, recycle=True)
+        return tuple(left.gone)
 
     def remove(self, steps: Iterable[int]) -> None:
         """Delete steps that a person names, the newest included; their space is given back.
@@ -342,7 +344,10 @@ class StepStore:
             self._hold()
             with self._state, mapped("remove steps", path=self.root):
                 self._check_removable(wanted)
-                self._unpublish(wanted, recycle=False)
+                left = take_away(self.root, wanted, files=self._files, together=True)
+                if left.pinned:
+                    raise self._kept(sorted(left.pinned))
+                self._throw_away(left, recycle=False)
             with mapped("remove steps", path=self.root):
                 ready = self._settled_trash()
         self._trash.discard(ready)
@@ -354,15 +359,15 @@ class StepStore:
             raise NotCommitted(text, step=missing[0], path=self.root)
         kept = sorted(set(wanted) & (pinned_steps(self.root) | set(self._protected)))
         if kept:
-            text = f"steps {kept} are pinned or being read: unpin them first; nothing was removed"
-            raise ConfigError(text, step=kept[0], path=self.root)
+            raise self._kept(kept)
 
-    def _unpublish(self, steps: Iterable[int], *, recycle: bool) -> None:
-        for step in steps:
-            ensure_dir(self._files, self.root / INFLIGHT)
-            gone = self._trash.new_path(self.root, step)
-            self._files.rename(step_path(self.root, step), gone)
-            self._trash.add(gone, recycle=recycle)
+    def _kept(self, steps: list[int]) -> ConfigError:
+        text = f"steps {steps} are pinned or being read: unpin them first; nothing was removed"
+        return ConfigError(text, step=steps[0], path=self.root)
+
+    def _throw_away(self, left: Left, *, recycle: bool) -> None:
+        for step, path in left.gone.items():
+            self._trash.add(path, recycle=recycle)
             self._suspects.discard(step)
 
     def _settled_trash(self) -> list[tuple[Path, bool]]:
@@ -385,15 +390,35 @@ class StepStore:
             self._protected[step] -= 1
             self._protected = +self._protected
 
-    def pin(self, step: int) -> None:
-        """Keep a step for ever, durably. It need not be committed yet.
+    def pin(self, step: int, *, committed: bool = False) -> None:
+        """Keep a step for ever, durably. It may be one that is still to come.
+
+        Any process may call this, beside a writer: once it returns, a step that is there stays.
+
+        Args:
+            committed: it must be there.
 
         Raises:
+            NotCommitted: it is not there, and neither in flight nor newer than all others: it was retired
+                meanwhile, or never saved. It is not pinned.
             PersistError: the pin could not be made durable.
         """
         step = check_step(step)
         with self._names, mapped("pin a step", path=self.root, step=step):
+            before = pinned_steps(self.root)
             add_pin(self.root, step, files=self._files)
+            # Order matters: looked at once the pin is durable. See `leaving`.
+            there = is_committed(self.root, step)
+            if there or (there is False and not committed and self._may_come(step)):
+                return
+            if there is False and step not in before:
+                remove_pin(self.root, step, files=self._files)
+        raise not_pinned(self.root, step, undecided=there is None)
+
+    def _may_come(self, step: int) -> bool:
+        names = [entry.name for entry in entries(self.root / INFLIGHT) if "." not in entry.name]
+        latest = self.latest()
+        return latest is None or step > latest or step in map(step_of_attempt, names)
 
     def unpin(self, step: int) -> None:
         """Let retention decide again, durably; a no-op when the step is not pinned.

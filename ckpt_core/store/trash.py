@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckpt_core.files import Files
 from ckpt_core.layout import parse_shard_name
-from ckpt_core.store.names import INFLIGHT, RETIRED, entries
+from ckpt_core.store.names import RETIRED, entries
 from ckpt_core.store.slots import Slots
 from ckpt_core.store.trees import remove_tree
 
@@ -32,11 +32,6 @@ class Trash:
 
     def __bool__(self) -> bool:
         return bool(self._paths)
-
-    @staticmethod
-    def new_path(root: Path, step: int) -> Path:
-        """A name for a step that is being unpublished; `repair` deletes what has such a name."""
-        return root / INFLIGHT / f"{step:012d}-{secrets.token_hex(4)}{RETIRED}"
 
     def add(self, path: Path, *, recycle: bool) -> None:
         """Hand over a directory that has no step's name any more."""

@@ -163,6 +163,7 @@ class Promises:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._marks: dict[int, frozenset[int]] = {}
+        self._away: dict[str, int] = {}
         self.pinned: frozenset[int] | None = None
 
     def now(self) -> dict[int, frozenset[int]]:
@@ -173,16 +174,20 @@ class Promises:
         self._marks[step] = frozenset({mark})
 
     def follow(self, event: Event) -> None:
-        """A step that is renamed is being retired or replaced."""
+        """A step that is renamed is being retired or replaced: retired, once no other takes its name."""
         if event.name == "exchange":
             self._loosen(event.args[1])
         elif event.name == "rename":
             source, target = event.args
-            step = self._step(source)
-            if step is not None and not target.name.endswith(".replaced"):
-                self._marks.pop(step, None)
-            elif step is not None:
+            step, taken = self._step(source), self._step(target)
+            self._away = {name: gone for name, gone in self._away.items() if gone != taken}
+            if step is not None and target.name.endswith(".replaced"):
                 self._loosen(source)
+                self._away[target.name] = step
+            elif step is not None:
+                self._marks.pop(step, None)
+            elif source.name in self._away:
+                self._marks.pop(self._away.pop(source.name), None)
 
     def _loosen(self, path: Path) -> None:
         step = self._step(path)

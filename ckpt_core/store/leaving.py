@@ -1,0 +1,120 @@
+"""How steps lose their names: out of sight first, then a look at the pins, then for good.
+
+Any process may pin a step, without a lock. It makes its pin durable and then looks whether the step is
+there; here the step's name goes first, and then the pins are read. So one of both always sees the other: a
+pin that was acknowledged is seen here, and the step comes back.
+
+    step-<N>  ->  .inflight/<N>-<random>.replaced   undecided: `repair` brings it back after a kill
+              ->  .inflight/<N>-<random>.retired    decided: `repair` deletes it
+        or    ->  step-<N>                          pinned meanwhile
+
+Nothing here waits for storage: between the first and the last name lie two looks at directories.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt_core.errors import NotCommitted
+from ckpt_core.files import Files
+from ckpt_core.store.names import INFLIGHT, REPLACED, RETIRED, entries, is_real_dir, step_path
+from ckpt_core.store.pins import pinned_steps
+from ckpt_core.store.publish import sync_names
+from ckpt_core.store.trees import ensure_dir
+
+logger = logging.getLogger(__name__)
+
+_DECIDING_S = 10.0
+_LOOK_AGAIN_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What became of steps that were to go.
+
+    Attributes:
+        gone: step -> where it lies, without a name that anybody looks for. Not durable yet.
+        pinned: those that were pinned meanwhile.
+    """
+
+    gone: dict[int, Path]
+    pinned: frozenset[int]
+
+
+def take_away(root: Path, steps: Collection[int], *, files: Files, together: bool = False) -> Left:
+    """Take the names of steps away, except from those that have been pinned meanwhile.
+
+    Args:
+        together: none goes if one of them is pinned.
+
+    Raises:
+        OSError: every step has its name still, or again; if that failed too, it is logged.
+    """
+    now: dict[int, Path] = {}
+    try:
+        if steps:
+            ensure_dir(files, root / INFLIGHT)
+        for step in steps:
+            aside = root / INFLIGHT / f"{step:012d}-{secrets.token_hex(4)}{REPLACED}"
+            files.rename(step_path(root, step), aside)
+            now[step] = aside
+        # Order matters: read when the names are gone.
+        pinned = pinned_steps(root).intersection(steps)
+        for step in tuple(now):
+            if step in pinned or (pinned and together):
+                files.rename(now[step], step_path(root, step))
+                del now[step]
+            else:
+                files.rename(now[step], now[step].with_suffix(RETIRED))
+                now[step] = now[step].with_suffix(RETIRED)
+        if pinned:
+            sync_names(files, root)
+    except OSError:
+        _bring_back(root, now, files=files)
+        raise
+    return Left(now, pinned)
+
+
+def _bring_back(root: Path, now: dict[int, Path], *, files: Files) -> None:
+    for step, path in now.items():
+        try:
+            files.rename(path, step_path(root, step))
+        except OSError as exc:
+            logger.error("step %d lies in %s and cannot be brought back: %s", step, path, exc)
+
+
+def is_committed(root: Path, step: int) -> bool | None:
+    """Whether a step is there; None while a writer that does not go on has it aside.
+
+    Asked after a pin is durable. When it says yes, the step stays as long as the pin does; when it says no,
+    nobody brings it back.
+    """
+    deadline = time.monotonic() + _DECIDING_S
+    while not is_real_dir(step_path(root, step)):
+        if not _is_aside(root, step):
+            return is_real_dir(step_path(root, step))  # it may have come back between the two looks
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(_LOOK_AGAIN_S)
+    return True
+
+
+def _is_aside(root: Path, step: int) -> bool:
+    names = [entry.name for entry in entries(root / INFLIGHT)]
+    return any(name.startswith(f"{step:012d}-") and name.endswith(REPLACED) for name in names)
+
+
+def not_pinned(root: Path, step: int, *, undecided: bool) -> NotCommitted:
+    """Why a pin keeps nothing."""
+    text = f"step {step} is not in {root}: it was retired meanwhile, or never committed. It is not pinned"
+    if undecided:
+        text = (
+            f"step {step} in {root} was being retired or replaced by a writer that does not go on. It is "
+            "pinned; the next start of the job brings the step back if it was not decided: look then"
+        )
+    return NotCommitted(text, step=step, path=step_path(root, step))
