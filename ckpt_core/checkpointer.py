@@ -320,8 +320,8 @@ class Checkpointer:
         """Keep a committed step until `unpin`, whatever the retention says; survives restarts.
 
         Raises:
-            NotCommitted: the step has been retired, or was never saved; one that is in flight or still to come
-                may be pinned.
+            NotCommitted: the step has been retired, or was never saved. One in flight or still to come can be
+                pinned.
             PersistError: the pin could not be made durable.
         """
         self._engine.store.pin(check_step(step))

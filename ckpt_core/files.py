@@ -59,6 +59,8 @@ def advice(error: BaseException) -> str:
     return _ADVICE.get(
         code or 0, "The next call tries again; if it fails too, look at the kernel log."
     )
+
+
 _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 """struct flock of 64-bit Linux: type, whence, start, length, process."""
 

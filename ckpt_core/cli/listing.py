@@ -28,11 +28,13 @@ from ckpt_core.cli.text import (
 from ckpt_core.errors import CkptError, ConfigError, NotCommitted
 from ckpt_core.files import Files
 from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from ckpt_core.restore import Watch
 from ckpt_core.store import StepStore, committed_steps, step_path
 from ckpt_core.types import parse_step_dir
 
 _INFLIGHT, _CORRUPT, _SLOTS, _LOCK = ".inflight", ".corrupt", ".slots", ".lock"
 _OWNER_BYTES = 4096
+_MOST_TRIES = 5
 _FLOCK = "hhqqi4x"
 """struct flock of 64-bit Linux: type, whence, start, length, process."""
 
@@ -107,7 +109,8 @@ def survey(root: Path) -> Listing:
     steps = committed_steps(root)
     store = StepStore(root, files=Files(), keep_last=None, keep_every=None, spare_slots=0)
     pinned = store.pinned()
-    rows = tuple([_step_row(root, step, newest=step == steps[-1], pins=pinned) for step in steps])
+    found = [_step_row(root, step, newest=step == steps[-1], pins=pinned) for step in steps]
+    rows = tuple([row for row in found if row is not None])
     in_flight, corrupt = tuple(_others(root / _INFLIGHT)), tuple(_others(root / _CORRUPT))
     slots = [size for size, _ in _files(root / _SLOTS)]
     total = sum(row.file_bytes for row in rows) + sum(slots)
@@ -119,15 +122,26 @@ def survey(root: Path) -> Listing:
         in_flight=in_flight,
         corrupt=corrupt,
         slots={"files": len(slots), "file_bytes": sum(slots)},
-        pinned_only=tuple(sorted(pinned - set(steps))),
+        pinned_only=tuple(sorted(pinned - set(committed_steps(root)))),
         file_bytes=total,
     )
 
 
-def _step_row(root: Path, step: int, *, newest: bool, pins: frozenset[int]) -> StepRow:
+def _step_row(root: Path, step: int, *, newest: bool, pins: frozenset[int]) -> StepRow | None:
+    """What is said of a step; None if a writer has retired it meanwhile."""
     path = step_path(root, step)
-    size = sum(size for size, _ in _files(path))
-    row = StepRow(step, str(path), size, newest=newest, pinned=step in pins)
+    for _ in range(_MOST_TRIES):
+        with Watch(path) as watch:
+            size = sum(size for size, _ in _files(path))
+            row = StepRow(step, str(path), size, newest=newest, pinned=step in pins)
+            row = _with_manifest(row, path)
+            if watch.stood_still():
+                return row
+        # Retired, or replaced: then there is another one to look at.
+    return row if path.is_dir() else None
+
+
+def _with_manifest(row: StepRow, path: Path) -> StepRow:
     try:
         manifest = _manifest(path / MANIFEST_NAME)
     except CkptError as exc:

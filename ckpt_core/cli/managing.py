@@ -139,7 +139,10 @@ def _named(steps: list[int]) -> str:
 
 
 def _size(path: Path) -> int:
-    return sum(file.lstat().st_size for file in path.iterdir())
+    try:
+        return sum(file.lstat().st_size for file in path.iterdir())
+    except FileNotFoundError:  # a writer has retired it, of which `remove` knows best
+        return 0
 
 
 @contextmanager

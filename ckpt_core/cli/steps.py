@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ckpt_core.cli.text import ranks_text
-from ckpt_core.errors import ConfigError, CorruptCheckpoint, NotCommitted
+from ckpt_core.errors import ConfigError, RestoreError
 from ckpt_core.files import Files
 from ckpt_core.layout import RankManifest
-from ckpt_core.restore import StepManifest, read_manifests
+from ckpt_core.restore import Retired, StepManifest, Watch, read_manifests
 from ckpt_core.store import resolve, step_path
 from ckpt_core.types import parse_step_dir
 
@@ -34,22 +33,22 @@ def find_step(path: Path, step: int | None) -> Path:
 def opened(path: Path, step: int | None = None) -> Iterator[StepManifest]:
     """Manifests of a step whose files are read in the body.
 
-    A reader holds no lock, so a writer may retire the step meanwhile and overwrite its files.
+    A reader holds no lock, so a writer may retire the step meanwhile.
 
     Raises:
-        NotCommitted: there is no such step, or it was retired while the body read it.
+        NotCommitted: there is no such step, or it was retired or replaced while the body read it.
         CorruptCheckpoint, UnknownFormat, RestoreError: as `read_manifests`.
     """
     directory = find_step(path, step)
-    before = _identity(directory)
-    try:
-        yield read_manifests(directory, files=Files())
-    except (CorruptCheckpoint, FileNotFoundError) as exc:
-        if _identity(directory) == before:
-            raise
-        raise _retired(directory) from exc
-    if _identity(directory) != before:
-        raise _retired(directory)
+    with Watch(directory) as watch:
+        try:
+            yield read_manifests(directory, files=Files())
+        except (RestoreError, FileNotFoundError) as exc:
+            if watch.stood_still():
+                raise
+            raise Retired(directory) from exc
+        if not watch.still_there():
+            raise Retired(directory)
 
 
 def rank_of(step: StepManifest, number: int | None) -> RankManifest:
@@ -84,16 +83,3 @@ def elsewhere_text(ranks: Sequence[int], world_size: int) -> str:
 def file_bytes(step: StepManifest) -> int:
     """Size of all shard files."""
     return sum(entry.nbytes for _, _, entry in step.files())
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _retired(path: Path) -> NotCommitted:
-    text = f"{path} was retired or replaced while it was read: pin it first (`ckpt-core pin`)"
-    return NotCommitted(text, step=parse_step_dir(path.name), path=path)

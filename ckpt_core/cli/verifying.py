@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,39 +34,36 @@ def verify_path(request: VerifyRequest) -> bool:
         RestoreError: the root cannot be listed.
     """
     reports: list[StepReport] = []
+    retired: list[int | None] = []
     with _progress() as show:
-        for number, path in enumerate(paths := _steps(request.path, request.step), 1):
+        paths, is_root = _steps(request.path, request.step)
+        for number, path in enumerate(paths, 1):
             label = f"{path.name} ({number}/{len(paths)})"
-            reports += _verify_one(path, label, show, alone=len(paths) == 1)
+            try:
+                reports += verify(path, progress=partial(show, label)).steps
+            except NotCommitted:
+                if not is_root:
+                    raise
+                # The writer goes on: a step that is gone was not damaged.
+                retired.append(parse_step_dir(path.name))
+                note(f"{path.name} was retired meanwhile: left out")
     ok = all(report.ok for report in reports)
     if request.json:
-        say_json({"path": str(request.path), "ok": ok, "steps": [_json(r) for r in reports]})
+        steps = [_json(report) for report in reports]
+        say_json({"path": str(request.path), "ok": ok, "steps": steps, "retired": retired})
     else:
         for report in reports:
             _say(report)
     return ok
 
 
-def _steps(path: Path, step: int | None) -> list[Path]:
+def _steps(path: Path, step: int | None) -> tuple[list[Path], bool]:
+    """The directories to verify, and whether they are all steps of a root."""
     if step is None and parse_step_dir(path.name) is None:
         steps = committed_steps(path)
         if steps:
-            return [step_path(path, number) for number in steps]
-    return [find_step(path, step)]
-
-
-def _verify_one(path: Path, label: str, show: Show, *, alone: bool) -> Iterator[StepReport]:
-    try:
-        report = verify(path, progress=lambda done, total: show(label, done, total))
-    except NotCommitted:
-        if alone:
-            raise
-        report = None
-    # A writer retires steps meanwhile: one that is gone was not damaged.
-    if report is not None and (report.ok or path.is_dir() or alone):
-        yield from report.steps
-    else:
-        note(f"{path.name} was retired meanwhile: left out")
+            return [step_path(path, number) for number in steps], True
+    return [find_step(path, step)], False
 
 
 @contextmanager

@@ -19,10 +19,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.restore.directories import committed_directories
+from ckpt_core.restore.failures import Retired
 from ckpt_core.restore.leaves import Leaf, Place, StepLeaves
 from ckpt_core.restore.manifests import StepManifest, read_manifests
 from ckpt_core.restore.units import BadChunk
 from ckpt_core.restore.verifying import Report, StepReport, verify
+from ckpt_core.restore.watch import Watch
 
 if TYPE_CHECKING:
     from ckpt_core.restore.loading import load
@@ -49,9 +51,11 @@ __all__ = [
     "RestoreWarning",
     "RestoredStep",
     "Restorer",
+    "Retired",
     "StepLeaves",
     "StepManifest",
     "StepReport",
+    "Watch",
     "committed_directories",
     "load",
     "read_manifests",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from ckpt_core.coordination import Json
 from ckpt_core.errors import CkptError, NotCommitted, UnknownFormat
 from ckpt_core.files import Files
 from ckpt_core.restore.manifests import read_manifest
+from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import committed_steps, resolve, step_path
 
 _SHOWN = 12
@@ -53,7 +55,7 @@ def list_alone(root: Path, asked: int | None) -> Listing:
     return Listing(0, {asked: ""})
 
 
-def list_attempts(root: Path, node: int, *, files: Files) -> Listing:
+def list_attempts(root: Path, node: int, *, files: Files, timeout_s: float) -> Listing:
     """All steps of a root with the attempts that saved them.
 
     Raises:
@@ -62,7 +64,9 @@ def list_attempts(root: Path, node: int, *, files: Files) -> Listing:
     found = Listing(node)
     for step in committed_steps(root):
         try:
-            found.steps[step] = read_manifest(step_path(root, step), files=files).attempt
+            path = step_path(root, step)
+            read = partial(read_manifest, path, files=files)
+            found.steps[step] = undisturbed(path, read, timeout_s=timeout_s).attempt
         except UnknownFormat as exc:
             # Stands for itself: all ranks must learn of it when they read that step.
             found.steps[step] = f"format version {exc.version}"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 from ckpt_core.errors import RestoreError
 from ckpt_core.files import Files
 from ckpt_core.layout import is_directory_name
-from ckpt_core.restore.manifests import file_problems, read_json
+from ckpt_core.restore.manifests import StepManifest, file_problems, read_json
+from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import listing
+
+_READ_TIMEOUT_S = 600.0
 
 
 def committed_directories(root: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -23,14 +27,22 @@ def committed_directories(root: str | os.PathLike[str]) -> tuple[str, ...]:
     """
     files, found = Files(), []
     for name in _folders(Path(root)):
+        path = Path(root) / name
         try:
-            step = read_json(Path(root) / name, files=files)
-            whole = step.manifest.directory is not None and not any(file_problems(step))
+            step = undisturbed(path, partial(_whole, path, files), timeout_s=_READ_TIMEOUT_S)
         except RestoreError:
             continue  # somebody else's, or damaged
-        if whole:
+        if step is not None:
             found.append((step.manifest.created_unix_s, step.manifest.step, name))
     return tuple(name for _, _, name in sorted(found, reverse=True))
+
+
+def _whole(path: Path, files: Files) -> StepManifest | None:
+    """A directory of files without a fault that can be seen from outside."""
+    step = read_json(path, files=files)
+    for problem in file_problems(step) if step.manifest.directory is not None else ():
+        raise problem
+    return None if step.manifest.directory is None else step
 
 
 def _folders(root: Path) -> list[str]:

@@ -1,11 +1,12 @@
-"""Two kinds of RestoreError that only this package tells apart. Callers catch RestoreError."""
+"""Kinds of RestoreError that only this package tells apart. Callers catch RestoreError."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ckpt_core.errors import RestoreError
+from ckpt_core.errors import NotCommitted, RestoreError
 from ckpt_core.files import advice
+from ckpt_core.types import parse_step_dir
 
 _THREADS = (
     "The limit of threads or processes is reached (ulimit -u, or that of the container): raise it."
@@ -36,3 +37,15 @@ class NoMeans(RestoreError):
 
 class ReadHung(RestoreError):
     """A read does not return: reads of older steps would not either."""
+
+
+class Retired(NotCommitted):
+    """A step went away, or was replaced, before it had been read whole. It was not damaged."""
+
+    def __init__(self, step_dir: Path) -> None:
+        super().__init__(
+            f"{step_dir} was retired or replaced by its writer while it was read. It is not damaged: read "
+            "a newer step, or keep one for its readers (ckpt-core pin, keep_last)",
+            step=parse_step_dir(step_dir.name),
+            path=step_dir,
+        )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ckpt_core.errors import NotCommitted, RestoreError
 from ckpt_core.files import Files
 from ckpt_core.restore.deadline import within
-from ckpt_core.restore.failures import NoMeans, ReadHung
+from ckpt_core.restore.failures import NoMeans, Retired
 from ckpt_core.restore.filling import Need, fill, plan_reads
 from ckpt_core.restore.leaves import StepLeaves
 from ckpt_core.restore.manifests import read_manifests
 from ckpt_core.restore.reading import ParallelReader
-from ckpt_core.restore.watch import Watch
+from ckpt_core.restore.watch import undisturbed
 from ckpt_core.state import Skeleton
 from ckpt_core.store import resolve
 
@@ -42,7 +43,7 @@ def load(
         files: how files are read.
 
     Raises:
-        NotCommitted: there is no step.
+        NotCommitted: there is no step, or it was retired by its writer while it was read.
         CorruptCheckpoint: bytes differ from what was saved.
         UntrustedData: it holds objects that need `trusted=True`.
         UnknownFormat: written by a newer format.
@@ -51,20 +52,17 @@ def load(
     """
     path = Path(path)
     how = ParallelReader(files=files or Files(), readers=readers, timeout_s=_READ_TIMEOUT_S)
-    for _ in range(_MOST_TRIES - 1):
+    for _ in range(_MOST_TRIES):
         step_dir = within(_READ_TIMEOUT_S, lambda: resolve(path), path=path)
-        watch = Watch(step_dir)
+        read = partial(_load, step_dir, how, rank=rank, trusted=trusted)
         try:
-            tree = _load(step_dir, how, rank=rank, trusted=trusted)
+            return undisturbed(step_dir, read, timeout_s=_READ_TIMEOUT_S)
         except MemoryError as exc:
             raise NoMeans(step_dir, exc) from exc
-        except Exception as exc:
-            if step_dir == path or isinstance(exc, ReadHung) or watch.still_there():
+        except Retired:
+            if step_dir == path:
                 raise
-        else:
-            if step_dir == path or watch.still_there():
-                return tree
-        # A writer retired the step meanwhile, which it does only when there is a newer one.
+        # It is retired only when there is a newer one.
     raise NotCommitted(
         f"{path}: steps are retired faster than they can be read: keep more of them (keep_last), "
         "or pin one and load that",

@@ -10,26 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_core.coordination import Coordination, Json, NoCoordination
 from ckpt_core.devices import Devices
-from ckpt_core.errors import NotCommitted, RestoreError
+from ckpt_core.errors import RestoreError
 from ckpt_core.files import Files
 from ckpt_core.restore.broadcast import Broadcast, check_groups
 from ckpt_core.restore.choosing import Listing, common_step, list_alone, list_attempts
 from ckpt_core.restore.deadline import within
-from ckpt_core.restore.failures import ReadHung
+from ckpt_core.restore.failures import Retired
 from ckpt_core.restore.one_step import ReadStep, Search, borrowed_entries, read_step, unused_ranks
 from ckpt_core.restore.reading import ParallelReader
 from ckpt_core.restore.results import Guard, NoGuard, RestoredStep
 from ckpt_core.restore.together import Exchange, Kind, Together
 from ckpt_core.restore.trail import GONE, TOUCHED, Trail, warn
-from ckpt_core.restore.watch import Watch
+from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import step_path
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 logger = logging.getLogger("ckpt_core")
-
-_MOST_REPLACED = 3
 
 
 class Restorer:
@@ -139,7 +137,10 @@ class Restorer:
     def _look(self, asked: int | None) -> Listing:
         if self._info.world_size == 1:
             return list_alone(self._root, asked)
-        return list_attempts(self._root, self._info.members[0], files=self._how.files)
+        how = self._how
+        return list_attempts(
+            self._root, self._info.members[0], files=how.files, timeout_s=how.timeout_s
+        )
 
     def _try(
         self, step: int, attempt: str, search: Search, trail: Trail
@@ -200,21 +201,17 @@ class Restorer:
         """Read a step; one that is replaced by a newer save of the same step is read again.
 
         Raises:
-            NotCommitted: it was retired meanwhile.
+            NotCommitted: it was retired meanwhile, or is from another save than the one that ranks agreed on.
         """
-        path, how = step_path(self._root, step), self._how
-        for _ in range(_MOST_REPLACED):
-            watch = within(how.timeout_s, lambda: Watch(path), path=path)
-            try:
-                found = read_step(path, search, self._info, how=how)
-            except RestoreError as exc:
-                if isinstance(exc, ReadHung) or watch.still_there():
-                    raise
-            else:
-                same = attempt in ("", found.leaves.step.manifest.attempt)
-                if same and watch.still_there():
-                    return found
-        raise NotCommitted(f"step {step} in {self._root}: {GONE}", step=step, path=path)
+        path = step_path(self._root, step)
+
+        def read() -> ReadStep:
+            found = read_step(path, search, self._info, how=self._how)
+            if attempt not in ("", found.leaves.step.manifest.attempt):
+                raise Retired(path)
+            return found
+
+        return undisturbed(path, read, timeout_s=self._how.timeout_s)
 
     @contextmanager
     def _reading(self, step: int, search: Search) -> Iterator[None]:

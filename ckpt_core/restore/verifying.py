@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +20,13 @@ from ckpt_core.layout import (
     storage,
 )
 from ckpt_core.restore.deadline import within
-from ckpt_core.restore.failures import NoMeans
+from ckpt_core.restore.failures import NoMeans, Retired
 from ckpt_core.restore.leaves import StepLeaves
 from ckpt_core.restore.manifests import StepManifest, file_problem, read_json, read_start
 from ckpt_core.restore.reading import ParallelReader, Progress
 from ckpt_core.restore.units import BadChunk, Discard, ReadJob
-from ckpt_core.store import committed_steps, listing, resolve, step_path
+from ckpt_core.restore.watch import undisturbed
+from ckpt_core.store import committed_steps, resolve, step_path
 from ckpt_core.types import parse_step_dir
 
 _READ_TIMEOUT_S = 600.0
@@ -127,7 +129,7 @@ def verify(
 
     Raises:
         ConfigError: `share` is wrong.
-        NotCommitted: there is no step at `path`.
+        NotCommitted: there is no step at `path`, or it was retired while it was read.
         RestoreError: the root cannot be listed, or there is no memory or thread to read with. Nothing
             that is wrong inside a step raises.
     """
@@ -140,9 +142,11 @@ def verify(
     found = resolve(path)
     if found == path:
         return Report(path, (_verify_step(path, how),))
-    reports = [_verify_step(step_path(path, step), how) for step in committed_steps(path)]
-    with listing(path):
-        return Report(path, tuple(report for report in reports if report.path.is_dir()))
+    reports = []
+    for step in committed_steps(path):
+        with suppress(Retired):
+            reports.append(_verify_step(step_path(path, step), how))
+    return Report(path, tuple(reports))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,27 @@ class _How:
     progress: Progress | None
 
 
+class _Faulty(Exception):
+    """A report that is believed only if the step stood still meanwhile. Never leaves this module."""
+
+    def __init__(self, report: StepReport) -> None:
+        self.report = report
+
+
 def _verify_step(path: Path, how: _How) -> StepReport:
+    def read() -> StepReport:
+        report = _look_at(path, how)
+        if not report.ok:
+            raise _Faulty(report)
+        return report
+
+    try:
+        return undisturbed(path, read, timeout_s=how.reader.timeout_s)
+    except _Faulty as found:
+        return found.report
+
+
+def _look_at(path: Path, how: _How) -> StepReport:
     number, reader = parse_step_dir(path.name), how.reader
     try:
         step = within(reader.timeout_s, lambda: read_json(path, files=reader.files), path=path)

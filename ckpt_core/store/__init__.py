@@ -24,7 +24,7 @@ and never goes back); LightCheck (two mappings).
 from ckpt_core.store.directories import file_path
 from ckpt_core.store.guest import GuestStore
 from ckpt_core.store.lock import RootLock
-from ckpt_core.store.names import committed_steps, listing, resolve, step_path
+from ckpt_core.store.names import committed_steps, is_committed, listing, resolve, step_path
 from ckpt_core.store.publish import Attempt
 from ckpt_core.store.store import StepStore
 
@@ -35,6 +35,7 @@ __all__ = [
     "StepStore",
     "committed_steps",
     "file_path",
+    "is_committed",
     "listing",
     "resolve",
     "step_path",

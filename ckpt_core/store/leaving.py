@@ -15,22 +15,18 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_core.errors import NotCommitted
 from ckpt_core.files import Files
-from ckpt_core.store.names import INFLIGHT, REPLACED, RETIRED, entries, is_real_dir, step_path
+from ckpt_core.store.names import INFLIGHT, REPLACED, RETIRED, step_path
 from ckpt_core.store.pins import pinned_steps
 from ckpt_core.store.publish import sync_names
 from ckpt_core.store.trees import ensure_dir
 
 logger = logging.getLogger(__name__)
-
-_DECIDING_S = 10.0
-_LOOK_AGAIN_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,27 +82,6 @@ def _bring_back(root: Path, now: dict[int, Path], *, files: Files) -> None:
             files.rename(path, step_path(root, step))
         except OSError as exc:
             logger.error("step %d lies in %s and cannot be brought back: %s", step, path, exc)
-
-
-def is_committed(root: Path, step: int) -> bool | None:
-    """Whether a step is there; None while a writer that does not go on has it aside.
-
-    Asked after a pin is durable. When it says yes, the step stays as long as the pin does; when it says no,
-    nobody brings it back.
-    """
-    deadline = time.monotonic() + _DECIDING_S
-    while not is_real_dir(step_path(root, step)):
-        if not _is_aside(root, step):
-            return is_real_dir(step_path(root, step))  # it may have come back between the two looks
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(_LOOK_AGAIN_S)
-    return True
-
-
-def _is_aside(root: Path, step: int) -> bool:
-    names = [entry.name for entry in entries(root / INFLIGHT)]
-    return any(name.startswith(f"{step:012d}-") and name.endswith(REPLACED) for name in names)
 
 
 def not_pinned(root: Path, step: int, *, undecided: bool) -> NotCommitted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,9 @@ PINS = ".pins"
 LOCK = ".lock"
 REPLACED = ".replaced"
 RETIRED = ".retired"
+
+_DECIDING_S = 10.0
+_LOOK_AGAIN_S = 0.01
 
 
 def entries(path: Path) -> list[os.DirEntry[str]]:
@@ -63,6 +67,27 @@ def listing(path: Path) -> Iterator[None]:
         raise RestoreError(text, path=path) from exc
 
 
+def is_committed(root: Path, step: int) -> bool | None:
+    """Whether a step is there; None if a writer that does not go on has it aside (`leaving`, `publish`).
+
+    Waits while a writer has it aside for an instant. Asked after a pin is durable: when it says yes, the step
+    stays as long as the pin does; when it says no, nobody brings it back.
+    """
+    deadline = time.monotonic() + _DECIDING_S
+    while not is_real_dir(step_path(root, step)):
+        if not _is_aside(root, step):
+            return is_real_dir(step_path(root, step))  # it may have come back between the two looks
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(_LOOK_AGAIN_S)
+    return True
+
+
+def _is_aside(root: Path, step: int) -> bool:
+    names = [entry.name for entry in entries(root / INFLIGHT)]
+    return any(name.startswith(f"{step:012d}-") and name.endswith(REPLACED) for name in names)
+
+
 def committed_steps(root: Path) -> tuple[int, ...]:
     """The committed steps of a root, ascending; () when there is no such directory.
 
@@ -104,7 +129,7 @@ def _resolve(path: Path) -> Path:
         text = f"{path} is a save that was not committed; load one of the steps beside {INFLIGHT}"
         raise NotCommitted(text, path=path)
     if step is not None:
-        if path.is_dir():
+        if path.is_dir() or is_committed(path.parent, step):
             return path
         raise _no_such_step(path, step)
     steps = committed_steps(path)

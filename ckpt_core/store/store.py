@@ -17,9 +17,9 @@ from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.store.abandoned import Abandoned
 from ckpt_core.store.directories import Directories
 from ckpt_core.store.failures import mapped
-from ckpt_core.store.leaving import Left, is_committed, not_pinned, take_away
+from ckpt_core.store.leaving import Left, not_pinned, take_away
 from ckpt_core.store.lock import RootLock
-from ckpt_core.store.names import INFLIGHT, committed_steps, entries
+from ckpt_core.store.names import INFLIGHT, committed_steps, entries, is_committed
 from ckpt_core.store.pins import add_pin, pinned_steps, remove_pin
 from ckpt_core.store.publish import Attempt, place, put_back, sync_names
 from ckpt_core.store.quarantine import move_aside, moving

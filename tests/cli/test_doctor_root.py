@@ -13,6 +13,7 @@ import pytest
 from ckpt_core import Checkpointer, Options
 from ckpt_core.cli.doctor.mounts import Mount, judge_mount, mount_of
 from ckpt_core.cli.doctor.storage import check_lock
+from ckpt_core.files import Files
 from ckpt_core.store import RootLock
 from tests.cli.doctoring import Cli, Diagnosis, diagnosis
 from tests.faults.mounts import mounted, remount
@@ -121,6 +122,18 @@ def test_a_lock_that_keeps_nobody_out_is_a_problem(tmp_path: Path) -> None:
     with RootLock(tmp_path):
         assert check_lock(tmp_path).level == "ok"
     assert check_lock(tmp_path).level == "problem"
+
+
+def test_a_record_lock_is_told(tmp_path: Path) -> None:
+    with RootLock(tmp_path):
+        found = check_lock(tmp_path, is_record=True)
+    assert found.level == "note" and "POSIX record lock" in found.found
+
+
+def test_whether_files_are_recycled_is_told(cli: Cli, tmp_path: Path) -> None:
+    made = _look(cli, tmp_path)
+    (tmp_path / "file").write_text("")
+    assert made.one("recycling")[0] == ("ok" if Files().is_unused(tmp_path / "file") else "note")
 
 
 # -- what it holds -----------------------------------------------------------------------------
