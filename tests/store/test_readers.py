@@ -12,17 +12,19 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckpt_core.files import Files
-from ckpt_core.store import StepStore, step_path
+from ckpt_core.store import GuestStore, StepStore, step_path
 from tests.store.harness import (
     SHARD,
     Fault,
     QuickFiles,
     faulty,
     fill,
+    interrupted,
     left,
     make_store,
     mark_of,
@@ -214,3 +216,33 @@ def test_asking_the_kernel_does_not_signal_this_process(tmp_path: Path) -> None:
         signal.signal(signal.SIGIO, before)
     assert seen == []
     assert Files().is_unused(path)
+
+
+@pytest.mark.parametrize("nth", [0, 1])
+def test_two_ranks_that_want_the_same_slot_both_get_one(root: Path, nth: int) -> None:
+    """The other one comes between any two operations of the first."""
+    seen = 0
+
+    def other(name: str, args: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if armed and name == "rename":
+            seen += 1
+            if seen == nth + 1:
+                assert guest.take_slot(attempt, "shard-00001-0.safetensors", 4096)
+
+    armed = False
+    store = make_store(root, interrupted(QuickFiles, other), keep_last=1, spare_slots=2)
+    store.open()
+    for step in (1, 2, 3):
+        save(store, step)
+    store.retire()
+    attempt = store.begin(4)
+    guest = GuestStore(root, files=QuickFiles(), rank=1)
+    armed = True
+    assert store.take_slot(attempt, SHARD, 4096)
+    assert sorted(path.name for path in attempt.path.iterdir()) == [
+        SHARD,
+        "shard-00001-0.safetensors",
+    ]
+    assert left(root, ".slots") == []
+    store.close()
