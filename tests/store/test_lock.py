@@ -251,7 +251,7 @@ def test_a_filesystem_without_any_locks_is_refused(made_root: Path) -> None:
         def lock_record(self, fd: int) -> None:
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    with pytest.raises(PersistError, match="this filesystem has no locks"):
+    with pytest.raises(PersistError, match="This filesystem has no locks"):
         RootLock(made_root, files=NoLocks()).acquire()
 
 
