@@ -79,12 +79,20 @@ def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader
     binding = bind(skeleton, specs, search.live, trusted=search.trusted)
     shares = None
     if search.broadcast is not None:
-        whole = specs.keys() & leaves.shared.keys() - binding.blocks.keys()
+        whole = specs.keys() & leaves.shared.keys() - binding.blocks.keys() - binding.doubtful
         shares = search.broadcast.share({name: specs[name] for name in whole})
     needs = list(_needs(binding, named, shares))
+    read_bytes = 0
+    if binding.doubtful:
+        # Order matters: their values may still be a difference, found before a live byte changes.
+        first = [need for need in needs if need.leaf.spec.name in binding.doubtful]
+        read_bytes = fill(
+            step, plan_reads(leaves, first, how.devices), [n.tensor for n in first], how=how
+        )
+        binding.check()
     jobs = plan_reads(leaves, needs, how.devices)
     search.touched = True
-    read_bytes = fill(step, jobs, list(binding.destinations.values()), how=how)
+    read_bytes += fill(step, jobs, list(binding.destinations.values()), how=how)
     return ReadStep(path, binding, leaves, owner, read_bytes, shares)
 
 

@@ -4,7 +4,8 @@ Call order:
     save (training thread)   flatten(state) -> leaves go to the stager, `skeleton.to_json()` into
                              the manifest, later and from any thread
     load                     Skeleton.from_json(...).allocate(specs) -> fill -> .unflatten(tensors)
-    restore                  bind(skeleton, specs, live) -> fill `.destinations` -> `.finish()`
+    restore                  bind(skeleton, specs, live) -> fill what is `.doubtful`, `.check()`
+                             -> fill `.destinations` -> `.finish()`
 
 Idea: each piece of memory is one leaf, however many tensors show it, so nothing is written twice
 and sharing survives; the skeleton is JSON, so reading a checkpoint runs no code.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,15 @@ from torch import Tensor
 
 from ckpt_core.errors import RestoreError, StateMismatch
 from ckpt_core.state.aliasing import overlaps_itself
-from ckpt_core.state.distributed import is_distributed, local_of, take_box
-from ckpt_core.state.leaf import dtype_name, extent
-from ckpt_core.state.match import Home, Load, Matcher
+from ckpt_core.state.build import Builder
+from ckpt_core.state.homes import Home, fill_home
+from ckpt_core.state.leaf import dtype_name
+from ckpt_core.state.match import Load, Matcher
+from ckpt_core.state.optimizers import load_exactly
+from ckpt_core.state.overlaps import find_doubtful, first_contradiction
+from ckpt_core.state.pickled import Literal, put
+from ckpt_core.state.rng import RngState
 from ckpt_core.state.skeleton import Skeleton
-from ckpt_core.state.special import subbyte_dtypes
 from ckpt_core.types import Block, LeafSpec
 
 _SHOWN = 20
@@ -41,7 +46,9 @@ def bind(skeleton: Skeleton, specs: Mapping[str, LeafSpec], live: Any, *, truste
     matcher.match(skeleton.tree, live, "")
     if matcher.problems:
         raise _mismatch(matcher.problems, skeleton)
-    direct, rest = _choose(skeleton, specs, matcher.homes)
+    doubtful = find_doubtful([*matcher.homes, *matcher.loaded], skeleton.refs, specs)
+    unsure = {skeleton.refs.leaf[home.number] for cluster in doubtful for home in cluster}
+    direct, rest = _choose(skeleton, specs, matcher.homes, unsure)
     fresh = skeleton.allocate({name: spec for name, spec in specs.items() if name not in direct})
     targets = _Targets(
         {name: direct[name].tensor if name in direct else fresh[name] for name in specs},
@@ -50,7 +57,8 @@ def bind(skeleton: Skeleton, specs: Mapping[str, LeafSpec], live: Any, *, truste
     )
     # What cannot be built must show before anything is filled.
     skeleton.builder(targets.shown, trusted=trusted, rehearsal=True).tree(skeleton.tree)
-    return Binding(skeleton, targets, copies=rest, loads=matcher.loads, trusted=trusted)
+    plan = _Plan(rest, matcher.literals, matcher.loads, doubtful)
+    return Binding(skeleton, targets, plan, trusted=trusted)
 
 
 @dataclass(frozen=True)
@@ -67,8 +75,18 @@ class _Targets:
         return self.tensors | self.wholes
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What remains to do once bytes are there: doubtful homes to check, then copies, then loads."""
+
+    copies: list[Home]
+    literals: list[Literal]
+    loads: list[Load]
+    doubtful: list[list[Home]]
+
+
 class Binding:
-    """Destinations to fill, then `finish`.
+    """Destinations to fill, then `finish`; before the others, those that are `doubtful`, then `check`.
 
     Attributes:
         destinations: leaf name -> tensor of any strides and device; live where there is a live
@@ -76,24 +94,42 @@ class Binding:
             row-major order. No two of them overlap, so they may be filled in parallel.
         blocks: leaf name -> the box of the leaf that its destination takes, where that is the local
             part of a DTensor. Other destinations take the whole leaf.
+        doubtful: names of leaves that belong into live tensors which share memory otherwise than
+            those that were saved; their destinations are all fresh.
     """
 
     def __init__(
-        self,
-        skeleton: Skeleton,
-        targets: _Targets,
-        *,
-        copies: list[Home],
-        loads: list[Load],
-        trusted: bool,
+        self, skeleton: Skeleton, targets: _Targets, plan: _Plan, *, trusted: bool
     ) -> None:
         self.destinations = targets.tensors
         self.blocks = targets.blocks
         self._shown = targets.shown
         self._skeleton = skeleton
-        self._copies = copies
-        self._loads = loads
+        self._plan = plan
         self._trusted = trusted
+        self._checked = False
+        leaf = skeleton.refs.leaf
+        self.doubtful = {leaf[home.number] for cluster in plan.doubtful for home in cluster}
+
+    def check(self) -> None:
+        """Compare what was read of the `doubtful` leaves, where it would meet in live memory.
+
+        Raises:
+            StateMismatch: two places have different values for one piece of memory; nothing was changed.
+        """
+        builder = self._skeleton.builder(self._shown, trusted=self._trusted)
+        problems, self._checked = [], True
+        for cluster in self._plan.doubtful:
+            values = [builder.ref(home.number) for home in cluster]
+            found = first_contradiction(cluster, values)
+            if found is not None:
+                one, other = (home.path or "the state itself" for home in found)
+                what = "its own elements" if one == other else other
+                problems.append(
+                    f"{one}: shares memory with {what} here, and has another value there"
+                )
+        if problems:
+            raise _mismatch(problems, self._skeleton)
 
     def finish(self) -> Any:
         """Complete the live state and return the tree as loaded; call when all bytes are there.
@@ -101,23 +137,43 @@ class Binding:
         Tensors of the tree that were filled in place are the live ones; containers are always new.
 
         Raises:
+            StateMismatch: as `check`, if that was not called.
             RestoreError: a `load_state_dict` failed; names the object, which may be half loaded.
             CorruptCheckpoint: parts of a composite tensor contradict each other.
         """
+        if not self._checked:
+            self.check()
         builder = self._skeleton.builder(self._shown, trusted=self._trusted)
         with torch.no_grad():
-            for home in self._copies:
-                _fill_copy(home, builder.ref(home.number))
-        for load in self._loads:
-            try:
-                load.live.load_state_dict(builder.tree(load.node))
-            except Exception as exc:
-                raise RestoreError(
-                    f"{load.path or 'the state itself'}: {type(load.live).__name__}.load_state_dict"
-                    f" refused the saved state: {type(exc).__name__}: {exc}",
-                    path=self._skeleton.path,
-                ) from exc
-        return builder.tree(self._skeleton.tree)
+            for home in self._plan.copies:
+                fill_home(home, builder.ref(home.number))
+            for path, live, value in self._plan.literals:
+                with self._loading(path, live):
+                    put(live, value)
+        generators = [load for load in self._plan.loads if isinstance(load.live, RngState)]
+        for load in self._plan.loads:
+            if load not in generators:
+                self._load(builder, load)
+        tree = builder.tree(self._skeleton.tree)
+        # Order matters: whatever loads, or is unpickled, may have drawn random numbers.
+        for load in generators:
+            self._load(builder, load)
+        return tree
+
+    def _load(self, builder: Builder, load: Load) -> None:
+        with self._loading(load.path, load.live):
+            load_exactly(load.live, lambda: builder.tree(load.node))
+
+    @contextmanager
+    def _loading(self, path: str, live: object) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:
+            raise RestoreError(
+                f"{path or 'the state itself'}: {type(live).__name__}.load_state_dict"
+                f" refused the saved state: {type(exc).__name__}: {exc}",
+                path=self._skeleton.path,
+            ) from exc
 
 
 def _mismatch(problems: list[str], skeleton: Skeleton) -> StateMismatch:
@@ -132,22 +188,24 @@ def _mismatch(problems: list[str], skeleton: Skeleton) -> StateMismatch:
 
 
 def _choose(
-    skeleton: Skeleton, specs: Mapping[str, LeafSpec], homes: list[Home]
+    skeleton: Skeleton, specs: Mapping[str, LeafSpec], homes: list[Home], unsure: set[str]
 ) -> tuple[dict[str, Home], list[Home]]:
-    """One home for each leaf, where the bytes go directly; the others are filled by copies."""
+    """One home for each leaf, where the bytes go directly; the others are filled by copies.
+
+    No two that are filled directly overlap: a leaf that meets another one in memory is `unsure`.
+    """
     direct: dict[str, Home] = {}
     undivided = _undivided(skeleton, homes)
     rest: list[Home] = []
-    claimed: dict[int, list[tuple[int, int]]] = {}
     known: dict[str, tuple[object, ...]] = {}
     for home in homes:
         name = skeleton.refs.leaf[home.number]
         place = _place(home.tensor)
-        if place is not None and known.get(name) == place:
+        if home.array is None and place is not None and known.get(name) == place:
             continue  # The same live tensor again: tied weights.
         fits = name not in direct and _is_direct(skeleton, specs[name], home)
         fits = fits and (home.whole is None or name not in undivided)
-        if fits and _claim(home.tensor, claimed):
+        if fits and name not in unsure and home.array is None:
             direct[name] = home
             known[name] = place or ()
         else:
@@ -188,35 +246,3 @@ def _place(tensor: Tensor) -> tuple[object, ...] | None:
     bits = (tensor.is_conj(), tensor.is_neg())
     where = (tensor.untyped_storage()._cdata, tensor.storage_offset(), *bits)
     return (*where, tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-
-def _claim(tensor: Tensor, claimed: dict[int, list[tuple[int, int]]]) -> bool:
-    """Whether no other leaf goes to any of these bytes; two writers would race."""
-    low = tensor.data_ptr()
-    high = low + extent(tensor.shape, tensor.stride()) * tensor.itemsize
-    taken = claimed.setdefault(tensor.untyped_storage()._cdata, [])
-    if any(start < high and low < end for start, end in taken):
-        return False
-    taken.append((low, high))
-    return True
-
-
-def _fill_copy(home: Home, source: Tensor) -> None:
-    """Fill a live tensor from the tensor of an occurrence, which may be distributed alike."""
-    if is_distributed(type(source)):
-        source = local_of(source)
-    elif home.block is not None:
-        source = take_box(source, home.block)
-    _copy(home.tensor, source)
-
-
-def _copy(home: Tensor, source: Tensor) -> None:
-    """Fill a live tensor of any form from one of equal dtype and shape."""
-    source = source.detach()
-    if home.layout is torch.strided and not home.is_quantized:
-        for dim, step in enumerate(home.stride()):
-            if step == 0 and home.shape[dim] > 1:  # An expanded dimension is one element.
-                home, source = home.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
-        if home.dtype in subbyte_dtypes():
-            home, source = home.view(torch.uint8), source.view(torch.uint8)
-    home.copy_(source)

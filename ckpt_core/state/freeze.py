@@ -36,6 +36,8 @@ from ckpt_core.state.nodes import (
     Seq,
 )
 from ckpt_core.state.opaque import pickle_opaque
+from ckpt_core.state.plain import has_state
+from ckpt_core.state.records import check_reachable, fields_alone, type_name
 from ckpt_core.state.special import is_uninitialized
 from ckpt_core.types import Placement
 
@@ -44,11 +46,6 @@ FACTORIES: dict[str, type] = {
 }
 TENSORS: frozenset[type] = frozenset({Tensor, Parameter})
 _Handler = Callable[["Walker", Any, str], Node]
-
-
-def type_name(cls: type) -> str:
-    """ "module:qualname", the form in which a skeleton names a type."""
-    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def shown(path: str) -> str:
@@ -281,8 +278,6 @@ def _handler(cls: type) -> _Handler:
         return _tensor_subclass
     if issubclass(cls, enum.Enum):
         return _member
-    if not issubclass(cls, type) and callable(getattr(cls, "state_dict", None)):
-        return _object
     if "numpy" in sys.modules:
         import numpy as np
 
@@ -292,11 +287,18 @@ def _handler(cls: type) -> _Handler:
             return _npscalar
         if issubclass(cls, np.dtype):
             return _npdtype
-    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return _namedtuple
-    if dataclasses.is_dataclass(cls):
-        return _dataclass
-    return _opaque
+    return _value
+
+
+def _value(walker: Walker, value: Any, path: str) -> Node:
+    """What has no handler of its own, judged as `restore` judges it: by the instance, not its class."""
+    if has_state(value):
+        return _object(walker, value, path)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _namedtuple(walker, value, path)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _dataclass(walker, value, path)
+    return _opaque(walker, value, path)
 
 
 def _tensor_subclass(walker: Walker, value: Any, path: str) -> Node:
@@ -312,6 +314,7 @@ def _tensor_subclass(walker: Walker, value: Any, path: str) -> Node:
 
 def _member(walker: Walker, value: Any, path: str) -> Node:
     cls = type(value)
+    check_reachable(cls, shown(path))
     if isinstance(value, enum.Flag) and type(value._value_) is int:
         return Member(type_name(cls), None, value._value_)
     return Member(type_name(cls), value._name_, None)
@@ -320,6 +323,12 @@ def _member(walker: Walker, value: Any, path: str) -> Node:
 def _object(walker: Walker, value: Any, path: str) -> Node:
     def children() -> Node:
         outer = walker.segments[-1][1]
+        if outer is None and not callable(getattr(value, "load_state_dict", None)):
+            raise ConfigError(
+                f"{shown(path)} is a {type_name(type(value))}, which has state_dict() and no"
+                " load_state_dict(), so that nothing could restore it: give it one, or save what its"
+                " state_dict() returns"
+            )
         walker.segments.append((len(walker.tensors), value))
         node = Obj(type_name(type(value)), walker.node(value.state_dict(), path))
         walker.segments.append((len(walker.tensors), outer))
@@ -341,6 +350,8 @@ def _npdtype(walker: Walker, value: Any, path: str) -> Node:
 
 
 def _record(walker: Walker, value: Any, path: str, kind: str, fields: Sequence[str]) -> Node:
+    check_reachable(type(value), shown(path))
+
     def children() -> Node:
         found = [getattr(value, name) for name in fields]
         nodes = walker.values(found, fields, path)
@@ -350,13 +361,13 @@ def _record(walker: Walker, value: Any, path: str, kind: str, fields: Sequence[s
 
 
 def _namedtuple(walker: Walker, value: Any, path: str) -> Node:
+    if getattr(value, "__dict__", None) or len(value) != len(value._fields):
+        return pickle_opaque(value, shown(path))
     return _record(walker, value, path, "namedtuple", value._fields)
 
 
 def _dataclass(walker: Walker, value: Any, path: str) -> Node:
-    fields = [field.name for field in dataclasses.fields(value)]
-    # A dataclass with state beyond its fields would come back incomplete.
-    own = getattr(value, "__dict__", {})
-    if any(name not in fields for name in own) or not all(hasattr(value, name) for name in fields):
+    fields = fields_alone(value)
+    if fields is None:
         return pickle_opaque(value, shown(path))
     return _record(walker, value, path, "dataclass", fields)

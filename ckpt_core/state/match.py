@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,36 +15,31 @@ from torch.optim import Optimizer
 from ckpt_core.state.arrays import as_tensor
 from ckpt_core.state.build import check_view
 from ckpt_core.state.distributed import Placer, Unplaced, is_distributed
+from ckpt_core.state.homes import Home
 from ckpt_core.state.leaf import dtype_name, dtypes
-from ckpt_core.state.nodes import PLAIN, Array, Map, Node, Obj, Record, Ref, Seq
-from ckpt_core.state.objects import needs_load, parameters_of
+from ckpt_core.state.nodes import Array, Map, Node, Obj, Opaque, Record, Ref, Seq
+from ckpt_core.state.objects import needs_load, parameters_of, steps_as_torch, takes
+from ckpt_core.state.pickled import Literal, Unlike, pair_up
+from ckpt_core.state.plain import (
+    SEQUENCES,
+    fields_of,
+    group_size,
+    has_state,
+    is_array,
+    is_plain,
+    is_plain_live,
+    live_form,
+    shown,
+)
 from ckpt_core.state.skeleton import Skeleton
 from ckpt_core.state.special import is_uninitialized
-from ckpt_core.types import Block, LeafSpec
+from ckpt_core.types import LeafSpec
 
-_SEQUENCES = (list, tuple)
 _LIKE_PARAMETER = frozenset(
     "exp_avg exp_avg_sq exp_inf max_exp_avg_sq momentum_buffer square_avg acc_delta sum ax"
     " grad_avg".split()
 )
 """Names under which torch's optimizers keep tensors of the shape of their parameter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Home:
-    """A live tensor that must hold what an occurrence shows.
-
-    Attributes:
-        number: of the occurrence.
-        tensor: plain memory; of a DTensor the local part.
-        whole: the DTensor that `tensor` is the local part of.
-        block: the box of the occurrence that `tensor` takes; None for all of it.
-    """
-
-    number: Ref
-    tensor: Tensor
-    whole: Tensor | None = None
-    block: Block | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +52,16 @@ class Load:
 
 
 class Matcher:
-    """One walk; `homes`, `loads` and `problems` are its results."""
+    """One walk; `homes`, `loads` and `problems` are its results.
+
+    `literals` are live tensors, arrays and objects, each with the one that was pickled in its place;
+    `loaded` are live tensors that a `load_state_dict` will fill, for what they share with others.
+    """
 
     def __init__(self, skeleton: Skeleton, specs: Mapping[str, LeafSpec], *, trusted: bool) -> None:
         self.homes: list[Home] = []
+        self.loaded: list[Home] = []
+        self.literals: list[Literal] = []
         self.loads: list[Load] = []
         self.problems: list[str] = []
         self._skeleton = skeleton
@@ -85,25 +85,28 @@ class Matcher:
         """Compare one place of the tree."""
         if isinstance(live, Tensor):
             self._tensor(node, live, path)
-        elif callable(getattr(live, "state_dict", None)) and not isinstance(live, type):
+        elif has_state(live):
             self._object(node, live, path)
-        elif _is_array(live):
+        elif is_array(live):
             self._array(node, live, path)
+        elif is_plain(node) and is_plain_live(live):
+            return  # Any placeholder does: it takes what was saved, in the tree that is returned.
+        elif isinstance(node, Opaque) and not is_plain_live(live):
+            self.literals += self._pickled(node, live, path)
         elif isinstance(live, Mapping):
             self._mapping(node, live, path)
         elif dataclasses.is_dataclass(live) and not isinstance(live, type):
             self._fields(node, [field.name for field in dataclasses.fields(live)], live, path)
         elif isinstance(live, tuple) and hasattr(live, "_fields"):
             self._fields(node, list(live._fields), live, path)
-        elif isinstance(live, _SEQUENCES):
+        elif isinstance(live, SEQUENCES):
             self._sequence(node, live, path)
-        # Anything else is a plain value: it takes whatever was saved, in the tree that is returned.
 
     def _problem(self, path: str, text: str) -> None:
         self.problems.append(f"{path or 'the state itself'}: {text}")
 
     def _differ(self, node: Node, live: Any, path: str) -> None:
-        self._problem(path, f"{_shown(node)} in the checkpoint, {type(live).__name__} here")
+        self._problem(path, f"{shown(node)} in the checkpoint, {type(live).__name__} here")
 
     # -- containers ----------------------------------------------------------------------------
 
@@ -112,8 +115,10 @@ class Matcher:
         if not isinstance(node, Map):
             self._differ(node, live, path)
             return
-        saved = dict(zip(self._keys.keys(node.keys), node.values, strict=True))
-        self._pairs(saved, live, path)
+        self._pairs(self._by_key(node), live, path)
+
+    def _by_key(self, node: Map) -> dict[Any, Node]:
+        return dict(zip(self._keys.keys(node.keys), node.values, strict=True))
 
     def _pairs(self, saved: Mapping[Any, Node], live: Mapping[Any, Any], path: str) -> None:
         prefix = f"{path}." if path else ""
@@ -131,15 +136,22 @@ class Matcher:
             self._differ(node, live, path)
             return
         saved = dict(zip(node.fields, node.values, strict=True))
-        self._pairs(saved, {name: getattr(live, name) for name in names}, path)
+        here = {name: getattr(live, name) for name in names if hasattr(live, name)}
+        self._pairs(saved, here, path)
 
     def _sequence(self, node: Node, live: Sequence[Any], path: str) -> None:
-        if _is_plain(node) and all(_is_plain_live(item) for item in live):
-            return
         if not isinstance(node, Seq) or node.kind not in ("list", "tuple", "Size"):
             self._differ(node, live, path)
             return
         self._pairs(dict(enumerate(node.items)), dict(enumerate(live)), path)
+
+    def _pickled(self, node: Opaque, live: Any, path: str) -> list[Literal]:
+        """What is filled in place of a container that was pickled for the sake of its type."""
+        try:
+            return list(pair_up(self._keys.tree(node), live, path))
+        except Unlike as exc:
+            self._problem(*exc.args)
+            return []
 
     # -- tensors -------------------------------------------------------------------------------
 
@@ -157,10 +169,11 @@ class Matcher:
         if type(live) not in (Tensor, torch.nn.Parameter) or live.is_meta or live.is_nested:
             self._problem(path, "the live tensor is a subclass or has no memory: cannot be filled")
             return
-        if self._same(node, live, path) and self._fill:
+        if self._same(node, live, path):
             # A copy into an alias of a sparse tensor would give the alias new parts, not the tensor.
             plain = live.layout is torch.strided and not live.is_quantized
-            self.homes.append(Home(node, live.detach() if plain else live))
+            found = self.homes if self._fill else self.loaded
+            found.append(Home(node, live.detach() if plain else live, path))
 
     def _distributed(self, number: Ref, live: Tensor, path: str) -> None:
         """A home that is the local part of a DTensor."""
@@ -173,7 +186,7 @@ class Matcher:
             self._problem(path, "the live tensor has no memory: call to_empty() first")
             return
         block = None if placement.block.sizes == placement.shape else placement.block
-        self.homes.append(Home(number, local, live.detach(), block))
+        self.homes.append(Home(number, local, path, live.detach(), block))
 
     def _same(self, number: Ref, live: Tensor, path: str) -> bool:
         dtype, shape = self.signature(number)
@@ -182,9 +195,9 @@ class Matcher:
             self._problem(path, f"shape {list(shape)} in the checkpoint, {list(live.shape)} here")
         elif dtype != here:
             self._problem(path, f"dtype {dtype} in the checkpoint, {here} here")
-        elif self._form(number) != _live_form(live):
+        elif self._form(number) != live_form(live):
             form = self._form(number)
-            self._problem(path, f"{form} tensor in the checkpoint, {_live_form(live)} here")
+            self._problem(path, f"{form} tensor in the checkpoint, {live_form(live)} here")
         else:
             return True
         return False
@@ -221,10 +234,8 @@ class Matcher:
         if tensor is None or not live.size:
             return  # Delivered in the tree that is returned, as plain values are.
         if self._same(node.ref, tensor, path) and self._fill:
-            if tensor.data_ptr() == live.ctypes.data:
-                self.homes.append(Home(node.ref, tensor))
-            else:
-                self._problem(path, "the live array has strides that torch cannot fill")
+            alias = tensor.data_ptr() == live.ctypes.data
+            self.homes.append(Home(node.ref, tensor, path, array=None if alias else live))
 
     # -- objects -------------------------------------------------------------------------------
 
@@ -242,21 +253,51 @@ class Matcher:
             self.loads.append(Load(state, live, path))
 
     def _module(self, state: Node, live: torch.nn.Module, path: str) -> None:
-        custom = needs_load(live)
+        here = live.state_dict()
+        custom = needs_load(live, here)
         before, self._fill = self._fill, self._fill and not custom
+        found: tuple[list[Any], ...] = (self.homes, self.loaded, self.problems)
+        counts = list(map(len, found))
         try:
-            self.match(state, live.state_dict(), path)
+            self._module_values(state, here, path)
         finally:
             self._fill = before
+        if len(self.problems) > counts[2] and takes(live, lambda: self._stand_ins(state)):
+            custom = True
+            for noted, count in zip(found, counts, strict=True):
+                del noted[count:]
         if custom:
             self.loads.append(Load(state, live, path))
 
+    def _module_values(self, state: Node, here: Any, path: str) -> None:
+        """Compare all but extra state, which has any form that the module takes."""
+        if not isinstance(state, Map) or not isinstance(here, Mapping):
+            self.match(state, here, path)
+            return
+        saved = self._by_key(state)
+        extra = {key for key in here.keys() & saved.keys() if str(key).endswith("_extra_state")}
+        if extra:
+            saved, here = (
+                {key: value for key, value in side.items() if key not in extra}
+                for side in (saved, here)
+            )
+        self._pairs(saved, here, path)
+
+    def _stand_ins(self, state: Node) -> Any:
+        """What `load_state_dict` would be given, of the right names and shapes, before bytes are read."""
+        made = {}
+        for name in set(self._skeleton.refs.leaf):
+            spec = self._specs[name]
+            shape, dtype = self._skeleton.check_spec(spec), dtypes()[spec.dtype]
+            made[name] = torch.zeros((), dtype=dtype).expand(shape)  # Takes no memory.
+        return self._skeleton.builder(made, trusted=False, rehearsal=True).tree(state)
+
     def _optimizer(self, state: Node, live: Optimizer, path: str) -> None:
-        saved = _fields_of(state)
+        saved = fields_of(state)
         groups, states = saved.get("param_groups"), saved.get("state")
         if not isinstance(groups, Seq) or not isinstance(states, Map):
             return  # Its own form; its load_state_dict judges it.
-        sizes = [_group_size(group) for group in groups.items]
+        sizes = [group_size(group) for group in groups.items]
         here = [len(group["params"]) for group in live.param_groups]
         if sizes != here:
             text = f"parameter groups of {sizes} tensors in the checkpoint, {here} here"
@@ -264,38 +305,43 @@ class Matcher:
             return
         live_states = live.state_dict().get("state", {})
         parameters = parameters_of(live)
+        # Other classes may keep moments of any shape, such as those of a projection to a low rank.
+        own = steps_as_torch(live)
         for key, rows in zip(states.keys, states.values, strict=True):
             if not isinstance(rows, Map) or type(key) is not int:
                 continue
             mine = live_states.get(key, {})
             where = f"{path}.state.{key}" if path else f"state.{key}"
-            for name, row in _fields_of(rows).items():
+            for name, row in fields_of(rows).items():
                 if isinstance(row, Ref):
-                    pair = (mine.get(name), parameters.get(key))
-                    self._slot(row, pair, f"{where}.{name}", like=name in _LIKE_PARAMETER)
+                    like = parameters.get(key) if name in _LIKE_PARAMETER else None
+                    pair = (mine.get(name), like if own else None)
+                    self._slot(row, pair, f"{where}.{name}", parameter=parameters.get(key))
 
-    def _slot(self, number: Ref, pair: tuple[Any, Tensor | None], path: str, *, like: bool) -> None:
+    def _slot(
+        self, number: Ref, pair: tuple[Any, Tensor | None], path: str, *, parameter: Tensor | None
+    ) -> None:
         """One tensor of an optimizer: filled in place if it is there already, else allocated.
 
         Args:
-            pair: the live tensor, if any, and the parameter that it belongs to.
-            like: it must have the parameter's shape.
+            pair: the live tensor, if any, and the parameter if it must have the shape of that.
+            parameter: that it belongs to.
         """
-        live, parameter = pair
+        live, like = pair
         dtype, shape = self.signature(number)
-        mirror = parameter if like else None
-        model = live if isinstance(live, Tensor) else mirror
-        if model is not None and shape != tuple(model.shape):
-            self._problem(path, f"shape {list(shape)} in the checkpoint, {list(model.shape)} here")
+        if like is not None and shape != tuple(like.shape):
+            self._problem(path, f"shape {list(shape)} in the checkpoint, {list(like.shape)} here")
         elif (
             type(live) is Tensor
             and self._fill
+            and shape == tuple(live.shape)
             and dtype_name(live.dtype) == dtype
-            and self._form(number) == _live_form(live) == "strided"
+            and self._form(number) == live_form(live) == "strided"
         ):
-            self.homes.append(Home(number, live.detach()))
+            self.homes.append(Home(number, live.detach(), path))
         elif not isinstance(live, Tensor) or is_distributed(type(live)):
-            self._distributed_slot(number, model if model is not None else parameter, live, path)
+            model = live if isinstance(live, Tensor) else parameter
+            self._distributed_slot(number, model, live, path)
 
     def _distributed_slot(self, number: Ref, model: Tensor | None, live: Any, path: str) -> None:
         """A slot that is a DTensor, or becomes one because its parameter is and has its shape."""
@@ -307,62 +353,3 @@ class Matcher:
         elif shape:  # A number, such as how many steps were taken, is never distributed.
             fresh = torch.empty_like(model.detach(), dtype=dtypes()[dtype])
             self._distributed(number, fresh, path)
-
-
-def _fields_of(node: Node) -> dict[Any, Node]:
-    """A Map's values by those of its keys that are text or numbers."""
-    if not isinstance(node, Map):
-        return {}
-    rows = zip(node.keys, node.values, strict=True)
-    return {key: value for key, value in rows if type(key) in PLAIN}
-
-
-def _group_size(group: Node) -> int:
-    params = _fields_of(group).get("params")
-    return len(params.items) if isinstance(params, Seq) else -1
-
-
-def _is_array(live: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(live, numpy.ndarray)
-
-
-def _children(node: Node) -> Iterable[Node]:
-    if isinstance(node, Seq):
-        return node.items
-    if isinstance(node, Map | Record):
-        return node.values
-    return ()
-
-
-def _is_plain(node: Node) -> bool:
-    """Whether nothing below the node has a home of its own."""
-    return not isinstance(node, Ref | Array | Obj) and all(map(_is_plain, _children(node)))
-
-
-def _is_plain_live(live: Any) -> bool:
-    if isinstance(live, Tensor) or _is_array(live) or callable(getattr(live, "state_dict", None)):
-        return False
-    if isinstance(live, Mapping):
-        return all(map(_is_plain_live, live.values()))
-    return not isinstance(live, _SEQUENCES) or all(map(_is_plain_live, live))
-
-
-def _shown(node: Node) -> str:
-    if isinstance(node, Ref):
-        return "tensor"
-    if isinstance(node, Obj | Record):
-        return node.type_name
-    if isinstance(node, Map | Seq):
-        return node.kind
-    return "numpy array" if isinstance(node, Array) else type(node).__name__
-
-
-def _live_form(live: Tensor) -> str:
-    if live.is_quantized:
-        per_channel = live.qscheme() not in (torch.per_tensor_affine, torch.per_tensor_symmetric)
-        return "quantized per channel" if per_channel else "quantized"
-    name = str(live.layout).removeprefix("torch.")
-    if name in ("strided", "sparse_coo"):
-        return name
-    return f"{name} {list(live.values().shape)}"

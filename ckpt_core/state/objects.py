@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from ckpt_core.state.special import is_uninitialized
+from ckpt_core.state.distributed import is_distributed, local_of
+from ckpt_core.state.special import decompose, is_uninitialized
 
 _METHODS = (
     "load_state_dict",
@@ -30,12 +36,94 @@ _FSDP2 = "torch.distributed.fsdp._fully_shard."
 """Its hooks free gathered parameters, as `state_dict()` has already done, and note replaced ones."""
 
 
-def needs_load(module: Module) -> bool:
-    """Whether filling the module's tensors might not be all that its `load_state_dict` does.
+_STAND_IN_BYTES = 64 * 1024
 
-    Conservative: any hook, any extra state and any override outside torch counts; FSDP2's do not.
+
+def needs_load(module: Module, state: Any) -> bool:
+    """Whether filling the tensors of its `state_dict()` might not be all that its load does.
+
+    Conservative: any hook, any extra state, any override outside torch counts (FSDP2's do not), and,
+    wherever the class comes from, anything in `state` that is not the module's own live memory:
+    filling a copy, such as the weights that a quantized module unpacks, would change nothing.
     """
-    return any(_is_custom(part) for part in module.modules())
+    return any(map(_is_custom, module.modules())) or not is_live(module, state)
+
+
+def is_live(module: Module, state: Any) -> bool:
+    """Whether `state`, what `state_dict()` gave, is nothing but memory of parameters and buffers."""
+    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
+        return False
+    own = {storage for tensor in _tensors(module) for storage in _storages(tensor)}
+    return all(own.issuperset(_storages(tensor)) for tensor in state.values())
+
+
+def _tensors(module: Module) -> Iterator[Tensor]:
+    return chain(module.parameters(), module.buffers())
+
+
+def _storages(tensor: Tensor) -> Iterable[int]:
+    if type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided:
+        return (tensor.untyped_storage()._cdata,)  # As nearly all are.
+    return _odd_storages(tensor)
+
+
+def _odd_storages(tensor: Tensor) -> Iterator[int]:
+    if is_uninitialized(tensor):
+        return
+    tensor = local_of(tensor).detach()
+    found = None if tensor.is_meta or tensor.is_nested else decompose(tensor, "a state_dict()")
+    for part in (tensor,) if found is None else found[2].values():
+        yield part.untyped_storage()._cdata
+
+
+def takes(module: Module, saved_of: Callable[[], Mapping[str, Any]]) -> bool:
+    """Whether the module's `load_state_dict` makes of it what was saved, of other names and shapes.
+
+    So do observers of quantization, buffers that grow, modules that rename old keys. Found out on a
+    copy without memory, so that nothing is changed.
+
+    Args:
+        saved_of: gives tensors of the names, shapes and dtypes that were saved, of whatever values.
+    """
+    if not any(map(_has_load, module.modules())):
+        return False  # Filling is all that torch does here.
+    memo: dict[int, Any] = {
+        id(tensor): _stand_in(tensor)
+        for tensor in _tensors(module)
+        if not is_uninitialized(tensor) and tensor.layout is torch.strided
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            twin, saved = copy.deepcopy(module, memo), saved_of()
+            wanted = _signature(saved)
+            twin.load_state_dict(saved)
+            return _signature(twin.state_dict()) == wanted
+        except Exception:
+            return False
+
+
+def _stand_in(tensor: Tensor) -> Tensor:
+    """Memory for what is small, since a load may look at the values of counters, or make more of it."""
+    small = tensor.nbytes <= _STAND_IN_BYTES and not is_distributed(type(tensor))
+    made = (
+        torch.zeros_like(tensor, device="cpu") if small else torch.empty_like(tensor, device="meta")
+    )
+    return Parameter(made, tensor.requires_grad) if isinstance(tensor, Parameter) else made
+
+
+def _signature(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: (value.dtype, value.shape) if isinstance(value, Tensor) else type(value)
+        for name, value in state.items()
+    }
+
+
+def _has_load(module: Module) -> bool:
+    return bool(module._load_state_dict_pre_hooks) or any(
+        name in vars(module) or getattr(type(module), name) is not getattr(Module, name)
+        for name in ("load_state_dict", "_load_from_state_dict")
+    )
 
 
 def _is_custom(module: Module) -> bool:
@@ -63,3 +151,8 @@ def parameters_of(optimizer: Optimizer) -> dict[Any, Tensor]:
         for number, parameter in enumerate(parameters)
         if not is_uninitialized(parameter)
     }
+
+
+def steps_as_torch(optimizer: Optimizer) -> bool:
+    """Whether its update is one of torch's own, which keep moments of the shape of their parameter."""
+    return type(optimizer).step.__module__.partition(".")[0] == "torch"

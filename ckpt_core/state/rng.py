@@ -31,7 +31,7 @@ class RngState:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put the generators back; called by `restore` once all bytes are there.
+        """Put the generators back; called by `restore` when everything else has been loaded.
 
         Devices that this machine lacks are left out, and so is numpy when it is not installed.
 
@@ -45,8 +45,9 @@ class RngState:
             try:
                 import numpy as np
             except ImportError:
-                return
-            np.random.set_state(state["numpy"])
+                pass
+            else:
+                np.random.set_state(state["numpy"])
         if "cuda" in state and torch.cuda.is_available():
             count = torch.cuda.device_count()
             for device, device_state in enumerate(state["cuda"][:count]):

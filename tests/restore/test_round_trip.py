@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpt_core.errors import StateMismatch
 from ckpt_core.files import Files
 from ckpt_core.restore import load
 from tests.devices.machines import CUDA, machine_of
@@ -188,6 +189,23 @@ def test_a_step_is_protected_while_it_is_read_and_not_after(root: Path) -> None:
     assert guard.seen == [4]
     assert guard.protected == []
     assert guard.suspects == []
+
+
+def test_one_memory_takes_two_leaves_that_are_equal_in_it_and_no_others(root: Path) -> None:
+    def build(value: float) -> dict[str, Any]:
+        memory = torch.full((6,), value)
+        return {"first": torch.ones(3), "a": memory[:4], "b": memory[2:]}
+
+    write_step(root, 1, {"first": torch.zeros(3), "a": torch.ones(4), "b": torch.zeros(4)})
+    live = build(7.0)
+    with pytest.raises(StateMismatch, match="b here, and has another value there") as caught:
+        restore(root, live)
+    assert_same(live, build(7.0))
+    assert not getattr(caught.value, "__notes__", [])
+    equal = {name: value.clone() for name, value in build(5.0).items()}
+    write_step(root, 2, equal)
+    restore(root, live)
+    assert_same(live, equal)
 
 
 @pytest.mark.parametrize("name", ["all late", CUDA])

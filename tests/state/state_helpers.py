@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ckpt_core.state import FlatState, Skeleton, flatten
+from ckpt_core.state import FlatState, Skeleton, bind, flatten
 
 LIMIT = 16 * 1024
 
@@ -54,6 +54,19 @@ def through(state: Any, *, trusted: bool = False) -> Any:
     for name, tensor in tensors.items():
         fill(tensor, data[name])
     return skeleton.unflatten(tensors, trusted=trusted)
+
+
+def restore(state: Any, live: Any, *, trusted: bool = False) -> Any:
+    """Save `state`, fill `live` from it as `restore` does; the tree that is returned."""
+    skeleton, specs, data = saved(state)
+    binding = bind(skeleton, specs, live, trusted=trusted)
+    assert binding.destinations.keys() == data.keys()
+    for name in binding.doubtful:
+        fill(binding.destinations[name], data[name])
+    binding.check()
+    for name, target in binding.destinations.items():
+        fill(target, data[name])
+    return binding.finish()
 
 
 def same(left: Any, right: Any) -> bool:

@@ -14,16 +14,7 @@ from torch import nn
 
 from ckpt_core.errors import CorruptCheckpoint, RestoreError, StateMismatch, UntrustedData
 from ckpt_core.state import RngState, Skeleton, bind, flatten
-from tests.state.state_helpers import LIMIT, fill, same, saved
-
-
-def restore(state: Any, live: Any, *, trusted: bool = False) -> Any:
-    skeleton, specs, data = saved(state)
-    binding = bind(skeleton, specs, live, trusted=trusted)
-    assert binding.destinations.keys() == data.keys()
-    for name, target in binding.destinations.items():
-        fill(target, data[name])
-    return binding.finish()
+from tests.state.state_helpers import LIMIT, fill, restore, same, saved
 
 
 def problems(state: Any, live: Any) -> list[str]:
@@ -152,6 +143,12 @@ def test_tied_weights_restore_into_tied_and_untied_models() -> None:
         restore(state, live)
         assert same_state(state, live) and (live.a.weight is live.b.weight) == tie
     untied, live = Tied(False), Tied(True)
+    before = live.a.weight.clone()
+    with pytest.raises(StateMismatch, match=r"a\.weight: shares memory with b\.weight"):
+        restore(untied, live)
+    assert torch.equal(live.a.weight, before)
+    with torch.no_grad():
+        untied.b.weight.copy_(untied.a.weight)
     restore(untied, live)
     assert torch.equal(live.a.weight, untied.b.weight)
 

@@ -96,6 +96,9 @@ def test_buffers_of_a_wrapped_module_are_known() -> None:
         def state_dict(self) -> Any:
             return self.module.state_dict()
 
+        def load_state_dict(self, state: Any) -> None:
+            self.module.load_state_dict(state)
+
     wrapped = nn.parallel.DistributedDataParallel(batch_norm())
     state = {"ddp": wrapped, "held": Holder(batch_norm())}
     ddp = {f"ddp.module.1.{name}" for name in BUFFERS}
@@ -117,6 +120,9 @@ def test_leaves_of_rng_states_are_known_wherever_they_are() -> None:
 
         def state_dict(self) -> Any:
             return {"weights": self.weights, "rng": self.rng, "more": self.weights * 2}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.rng.load_state_dict(state["rng"])
 
     flat = flatten({"a": RngState(), "data": Loader(), "t": torch.ones(1)}, eager_leaf_bytes=LIMIT)
     names = {leaf.spec.name for leaf in flat.leaves}

@@ -1,0 +1,69 @@
+"""Homes: live memory that takes what a tensor of the checkpoint shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ckpt_core.state.aliasing import overlaps_itself
+from ckpt_core.state.distributed import is_distributed, local_of, take_box
+from ckpt_core.state.nodes import Ref
+from ckpt_core.state.special import subbyte_dtypes
+from ckpt_core.types import Block
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A live tensor that must hold what an occurrence shows.
+
+    Attributes:
+        number: of the occurrence.
+        tensor: plain memory; of a DTensor the local part.
+        path: where it is in the live state.
+        whole: the DTensor that `tensor` is the local part of.
+        block: the box of the occurrence that `tensor` takes; None for all of it.
+        array: the numpy array to fill instead, whose strides torch lacks.
+    """
+
+    number: Ref
+    tensor: Tensor
+    path: str
+    whole: Tensor | None = None
+    block: Block | None = None
+    array: Any = None
+
+
+def fill_home(home: Home, source: Tensor) -> None:
+    """Fill a live tensor or array from the tensor of an occurrence, which may be distributed alike."""
+    source = source_of(home, source)
+    if home.array is None:
+        _copy(home.tensor, source)
+    else:
+        home.array[...] = source.numpy()
+
+
+def source_of(home: Home, source: Tensor) -> Tensor:
+    """The part of an occurrence's tensor that a home takes."""
+    if is_distributed(type(source)):
+        source = local_of(source)
+    elif home.block is not None:
+        source = take_box(source, home.block)
+    return source.detach()
+
+
+def _copy(home: Tensor, source: Tensor) -> None:
+    """Fill a live tensor of any form from one of equal dtype and shape."""
+    if home.layout is torch.strided and not home.is_quantized:
+        for dim, step in enumerate(home.stride()):
+            if step == 0 and home.shape[dim] > 1:  # An expanded dimension is one element.
+                home, source = home.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+        if home.dtype in subbyte_dtypes():
+            home, source = home.view(torch.uint8), source.view(torch.uint8)
+        if overlaps_itself(home.shape, home.stride()):  # Windows over one memory, one at a time.
+            for part, rest in zip(home.unbind(), source.unbind(), strict=True):
+                _copy(part, rest)
+            return
+    home.copy_(source)

@@ -1,0 +1,114 @@
+"""Loading an object to the bit: torch's optimizers change what `load_state_dict` gives them.
+
+`Optimizer.load_state_dict` casts every tensor of a parameter's state to the dtype of the parameter
+(fp32 moments of bf16 parameters, counters, masks), turns dicts of any kind into plain ones and texts
+into that of a generator, and puts copies in the place of tensors in `param_groups`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def load_exactly(live: Any, saved_of: Callable[[], Any]) -> None:
+    """Call `live.load_state_dict`, and put back what torch's optimizers made of the saved values.
+
+    Whatever a class of its own makes of them on purpose stays. The device is that of the parameter.
+
+    Args:
+        saved_of: gives the saved state, in new containers each time, since a load may change them.
+    """
+    groups = [dict(group) for group in live.param_groups] if isinstance(live, Optimizer) else []
+    with warnings.catch_warnings():
+        # What this tells of is put back below.
+        warnings.filterwarnings("ignore", message="Casting complex values to real")
+        live.load_state_dict(saved_of())
+    if isinstance(live, Optimizer):
+        _keep_states(live, saved_of())
+        _keep_tensors(groups, live.param_groups)
+        return
+    inner = list(_optimizer_states(saved := saved_of(), ()))
+    after = live.state_dict() if inner and not isinstance(live, torch.nn.Module) else None
+    for path in inner if after is not None else ():
+        # The rows of an optimizer's own state_dict() are the live ones.
+        _keep_rows(_at(after, path), _at(saved, path))
+
+
+def _keep_states(live: Optimizer, saved: Any) -> None:
+    if not _is_optimizer_state(saved):
+        return
+    for old, new in zip(saved["param_groups"], live.param_groups, strict=False):
+        for key, parameter in zip(old["params"], new["params"], strict=False):
+            _keep_rows(live.state.get(parameter), saved["state"].get(key), parameter.dtype)
+
+
+def _keep_rows(rows: Any, saved: Any, dtype: torch.dtype | None = None) -> None:
+    if isinstance(rows, dict) and isinstance(saved, dict):
+        for name in rows.keys() & saved.keys():
+            rows[name] = _kept(rows[name], saved[name], None if name == "step" else dtype)
+
+
+def _kept(now: Any, saved: Any, dtype: torch.dtype | None) -> Any:
+    """What was saved, if all that happened to it is what torch does.
+
+    Args:
+        dtype: to which torch has cast tensors; None: unknown.
+    """
+    if isinstance(saved, Tensor):
+        if type(now) is not type(saved) or now.dtype is saved.dtype or now.shape != saved.shape:
+            return now
+        return saved.to(now.device) if dtype in (None, now.dtype) else now
+    if isinstance(saved, dict) and isinstance(now, dict):
+        for key in saved.keys() & now.keys():
+            saved[key] = _kept(now[key], saved[key], dtype)
+        return saved
+    if type(saved) in (list, tuple, deque) and type(now) is type(saved) and len(now) == len(saved):
+        kept = (_kept(*pair, dtype) for pair in zip(now, saved, strict=True))
+        return deque(kept, saved.maxlen) if isinstance(saved, deque) else type(saved)(kept)
+    return saved if isinstance(saved, str | bytes | bytearray) else now
+
+
+def _keep_tensors(before: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None:
+    """Learning rates and the like that are tensors stay where a captured graph reads them."""
+    owned = [value for group in before for value in group.values() if isinstance(value, Tensor)]
+    shared = {id(value) for value in owned if sum(value is other for other in owned) > 1}
+    for old, new in zip(before, groups, strict=False):
+        for name, value in old.items():
+            now = new.get(name)
+            if not isinstance(value, Tensor) or not isinstance(now, Tensor) or id(value) in shared:
+                continue
+            if (value.dtype, value.shape) == (now.dtype, now.shape):
+                with torch.no_grad():
+                    new[name] = value.copy_(now)
+
+
+def _is_optimizer_state(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("state"), Mapping)
+        and isinstance(value.get("param_groups"), list)
+    )
+
+
+def _optimizer_states(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Paths of the states of optimizers that an object wraps."""
+    if not isinstance(value, dict):
+        return
+    if _is_optimizer_state(value):
+        yield from ((*path, "state", key) for key in value["state"])
+        return
+    for key, item in value.items():
+        yield from _optimizer_states(item, (*path, key))
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

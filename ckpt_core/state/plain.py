@@ -1,0 +1,91 @@
+"""What the walk of `bind` asks of single nodes and of single live values."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ckpt_core.state.nodes import PLAIN, Array, Map, Node, Obj, Record, Ref, Seq
+
+SEQUENCES = (list, tuple)
+
+
+def fields_of(node: Node) -> dict[Any, Node]:
+    """A Map's values by those of its keys that are text or numbers."""
+    if not isinstance(node, Map):
+        return {}
+    rows = zip(node.keys, node.values, strict=True)
+    return {key: value for key, value in rows if type(key) in PLAIN}
+
+
+def group_size(group: Node) -> int:
+    """How many parameters a group of an optimizer names; -1 if it is no such group."""
+    params = fields_of(group).get("params")
+    return len(params.items) if isinstance(params, Seq) else -1
+
+
+def is_array(live: Any) -> bool:
+    """Whether it is a numpy array."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(live, numpy.ndarray)
+
+
+def _children(node: Node) -> Iterable[Node]:
+    if isinstance(node, Seq):
+        return node.items
+    if isinstance(node, Map | Record):
+        return node.values
+    return ()
+
+
+def is_plain(node: Node) -> bool:
+    """Whether nothing below the node has a home of its own; what is in sets and deques has none."""
+    if isinstance(node, Seq) and node.kind not in ("list", "tuple", "Size"):
+        return True
+    return not isinstance(node, Ref | Array | Obj) and all(map(is_plain, _children(node)))
+
+
+def has_state(live: Any) -> bool:
+    """Whether it gives its state itself, be it that something that it wraps does so for it."""
+    return callable(getattr(live, "state_dict", None)) and not isinstance(live, type)
+
+
+def is_plain_live(live: Any) -> bool:
+    """Whether nothing in a live value is filled in place."""
+    if isinstance(live, Tensor) or is_array(live) or has_state(live):
+        return False
+    if isinstance(live, Mapping):
+        return all(map(is_plain_live, live.values()))
+    if isinstance(live, SEQUENCES):
+        return all(map(is_plain_live, live))
+    if dataclasses.is_dataclass(live) and not isinstance(live, type):
+        values = (getattr(live, field.name, None) for field in dataclasses.fields(live))
+        return all(map(is_plain_live, values))
+    return True
+
+
+def shown(node: Node) -> str:
+    """What a node is, for messages."""
+    if isinstance(node, Ref):
+        return "tensor"
+    if isinstance(node, Obj | Record):
+        return node.type_name
+    if isinstance(node, Map | Seq):
+        return node.kind
+    return "numpy array" if isinstance(node, Array) else type(node).__name__
+
+
+def live_form(live: Tensor) -> str:
+    """The layout of a live tensor, and what a copy cannot change; compared with that of a node."""
+    if live.is_quantized:
+        per_channel = live.qscheme() not in (torch.per_tensor_affine, torch.per_tensor_symmetric)
+        return "quantized per channel" if per_channel else "quantized"
+    name = str(live.layout).removeprefix("torch.")
+    if name in ("strided", "sparse_coo"):
+        return name
+    return f"{name} {list(live.values().shape)}"
