@@ -51,7 +51,8 @@ class Checkpointer:
         coordination: how the ranks of one job agree; None for one process. One for each Checkpointer,
             which closes it. All ranks make their Checkpointers together, and save the same steps.
         on_sigterm: "save" turns SIGTERM into `stop_requested`, so that the loop can save once more and leave.
-        sigterm_grace: how long after SIGTERM the process may live on (timedelta or seconds).
+        sigterm_grace: how long after SIGTERM the process may live on (timedelta or seconds), also where
+            the main thread is stuck. What is in flight goes on meanwhile.
         files: the file layer; for tests.
         devices: the device layer; for tests.
 
@@ -60,6 +61,7 @@ class Checkpointer:
         RootBusy: another process, or another Checkpointer, has the root open for writing.
         PersistError: the root cannot be made or written to.
         CommitError, CoordinationTimeout: another rank could not open the root, or did not come.
+        StagingError: with `on_sigterm`, no thread could be started for it.
     """
 
     def __init__(
