@@ -30,7 +30,8 @@ class Options:
     Attributes:
         in_flight: checkpoints that may be started and not yet committed; one more `save` waits.
         staging_bytes: bound of host memory for staging, shared by all in-flight checkpoints. None:
-            twice the state, at most a quarter of the free memory.
+            twice the state, at most a quarter of the free memory (of the control group, if that has
+            a limit), which the ranks of a machine share.
         chunk_bytes: size of one staging chunk, of one write and of one checksum; rounded up to 4 KiB.
         writers: threads that write chunks.
         readers: threads that read chunks in `restore`.

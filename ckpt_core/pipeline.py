@@ -94,7 +94,7 @@ class Pipeline:
         self._rest_bytes = 0
         self.devices = devices
         self.streams = CopyStreams(devices)
-        self._memory = StagingMemory(options, devices)
+        self._memory = StagingMemory(options, devices, neighbours=info.neighbours)
         self._stager = Stager()
         self._writers = WriterPool(options.writers)
         self._arranger = Arranger(Sharer(info))

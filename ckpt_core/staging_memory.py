@@ -6,11 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import psutil
-
 from ckpt_core.devices import Devices
 from ckpt_core.errors import StagingError
 from ckpt_core.files import advice
+from ckpt_core.memory_limit import free_memory
 from ckpt_core.options import Options
 from ckpt_core.snapshot import PoolDemand, StagingPool, budget_bytes, plan_pool, too_small
 from ckpt_core.types import parse_bytes
@@ -29,11 +28,16 @@ def _making() -> Iterator[None]:
 
 
 class StagingMemory:
-    """Owns the pool; used by the training thread only."""
+    """Owns the pool; used by the training thread only.
 
-    def __init__(self, options: Options, devices: Devices) -> None:
+    Args:
+        neighbours: ranks on this machine, with this one: they share its memory.
+    """
+
+    def __init__(self, options: Options, devices: Devices, *, neighbours: int = 1) -> None:
         self._options = options
         self._devices = devices
+        self._neighbours = neighbours
         self._pool: StagingPool | None = None
         self._most_held_bytes = 0
 
@@ -78,7 +82,7 @@ class StagingMemory:
             demand,
             chunk_bytes=self._options.chunk_size,
             staging_bytes=self._staging_bytes(),
-            free_bytes=psutil.virtual_memory().available,
+            free_bytes=self._free_bytes(),
         )
         if self._pool is not None:
             if self._pool.plan.serves(plan) and self._pool.plan.holds(demand):
@@ -105,7 +109,7 @@ class StagingMemory:
             demand,
             chunk_bytes=chunk_bytes,
             staging_bytes=staging_bytes,
-            free_bytes=psutil.virtual_memory().available + plan.total_bytes,
+            free_bytes=self._free_bytes() + plan.total_bytes,
         )
         if plan.total_bytes + more * plan.chunk_bytes > budget:
             # As large as the chunks of a pool could be that has been given so much.
@@ -136,6 +140,10 @@ class StagingMemory:
             and demand.file_bytes <= plan.total_bytes // demand.in_flight
             and plan.holds(demand)
         )
+
+    def _free_bytes(self) -> int:
+        """This rank's share; only read where no `staging_bytes` is given."""
+        return free_memory() // self._neighbours
 
     def _staging_bytes(self) -> int | None:
         given = self._options.staging_bytes

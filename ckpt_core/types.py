@@ -198,11 +198,13 @@ class RankInfo:
         world_size: number of processes.
         group: ranks that write to the same root as this one, ascending; the first one leads: it alone
             locks, repairs, publishes and retires there. None: all ranks.
+        neighbours: how many of them run on this machine, this one included, and share its memory.
     """
 
     rank: int = 0
     world_size: int = 1
     group: tuple[int, ...] | None = None
+    neighbours: int = 1
 
     @property
     def members(self) -> tuple[int, ...]:

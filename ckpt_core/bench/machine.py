@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ckpt_core.errors import ConfigError
+from ckpt_core.memory_limit import free_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def check_room(root: Path, *, disk_bytes: int, memory_bytes: int) -> None:
             f"the run writes up to {_gb(disk_bytes)} and {str(root)!r} has {_gb(free)} free: "
             f"{advice}, or another --root"
         )
-    available = _meminfo("MemAvailable")
+    available = free_memory()
     if available < memory_bytes:
         raise ConfigError(
             f"the run takes up to {_gb(memory_bytes)} of memory and {_gb(available)} are free: "

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ckpt_core.coordination.channel import Channel
 from ckpt_core.errors import ConfigError, CoordinationTimeout
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _AGAIN_S = 1.0
 """How long rank 0 waits for those it has welcomed before it looks for joins that are newer."""
 
@@ -29,10 +32,12 @@ class Run:
     Attributes:
         prefix: of all of its keys.
         nodes: of each rank; ranks with equal ones share a root.
+        hosts: of each rank; ranks with equal ones share memory.
     """
 
     prefix: str
     nodes: tuple[str | None, ...]
+    hosts: tuple[str, ...]
 
     def beat_key(self, rank: int) -> str:
         """Under which a rank says that it lives."""
@@ -74,12 +79,17 @@ def meet(channel: Channel, base: str, place: Place) -> Run:
     answer: Any = json.loads(_awaited(channel, f"{prefix}/open"))
     if answer["error"]:
         raise ConfigError(answer["error"])
-    return Run(prefix, tuple(answer["nodes"]))
+    return Run(prefix, tuple(answer["nodes"]), tuple(answer["hosts"]))
 
 
 def _join(nonce: str, place: Place) -> str:
     row = {"nonce": nonce, "world_size": place.world_size, "node": place.node}
-    return json.dumps(row | {"dead_after": place.dead_after_s})
+    return json.dumps(row | {"dead_after": place.dead_after_s, "host": _this_host()})
+
+
+def _this_host() -> str:
+    """Equal for processes that share memory: of one container, or of one machine without any."""
+    return f"{socket.gethostname()} {_BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ''}"
 
 
 def _awaited(channel: Channel, key: str) -> str:
@@ -110,11 +120,13 @@ class _Host:
         everyone = [json.loads(_join("", self._place)), *joins]
         error = _problem(everyone)
         nodes = [one["node"] for one in everyone]
-        self._channel.put(f"{self._prefix}/open", json.dumps({"error": error, "nodes": nodes}))
+        hosts = [one["host"] for one in everyone]
+        answer = {"error": error, "nodes": nodes, "hosts": hosts}
+        self._channel.put(f"{self._prefix}/open", json.dumps(answer))
         self._sweep()
         if error:
             raise ConfigError(error)
-        return Run(self._prefix, tuple(nodes))
+        return Run(self._prefix, tuple(nodes), tuple(hosts))
 
     def _gathered(self) -> list[dict[str, Any]]:
         """The joins of all other ranks, each of a process that is here now."""

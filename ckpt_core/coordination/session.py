@@ -63,7 +63,8 @@ class Session:
         groups = run.groups()
         group = None if list(groups) == [None] else groups[run.nodes[rank]]
         liveness = Liveness(run.beat_key, beat_s=options.beat_s, dead_after_s=options.dead_after_s)
-        self.info = RankInfo(rank, len(run.nodes), group)
+        neighbours = run.hosts.count(run.hosts[rank])
+        self.info = RankInfo(rank, len(run.nodes), group, neighbours)
         leaders = tuple(ranks[0] for ranks in groups.values())
         self._crew = Crew(self.info, leaders, run.prefix, liveness)
         self._clients = clients

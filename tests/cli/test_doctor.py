@@ -9,7 +9,6 @@ import pytest
 
 from ckpt_core.cli.doctor.environment import check_environment
 from ckpt_core.cli.doctor.machine import judge_memory
-from ckpt_core.cli.doctor.memory_limit import room_left
 from ckpt_core.cli.doctor.trials import Trial, trials
 from ckpt_core.cli.doctor.versions import is_older, is_there
 from tests.cli.doctoring import Cli, Ended, diagnosis, ended
@@ -189,37 +188,21 @@ def test_limits_of_the_process_are_seen(process: Cli) -> None:
     assert "files of at most 2.0 MiB" in texts[1][1]
 
 
-def _group(folder: Path, **files: object) -> None:
-    folder.mkdir(parents=True)
-    for name, value in files.items():
-        (folder / name.replace("__", ".")).write_text(f"{value}\n")
-
-
-def test_the_tightest_limit_of_a_control_group_counts(tmp_path: Path) -> None:
-    groups = tmp_path / "cgroup"
-    groups.write_text("0::/job/step\n")
-    _group(tmp_path / "fs" / "job" / "step", memory__max="max", memory__current=5)
-    assert room_left(groups, tmp_path / "fs") is None
-    (tmp_path / "fs" / "job" / "memory.max").write_text("1000\n")
-    (tmp_path / "fs" / "job" / "memory.current").write_text("700\n")
-    (tmp_path / "fs" / "job" / "memory.stat").write_text("anon 500\ninactive_file 200\n")
-    assert room_left(groups, tmp_path / "fs") == 500
-
-
-def test_version_1_and_a_container_that_sees_its_own_group_only(tmp_path: Path) -> None:
-    groups = tmp_path / "cgroup"
-    groups.write_text("5:cpu:/x\n4:memory:/docker/0123abcd\n0::/\n")
-    files = {"memory__limit_in_bytes": 1000, "memory__usage_in_bytes": 1200}
-    _group(tmp_path / "fs" / "memory", **files)
-    assert room_left(groups, tmp_path / "fs") == 0
-    assert room_left(tmp_path / "missing", tmp_path / "fs") is None
-
-
 @pytest.mark.parametrize(
-    ("room", "level"), [(None, "ok"), (5000, "ok"), (3000, "note"), (1000, "warning")]
+    ("staging", "limited", "level"),
+    [(None, True, "ok"), (None, False, "ok"), (4000, True, "ok"), (4001, True, "warning")],
 )
-def test_memory_that_only_the_host_has_is_told(room: int | None, level: str) -> None:
-    assert judge_memory(4000, room).level == level
+def test_more_staging_memory_than_there_is_is_told(
+    staging: int | None, limited: bool, level: str
+) -> None:
+    found = judge_memory(4000, staging, limited=limited)
+    assert found.level == level
+    assert ("in this control group" in found.found) is limited
+
+
+def test_staging_bytes_of_the_environment_are_held_against_the_memory(process: Cli) -> None:
+    level, text = diagnosis(process, "--quick", CKPT_CORE_STAGING_BYTES="900TiB").one("memory")
+    assert level == "warning" and "lower CKPT_CORE_STAGING_BYTES" in text
 
 
 def test_a_trial_that_dies_is_told_and_none_is_left_behind(

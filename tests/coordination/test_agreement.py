@@ -43,10 +43,10 @@ def test_the_leader_gets_the_data_of_all_and_everybody_learns_that_it_is_committ
 def test_ranks_of_a_node_form_a_group_and_its_first_rank_leads(ranks: Make) -> None:
     crew = ranks(nodes="baab")
     assert [store.info for store in crew.stores] == [
-        RankInfo(0, 4, (0, 3)),
-        RankInfo(1, 4, (1, 2)),
-        RankInfo(2, 4, (1, 2)),
-        RankInfo(3, 4, (0, 3)),
+        RankInfo(0, 4, (0, 3), neighbours=4),
+        RankInfo(1, 4, (1, 2), neighbours=4),
+        RankInfo(2, 4, (1, 2), neighbours=4),
+        RankInfo(3, 4, (0, 3), neighbours=4),
     ]
     assert crew.do(commit) == [(0, 3), (1, 2), (), ()]
 

@@ -6,12 +6,11 @@ import shutil
 import statistics
 from dataclasses import dataclass
 
-import psutil
-
 from ckpt_core.bench.tune.driver import NEVER, Driver, Turn
 from ckpt_core.bench.tune.program import Program
 from ckpt_core.bench.tune.settings import EVERY_MARK, TuneSettings
 from ckpt_core.errors import ConfigError
+from ckpt_core.memory_limit import free_memory
 from ckpt_core.options import Options
 from ckpt_core.policy import tuning
 from ckpt_core.types import DirectIO
@@ -111,7 +110,7 @@ def _limits(
     free = shutil.disk_usage(settings.root).free
     storage = settings.max_storage_bytes
     memory = settings.max_memory_bytes
-    available = psutil.virtual_memory().available
+    available = free_memory()
     return tuning.Limits(
         rank_bytes=rank_bytes,
         step_bytes=step_bytes,

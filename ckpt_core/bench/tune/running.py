@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.tune.checking import find_interval
 from ckpt_core.bench.tune.direct import usable_axes
@@ -22,6 +20,7 @@ from ckpt_core.bench.tune.program import Program
 from ckpt_core.bench.tune.report import TuneReport
 from ckpt_core.bench.tune.settings import TuneSettings
 from ckpt_core.errors import ConfigError
+from ckpt_core.memory_limit import free_memory
 from ckpt_core.policy import tuning
 
 Notify = Callable[[str], None]
@@ -63,7 +62,7 @@ def _driver(settings: TuneSettings, folder: Path, notify: Notify) -> Driver:
     if settings.command:
         return Program(folder, settings)
     assert settings.model_bytes is not None
-    free = psutil.virtual_memory().available
+    free = free_memory()
     if settings.model_bytes > free:
         raise ConfigError(
             f"model_bytes={settings.model_bytes} does not fit into the free memory of {free} bytes"

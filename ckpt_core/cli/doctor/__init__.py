@@ -2,7 +2,7 @@
 
     diagnosing -> scripts, deepspeed_config, selection    what files say    (settings_code)
                -> trials                                  processes that import what a job would import
-               -> environment, machine                    (versions; memory_limit)
+               -> environment, machine                    (versions)
                -> root                                    (mounts, storage, contents)
                -> findings                                a table, or JSON
 
@@ -10,9 +10,10 @@ Call order: files are read first, since one that is missing ends the command; th
 root is tried meanwhile, and what the trials tell comes last. Every part gives `Finding`s and prints nothing.
 
 Idea: what fails loudly by itself needs no doctor. It looks for what would go on silently: a key that
-DeepSpeed ignores, a filesystem that forgets, memory that only the host has. Where the engine has code that
-meets the question, that code is asked: the store commits a trial step, DeepSpeed's section goes through the
-settings of `ckpt_deepspeed`. Frameworks are imported in processes of their own: a broken one breaks no check.
+DeepSpeed ignores, a filesystem that forgets, more staging memory than there is. Where the engine has code
+that meets the question, that code is asked: the store commits a trial step, DeepSpeed's section goes through
+the settings of `ckpt_deepspeed`. Frameworks are imported in processes of their own: a broken one breaks no
+check.
 """
 
 from __future__ import annotations

@@ -6,15 +6,16 @@ import os
 import resource
 from collections.abc import Iterator
 
-import psutil
-
 from ckpt_core.cli.doctor.finding import Finding, note, ok, warning
-from ckpt_core.cli.doctor.memory_limit import room_left
 from ckpt_core.cli.doctor.trials import Trial
 from ckpt_core.cli.text import count_text, size_text
+from ckpt_core.errors import ConfigError
+from ckpt_core.memory_limit import free_memory, room_left
+from ckpt_core.options import Options
+from ckpt_core.types import parse_bytes
 
 _STAGING_SHARE = 4
-"""Staging takes at most one part in so many of the free memory, unless `staging_bytes` says more."""
+"""Staging takes at most one part in so many of the free memory, unless `staging_bytes` says otherwise."""
 
 _FEW_FILES = 256
 
@@ -22,22 +23,39 @@ _FEW_FILES = 256
 def check_machine(torch: Trial | None) -> list[Finding]:
     """What this process may use here. `torch` tells whether staging memory would be page-locked."""
     pinned = torch is not None and bool(torch.told.get("devices"))
-    free = psutil.virtual_memory().available
-    return [_cpus(), judge_memory(free, room_left()), *_limits(free, pinned=pinned)]
+    free, room = free_memory(), room_left()
+    memory = judge_memory(free, _staging_bytes(), limited=room is not None and room <= free)
+    return [_cpus(), memory, *_limits(free, pinned=pinned)]
 
 
-def judge_memory(free_bytes: int, room_bytes: int | None) -> Finding:
-    """What staging would take by default, beside what the control group allows (None: all there is)."""
-    most = free_bytes // _STAGING_SHARE
-    staging = f"twice a rank's state, at most {size_text(most)}, in each process"
-    text = f"{size_text(free_bytes)} free: staging takes {staging}"
-    if room_bytes is None or room_bytes >= free_bytes:
+def judge_memory(free_bytes: int, staging_bytes: int | None, *, limited: bool) -> Finding:
+    """What staging would take, beside what may be taken.
+
+    Args:
+        free_bytes: what may still be taken.
+        staging_bytes: as the environment sets it; None: not.
+        limited: a control group allows no more, whatever the host has.
+    """
+    text = f"{size_text(free_bytes)} free" + (" in this control group" if limited else "")
+    if staging_bytes is None:
+        most = size_text(free_bytes // _STAGING_SHARE)
+        return ok(
+            "memory",
+            f"{text}: staging takes twice a rank's state, at most {most} for all ranks of this machine",
+        )
+    text = f"{text}: staging_bytes={size_text(staging_bytes)} in each rank"
+    if staging_bytes <= free_bytes:
         return ok("memory", text)
-    text = f"{text}; this control group may take {size_text(room_bytes)} more"
-    advice = "set staging_bytes by that: what is free on the host counts, not in the container"
-    return (
-        warning("memory", text, advice) if 2 * most > room_bytes else note("memory", text, advice)
-    )
+    end = "the kernel kills the job" if limited else "the machine runs out of memory"
+    return warning("memory", text, f"lower CKPT_CORE_STAGING_BYTES, else {end} when it is in use")
+
+
+def _staging_bytes() -> int | None:
+    try:
+        given = Options.from_env().staging_bytes
+        return None if given is None else parse_bytes(given, field="staging_bytes")
+    except ConfigError:
+        return None  # told with the environment
 
 
 def _cpus() -> Finding:
