@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from ckpt_core.bench.interrupts import holding
 from ckpt_core.errors import ConfigError
 from ckpt_core.memory_limit import free_memory
 
@@ -78,9 +79,13 @@ def check_room(root: Path, *, disk_bytes: int, memory_bytes: int) -> None:
 @contextmanager
 def work_folder(root: Path) -> Iterator[Path]:
     """A new directory in `root` for all that a run writes; removed at the end, whatever happens."""
-    with tempfile.TemporaryDirectory(
-        prefix="ckpt-core-bench-", dir=root, ignore_cleanup_errors=True
-    ) as folder:
+    with (
+        holding() as held,
+        tempfile.TemporaryDirectory(
+            prefix="ckpt-core-bench-", dir=root, ignore_cleanup_errors=True
+        ) as folder,
+        held.allowed(),
+    ):
         yield Path(folder)
 
 

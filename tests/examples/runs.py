@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import signal
@@ -90,9 +91,11 @@ class Torchrun(Job):
 
     def _committed(self) -> int:
         """When the newest commit was written."""
-        return max(
-            (path.stat().st_mtime_ns for path in self.root.glob("*/manifest.json")), default=0
-        )
+        newest = 0
+        for path in self.root.glob("*/manifest.json"):
+            with contextlib.suppress(FileNotFoundError):  # retired meanwhile
+                newest = max(newest, path.stat().st_mtime_ns)
+        return newest
 
     def _kill_one(self, launcher: int, seed: int) -> None:
         ranks = [

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from ckpt_core.bench.interrupts import Held, holding
 from ckpt_core.bench.tune.driver import NEVER, Driver, Turn
 from ckpt_core.bench.tune.events import Events
 from ckpt_core.bench.tune.settings import EVERY_MARK, ROOT_MARK, TuneSettings
@@ -57,13 +58,14 @@ class Program(Driver):
         environ = os.environ | {f"{ENV_PREFIX}EVENTS_FILE": str(path)}
         if turn.candidate is not None:
             environ |= dict(line.split("=", 1) for line in tuning.as_environment(turn.candidate))
-        with log_path.open("wb") as log:
+        events = Events()
+        with log_path.open("wb") as log, holding() as held:
             process = _start(self._arguments(turn, folder / "root"), environ, log.fileno())
-            events = Events()
             try:
-                self._follow(process, events, path, turn)
+                with held.allowed():
+                    self._follow(process, events, path, turn)
             finally:
-                _end(process)
+                _end(process, held)
         if not _is_over(events, turn):
             # It ended by itself, perhaps with its last save.
             events.read(path)
@@ -81,7 +83,7 @@ class Program(Driver):
     ) -> None:
         """Until the turn is over, the program has ended, or it shows no sign of life."""
         seen, alive_s = 0, time.monotonic()
-        while process.poll() is None and not _is_over(events, turn):
+        while not _has_ended(process) and not _is_over(events, turn):
             time.sleep(_POLL_S)
             events.read(path)
             if events.lines > seen:
@@ -154,14 +156,13 @@ def _start(arguments: list[str], environ: dict[str, str], log: int) -> subproces
         raise ConfigError(f"the command {arguments[0]!r} cannot be run: {exc.strerror}") from exc
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], held: Held) -> None:
     """End the program and whatever it has started: asked first, made to after a while, or on Ctrl-C."""
     family = _family(process)
     process.terminate()
     try:
-        process.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
+        with held.allowed():
+            _await_end(process)
     finally:
         process.kill()
         process.wait()
@@ -169,6 +170,19 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
         psutil.wait_procs(family, timeout=_GRACE_S)
+
+
+def _await_end(process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _GRACE_S
+    while not _has_ended(process) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Not by `poll`: Ctrl-C within it may leave its lock taken, and `wait` would never return."""
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    reaped = process.returncode is not None
+    return reaped or os.waitid(os.P_PID, process.pid, flags) is not None
 
 
 def _family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckpt_core.bench.interrupts import holding
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.tune.checking import find_interval
 from ckpt_core.bench.tune.direct import usable_axes
@@ -39,14 +40,16 @@ def tune(settings: TuneSettings, *, notify: Notify = lambda message: None) -> Tu
         ConfigError: a limit leaves nothing to choose, or the program does not do what it must.
         CkptError: a save failed.
     """
-    folder = Path(tempfile.mkdtemp(prefix="ckpt-core-tune-", dir=settings.root))
-    try:
-        axes, notes = usable_axes(settings.axes, folder)
-        settings = dataclasses.replace(settings, axes=axes)
-        with _driver(settings, folder, notify) as driver:
-            return _Run(settings, driver, notify, notes).report()
-    finally:
-        _remove(folder)
+    with holding() as held:
+        folder = Path(tempfile.mkdtemp(prefix="ckpt-core-tune-", dir=settings.root))
+        try:
+            with held.allowed():
+                axes, notes = usable_axes(settings.axes, folder)
+                settings = dataclasses.replace(settings, axes=axes)
+                with _driver(settings, folder, notify) as driver:
+                    return _Run(settings, driver, notify, notes).report()
+        finally:
+            _remove(folder)
 
 
 def _remove(folder: Path) -> None:

@@ -1,0 +1,149 @@
+"""Ctrl-C at every line of what owns processes and folders: it comes once, and leaves neither."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+import pytest
+
+from ckpt_core.bench import interrupts, machine
+from ckpt_core.bench.interrupts import holding
+from ckpt_core.bench.tune import program, running
+from ckpt_core.bench.tune.settings import TuneSettings
+from ckpt_core.errors import ConfigError
+
+OURS = [module.__file__ for module in (running, program, interrupts)]
+ENDLESS, SHORT = "import time; time.sleep(600)", "pass"
+
+
+class CtrlC:
+    """A signal at the n-th line of these files."""
+
+    def __init__(self, files: list[str], line: int) -> None:
+        self._files, self._left = files, line
+
+    @property
+    def sent(self) -> bool:
+        """Whether there were so many lines."""
+        return self._left <= 0
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in self._files:
+            return None
+        if event == "line":
+            self._left -= 1
+            if self._left == 0:
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+    def within(self, run: Callable[[], object]) -> str:
+        """How `run` ended."""
+        try:
+            sys.settrace(self)
+            run()
+        except KeyboardInterrupt:
+            return "interrupted"
+        except ConfigError:
+            return "failed"
+        finally:
+            sys.settrace(None)
+        return "done"
+
+
+def tune_at(line: int, disk: Path, code: str, files: list[str]) -> tuple[bool, str]:
+    """Whether Ctrl-C was sent, and how the tuner ended; nothing of it is left."""
+    settings = TuneSettings(root=disk, command=(sys.executable, "-I", "-S", "-c", code, "{root}"))
+    ctrl_c = CtrlC(files, line)
+    how = ctrl_c.within(lambda: running.tune(settings))
+    left = psutil.Process().children(recursive=True)
+    for process in left:
+        process.kill()
+    assert (left, list(disk.iterdir())) == ([], []), f"left by Ctrl-C at line {line}"
+    return ctrl_c.sent, how
+
+
+@pytest.mark.parametrize(("code", "most"), [(ENDLESS, 90), (SHORT, 1000)])
+def test_the_tuner_leaves_nothing_at_whatever_line_it_is_interrupted(
+    tmp_path: Path, code: str, most: int
+) -> None:
+    for line in range(1, most):
+        sent, how = tune_at(line, tmp_path, code, OURS)
+        assert how == ("interrupted" if sent else "failed"), line
+        if not sent:
+            break
+    assert line > 60
+
+
+def test_a_program_that_is_just_being_started_is_ended_too(tmp_path: Path) -> None:
+    for line in itertools.count(1, 9):
+        sent, how = tune_at(line, tmp_path, SHORT, [subprocess.__file__])
+        if not sent:
+            break
+        assert how == "interrupted"
+    assert line > 60
+
+
+def test_the_folder_of_a_benchmark_goes_at_whatever_line_it_is_interrupted(tmp_path: Path) -> None:
+    def work() -> None:
+        with machine.work_folder(tmp_path) as folder:
+            (folder / "file").touch()
+
+    for line in itertools.count(1):
+        ctrl_c = CtrlC([machine.__file__, interrupts.__file__, __file__], line)
+        how = ctrl_c.within(work)
+        assert list(tmp_path.iterdir()) == []
+        assert how == ("interrupted" if ctrl_c.sent else "done")
+        if not ctrl_c.sent:
+            break
+    assert line > 10
+
+
+def test_ctrl_c_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with holding() as held, held.allowed():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_twice_cuts_a_wait_short_and_still_comes_once() -> None:
+    steps: list[str] = []
+
+    def end(held: interrupts.Held) -> None:
+        signal.raise_signal(signal.SIGINT)
+        try:
+            with held.allowed():
+                steps.append("waited")
+        finally:
+            steps.append("ended")
+
+    def run() -> None:
+        with holding() as held:
+            try:
+                with held.allowed():
+                    signal.raise_signal(signal.SIGINT)
+                    steps.append("went on")
+            finally:
+                end(held)
+
+    def run_in_a_folder() -> None:
+        with holding() as held:
+            try:
+                run()
+            finally:
+                with held.allowed():
+                    steps.append("removed")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_in_a_folder()
+    assert steps == ["ended", "removed"]
