@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ckpt_core.audit_plan import AuditPlan
 from ckpt_core.layout import Extent, ShardLayout
 from ckpt_core.sharing import Part, Scope, Share, Sharer
 from ckpt_core.snapshot import StageItem
@@ -31,6 +32,7 @@ class Arrangement:
         front_count: how many parts are copied inside `save`; they are the first ones of the file.
         names: of all leaves, this rank's or not.
         share: what this rank stores.
+        audit: what it looks at of what others store.
     """
 
     layout: ShardLayout
@@ -38,6 +40,7 @@ class Arrangement:
     front_count: int
     names: frozenset[str]
     share: Share
+    audit: AuditPlan
 
 
 class Arranger:
@@ -70,7 +73,8 @@ def _arrange(flat: FlatState, share: Share) -> Arrangement:
     by_name = {part.stored.name: part for part in share.parts}
     placed = tuple([Placed(by_name[extent.name], 0, extent) for extent in layout.extents])
     names = frozenset([leaf.spec.name for leaf in flat.leaves])
-    return Arrangement(layout, placed, len(front), names, share)
+    audit = AuditPlan.of(share, flat.leaves)
+    return Arrangement(layout, placed, len(front), names, share, audit)
 
 
 def items_of(leaves: Sequence[Leaf], placed: Sequence[Placed]) -> list[tuple[str, StageItem]]:

@@ -22,6 +22,7 @@ import torch
 import xxhash
 
 from ckpt_core.arrangement import Arrangement, items_of
+from ckpt_core.audit import Audit
 from ckpt_core.devices import NOTHING_QUEUED, Devices, Queued
 from ckpt_core.errors import BarrierError, CkptError, StagingError
 from ckpt_core.inflight import InFlight, ShardSink
@@ -111,6 +112,7 @@ class StageJob:
         inflight: InFlight,
         image: ShardImage,
         source: Source,
+        audit: Audit,
         *,
         check: bool,
         streams: CopyStreams,
@@ -118,13 +120,24 @@ class StageJob:
         self._inflight = inflight
         self._image = image
         self._source = source
+        self._audit = audit
         self._streams = streams
         self._watch = LeafWatch(inflight.step, on=check, devices=streams.devices)
         self._watch.begin(source.names, source.lazy)
 
+    def announce(self) -> None:
+        """Note what training must wait for. Called before `run` is queued."""
+        if self._audit.is_lazy:
+            self._inflight.snapshot.expect_before_all()
+        self._inflight.snapshot.expect(self._source.names)
+
     def run(self) -> None:
         """Copy; every error fails the checkpoint. Once this returns no live leaf is read any more."""
         with guarded(self._inflight, [self._image]):
+            if self._audit.is_lazy:
+                look_at(self._inflight.snapshot, self._audit, self._streams)
+                self._inflight.snapshot.arrived(1)
+            self._audit.done()
             self._streams.follow(self._source.behind)
             # Clones count for no barrier: nobody else has them.
             self._image.leaves(self._source.frozen)
@@ -213,6 +226,16 @@ def fingerprint(tensor: torch.Tensor) -> str:
     if flat.numel() == 0:
         return ""
     return xxhash.xxh3_64(memory_of(flat)).hexdigest()
+
+
+def look_at(
+    snapshot: Snapshot, audit: Audit, streams: CopyStreams, among: Sequence[str] | None = None
+) -> None:
+    """Read what is to be compared with other ranks, unless the checkpoint was given up meanwhile."""
+    if not snapshot.enter_copy():
+        return
+    with _reading(snapshot, (), lambda _: streams.settle()):
+        audit.read_lazy(streams, among)
 
 
 def stage_items(

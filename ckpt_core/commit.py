@@ -74,9 +74,11 @@ class Committer:
             path = self.commit(inflight)
         except BaseException as exc:
             inflight.fail(exc)
-            # Danger: what this rank has voted for may be published whatever it heard since, so from
-            # then on only the leader removes files.
-            if self._coordination.info.leads or not inflight.voted:
+            # Danger: what this rank has voted for may be published whatever it did since, so from then on
+            # only the leader removes files; or all do, once it is certain that nobody publishes. The
+            # leader's removal alone is not enough: a slower rank may make the directory again behind it.
+            certain = isinstance(exc, CkptError) and exc.nowhere
+            if self._coordination.info.leads or not inflight.voted or certain:
                 self._clean_up(inflight)
             return
         for step in self.retire():

@@ -59,7 +59,7 @@ class Engine:
             coordination,
             files=files,
             events=self.events,
-            compared=self.pipeline.compared,
+            compared=self.pipeline.auditor.compared,
         )
         self.flights = Flights(
             options.in_flight,

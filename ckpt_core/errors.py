@@ -27,6 +27,9 @@ from pathlib import Path
 class CkptError(Exception):
     """Base of every error raised by ckpt_core."""
 
+    nowhere = False
+    """The ranks have agreed that no root holds the step and none ever will, so that its files may go."""
+
     def __init__(
         self,
         message: str,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from ckpt_core.errors import CkptError, PersistError, StagingError
-from ckpt_core.inflight import InFlight
+from ckpt_core.inflight import InFlight, Phase
 
 
 class Flights:
@@ -50,7 +50,8 @@ class Flights:
                     steps = ", ".join(str(flight.step) for flight in self._active)
                     raise StagingError(
                         f"in_flight={self._limit} checkpoints (steps {steps}) are still not "
-                        f"committed: storage is stuck or far slower than the saves. Earlier steps "
+                        f"committed: storage is stuck or far slower than the saves, or the other "
+                        f"ranks do not save the same steps. Earlier steps "
                         f"are untouched; save less often, or raise in_flight or timeout"
                     )
                 self._changed.wait(left)
@@ -167,6 +168,13 @@ class Flights:
 
 def _overdue(inflight: InFlight) -> CkptError:
     seconds = time.monotonic() - inflight.began
+    if inflight.phase is Phase.COMMITTING:
+        return PersistError(
+            f"step {inflight.step} may be committed or not (look at `steps()`): after {seconds:.1f} s "
+            f"storage or another rank had not answered within `timeout`. Earlier steps are untouched; "
+            f"training may go on",
+            step=inflight.step,
+        )
     return PersistError(
         f"step {inflight.step} was given up after {seconds:.1f} s while {inflight.phase.value}: storage "
         f"is stuck or too slow for `timeout`. Earlier steps are untouched; training may go on",
@@ -178,4 +186,6 @@ def settle_all(flights: Iterable[InFlight]) -> None:
     """Give up every one of them. Called when the Checkpointer closes before they could end."""
     for inflight in flights:
         text = "the Checkpointer was closed while storage was stuck; earlier steps are untouched"
-        inflight.fail(PersistError(f"step {inflight.step} was not saved: {text}"))
+        unsure = inflight.phase is Phase.COMMITTING
+        state = "may be committed or not (look at `steps()`)" if unsure else "was not saved"
+        inflight.fail(PersistError(f"step {inflight.step} {state}: {text}"))

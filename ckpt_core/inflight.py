@@ -49,7 +49,7 @@ class Contents:
         placed: each part of a leaf, its shard file and its place there.
         skeleton: everything that is not a tensor; None when it is in the files.
         plans: hashes of what must be equal on all ranks; none in a job of one.
-        reference: compares this rank with rank 0; given until that was done once.
+        reference: what this rank has seen of what all ranks must have equal; None in a job of one.
         named_bytes: length of the named files, which hold no leaves.
     """
 

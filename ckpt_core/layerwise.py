@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core.arrangement import Placed, items_of
-from ckpt_core.capture import LeafWatch, guarded, stage_items
+from ckpt_core.audit import Audit
+from ckpt_core.capture import LeafWatch, guarded, look_at, stage_items
 from ckpt_core.devices import Devices, Queued
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.handle import SaveHandle
@@ -42,7 +43,8 @@ class LayerwiseSave(OpenSave):
         self._left = {leaf.spec.name for leaf in plan.flat.leaves}
         self._parts = {part.stored.name: part for part in plan.share.parts}
         self._placed: list[Placed] = []
-        self._digests: dict[str, str] = {}
+        leaves, self._turn = plan.flat.leaves, pipeline.auditor.turn(inflight.step)
+        self._audit = pipeline.auditor.audit(plan.share, plan.audit, leaves, self._turn)
         self._devices, self._streams = pipeline.devices, pipeline.streams
         self._watch = LeafWatch(inflight.step, on=pipeline.check_barriers, devices=pipeline.devices)
         inflight.snapshot.name_leaves(self._leaf_name)
@@ -70,17 +72,18 @@ class LayerwiseSave(OpenSave):
             if leaf.spec.name in self._left:  # a second name of one tensor is staged already
                 self._left.remove(leaf.spec.name)
                 leaves.append(leaf)
-        self._digests.update(self._pipeline.digests(self._plan.share, leaves))
-        # What other ranks store of these tensors is no concern of this one.
+        # Of what other ranks store of these tensors, this one looks at a little.
+        looked_at = self._audit.names([leaf.spec.name for leaf in leaves])
         placed = [self._place(leaf) for leaf in leaves if leaf.spec.name in self._parts]
-        if not placed or self._inflight.failed():
+        if not (placed or looked_at) or self._inflight.failed():
             return
         named = items_of(self._plan.flat.leaves, placed)
         staged, items = [name for name, _ in named], tuple([item for _, item in named])
         self._watch.begin(staged, items)
-        self._inflight.snapshot.expect(staged)
-        behind = self._behind(items)
-        self._pipeline.stage(lambda: self._run_stage(items, behind))
+        self._inflight.snapshot.expect([*looked_at, *staged])
+        devices = self._devices
+        behind = devices.queued(devices.of_all(leaf.tensor for leaf in leaves))
+        self._pipeline.stage(lambda: self._run_stage(looked_at, items, behind))
 
     @stalling
     def seal(
@@ -115,7 +118,7 @@ class LayerwiseSave(OpenSave):
         if state is not None:
             scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
             flat = self._rest_of(state)
-            rest = (flat, _tail(flat, self._pipeline.share_rest(flat, scope), self._devices))
+            rest = (flat, self._tail_of(flat, scope))
             if not self._inflight.failed():
                 self._pipeline.room_for_rest(self._plan, rest[1].specs)
         self._sealed = True
@@ -147,17 +150,19 @@ class LayerwiseSave(OpenSave):
             )
         return flat
 
-    def _behind(self, items: Sequence[StageItem]) -> Queued:
-        return self._devices.queued(self._devices.of_all(tensor for tensor, _, _ in items))
+    def _tail_of(self, flat: FlatState, scope: Scope) -> _Tail:
+        share, plan = self._pipeline.share_rest(flat, scope)
+        audit = self._pipeline.auditor.audit(share, plan, flat.leaves, self._turn)
+        audit.read_eager(self._streams)
+        return _tail(flat, share, audit, self._devices)
 
     def _start_end(self, rest: tuple[FlatState, _Tail] | None) -> None:
         skeleton = self._plan.flat.skeleton
         tail = None
         if rest is not None:
             flat, tail = rest
-            self._digests.update(self._pipeline.digests(tail.share, flat.leaves))
             skeleton = flat.skeleton
-            self._inflight.snapshot.expect(tail.lazy_names)
+            self._inflight.snapshot.expect([*tail.audit.names(), *tail.lazy_names])
         self._pipeline.stage(lambda: self._run_end(skeleton, tail))
 
     # -- stager thread ---------------------------------------------------------------------------
@@ -166,11 +171,14 @@ class LayerwiseSave(OpenSave):
         with guarded(self._inflight, [self._image]):
             self._image.skip_header(self._plan.builder.header_bytes)
 
-    def _run_stage(self, items: tuple[StageItem, ...], behind: Queued) -> None:
+    def _run_stage(
+        self, looked_at: Sequence[str], items: tuple[StageItem, ...], behind: Queued
+    ) -> None:
         if self._inflight.failed():
             return
         with guarded(self._inflight, [self._image]):
             self._streams.follow(behind)
+            self._look_at(self._audit, looked_at)
             stage_items(self._inflight.snapshot, self._image, items, settle=self._settle)
 
     def _run_end(self, skeleton: Skeleton, tail: _Tail | None) -> None:
@@ -179,11 +187,16 @@ class LayerwiseSave(OpenSave):
             if self._inflight.failed():
                 raise StagingError(f"step {self.step} was given up")
             placed, shares = list(self._placed), [self._plan.share]
+            audits = [self._audit]
+            self._audit.done()
             # This image ends first: a checkpoint never holds more than one open stream chunk.
             self._image.set_header(self._plan.builder.finish().header)
             self._image.finish()
             if tail is not None:
                 shares.append(tail.share)
+                audits.append(tail.audit)
+                self._look_at(tail.audit, tail.audit.names())
+                tail.audit.done()
                 placed += self._run_tail(tail, images)
             self._streams.settle()
             self._watch.raise_if_changed()
@@ -191,7 +204,7 @@ class LayerwiseSave(OpenSave):
             for image in images[1:]:
                 image.finish()
             self._inflight.contents = self._pipeline.contents(
-                tuple(placed), skeleton, shares, self._digests
+                tuple(placed), skeleton, shares, audits
             )
         self._inflight.staging_ended()
 
@@ -213,6 +226,10 @@ class LayerwiseSave(OpenSave):
         image.leaves(items[lazy:])
         return placed
 
+    def _look_at(self, audit: Audit, names: Sequence[str]) -> None:
+        look_at(self._inflight.snapshot, audit, self._streams, names)
+        self._inflight.snapshot.arrived(len(names))
+
     def _run_abandon(self) -> None:
         self._image.abandon()
         self._inflight.staging_ended()
@@ -228,6 +245,7 @@ class _Tail:
 
     Attributes:
         share: what this rank stores of it.
+        audit: what it looks at of what others store.
         parts: those of the share, in that order.
         leaves: of the flat state, small and early-changing ones replaced by clones.
         lazy_names: leaf of each item that is still live.
@@ -235,6 +253,7 @@ class _Tail:
     """
 
     share: Share
+    audit: Audit
     parts: tuple[Part, ...]
     leaves: Sequence[Leaf]
     lazy_names: tuple[str, ...]
@@ -246,7 +265,7 @@ class _Tail:
         return [part.stored for part in self.parts]
 
 
-def _tail(flat: FlatState, share: Share, devices: Devices) -> _Tail:
+def _tail(flat: FlatState, share: Share, audit: Audit, devices: Devices) -> _Tail:
     leaves = list(flat.leaves)
     for part in share.parts:
         leaf = leaves[part.index]
@@ -258,4 +277,4 @@ def _tail(flat: FlatState, share: Share, devices: Devices) -> _Tail:
     eager = [part for part in share.parts if leaves[part.index].eager]
     there = [Placed(part, 1, Extent(part.stored.name, 0, nbytes(part.stored))) for part in lazy]
     names = tuple([name for name, _ in items_of(leaves, there)])
-    return _Tail(share, (*lazy, *eager), leaves, names, behind)
+    return _Tail(share, audit, (*lazy, *eager), leaves, names, behind)

@@ -7,13 +7,15 @@ input before a checkpoint is started; `start` copies what must be copied now and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ckpt_core.arrangement import Arrangement, Arranger, Placed
+from ckpt_core.audit import Audit, Auditor, Evidence
+from ckpt_core.audit_plan import AuditPlan
 from ckpt_core.capture import StageJob, make_sink, open_image, source_of
 from ckpt_core.devices import Devices
 from ckpt_core.errors import ConfigError
@@ -22,7 +24,8 @@ from ckpt_core.inflight import Contents, InFlight, ShardSink
 from ckpt_core.layout import LayoutBuilder, ShardLayout, shard_name
 from ckpt_core.options import Options
 from ckpt_core.persist import SUM_BYTES, HeldBack, Place, ShardFile, ShardRequest, WriterPool
-from ckpt_core.sharing import Scope, Share, Sharer, digests_of, reference_of
+from ckpt_core.reference import TextReference
+from ckpt_core.sharing import Scope, Share, Sharer
 from ckpt_core.snapshot import CopyStreams, PoolDemand, ShardImage, Stager, StagingPool
 from ckpt_core.staging_memory import StagingMemory
 from ckpt_core.stall import Stall
@@ -59,6 +62,7 @@ class LayerwisePlan:
         flat: the tensors as a flat state.
         leaf_of: name that the caller gave -> leaf (two names of one tensor share a leaf).
         share: what this rank stores of them.
+        audit: what it looks at of what others store.
         builder: places each part when its leaf is staged.
         pool: the memory for it.
     """
@@ -66,6 +70,7 @@ class LayerwisePlan:
     flat: FlatState
     leaf_of: Mapping[str, Leaf]
     share: Share
+    audit: AuditPlan
     builder: LayoutBuilder
     pool: StagingPool
 
@@ -82,8 +87,7 @@ class Pipeline:
         files: Files,
         devices: Devices,
     ) -> None:
-        # Structures that all ranks have found equal; the committer adds to it.
-        self.compared: set[str] = set()
+        self.auditor = Auditor()
         self.options = self._options = options
         self._store = store
         self._rank, self._several = info.rank, info.world_size > 1
@@ -135,27 +139,28 @@ class Pipeline:
     def start(self, inflight: InFlight, plan: SavePlan) -> None:
         """Copy the front on this thread and queue the rest; the checkpoint then goes on by itself."""
         arrangement, layout = plan.arrangement, plan.arrangement.layout
+        turn = self.auditor.turn(inflight.step)
+        audit = self.auditor.audit(arrangement.share, arrangement.audit, plan.flat.leaves, turn)
         inflight.contents = self.contents(
-            arrangement.placed,
-            plan.flat.skeleton,
-            [arrangement.share],
-            self.digests(arrangement.share, plan.flat.leaves),
+            arrangement.placed, plan.flat.skeleton, [arrangement.share], [audit]
         )
+        audit.read_eager(self.streams)
         mode = self.mode_used = self._resolve_mode(plan.flat.leaves)
         source = source_of(plan.flat.leaves, arrangement, mode=mode, devices=self.devices)
         sink = self.open_shard(inflight, layout.file_bytes, mapped=mode is Mode.DIRECT)
         sizes = (layout.front_bytes, layout.file_bytes)
         image = open_image(sink, plan.pool, sizes, self.streams, mapped=mode is Mode.DIRECT)
-        job = StageJob(inflight, image, source, check=self.check_barriers, streams=self.streams)
+        check, streams = self.check_barriers, self.streams
+        job = StageJob(inflight, image, source, audit, check=check, streams=streams)
         inflight.snapshot.name_leaves(lambda name: name if name in arrangement.names else None)
-        inflight.snapshot.expect(source.names)
+        job.announce()
         try:
             image.header(layout.header)
             image.leaves(source.front)
         except BaseException:
             image.abandon()
             raise
-        if source.frozen or source.lazy:
+        if source.frozen or source.lazy or audit.is_lazy:
             self._stager.submit(job.run)
         else:
             job.run()
@@ -182,25 +187,19 @@ class Pipeline:
         share = self._layerwise_sharer.share(flat, Scope())
         builder = LayoutBuilder([part.stored for part in share.parts])
         pool = self._pool(flat.leaves, self._demand_of_layers(builder, self._rest_bytes))
-        return LayerwisePlan(flat, leaf_of, share, builder, pool)
-
-    def digests(self, share: Share, leaves: Iterable[Leaf]) -> dict[str, str]:
-        """First bytes of replicated leaves, while the ranks have not compared them; else nothing."""
-        if not share.plan or share.plan in self.compared:
-            return {}
-        return digests_of(share, leaves)
+        audit = self.auditor.plan(share, flat.leaves)
+        return LayerwisePlan(flat, leaf_of, share, audit, builder, pool)
 
     def contents(
         self,
         placed: tuple[Placed, ...],
         skeleton: Skeleton,
         shares: Sequence[Share],
-        digests: Mapping[str, str],
+        audits: Sequence[Audit],
     ) -> Contents:
         """What this rank stores of a checkpoint."""
         plans = tuple([share.plan for share in shares if share.plan])
-        reference = None if self.compared.issuperset(plans) else reference_of(shares, digests)
-        return Contents(placed, skeleton, plans, reference)
+        return Contents(placed, skeleton, plans, Evidence(tuple(audits)) if plans else None)
 
     def open_shard(self, inflight: InFlight, nbytes: int, *, mapped: bool) -> ShardSink:
         """Register the next shard file of a checkpoint; nothing is opened yet."""
@@ -260,9 +259,10 @@ class Pipeline:
         sizes = (plan.builder.header_bytes, plan.builder.file_bytes)
         return open_image(sink, plan.pool, sizes, self.streams, hold=True)
 
-    def share_rest(self, flat: FlatState, scope: Scope) -> Share:
-        """This rank's share of what a layer-wise save brings at its end."""
-        return self._rest_sharer.share(flat, scope)
+    def share_rest(self, flat: FlatState, scope: Scope) -> tuple[Share, AuditPlan]:
+        """This rank's share of what a layer-wise save brings at its end, and what it looks at of it."""
+        share = self._rest_sharer.share(flat, scope)
+        return share, self.auditor.plan(share, flat.leaves)
 
     def room_for_rest(self, plan: LayerwisePlan, specs: Sequence[LeafSpec]) -> None:
         """Have memory for the second file of a layer-wise save, if it must be staged as a whole.
@@ -319,8 +319,10 @@ class Pipeline:
         """What this rank stores of a save of named files; all ranks must mean the same directory."""
         to = inflight.destination
         assert to is not None
-        plans = (f"files in {to.directory!r} by {to.pointer!r}",) if self._several else ()
-        return Contents((), None, plans, named_bytes=inflight.file_bytes)
+        plan = f"files in {to.directory!r} by {to.pointer!r}"
+        plans = (plan,) if self._several else ()
+        reference = TextReference(plan) if plans else None
+        return Contents((), None, plans, reference, named_bytes=inflight.file_bytes)
 
     def flatten_rest(self, state: Any, staged: tuple[Leaf, ...]) -> FlatState:
         """The state at the end of a layer-wise save, without what has been staged."""

@@ -1,96 +1,103 @@
-"""What replicated leaves must have in common on all ranks, in a form that can name the leaf that differs.
+"""What the ranks have in common, in a form that can name the leaf that differs.
 
-Compared once for each structure: names, dtypes, shapes, and the first bytes of every leaf. State that is
-not replicated after all (a ZeRO partition, BatchNorm statistics given as a plain state_dict) would
-otherwise be cut into slices of different tensors, which no checksum finds.
+Ranks tell each other hashes. Only when those differ do they exchange this: names, dtypes, shapes, and digests
+of what was read of each leaf.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-import xxhash
-
-from ckpt_core.state import blocks, memory_of
-
-HEAD_BYTES = 1024
-"""So much of each leaf is compared: cheap, and what is no replica differs from its first bytes on."""
-
 
 class LeafRow(NamedTuple):
-    """One leaf: what must be equal on all ranks. `digest` is "" where contents are not compared."""
+    """One leaf: what must be equal on all ranks.
+
+    Attributes:
+        name, dtype, shape, kind: as the plan has them.
+        group: of the ranks whose contents are equal.
+        digest: of what was read of the contents; "" where nothing was.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     kind: str
-    digest: str
+    group: str = ""
+    digest: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StructureReference:
-    """The `Reference` of coordination/ for the leaves that ranks store together."""
-
-    rows: tuple[LeafRow, ...]
-
-    def encode(self) -> bytes:
-        """Compressed JSON."""
-        return zlib.compress(json.dumps(self.rows).encode(), 1)
-
-    def difference(self, other: bytes) -> str | None:
-        """The first difference to rank 0's rows; see `Reference.difference`."""
-        theirs = [_row(row) for row in json.loads(zlib.decompress(other))]
-        for mine, first in zip(self.rows, theirs, strict=False):
-            text = _difference(mine, first)
-            if text is not None:
-                return text
-        if len(self.rows) != len(theirs):
-            mine_longer = len(self.rows) > len(theirs)
-            longer = self.rows if mine_longer else theirs
-            extra = longer[min(len(self.rows), len(theirs))]
-            side = "this rank has" if mine_longer else "rank 0 has"
-            return f"{side} a leaf {extra.name!r} that the other one lacks"
-        return None
+def encode_rows(rows: Iterable[LeafRow]) -> bytes:
+    """Compressed JSON."""
+    return zlib.compress(json.dumps(list(rows)).encode(), 1)
 
 
-def _row(row: list[Any]) -> LeafRow:
-    name, dtype, shape, kind, digest = row
-    return LeafRow(name, dtype, tuple(shape), kind, digest)
+def difference(one: bytes, other: bytes, rank: int) -> str | None:
+    """What a rank's rows have otherwise than those of `rank`, as a sentence; None if nothing."""
+    mine, theirs = _decoded(one), _decoded(other)
+    for here, there in zip(mine, theirs, strict=False):
+        text = _structural(here, there, rank)
+        if text is not None:
+            return text
+    if len(mine) != len(theirs):
+        longer, side = (mine, "it has") if len(mine) > len(theirs) else (theirs, f"rank {rank} has")
+        extra = longer[min(len(mine), len(theirs))]
+        return f"{side} a leaf {extra.name!r} that the other one lacks"
+    odd = [here for here, there in zip(mine, theirs, strict=True) if _contents_differ(here, there)]
+    return _not_equal(odd, rank) if odd else None
 
 
-def _difference(mine: LeafRow, first: LeafRow) -> str | None:
-    if mine.name != first.name:
-        return f"where rank 0 has the leaf {first.name!r}, this rank has {mine.name!r}"
-    for what, here, there in (
-        ("dtype", mine.dtype, first.dtype),
-        ("shape", mine.shape, first.shape),
-        ("placement", mine.kind or "none", first.kind or "none"),
+def _decoded(rows: bytes) -> list[LeafRow]:
+    found: list[list[Any]] = json.loads(zlib.decompress(rows))
+    return [LeafRow(row[0], row[1], tuple(row[2]), *row[3:]) for row in found]
+
+
+def _structural(here: LeafRow, there: LeafRow, rank: int) -> str | None:
+    if here.name != there.name:
+        return f"where rank {rank} has the leaf {there.name!r}, it has {here.name!r}"
+    for what, mine, theirs in (
+        ("dtype", here.dtype, there.dtype),
+        ("shape", here.shape, there.shape),
+        ("placement", here.kind or "none", there.kind or "none"),
     ):
-        if here != there:
-            return f"{what} of the leaf {mine.name!r} is {here} here and {there} on rank 0"
-    if mine.digest and first.digest and mine.digest != first.digest:
-        return (
-            f"the leaf {mine.name!r} is not equal on this rank and rank 0, so it is no replica: name "
-            f"it in per_rank=, or, for buffers such as BatchNorm's, pass the module itself instead of "
-            f"its state_dict()"
-        )
+        if mine != theirs:
+            return f"{what} of its leaf {here.name!r} is {mine}, and {theirs} on rank {rank}"
     return None
 
 
-def head_digest(tensor: torch.Tensor) -> str:
-    """xxh3 of the first bytes of a leaf, as they are now.
+def _contents_differ(here: LeafRow, there: LeafRow) -> bool:
+    compared = here.digest and there.digest and here.group == there.group
+    return bool(compared) and here.digest != there.digest
 
-    Called on the training thread while a structure has not been compared; synchronizes a CUDA device.
-    """
-    count = min(tensor.numel(), HEAD_BYTES // tensor.element_size())
-    if count == 0:
-        return ""
-    digest = xxhash.xxh3_64()
-    for view, _ in blocks(tensor, 0, count, count):
-        head = view.detach().cpu().contiguous().view(-1)  # a name, so that its memory lives on
-        digest.update(memory_of(head))
-    return digest.hexdigest()
+
+def _not_equal(odd: list[LeafRow], rank: int) -> str:
+    more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
+    return (
+        f"its leaf {odd[0].name!r}{more} is not equal to that of rank {rank}, so it is no replica: name it "
+        f"in per_rank=, or, for buffers such as BatchNorm's, pass the module itself instead of its "
+        f"state_dict(); or, if it was meant to be equal, find what made the ranks drift apart"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TextReference:
+    """The `Reference` of a save whose plan says all: what differs is that text."""
+
+    text: str
+
+    def marks(self) -> dict[str, str]:
+        """See `Reference.marks`: the plan says all."""
+        return {}
+
+    def encode(self) -> bytes:
+        """See `Reference.encode`."""
+        return self.text.encode()
+
+    def difference(self, one: bytes, other: bytes, rank: int) -> str | None:
+        """See `Reference.difference`."""
+        return (
+            None if one == other else f"it saves {one.decode()}, and rank {rank} {other.decode()}"
+        )

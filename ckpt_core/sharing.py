@@ -12,14 +12,16 @@ another structure is found out before anything is published.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import xxhash
+
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import itemsize, share_leaves, structure_hash
-from ckpt_core.reference import LeafRow, StructureReference, head_digest
+from ckpt_core.reference import LeafRow
 from ckpt_core.state import FlatState, Leaf
 from ckpt_core.types import LeafSpec, Placement, RankInfo, Slice
 
@@ -99,6 +101,23 @@ class Part:
     slice: Slice | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A leaf that other ranks have too, byte for byte.
+
+    Attributes:
+        index: number of the leaf in the flat state.
+        row: its place in `Share.rows`.
+        copies: how many ranks have it.
+        group: the same text on exactly those ranks; they have the same replicas in it.
+    """
+
+    index: int
+    row: int
+    copies: int
+    group: str
+
+
 @dataclass(frozen=True)
 class Share:
     """What this rank stores of a state.
@@ -107,13 +126,13 @@ class Share:
         parts: in the order of the leaves; a leaf that other ranks store has none.
         plan: hash of what must be equal on all ranks; "" in a job of one.
         rows: what that is, without contents; empty in a job of one.
-        replicas: names of the leaves whose contents must be equal too.
+        replicas: the leaves whose contents must be equal too.
     """
 
     parts: tuple[Part, ...]
     plan: str = ""
     rows: tuple[LeafRow, ...] = ()
-    replicas: frozenset[str] = frozenset()
+    replicas: tuple[Replica, ...] = ()
 
 
 class Sharer:
@@ -156,9 +175,8 @@ class Sharer:
         rows = [_row(flat.leaves[index], flat.placements, buffers) for index in shared]
         # Of all ranks, since nodes may have different numbers of them.
         plan = structure_hash(rows, members=self._info.world_size)
-        names = frozenset([row[0] for row in rows])
-        replicas = names - buffers - flat.placements.keys()
-        return Share(tuple(parts), plan, tuple([LeafRow(*row, "") for row in rows]), replicas)
+        replicas = _replicas(flat, shared, buffers, world_size=self._info.world_size)
+        return Share(tuple(parts), plan, tuple([LeafRow(*row) for row in rows]), replicas)
 
     def _parts(self, flat: FlatState, shared: list[int], buffers: frozenset[str]) -> list[Part]:
         plain = [i for i in shared if flat.leaves[i].spec.name not in flat.placements]
@@ -214,18 +232,23 @@ def _row(
     return spec.name, spec.dtype, placement.shape, placement.kind
 
 
-def digests_of(share: Share, leaves: Iterable[Leaf]) -> dict[str, str]:
-    """First bytes, hashed as they are now, of those leaves whose contents must be equal on all ranks."""
-    return {
-        leaf.spec.name: head_digest(leaf.tensor)
-        for leaf in leaves
-        if leaf.spec.name in share.replicas
-    }
-
-
-def reference_of(shares: Sequence[Share], digests: Mapping[str, str]) -> StructureReference:
-    """What is compared with rank 0 at the first save of a structure."""
-    rows = [row for share in shares for row in share.rows]
-    return StructureReference(
-        tuple([row._replace(digest=digests.get(row.name, "")) for row in rows])
-    )
+def _replicas(
+    flat: FlatState, shared: Iterable[int], buffers: frozenset[str], *, world_size: int
+) -> tuple[Replica, ...]:
+    names = [flat.leaves[index].spec.name for index in shared]
+    boxes: dict[str, Any] = {}
+    for name in names:
+        place = flat.placements.get(name)
+        if place is not None and place.replicas > 1:
+            # Ranks at one place of the mesh, seen along the dimensions that split, have all these boxes.
+            digest = boxes.setdefault(place.kind, xxhash.xxh3_64())
+            digest.update(repr((name, place.block.offsets, place.block.sizes)).encode())
+    found = []
+    for row, (index, name) in enumerate(zip(shared, names, strict=True)):
+        place = flat.placements.get(name)
+        if place is None and name not in buffers:
+            found.append(Replica(index, row, world_size, "all"))
+        elif place is not None and place.replicas > 1:
+            group = boxes[place.kind].hexdigest()
+            found.append(Replica(index, row, place.replicas, group))
+    return tuple(found)

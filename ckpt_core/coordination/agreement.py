@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,13 +15,19 @@ Json = Any
 
 
 class Reference(Protocol):
-    """What must be equal on all ranks, in a form that can say what is not."""
+    """What must be equal on all ranks: hashes that show whether it is, and a form that says what is not."""
+
+    def marks(self) -> Mapping[str, str]:
+        """Hashes by name; all ranks that give a name must give the same hash under it."""
 
     def encode(self) -> bytes:
-        """For the other ranks; called on rank 0."""
+        """For rank 0; asked for only when this rank or its fellows are found to differ."""
 
-    def difference(self, other: bytes) -> str | None:
-        """What differs from rank 0's `encode`, as a sentence that names the leaf; None if nothing does."""
+    def difference(self, one: bytes, other: bytes, rank: int) -> str | None:
+        """What differs in `one`, seen from the `encode` of rank `rank`, as a sentence that names the leaf.
+
+        Called on rank 0; None if nothing does. May raise what it likes: the ranks differ anyway.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +37,7 @@ class Ballot:
     Attributes:
         plan: hash of what must be equal on all ranks.
         data: for the leader of the ranks that share a root.
-        reference: lets this rank say what differs; given at the first attempt with this plan.
+        reference: what else must be equal, and how it is said what is not.
     """
 
     plan: str
@@ -82,8 +89,8 @@ class Coordination(Protocol):
             root, in rank order. On other ranks `()`, at once after voting.
 
         Raises:
-            CommitError: a rank failed or plans differ; `.failures` says which and why. No rank may
-                publish the attempt.
+            CommitError: a rank failed, or plans or marks differ; `.failures` says which and why. No rank
+                may publish the attempt.
             CoordinationTimeout: a rank has not voted in time or is dead. No rank may publish.
         """
 

@@ -5,10 +5,11 @@ Keys of an attempt, and who writes them:
     vote/<r>    rank r: its plan and data; deleted by r when it is through
     count       every voter adds 1; the one that completes it sets the gate
     gate        ready, by the last voter; or why not, by whoever declines first. The first one wins
-    reference   rank 0: what must be equal on all ranks
     decision    go, by rank 0 alone; or why not, by rank 0 or whoever holds it for dead. The first one wins
     report/<l>  leader l: whether it has published
     verdict     how the attempt ended, by whoever may decide. The first one wins
+    detail/<r>  rank r, if the decision asks for it: what it has. Deleted by r when it is through
+    finding     rank 0: the decision again, saying what differs
     acks        every rank that is through adds 1; the last one deletes the keys
 """
 
@@ -17,60 +18,21 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Iterable
 
-from ckpt_core.coordination.agreement import Ballot, Json
+from ckpt_core.coordination.agreement import Ballot, Json, Reference
+from ckpt_core.coordination.begun import Elsewhere, step_of
 from ckpt_core.coordination.channel import Channel
-from ckpt_core.coordination.heartbeat import Liveness
+from ckpt_core.coordination.client import StoreGone
+from ckpt_core.coordination.comparing import compared, explained
+from ckpt_core.coordination.crew import Crew, Keys
 from ckpt_core.coordination.outcome import Cause, Outcome
-from ckpt_core.errors import CkptError, CommitError, ConfigError
-from ckpt_core.types import RankInfo
+from ckpt_core.errors import CkptError, ConfigError, CoordinationTimeout
 
 _GO = Outcome()
-_ABORTED = "aborted"
-_NO_REFERENCE = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class Crew:
-    """The ranks that save together, as one of them sees them.
-
-    Attributes:
-        info: this rank.
-        leaders: the first rank of each group, ascending; rank 0 is the first.
-        prefix: of the keys of this run.
-        liveness: who lives.
-    """
-
-    info: RankInfo
-    leaders: tuple[int, ...]
-    prefix: str
-    liveness: Liveness
-
-
-class Keys:
-    """The keys of one attempt."""
-
-    def __init__(self, crew: Crew, attempt_id: str) -> None:
-        self._base = base = f"{crew.prefix}/attempt/{attempt_id}"
-        self.votes = [f"{base}/vote/{rank}" for rank in range(crew.info.world_size)]
-        self.reports = [f"{base}/report/{rank}" for rank in crew.leaders]
-        self.count = f"{base}/count"
-        self.gate = f"{base}/gate"
-        self.reference = f"{base}/reference"
-        self.decision = f"{base}/decision"
-        self.verdict = f"{base}/verdict"
-        self.acks = f"{base}/acks"
-
-    def report(self, leader: int) -> str:
-        """Where a leader says whether it has published."""
-        return f"{self._base}/report/{leader}"
-
-    def shared(self) -> list[str]:
-        """All but the votes; the acknowledgements last."""
-        alone = [self.count, self.gate, self.reference, self.decision, self.verdict]
-        return [*alone, *self.reports, self.acks]
+_EXPLAIN_S = 10.0
+"""So long ranks wait for words about what differs; that they differ is known by then."""
 
 
 class Attempt:
@@ -83,10 +45,13 @@ class Attempt:
         self._info = crew.info
         self.step = step
         self.keys = Keys(crew, attempt_id)
+        self._elsewhere = Elsewhere(attempt_id)
         self.lock = threading.Lock()
         self.voted = False
         self.going = False
         self.own: BaseException | None = None
+        self.reference: Reference | None = None
+        self.showed = False
 
     # -- declining -------------------------------------------------------------------------------
 
@@ -122,55 +87,30 @@ class Attempt:
     def agree(self, channel: Channel, ballot: Ballot) -> tuple[Json, ...]:
         """See Coordination.agree; StoreGone as it comes."""
         self._check_own()
-        if ballot.reference is not None and self._info.rank != 0:
-            self._compare(channel, ballot)
+        self.reference = ballot.reference
         self._vote(channel, ballot)
         if not self._info.leads:
             return ()
         if self._info.rank == 0:
-            self._raise_unless_ok(self._decide(channel, ballot))
+            self._raise_unless_ok(self._decide(channel))
         else:
             self._raise_unless_ok(self._await_decision(channel))
         votes = channel.read_all([self.keys.votes[rank] for rank in self._info.members])
         if votes is None:
-            raise self._over()
+            raise self._over(channel)
         return tuple(json.loads(vote)["data"] for vote in votes)
-
-    def _compare(self, channel: Channel, ballot: Ballot) -> None:
-        """Decline, and raise, if rank 0 saves something else."""
-        if not channel.wait([self.keys.reference], lambda: self._watch_rank_0(channel)):
-            late = {0: Cause.lost("it has not voted in time")}
-            channel.put_first(self.keys.gate, Outcome(late).encode())
-            raise Outcome(late).error(self.step)
-        text = channel.read(self.keys.reference)
-        if text == _ABORTED:
-            self._raise_unless_ok(self._verdict(channel))
-        if text is None or text == _ABORTED:
-            raise self._over()
-        assert ballot.reference is not None
-        if text == _NO_REFERENCE:
-            return
-        try:
-            found = ballot.reference.difference(base64.b64decode(text))
-        except Exception as exc:
-            # A bug in the caller's comparison must not leave the others waiting.
-            found = f"what it saves could not be compared ({type(exc).__name__}: {exc})"
-        if found is not None and self.refuse(ConfigError(f"differs from rank 0: {found}")):
-            self.tell_refusal(channel)
-        self._check_own()
 
     def _vote(self, channel: Channel, ballot: Ballot) -> None:
         with self.lock:
             repeated, self.voted = self.voted, True
-        if self._info.rank == 0:
-            channel.put_first(self.keys.reference, _encoded(ballot))
-        vote = json.dumps({"plan": ballot.plan, "data": ballot.data})
+        marks = None if ballot.reference is None else dict(ballot.reference.marks())
+        vote = json.dumps({"plan": ballot.plan, "marks": marks, "data": ballot.data})
         channel.put(self.keys.votes[self._info.rank], vote)
         # Invariant: the count never runs ahead of the votes, or rank 0 would look for votes too early.
         if not repeated and channel.count(self.keys.count) >= self._info.world_size:
             channel.put_first(self.keys.gate, _GO.encode())
 
-    def _decide(self, channel: Channel, ballot: Ballot) -> Outcome:
+    def _decide(self, channel: Channel) -> Outcome:
         """Rank 0: wait for all votes, or for one that says no; the decision."""
         # A little early, so that those with the same deadline still hear who was late.
         early = channel.early()
@@ -179,22 +119,22 @@ class Attempt:
             self._close_gate(channel, dict.fromkeys(late, "it has not voted in time"))
         gate = channel.read(self.keys.gate)
         if gate is None:
-            raise self._over()
-        outcome = Outcome.decode(gate)
-        return self._conclude(channel, self._counted(channel, ballot) if outcome.ok else outcome)
+            raise self._over(channel)
+        outcome, odd = Outcome.decode(gate), dict[int, int]()
+        if outcome.ok:
+            outcome, odd = self._counted(channel)
+        decision = self._conclude(channel, outcome)
+        return self._find_out(channel, decision, odd) if decision.asks else decision
 
-    def _counted(self, channel: Channel, ballot: Ballot) -> Outcome:
-        """Rank 0: whether every vote is there and for the same plan."""
+    def _counted(self, channel: Channel) -> tuple[Outcome, dict[int, int]]:
+        """Rank 0: whether every vote is there and for the same; and who differs from whom."""
         # Not the count but the votes themselves count: a count may be wrong, a vote may not.
         channel.wait(self.keys.votes)
         votes = channel.read_all(self.keys.votes)
         if votes is None:
             late = self._missing(channel) or [self._info.rank]
-            return Outcome({rank: Cause.lost("its vote was not found") for rank in late})
-        plans = [json.loads(vote)["plan"] for vote in votes]
-        text = "saves something else than rank 0: the structure of its state, or its directory, differs"
-        cause = Cause(ConfigError.__name__, text)
-        return Outcome({rank: cause for rank, plan in enumerate(plans) if plan != ballot.plan})
+            return Outcome({rank: Cause.lost("its vote was not found") for rank in late}), {}
+        return compared([json.loads(vote) for vote in votes])
 
     def _conclude(self, channel: Channel, outcome: Outcome) -> Outcome:
         """Rank 0: write the decision; what it then is."""
@@ -211,19 +151,60 @@ class Attempt:
     def _await_decision(self, channel: Channel) -> Outcome:
         """A leader other than rank 0: the decision."""
         if not channel.wait([self.keys.decision], lambda: self._watch_rank_0(channel)):
-            late = Outcome({0: Cause.lost("it has not decided in time")})
+            late = Outcome({0: Cause.lost("it has not decided in time")}, published=True)
             mine = Outcome({self._info.rank: Cause.lost("it has given up waiting for a decision")})
             channel.put_first(self.keys.gate, mine.encode())
             channel.put_first(self.keys.report(self._info.rank), mine.encode())
             return late
         text = channel.read(self.keys.decision)
         if text is None:
-            raise self._over()
+            raise self._over(channel)
         outcome = Outcome.decode(text)
         with self.lock:
             self.going = outcome.ok and self.own is None
         self._check_own()
+        return self._in_words(channel, outcome)
+
+    # -- saying what differs ---------------------------------------------------------------------
+
+    def _find_out(self, channel: Channel, decision: Outcome, odd: dict[int, int]) -> Outcome:
+        """Rank 0, after a decision that asks: wait for what the ranks have, and tell what differs."""
+        given = {}
+        try:
+            self._show(channel, decision)
+            brief = channel.until(time.monotonic() + _EXPLAIN_S)
+            brief.wait([self.keys.details[rank] for rank in decision.asks])
+            for rank in decision.asks:
+                text = channel.read(self.keys.details[rank])
+                if text is not None:
+                    given[rank] = base64.b64decode(text)
+            if self.reference is not None:
+                decision = explained(decision, odd, given, self.reference)
+            channel.put_first(self.keys.finding, decision.encode())
+        except StoreGone:
+            pass  # It is decided; only words are missing.
+        return decision
+
+    def _in_words(self, channel: Channel, outcome: Outcome) -> Outcome:
+        """Any other rank: the outcome, and what differs if that was found out."""
+        if not outcome.asks:
+            return outcome
+        try:
+            self._show(channel, outcome)
+            brief = channel.until(time.monotonic() + 1.5 * _EXPLAIN_S)
+            if brief.wait([self.keys.finding]):
+                text = channel.read(self.keys.finding)
+                return outcome if text is None else Outcome.decode(text)
+        except StoreGone:
+            pass
         return outcome
+
+    def _show(self, channel: Channel, outcome: Outcome) -> None:
+        rank = self._info.rank
+        if self.reference is not None and rank in outcome.asks:
+            self.showed = True
+            data = base64.b64encode(self.reference.encode()).decode()
+            channel.put(self.keys.details[rank], data)
 
     # -- settling --------------------------------------------------------------------------------
 
@@ -259,7 +240,7 @@ class Attempt:
                 channel.put_first(self.keys.report(leader), outcome.encode())
         reports = channel.read_all(self.keys.reports)
         if reports is None:
-            raise self._over()
+            raise self._over(channel)
         for text in reports:
             causes |= Outcome.decode(text).failures
         outcome = Outcome(causes, published=bool(causes))
@@ -274,8 +255,8 @@ class Attempt:
             return Outcome(late, published=True)
         text = channel.read(self.keys.verdict)
         if text is None:
-            raise self._over()
-        return Outcome.decode(text)
+            raise self._over(channel)
+        return self._in_words(channel, Outcome.decode(text))
 
     # -- looking after the others ----------------------------------------------------------------
 
@@ -289,6 +270,18 @@ class Attempt:
             # If no vote is missing, the last voter died before it could set the gate: that is done here.
             if gone or not missing:
                 self._close_gate(channel, gone)
+        self._look_elsewhere(channel, others)
+
+    def _look_elsewhere(self, channel: Channel, ranks: Iterable[int]) -> None:
+        """Rank 0, while the gate is not set: ranks that save another step will never vote for this one."""
+        wrong = {}
+        for rank in ranks:
+            for theirs in self._elsewhere.attempts_of(rank, self._crew.liveness, self._crew.begun):
+                wrong[rank] = _other_step(step_of(theirs), self.step)
+                # They are told as well: as soon as this attempt has ended, they would see nothing strange.
+                self._abort(channel, Outcome({rank: wrong[rank]}), Keys(self._crew, theirs))
+        if wrong:
+            channel.put_first(self.keys.gate, Outcome(wrong).encode())
 
     def _close_gate(self, channel: Channel, gone: dict[int, str]) -> None:
         outcome = Outcome({rank: Cause.lost(text) for rank, text in gone.items()})
@@ -307,6 +300,10 @@ class Attempt:
         self._check_own()
         lost = self._crew.liveness.look(channel, [0])
         if not lost:
+            for first in self._elsewhere.attempts_of(0, self._crew.liveness, self._crew.begun):
+                mine = Outcome({self._info.rank: _other_step(self.step, step_of(first))})
+                channel.put_first(Keys(self._crew, first).gate, mine.encode())
+                self._abort(channel, mine)
             return
         cause = Cause.lost(lost[0])
         decision = self._abort(channel, Outcome({0: cause}))
@@ -314,19 +311,20 @@ class Attempt:
             # It said go and may have published before it was lost. Nobody will ever know here.
             channel.put_first(self.keys.verdict, Outcome({0: cause}, published=True).encode())
 
-    def _abort(self, channel: Channel, outcome: Outcome) -> Outcome:
+    def _abort(self, channel: Channel, outcome: Outcome, keys: Keys | None = None) -> Outcome:
         """Write a decision against, and what follows from it, unless another came first; the decision."""
-        decision = Outcome.decode(channel.put_first(self.keys.decision, outcome.encode()))
+        keys = keys or self.keys
+        decision = Outcome.decode(channel.put_first(keys.decision, outcome.encode()))
         if not decision.ok:
-            channel.put_first(self.keys.reference, _ABORTED)
-            channel.put_first(self.keys.verdict, decision.encode())
+            channel.put_first(keys.verdict, decision.encode())
         return decision
 
     # -- ending ----------------------------------------------------------------------------------
 
     def finish(self, channel: Channel) -> None:
         """This rank will not look at the attempt again; the last one to say so deletes its keys."""
-        channel.delete([self.keys.votes[self._info.rank]])
+        rank = self._info.rank
+        channel.delete([self.keys.votes[rank], *([self.keys.details[rank]] if self.showed else [])])
         if channel.count(self.keys.acks) >= self._info.world_size:
             channel.delete(self.keys.shared())
 
@@ -337,7 +335,7 @@ class Attempt:
     def reap(self, channel: Channel) -> None:
         """Rank 0, long after: delete what a rank that died has left; nothing if all were through."""
         if self.is_pending(channel):
-            channel.delete([*self.keys.votes, *self.keys.shared()])
+            channel.delete([*self.keys.votes, *self.keys.details, *self.keys.shared()])
 
     def _missing(self, channel: Channel, ranks: list[int] | None = None) -> list[int]:
         wanted = range(self._info.world_size) if ranks is None else ranks
@@ -346,25 +344,37 @@ class Attempt:
 
     def _check_own(self) -> None:
         if self.own is not None:
-            raise self._failed().error(self.step, self.own, self._info.rank) from self.own
+            # What it has voted for may be published by its leader, whatever it did later.
+            unsure = self.voted and not self._info.leads
+            found = self._failed().error(self.step, self.own, self._info.rank, unsure=unsure)
+            raise found from self.own
 
     def _raise_unless_ok(self, outcome: Outcome) -> None:
         if not outcome.ok:
             self._check_own()
-            raise outcome.error(self.step)
+            error = outcome.error(self.step)
+            # What the store has said of the attempt as a whole: nobody has published, and nobody will.
+            error.nowhere = not outcome.published
+            raise error
 
-    def _over(self) -> CkptError:
+    def _over(self, channel: Channel) -> CkptError:
+        """Keys of the attempt are gone before this rank could read them: how it ended, if that is known."""
         self._check_own()
-        return CommitError(
-            f"step {self.step} is not committed by this rank: the attempt had ended before. Committed "
-            "steps are safe. The next save starts afresh",
+        text = channel.read(self.keys.verdict)
+        verdict = _GO if text is None else Outcome.decode(text)
+        if not verdict.ok:
+            return verdict.error(self.step)
+        return CoordinationTimeout(
+            f"step {self.step} may be committed or not: the attempt had ended before this rank could hear "
+            f"how. Look at `steps()`; committed steps are safe. The next save starts afresh",
             step=self.step,
             rank=self._info.rank,
         )
 
 
-def _encoded(ballot: Ballot) -> str:
-    if ballot.reference is None:
-        return _NO_REFERENCE
-    data: Any = ballot.reference.encode()
-    return base64.b64encode(data).decode()
+def _other_step(step: int, first: int) -> Cause:
+    text = (
+        f"it saves step {step} while rank 0 saves step {first}: all ranks must save the same steps, in the "
+        f"same order and equally often"
+    )
+    return Cause(ConfigError.__name__, text)

@@ -10,8 +10,8 @@ import json
 from typing import Any
 
 from ckpt_core.coordination.agreement import Json
-from ckpt_core.coordination.attempt import Crew
 from ckpt_core.coordination.channel import Channel
+from ckpt_core.coordination.crew import Crew
 from ckpt_core.errors import CommitError, CoordinationTimeout
 
 

@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ckpt_core.coordination.channel import Channel
@@ -30,10 +30,18 @@ class Heartbeat:
         channel: makes a channel for one round of requests.
         key: under which it beats; already set.
         beat_s: seconds from one beat to the next.
+        under_way: ids of the attempts that this rank has begun and not ended.
     """
 
-    def __init__(self, channel: Callable[[], Channel], key: str, beat_s: float) -> None:
+    def __init__(
+        self,
+        channel: Callable[[], Channel],
+        key: str,
+        beat_s: float,
+        under_way: Callable[[], Iterable[str]],
+    ) -> None:
         self._channel = channel
+        self._under_way = under_way
         self._key = key
         self._beat_s = beat_s
         self._jobs: queue.SimpleQueue[Callable[[Channel], None] | None] = queue.SimpleQueue()
@@ -58,7 +66,7 @@ class Heartbeat:
             except queue.Empty:
                 beats += 1
                 due = time.monotonic() + self._beat_s
-                self._say(str(beats))
+                self._say(" ".join([str(beats), *self._under_way()]))
                 continue
             if job is None:
                 self._say(BYE)
@@ -118,6 +126,13 @@ class Liveness:
                 for rank, value in zip(ranks, values, strict=True)
             }
         return {rank: text for rank, text in found.items() if text is not None}
+
+    def seen(self, rank: int) -> tuple[str, tuple[str, ...]]:
+        """The last beat of a rank that `look` has seen, and the attempts that were under way there."""
+        with self._lock:
+            seen = self._seen.get(rank)
+        beat, *attempts = [""] if seen is None else seen.value.split(" ")
+        return beat, tuple(attempts)
 
     def _judge(self, rank: int, value: str, now: float) -> str | None:
         if value == BYE:

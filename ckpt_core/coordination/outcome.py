@@ -64,10 +64,12 @@ class Outcome:
     Attributes:
         failures: the ranks at fault.
         published: a failure came after `go`, so that some root may hold the step.
+        asks: ranks whose references rank 0 wants to see, to say what differs.
     """
 
     failures: Mapping[int, Cause] = field(default_factory=dict)
     published: bool = False
+    asks: tuple[int, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -80,31 +82,37 @@ class Outcome:
             str(rank): [cause.kind, cause.text, cause.code, cause.absent]
             for rank, cause in sorted(self.failures.items())
         }
-        return json.dumps({"failures": rows, "published": self.published})
+        return json.dumps({"failures": rows, "published": self.published, "asks": self.asks})
 
     @classmethod
     def decode(cls, text: str) -> Outcome:
         """From the store."""
         value: Any = json.loads(text)
         failures = {int(rank): Cause(*row) for rank, row in value["failures"].items()}
-        return cls(failures, bool(value["published"]))
+        return cls(failures, bool(value["published"]), tuple(value["asks"]))
 
-    def error(self, step: int, own: BaseException | None = None, rank: int = 0) -> CkptError:
-        """What a caller raises; `own` is the error of this rank `rank`, kept as it is."""
+    def error(
+        self, step: int, own: BaseException | None = None, rank: int = 0, *, unsure: bool = False
+    ) -> CkptError:
+        """What a caller raises; `own` is the error of this rank `rank`, kept as it is.
+
+        `unsure`: this rank has left, and does not know what became of the attempt.
+        """
         found = {member: cause.error(member) for member, cause in self.failures.items()}
         if own is not None:
             found[rank] = own
         only_absent = all(cause.absent for cause in self.failures.values()) and own is None
-        text = f"step {step} {self._state(only_absent)}: {self._who()}. {self._advice(only_absent)}"
+        state = self._state(unsure, only_absent)
+        text = f"step {step} {state}: {self._who()}. {self._advice(only_absent)}"
         first = min(found)
         if only_absent:
             return CoordinationTimeout(text, step=step, rank=first)
         return CommitError(text, failures=found, step=step, rank=first)
 
-    def _state(self, only_absent: bool) -> str:
-        if not self.published:
-            return "is not committed"
-        return "may be committed or not" if only_absent else "is not committed in every root"
+    def _state(self, unsure: bool, only_absent: bool) -> str:
+        if unsure or (self.published and only_absent):
+            return "may be committed or not (look at `steps()`)"
+        return "is not committed in every root" if self.published else "is not committed"
 
     def _who(self) -> str:
         ranks = sorted(self.failures)

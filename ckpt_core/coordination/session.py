@@ -16,9 +16,11 @@ from multiprocessing.util import Finalize
 import xxhash
 
 from ckpt_core.coordination.agreement import Ballot, Json
-from ckpt_core.coordination.attempt import Attempt, Crew
+from ckpt_core.coordination.attempt import Attempt
+from ckpt_core.coordination.begun import Begun
 from ckpt_core.coordination.channel import Channel
 from ckpt_core.coordination.client import Clients, StoreGone
+from ckpt_core.coordination.crew import Crew
 from ckpt_core.coordination.gathering import Gathering
 from ckpt_core.coordination.heartbeat import Heartbeat, Liveness
 from ckpt_core.coordination.meeting import Run
@@ -66,7 +68,8 @@ class Session:
         neighbours = run.hosts.count(run.hosts[rank])
         self.info = RankInfo(rank, len(run.nodes), group, neighbours)
         leaders = tuple(ranks[0] for ranks in groups.values())
-        self._crew = Crew(self.info, leaders, run.prefix, liveness)
+        self._begun = Begun()
+        self._crew = Crew(self.info, leaders, run.prefix, liveness, self._begun)
         self._clients = clients
         self._options = options
         self._pid = os.getpid()
@@ -78,7 +81,10 @@ class Session:
         self._gathered: Counter[str] = Counter()
         self._unreaped: deque[Attempt | Gathering] = deque()
         self._heart = Heartbeat(
-            lambda: self._channel(options.beat_s), run.beat_key(rank), options.beat_s
+            lambda: self._channel(options.beat_s),
+            run.beat_key(rank),
+            options.beat_s,
+            self._begun.under_way,
         )
         # Also in children of multiprocessing, which skip atexit. After a Checkpointer's own (priority 10).
         self._at_exit = Finalize(None, self.close, exitpriority=5)
@@ -117,7 +123,9 @@ class Session:
             if len(self._times) > _STEPS_COUNTED:
                 self._times.popitem(last=False)
         drawn = xxhash.xxh32_hexdigest(f"{self._crew.prefix}/{step}/{number}".encode())
-        return f"{step:012d}-{drawn}"
+        attempt_id = f"{step:012d}-{drawn}"
+        self._begun.add(attempt_id)
+        return attempt_id
 
     def agree(
         self, attempt_id: str, step: int, ballot: Ballot, timeout_s: float
@@ -129,13 +137,7 @@ class Session:
                 return part.attempt.agree(channel, ballot)
             except StoreGone as exc:
                 part.cut_off = True
-                raise CommitError(
-                    f"step {step} is not committed by rank {self.info.rank}: {exc}. Committed steps are "
-                    f"safe. Look for the process that keeps the store ({self._clients.address.kept_by})",
-                    failures=self._blamed(exc),
-                    step=step,
-                    rank=self.info.rank,
-                ) from exc
+                raise self._cut_off(part.attempt, exc) from exc
 
     def settle(
         self, attempt_id: str, step: int, error: BaseException | None, timeout_s: float
@@ -220,6 +222,7 @@ class Session:
 
     def _end(self, attempt_id: str, error: CkptError | None, channel: Channel) -> None:
         """Nothing here will use the attempt's keys again."""
+        self._begun.ended(attempt_id)
         with self._lock:
             part = self._live.pop(attempt_id, None)
             if part is None:
@@ -302,6 +305,17 @@ class Session:
         by_rank_0 = self._clients.address.kept_by == "rank 0" and self.info.rank != 0
         return {0: CoordinationTimeout(str(exc), rank=0)} if by_rank_0 else {}
 
+    def _cut_off(self, attempt: Attempt, exc: StoreGone) -> CkptError:
+        # A vote that was under way may have counted, and then the leader of this rank may publish.
+        state = _state_of(attempt, self.info)
+        return CommitError(
+            f"step {attempt.step} {state}: {exc}. Committed steps are safe. Look for the process that keeps "
+            f"the store ({self._clients.address.kept_by})",
+            failures=self._blamed(exc),
+            step=attempt.step,
+            rank=self.info.rank,
+        )
+
     def _unsettled(self, step: int, error: BaseException | None, exc: StoreGone) -> CkptError:
         if error is not None:
             return CommitError(
@@ -312,16 +326,15 @@ class Session:
                 rank=self.info.rank,
             )
         return CoordinationTimeout(
-            f"step {step} may be committed or not: {exc}. Committed steps are safe. Look for the process "
-            f"that keeps the store ({self._clients.address.kept_by})",
+            f"step {step} may be committed or not (look at `steps()`): {exc}. Committed steps are safe. Look "
+            f"for the process that keeps the store ({self._clients.address.kept_by})",
             step=step,
             rank=self.info.rank,
         )
 
     def _declined(self, attempt: Attempt) -> CkptError:
-        text = (
-            f"step {attempt.step} is not committed: rank {self.info.rank} declined: {attempt.own}"
-        )
+        state = _state_of(attempt, self.info)
+        text = f"step {attempt.step} {state}: rank {self.info.rank} declined: {attempt.own}"
         assert attempt.own is not None
         return CommitError(text, failures={self.info.rank: attempt.own}, step=attempt.step)
 
@@ -332,3 +345,10 @@ class Session:
         return CommitError(
             f"step {step}: the attempt {attempt_id} has ended before, well", step=step
         )
+
+
+def _state_of(attempt: Attempt, info: RankInfo) -> str:
+    """What a rank knows of an attempt that it has left."""
+    if attempt.voted and not info.leads:
+        return "may be committed or not (look at `steps()`)"
+    return "is not committed"

@@ -37,6 +37,7 @@ class Snapshot:
         self._changed = threading.Condition()
         self._queued: dict[str, int] = {}
         self._handed = 0
+        self._before_all = 0
         self._copied = 0
         self._busy = 0
 
@@ -55,6 +56,12 @@ class Snapshot:
             for name in names:
                 self._handed += 1
                 self._queued[name] = self._handed
+
+    def expect_before_all(self) -> None:
+        """Note that any leaf may be read before the first of those that are handed over from now on."""
+        with self._changed:
+            self._handed += 1
+            self._before_all = self._handed
 
     def arrived(self, count: int) -> None:
         """The next `count` leaves, in hand-over order, have been copied. Called by the stager."""
@@ -129,7 +136,7 @@ class Snapshot:
         leaf = self._leaf_of(name)
         if leaf is None:
             return self._queued.get(name, self._handed)
-        return self._queued.get(leaf, 0)
+        return self._queued.get(leaf, self._before_all)
 
 
 class Stager:

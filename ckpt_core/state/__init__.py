@@ -19,7 +19,13 @@ from ckpt_core.state.bind import Binding, bind
 from ckpt_core.state.distributed import local_of
 from ckpt_core.state.flatten import FlatState, SpecMemo, flatten
 from ckpt_core.state.leaf import Leaf
-from ckpt_core.state.memory import GIL_RELEASE_BYTES, blocks, memory_of, one_thread_limit
+from ckpt_core.state.memory import (
+    GIL_RELEASE_BYTES,
+    blocks,
+    memory_at,
+    memory_of,
+    one_thread_limit,
+)
 from ckpt_core.state.rng import RngState
 from ckpt_core.state.skeleton import Skeleton
 
@@ -35,6 +41,7 @@ __all__ = [
     "blocks",
     "flatten",
     "local_of",
+    "memory_at",
     "memory_of",
     "one_thread_limit",
 ]

@@ -14,6 +14,7 @@ ONE_THREAD_ELEMENTS = 32 * 1024 - 1
 """torch spreads a copy_ of more elements over its intra-op threads, which training needs. Setting the number
 of threads instead is no way out: set_num_threads also counts for every thread started later."""
 
+_READABLE = 0x100  # PyBUF_READ
 _WRITABLE = 0x200  # PyBUF_WRITE
 _view_of = ctypes.pythonapi.PyMemoryView_FromMemory
 _view_of.restype = ctypes.py_object
@@ -23,6 +24,12 @@ _view_of.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 def memory_of(tensor: Tensor) -> memoryview:
     """Writable bytes of a contiguous CPU tensor; the caller keeps the tensor alive."""
     view: memoryview = _view_of(tensor.data_ptr(), tensor.nbytes, _WRITABLE)
+    return view
+
+
+def memory_at(address: int, nbytes: int) -> memoryview:
+    """Bytes at an address, read-only; the caller keeps the memory alive."""
+    view: memoryview = _view_of(address, nbytes, _READABLE)
     return view
 
 

@@ -92,9 +92,14 @@ class GuestStore:
         Args:
             made: named files, which do not tell whose they are.
         """
+        folders: set[Path] = set()
         for path in made:
+            folders |= {one for one in path.parents if attempt.path in one.parents}
             with contextlib.suppress(OSError):
                 self._files.unlink(path)
+        for folder in sorted(folders, reverse=True):
+            with contextlib.suppress(OSError):
+                self._files.rmdir(folder)
         mine = (f"shard-{self._rank:05d}-", rank_manifest_name(self._rank))
         with contextlib.suppress(OSError):
             for entry in entries(attempt.path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -79,31 +80,78 @@ def test_a_rank_with_another_plan_is_named_on_every_rank(ranks: Make) -> None:
         assert "structure" in str(error)
 
 
+@pytest.mark.parametrize("odd", [0, 1, 2])
+@pytest.mark.parametrize("nodes", [None, "aab"])
+def test_ranks_that_save_different_steps_hear_so_long_before_the_deadline(
+    ranks: Make, odd: int, nodes: str | None
+) -> None:
+    options = {"dead_after": 1.5}
+    crew = ranks(nodes=nodes, **options) if nodes else ranks(3, **options)
+    assert all(isinstance(one, tuple) for one in crew.do(lambda store: commit(store, 10)))
+    began = time.monotonic()
+    found = crew.do(lambda store: commit(store, 12 if store.info.rank == odd else 11))
+    assert time.monotonic() - began < LONG_S / 2
+    for rank, error in enumerate(found):
+        assert isinstance(error, CommitError), (rank, error)
+        mine, other = (12, 11) if rank == odd else (11, 12)
+        assert f"step {mine}" in str(error) and f"step {other}" in str(error)
+        assert error.failures and 0 not in error.failures
+    again = crew.do(lambda store: commit(store, 13))
+    assert all(isinstance(one, tuple) for one in again), again
+
+
 class Names:
-    """A Reference of one name."""
+    """A Reference of one name, which is its own mark."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
+    def marks(self) -> dict[str, str]:
+        return {"name": self.name}
+
     def encode(self) -> bytes:
         return self.name.encode()
 
-    def difference(self, other: bytes) -> str | None:
-        if other == b"raise":
+    def difference(self, one: bytes, other: bytes, rank: int) -> str | None:
+        if b"raise" in (one, other):
             raise ValueError("cannot compare")
-        return None if other == self.encode() else f"leaf {self.name!r} is not on rank 0"
+        return f"leaf {one.decode()!r} is not on rank {rank}, which has {other.decode()!r}"
 
 
-def test_a_reference_that_differs_names_rank_and_leaf_on_every_rank(ranks: Make) -> None:
-    crew = ranks(3)
-    names = ["w", "w", "v"]
+@pytest.mark.parametrize(
+    ("names", "odd", "right"),
+    [("wwv", [2], 0), ("vww", [0], 1), ("wv", [1], 0), ("vwwv", [1, 2], 0), ("wvww", [1], 0)],
+)
+@pytest.mark.parametrize("nodes", [False, True])
+def test_ranks_that_differ_from_most_are_named_with_the_leaf_on_every_rank(
+    ranks: Make, names: str, odd: list[int], right: int, nodes: bool
+) -> None:
+    crew = ranks(nodes="abab"[: len(names)]) if nodes else ranks(len(names))
+    before = crew.keys()
     for error in crew.do(lambda store: commit(store, reference=Names(names[store.info.rank]))):
         assert isinstance(error, CommitError)
-        assert list(error.failures) == [2]
-        assert "rank 2" in str(error) and "leaf 'v' is not on rank 0" in str(error)
+        assert list(error.failures) == odd
+        for rank in odd:
+            told = f"leaf {names[rank]!r} is not on rank {right}, which has {names[right]!r}"
+            assert told in str(error.failures[rank]) and told in str(error)
+    assert crew.keys() == before, "what was exchanged is deleted"
+    found = crew.do(lambda store: commit(store, reference=Names("w")))
+    assert all(isinstance(one, tuple) for one in found), "the next save works"
 
 
-def test_references_that_are_equal_or_on_some_ranks_only_pass(ranks: Make) -> None:
+def test_another_plan_is_explained_as_well(ranks: Make) -> None:
+    crew = ranks(3)
+
+    def save(store: TorchStore) -> None:
+        name = "wvw"[store.info.rank]
+        commit(store, plan=name, reference=Names(name))
+
+    for error in crew.do(save):
+        assert list(error.failures) == [1]
+        assert "leaf 'v' is not on rank 0" in str(error)
+
+
+def test_marks_that_are_equal_or_given_by_some_ranks_only_pass(ranks: Make) -> None:
     crew = ranks(3)
     for holders in ({0, 1, 2}, {0}, {1, 2}, {0, 2}):
         found = crew.do(
@@ -116,7 +164,8 @@ def test_references_that_are_equal_or_on_some_ranks_only_pass(ranks: Make) -> No
 
 def test_a_comparison_that_raises_fails_the_save_and_leaves_nobody_waiting(ranks: Make) -> None:
     crew = ranks(2)
-    for error in crew.do(lambda store: commit(store, reference=Names("raise"))):
+    names = ["w", "raise"]
+    for error in crew.do(lambda store: commit(store, reference=Names(names[store.info.rank]))):
         assert isinstance(error, CommitError)
         assert "cannot compare" in str(error)
 

@@ -138,13 +138,13 @@ def killed_at(who: Rank, root: str, victim: int, n: int, point: str) -> dict[str
     return {"outcome": outcome, "waited": waited, "died": False}
 
 
-def structures_differ(who: Rank, root: str, how: str) -> list[str]:
-    """Rank 1 has another structure, or other contents; then both have the same again."""
+def structures_differ(who: Rank, root: str, how: str, good: int) -> list[str]:
+    """Behind `good` saves rank 1 has another structure, or other contents; then all have the same again."""
     outcomes = []
     with Checkpointer(root, options(on_error="warn"), coordination=who.meet()) as ck:
-        for step in (1, 2):
+        for step in range(1, good + 3):
             state = make_state(0, step)
-            if step == 1 and who.rank == 1:
+            if step == good + 1 and who.rank == 1:
                 if how == "shape":
                     state["model"]["layer1.bias"] = torch.zeros(299)
                 elif how == "name":
@@ -153,6 +153,20 @@ def structures_differ(who: Rank, root: str, how: str) -> list[str]:
                     state["model"]["layer2.bias"] += 1
             try:
                 outcomes.append(ck.save(step, state).committed.result(60).name)
+            except CkptError as exc:
+                outcomes.append(f"{type(exc).__name__}: {exc}")
+    return outcomes
+
+
+def steps_differ(who: Rank, root: str) -> list[str]:
+    """Rank 1 counts one step too many for a while."""
+    outcomes = []
+    with Checkpointer(root, options(on_error="warn"), coordination=who.meet()) as ck:
+        for step in (1, 11, 21):
+            wrong = who.rank == 1 and step == 11
+            try:
+                handle = ck.save(step + wrong, make_state(0, step))
+                outcomes.append(handle.committed.result(60).name)
             except CkptError as exc:
                 outcomes.append(f"{type(exc).__name__}: {exc}")
     return outcomes

@@ -87,14 +87,23 @@ def test_any_number_of_ranks_restores(
         assert found["borrowed_from"] == (None if rank < saved else rank % saved)
 
 
+@pytest.mark.parametrize("good", [0, 2], ids=["at first", "later"])
 @pytest.mark.parametrize("how", ["shape", "name", "contents"])
 def test_a_rank_with_another_state_is_named_with_the_leaf(
-    warm: Warm, tmp_path: Path, how: str
+    warm: Warm, tmp_path: Path, how: str, good: int
 ) -> None:
     leaf = {"shape": "layer1.bias", "name": "extra", "contents": "layer2.bias"}[how]
-    for first, second in run_well(warm, "structures_differ", 2, root=str(tmp_path), how=how):
-        assert "rank 1" in first and leaf in first, first
-        assert second == "step-000000000002"
+    found = run_well(warm, "structures_differ", 2, root=str(tmp_path), how=how, good=good)
+    for said in found:
+        assert all(one.startswith("step-") for one in [*said[:good], said[good + 1]]), said
+        assert "rank 1" in said[good] and leaf in said[good], said
+
+
+def test_ranks_that_save_different_steps_are_told_so_and_go_on(warm: Warm, tmp_path: Path) -> None:
+    for said in run_well(warm, "steps_differ", 2, root=str(tmp_path)):
+        assert said[0].startswith("step-") and said[2].startswith("step-")
+        assert said[1].startswith("CommitError")
+        assert "rank 1" in said[1] and "it saves step 12 while rank 0 saves step 11" in said[1]
 
 
 def test_training_never_waits_for_the_commit_of_a_slow_rank(warm: Warm, tmp_path: Path) -> None:

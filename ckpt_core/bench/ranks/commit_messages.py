@@ -77,8 +77,6 @@ def simulate(
 def commit(rank: int, ranks: int, on_verdict: Callable[[], None]) -> Client:
     """One rank's messages for one commit, from its vote to the end of its part."""
     vote = _vote(rank)
-    if rank == 0:
-        yield Request(Verb.SET_FIRST, ("reference",))
     yield Request(Verb.SET, (vote,))
     count = yield Request(Verb.ADD, ("count",))
     if count >= ranks:
@@ -119,5 +117,5 @@ def _finish(vote: str, ranks: int) -> _Messages:
     yield Request(Verb.DELETE, (vote,))
     acks = yield Request(Verb.ADD, ("acks",))
     if acks >= ranks:
-        for key in ("count", "gate", "reference", "decision", "verdict", "report/0", "acks"):
+        for key in ("count", "gate", "decision", "finding", "verdict", "report/0", "acks"):
             yield Request(Verb.DELETE, (key,))
