@@ -28,7 +28,8 @@ LEAST_BYTES = 256 * 1024
 """So much is looked at in any case: a round of a small state is short, and costs microseconds."""
 
 SMALL_BYTES = 64 * 1024
-"""Eager leaves up to this size take turns: what they cost the training thread is calls, not bytes."""
+"""Eager leaves up to this size take turns: what they cost the training thread is calls, not bytes. So do
+lazy ones of which so little is due at each save that the call would cost more."""
 
 FEW_LEAVES = 16
 LEAST_LEAVES = 4
@@ -150,8 +151,8 @@ class AuditPlan:
             leaf = leaves[one.index]
             budget = int(leaf.nbytes * part / one.copies)
             small = leaf.nbytes <= SMALL_BYTES if leaf.eager else budget < _GRAIN
-            least = _SMALL_RUN_BYTES if leaf.eager else _RUN_BYTES
-            budget = max(budget, least if leaf.eager else _GRAIN)
+            least = _SMALL_RUN_BYTES if leaf.eager or small else _RUN_BYTES
+            budget = max(budget, least if leaf.eager or small else _GRAIN)
             group = groups.setdefault(one.group, len(groups))
             look = Look(one.index, one.row, group, Runs.of(leaf.nbytes, budget, least))
             if leaf.nbytes:

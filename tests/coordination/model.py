@@ -34,6 +34,8 @@ class Bug(Enum):
     LEADER_DOES_NOT_WAIT_FOR_THE_DECISION = auto()
     VERDICT_WITHOUT_REPORTS = auto()
     MEMBER_REMOVES_ITS_SHARD_AT_ITS_DEADLINE = auto()
+    MEMBER_REMOVES_ITS_SHARD_WHATEVER_IT_HEARS = auto()
+    MEMBER_THAT_LEAVES_AFTER_ITS_VOTE_SAYS_NO = auto()
     KEYS_ARE_DELETED_TOO_EARLY = auto()
     ATTEMPTS_SHARE_THEIR_KEYS = auto()
     RESTORE_IGNORES_THE_ATTEMPT = auto()
@@ -162,7 +164,9 @@ class Model:
     def _step(self, state: State, r: int) -> Iterator[tuple[str, State]]:
         rank, board = state.ranks[r], self._board(state, r)
         if rank.own and rank.pc in {"persist", "vote", *_WAITS}:
-            yield "declined", self._end(state, r, "own")
+            lies = Bug.MEMBER_THAT_LEAVES_AFTER_ITS_VOTE_SAYS_NO in self.bugs
+            left = lies and r not in self.leaders and r in board.votes
+            yield "declined", self._end(state, r, NO if left else "own")
             return
         yield from getattr(self, "_" + rank.pc.rstrip("?") + ("_wait" * rank.pc.endswith("?")))(
             state, r, board
@@ -345,6 +349,11 @@ class Model:
         removes = r in self.leaders and said != GO and (r, k) not in state.published
         gone = {(k, member) for member in self.members(r)} if removes else set()
         if Bug.MEMBER_REMOVES_ITS_SHARD_AT_ITS_DEADLINE in self.bugs and said == "late":
+            gone |= {(k, r)}
+        # A slower rank may make the directory again behind the leader's removal: what was read counts.
+        if said == NO or (
+            Bug.MEMBER_REMOVES_ITS_SHARD_WHATEVER_IT_HEARS in self.bugs and said != GO
+        ):
             gone |= {(k, r)}
         state = state._replace(told=state.told | {(k, r, said)}, shards=state.shards - gone)
         again = k + 1 < self.attempts
