@@ -200,8 +200,8 @@ def main(task: str, folder: Path) -> None:
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
-    # Such processes have been aborted at their very end ("terminate called without an active exception"): that is
-    # what a daemon thread inside a call of torch does when Python ends. All that is tested has been done by then.
+    # Such processes have been aborted at their very end ("terminate called without an active exception"), as
+    # daemon threads inside a call of torch do when Python ends. All that is tested has been done by then.
     os._exit(0)
 
 
