@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import Future
+from collections.abc import Callable
+from functools import partial
 
 from ckpt_core.coordination import Coordination
 from ckpt_core.errors import CkptError
 from ckpt_core.flights import Flights
 from ckpt_core.inflight import Hooks, InFlight
+from ckpt_core.journal import Journal
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.options import Options
 from ckpt_core.store import Attempt, GuestStore, StepStore
 from ckpt_core.together import Failures, refusal_behind
-from ckpt_core.types import Destination
+from ckpt_core.types import RAISED_TO_CALLER
 
 _log = logging.getLogger("ckpt_core")
 
@@ -31,6 +33,8 @@ class Admission:
         options: Options,
         *,
         coordination: Coordination,
+        journal: Journal,
+        stage: Callable[[Callable[[], None]], None],
     ) -> None:
         self._store = store
         self._flights = flights
@@ -38,37 +42,60 @@ class Admission:
         self._failures = failures
         self._timeout_s = options.timeout_s
         self._coordination = coordination
+        self._journal = journal
+        self._stage = stage
         self._hooks = Hooks(
-            self._make_attempt, self._refusal, flights.ready, self._note_failure, failures.forget
+            make_attempt=self._make_attempt,
+            give_up=self._give_up,
+            clean_up=self._clean_up,
+            refusal=self._refusal,
+            on_staged=self._note_staged,
+            on_ready=flights.ready,
+            on_failed=self._note_failure,
+            on_raised=failures.forget,
         )
 
-    def admit(self, step: int, attempt_id: str, destination: Destination | None = None) -> InFlight:
+    def announce(self, step: int) -> InFlight:
+        """The checkpoint that is about to be started: if the call ends in an error, so does it.
+
+        Called first in a save, so that the other ranks, which may have begun theirs, hear of any error.
+        """
+        # An interrupt may come before there is any: the others have begun this attempt, and must hear of it.
+        self._journal.undo = partial(self._undo, step, None)
+        inflight = InFlight(step, root=self._store.root, hooks=self._hooks)
+        self._journal.undo = partial(self._undo, step, inflight)
+        inflight.attempt_id = self._coordination.attempt_id(step)
+        return inflight
+
+    def admit(self, inflight: InFlight) -> None:
         """Start a checkpoint; blocks while as many as may be are in flight.
 
         Raises:
             StagingError: none of them ended within `timeout`.
         """
+        # Not before it has its place: the watchdog looks only at those.
+        inflight.start_clock(self._timeout_s)
+        self._flights.admit(inflight, deadline=inflight.deadline)
+        inflight.start_clock(self._timeout_s)
+        if inflight.destination is None:
+            self._store.admitted(inflight.attempt_id)
+        self._events.tell(EventName.BEGIN, inflight.step)
 
-        def make() -> InFlight:
-            deadline = time.monotonic() + self._timeout_s
-            root = self._store.root
-            if destination is None:
-                self._store.admitted(attempt_id)
-            return InFlight(
-                step,
-                attempt_id,
-                root=root,
-                deadline=deadline,
-                hooks=self._hooks,
-                destination=destination,
-            )
+    def _undo(self, step: int, inflight: InFlight | None, error: BaseException) -> None:
+        inflight = inflight or InFlight(step, root=self._store.root, hooks=self._hooks)
+        inflight.attempt_id = inflight.attempt_id or self._coordination.attempt_id(step)
+        self._give_up(inflight, CkptError(f"{RAISED_TO_CALLER}{type(error).__name__}: {error}"))
 
-        inflight = self._flights.admit(make, deadline=time.monotonic() + self._timeout_s)
-        self._events.tell(EventName.BEGIN, step)
-        inflight.snapshot.staged.add_done_callback(
-            lambda staged: self._note_staged(inflight, staged)
-        )
-        return inflight
+    def _give_up(self, inflight: InFlight, error: BaseException) -> None:
+        def end() -> None:
+            inflight.reported = True
+            inflight.fail(error)
+            self._clean_up(inflight)
+
+        self._flights.do(end)
+
+    def _clean_up(self, inflight: InFlight) -> None:
+        self._stage(inflight.clean_up)
 
     def _make_attempt(self, inflight: InFlight) -> Attempt:
         if inflight.destination is None:
@@ -83,10 +110,9 @@ class Admission:
             self._coordination, inflight.attempt_id, inflight.step, error, left_s=left
         )
 
-    def _note_staged(self, inflight: InFlight, staged: Future[None]) -> None:
-        if staged.exception() is None:
-            seconds = time.monotonic() - inflight.began
-            self._events.tell(EventName.STAGED, inflight.step, seconds=seconds)
+    def _note_staged(self, inflight: InFlight) -> None:
+        seconds = time.monotonic() - inflight.began
+        self._events.tell(EventName.STAGED, inflight.step, seconds=seconds)
 
     def _note_failure(self, inflight: InFlight) -> None:
         assert inflight.error is not None

@@ -48,8 +48,8 @@ class Arranger:
 
     def __init__(self, sharer: Sharer) -> None:
         self._sharer = sharer
-        self._specs: Sequence[LeafSpec] = ()
-        self._known: tuple[object, Arrangement] | None = None
+        # Swapped as a whole: an interrupt may come between two assignments.
+        self._known: tuple[Sequence[LeafSpec], object, Arrangement] | None = None
 
     def arrange(self, flat: FlatState, scope: Scope) -> Arrangement:
         """The arrangement of a flat state; cheap when the structure is that of the last call.
@@ -60,10 +60,11 @@ class Arranger:
         eager = [leaf.eager for leaf in flat.leaves]
         key = (eager, scope, dict(flat.placements))
         # The specs are the very same objects while the structure is (SpecMemo): == is an identity test.
-        if self._known is None or self._specs != flat.specs or self._known[0] != key:
-            arrangement = _arrange(flat, self._sharer.share(flat, scope))
-            self._specs, self._known = flat.specs, (key, arrangement)
-        return self._known[1]
+        known = self._known
+        if known is None or known[0] != flat.specs or known[1] != key:
+            known = (flat.specs, key, _arrange(flat, self._sharer.share(flat, scope)))
+            self._known = known
+        return known[2]
 
 
 def _arrange(flat: FlatState, share: Share) -> Arrangement:

@@ -12,7 +12,6 @@ inside `save`, after the clones.
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -99,13 +98,14 @@ def open_image(
         cancelled=sink.inflight.failed,
     )
     # The pool must not be replaced by a larger one while this image may still ask it for chunks.
-    pool.lease()
-    sink.inflight.until_staged(pool.end_lease)
-    return ShardImage(pool, sink, spec, streams)
+    sink.inflight.lease(pool)
+    image = ShardImage(pool, sink, spec, streams)
+    sink.inflight.images.append(image)
+    return image
 
 
 class StageJob:
-    """Copies the lazy leaves of one source; runs on the stager thread, or inline when there are none."""
+    """Hands over what `save` has copied, and copies the rest of one source; runs on the stager thread."""
 
     def __init__(
         self,
@@ -134,6 +134,7 @@ class StageJob:
     def run(self) -> None:
         """Copy; every error fails the checkpoint. Once this returns no live leaf is read any more."""
         with guarded(self._inflight, [self._image]):
+            self._image.let_go()
             if self._audit.is_lazy:
                 look_at(self._inflight.snapshot, self._audit, self._streams)
                 self._inflight.snapshot.arrived(1)
@@ -289,21 +290,6 @@ def _batches(items: Sequence[StageItem]) -> Iterator[Sequence[StageItem]]:
             start, size = index + 1, 0
     if start < len(items):
         yield items[start:]
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """No cyclic garbage collection inside: it would walk the whole heap on the training thread.
-
-    A save of many leaves allocates enough objects to set it off, and none of them is part of a cycle.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager

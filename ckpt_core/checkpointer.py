@@ -16,7 +16,6 @@ from typing import Any, Literal, Self
 
 import torch
 
-from ckpt_core.capture import collector_paused
 from ckpt_core.coordination import Coordination, NoCoordination
 from ckpt_core.devices import Devices
 from ckpt_core.engine import Engine
@@ -24,15 +23,13 @@ from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.files import Files
 from ckpt_core.files_save import FilesSave
 from ckpt_core.handle import SaveHandle
-from ckpt_core.inflight import failing
+from ckpt_core.journal import stalling
 from ckpt_core.layerwise import LayerwiseSave
 from ckpt_core.observe import EventName
 from ckpt_core.options import Options, checked_options, checked_root
 from ckpt_core.restore import RestoredStep, Restorer
 from ckpt_core.sharing import Scope
 from ckpt_core.sigterm import SigtermGuard
-from ckpt_core.stall import stalling
-from ckpt_core.together import declining
 from ckpt_core.types import check_step
 
 _log = logging.getLogger("ckpt_core")
@@ -80,22 +77,25 @@ class Checkpointer:
             raise ConfigError(f"on_sigterm={on_sigterm!r} is unknown: use 'save' or None")
         self.root = checked_root(root)
         self._pid = os.getpid()
-        self._closed = False
+        self._closing = self._closed = False
         self._on_close: list[Callable[[], None]] = []
         self._guard: SigtermGuard | None = None
         ranks = coordination or NoCoordination()
         engine = Engine(self.root, checked, ranks, files or Files(), devices or Devices())
         self._engine = engine
-        self._pipeline = engine.pipeline
+        self._pipeline, self._journal = engine.pipeline, engine.pipeline.journal
         self.events, self.gauges = engine.events, engine.gauges
-        try:
-            self._guard = SigtermGuard(sigterm_grace) if on_sigterm else None
-        except BaseException:
-            engine.let_go()
-            raise
         # Runs at exit also in children of multiprocessing, which skip atexit: the threads are daemons,
         # and a started checkpoint must not die with them. `close` cancels it.
         self._at_exit = Finalize(None, _close_quietly, args=(self,), exitpriority=10)
+        try:
+            engine.open()
+            self._guard = SigtermGuard(sigterm_grace) if on_sigterm else None
+            # An interrupt that has come by now is raised here, and not when nobody has the object yet.
+            time.sleep(0)
+        except BaseException:
+            self._abandon()
+            raise
 
     # -- saving ----------------------------------------------------------------------------------
 
@@ -134,16 +134,18 @@ class Checkpointer:
         """
         began = time.monotonic()
         self._check_usable()
-        step = check_step(step)
-        attempt_id = self._engine.coordination.attempt_id(step)
-        with declining(self._engine.coordination, attempt_id, step):
-            self._engine.failures.report(step)
-            scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
-            with collector_paused():
-                plan = self._pipeline.plan(state, scope)
-            inflight = self._engine.admission.admit(step, attempt_id)
-        with failing(inflight), collector_paused():
-            self._pipeline.start(inflight, plan)
+        inflight = self._engine.admission.announce(check_step(step))
+        self._engine.failures.report(inflight.step)
+        scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
+        self._journal.pause_collector()
+        plan = self._pipeline.plan(state, scope)
+        self._journal.resume_collector()
+        self._engine.admission.admit(inflight)
+        self._journal.pause_collector()
+        self._pipeline.start(inflight, plan)
+        # It goes on by itself from here, also while this thread waits for it.
+        self._journal.undo = None
+        self._journal.resume_collector()
         return SaveHandle.of(inflight, began, blocking=self._engine.options.blocking)
 
     @stalling
@@ -165,12 +167,10 @@ class Checkpointer:
         Source: LightCheck III-B, on the caller's own hooks.
         """
         self._check_usable()
-        step = check_step(step)
-        attempt_id = self._engine.coordination.attempt_id(step)
-        with declining(self._engine.coordination, attempt_id, step):
-            self._engine.failures.report(step)
-            plan = self._pipeline.plan_layerwise(tensors)
-            inflight = self._engine.admission.admit(step, attempt_id)
+        inflight = self._engine.admission.announce(check_step(step))
+        self._engine.failures.report(inflight.step)
+        plan = self._pipeline.plan_layerwise(tensors)
+        self._engine.admission.admit(inflight)
         return LayerwiseSave(self._pipeline, inflight, plan)
 
     @stalling
@@ -193,13 +193,11 @@ class Checkpointer:
             CkptError, StagingError: as for `save`.
         """
         self._check_usable()
-        step = check_step(step)
-        attempt_id = self._engine.coordination.attempt_id(step)
-        with declining(self._engine.coordination, attempt_id, step):
-            self._pipeline.check_named()
-            destination = self._engine.destinations.next(directory, pointer)
-            self._engine.failures.report(step)
-            inflight = self._engine.admission.admit(step, attempt_id, destination)
+        inflight = self._engine.admission.announce(check_step(step))
+        self._pipeline.check_named()
+        inflight.destination = self._engine.destinations.next(directory, pointer)
+        self._engine.failures.report(inflight.step)
+        self._engine.admission.admit(inflight)
         return FilesSave(self._pipeline, inflight)
 
     @stalling
@@ -369,6 +367,8 @@ class Checkpointer:
     def close(self) -> None:
         """Finish what is in flight, within `timeout`, then end the threads and unlock the root. Idempotent.
 
+        Where it is interrupted it can be called again, and else goes on at the end of the process.
+
         A thread that hangs on storage is left behind: all it can do once storage is back is to delete
         its own attempt.
 
@@ -377,22 +377,33 @@ class Checkpointer:
         """
         if self._closed or os.getpid() != self._pid:
             return
-        callbacks, self._on_close = self._on_close, []
         try:
-            for callback in callbacks:
-                callback()
-        finally:
+            while self._on_close:
+                self._on_close.pop(0)()
+        except Exception:
             self._close()
+            raise
+        self._close()
         self._engine.failures.report()
 
     def _close(self) -> None:
-        self._closed = True
-        self._at_exit.cancel()
+        self._closing = True
         try:
             self._engine.close()
         finally:
             if self._guard is not None:
                 self._guard.close()
+        # Last: interrupted before, it can be closed again, and is at exit.
+        self._at_exit.cancel()
+        self._closed = True
+
+    def _abandon(self) -> None:
+        """Let go of what was opened when the rest could not be."""
+        self._closing = True
+        self._engine.let_go()
+        self._engine.end_threads()
+        self._at_exit.cancel()
+        self._closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -412,7 +423,7 @@ class Checkpointer:
     # -- inside ----------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
-        if self._closed:
+        if self._closing:
             raise ConfigError(f"the Checkpointer of {self.root} is closed: make a new one")
         if os.getpid() != self._pid:
             raise ConfigError(

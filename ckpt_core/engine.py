@@ -17,7 +17,7 @@ from ckpt_core.devices import Devices
 from ckpt_core.errors import StagingError
 from ckpt_core.files import Files
 from ckpt_core.files_save import Destinations
-from ckpt_core.flights import Flights, settle_all
+from ckpt_core.flights import Flights
 from ckpt_core.gauges import Gauges
 from ckpt_core.observe import EventLog, NoEventFile, event_file
 from ckpt_core.options import Options
@@ -32,11 +32,7 @@ _GRACE_S = 1.0
 
 
 class Engine:
-    """Owns every thread, the root's lock and the connection to the other ranks.
-
-    Raises:
-        RootBusy, PersistError, CommitError, CoordinationTimeout: see `Checkpointer`; nothing is left open.
-    """
+    """Owns every thread, the root's lock and the connection to the other ranks. Making one takes nothing."""
 
     def __init__(
         self,
@@ -64,7 +60,8 @@ class Engine:
         self.flights = Flights(
             options.in_flight,
             finish=self.committer.finish,
-            finishers=1 if info.world_size == 1 else options.in_flight,
+            # One more than may wait for other ranks: it tells them of a step that this rank declines.
+            finishers=1 if info.world_size == 1 else options.in_flight + 1,
         )
         self.admission = Admission(
             self.store,
@@ -73,36 +70,54 @@ class Engine:
             self.failures,
             options,
             coordination=coordination,
+            journal=self.pipeline.journal,
+            stage=self.pipeline.stage,
         )
         self.destinations = Destinations()
         self.gauges = Gauges(root, self.events, coordination, self.pipeline)
         self.event_file = NoEventFile()
-        try:
-            opened = {"world_size": info.world_size, "options": dataclasses.asdict(options)}
-            self.event_file = event_file(
-                options.events_file, self.events, rank=info.rank, opened=opened
-            )
-            open_together(self.store, coordination, timeout_s=options.timeout_s)
-        except BaseException:
-            self.let_go()
-            raise
+
+    def open(self) -> None:
+        """Start the threads, and lock the root on every rank.
+
+        Raises:
+            RootBusy, PersistError, CommitError, CoordinationTimeout: see `Checkpointer`.
+        """
+        # First: a process that may start no more threads shall not lock, nor repair, anything.
+        self.pipeline.start_threads()
+        self.flights.start()
+        info, options = self.coordination.info, self.options
+        opened = {"world_size": info.world_size, "options": dataclasses.asdict(options)}
+        self.event_file = event_file(
+            options.events_file, self.events, rank=info.rank, opened=opened
+        )
+        open_together(self.store, self.coordination, timeout_s=options.timeout_s)
 
     def deadline(self) -> float:
         """When a wait that begins now has lasted too long, on the monotonic clock."""
         return time.monotonic() + self.options.timeout_s
 
     def close(self) -> None:
-        """Finish what is in flight, within `timeout`, then end the threads and unlock the root."""
+        """Finish what is in flight, within `timeout`, then end the threads and unlock the root.
+
+        Interrupted anywhere, it is called again.
+        """
+        self.pipeline.journal.sweep()
         self.flights.give_up_unsealed()
         deadline = self.deadline()
         if not self.flights.wait_empty(deadline=deadline):
-            settle_all(self.flights.active())
+            self.flights.settle_all()
+        self.end_threads(timeout_s=max(deadline - time.monotonic(), _GRACE_S))
+        self.let_go()
+
+    def end_threads(self, *, timeout_s: float = _GRACE_S) -> None:
+        """End every thread; one that hangs is left behind."""
+        deadline = time.monotonic() + timeout_s
         try:
-            self.pipeline.close(timeout_s=max(deadline - time.monotonic(), _GRACE_S))
+            self.pipeline.close(timeout_s=timeout_s)
         except StagingError as exc:
             _log.warning("staging memory is left to threads that hang: %s", exc)
         self.flights.close(timeout_s=max(deadline - time.monotonic(), _GRACE_S))
-        self.let_go()
 
     def let_go(self) -> None:
         """Unlock the root and say goodbye to the other ranks."""

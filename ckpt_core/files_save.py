@@ -11,21 +11,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from ckpt_core.capture import LeafWatch, collector_paused, guarded, stage_items
+from ckpt_core.capture import LeafWatch, guarded, stage_items
 from ckpt_core.devices import Devices, Queued
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.handle import SaveHandle
 from ckpt_core.inflight import InFlight
+from ckpt_core.journal import stalling
 from ckpt_core.layout import is_directory_name, is_file_name, parents_of
-from ckpt_core.open_save import OpenSave
+from ckpt_core.open_save import Errand, OpenSave
 from ckpt_core.pipeline import Pipeline
 from ckpt_core.snapshot import CopyStreams, ShardImage, StageItem, StagingPool
-from ckpt_core.stall import stalling
-from ckpt_core.torch_zip import ZipPlan, plan_zip, tensor_paths
+from ckpt_core.torch_zip import Skipping, ZipPlan, plan_zip, tensor_paths
 from ckpt_core.types import Destination
 
 Eager = bool | Callable[[torch.Tensor], bool]
@@ -38,13 +39,12 @@ class FilesSave(OpenSave):
     """
 
     def __init__(self, pipeline: Pipeline, inflight: InFlight) -> None:
-        super().__init__(inflight)
-        self._pipeline = pipeline
+        super().__init__(inflight, pipeline)
         self._names: set[str] = set()
         self._nbytes = 0
         self._pool: StagingPool | None = None
         # Also when the watchdog gives it up: what was added before is given up by then.
-        inflight.open_ended(lambda: pipeline.stage(inflight.staging_ended))
+        inflight.open_ended()
 
     @stalling
     def add(self, name: str, tree: Any, *, eager: Eager = False) -> None:
@@ -68,12 +68,20 @@ class FilesSave(OpenSave):
         """
         self._check_open()
         self._check_name(name)
-        with collector_paused():
-            plan = plan_zip(tree)
-            if not self._inflight.failed():
-                self._start(name, tree, plan, eager=eager)
-        self._names.add(name)
-        self._nbytes += plan.layout.file_bytes
+        skipping = Skipping()
+        self._journal.undo = lambda error: skipping.end()
+        self._journal.pause_collector()
+        plan = plan_zip(tree, skipping)
+        file = None
+        if not self._inflight.failed():
+            file = self._file_of(name, tree, plan, eager=eager)
+        pieces = 0
+        if file is not None and file.live:
+            # Frames and clones count too: the barrier opens when the last piece of the file is copied.
+            pieces = len(file.frames) + len(file.live) + len(file.clones)
+        run = None if file is None else partial(self._run_file, file)
+        note = partial(self._note, name, self._nbytes + plan.layout.file_bytes)
+        self._hand_over(Errand([name] * pieces, run, note))
 
     @stalling
     def seal(self) -> SaveHandle:
@@ -83,12 +91,9 @@ class FilesSave(OpenSave):
         """
         began = time.monotonic()
         self._check_open()
-        self._sealed = True
         self._pipeline.named_files_took(self._nbytes)
-        if not self._inflight.failed():
-            self._pipeline.stage(self._run_end)
-        self._inflight.end_announced()
-        return SaveHandle.of(self._inflight, began, blocking=self._pipeline.options.blocking)
+        self._hand_over(Errand((), self._run_end, self._note_sealed))
+        return self._sealed_handle(began)
 
     # -- training thread -------------------------------------------------------------------------
 
@@ -104,10 +109,12 @@ class FilesSave(OpenSave):
         if clash:
             raise ConfigError(f"add: {min(clash)!r} would be both a file and a directory")
 
-    def _start(self, name: str, tree: Any, plan: ZipPlan, *, eager: Eager) -> None:
-        """Copy what must be copied now, and queue the rest."""
+    def _file_of(self, name: str, tree: Any, plan: ZipPlan, *, eager: Eager) -> _File:
+        """Copy what must be copied now; nothing is queued yet."""
         if self._pool is None:
             self._pool = self._pipeline.pool_for_named(plan.layout.file_bytes, plan.tensors)
+        # No other save may have the pool replaced before the stager comes to this file.
+        self._inflight.lease(self._pool)
         devices = self._pipeline.devices
         live, clones = _split(plan, self._pipeline.eager_leaf_bytes, eager, devices)
         # Order matters: behind the clones.
@@ -115,32 +122,43 @@ class FilesSave(OpenSave):
         watch = LeafWatch(self.step, on=self._pipeline.check_barriers, devices=devices)
         if self._pipeline.check_barriers:
             watch.begin(_labels(name, tree, live), live)
-        image = self._pipeline.open_named_image(
-            self._inflight, self._pool, name, plan.layout.file_bytes
+        return _File(
+            name=name,
+            nbytes=plan.layout.file_bytes,
+            frames=plan.layout.frames,
+            live=live,
+            clones=clones,
+            pool=self._pool,
+            watch=watch,
+            streams=self._pipeline.streams,
+            behind=behind,
         )
-        streams = self._pipeline.streams
-        file = _File(plan.layout.frames, live, clones, image, watch, streams, behind)
-        if live:
-            # Frames and clones count too: the barrier opens when the last piece of the file is copied.
-            pieces = len(file.frames) + len(live) + len(clones)
-            self._inflight.snapshot.expect([name] * pieces)
-        self._pipeline.stage(lambda: self._run_file(file))
+
+    def _note(self, name: str, nbytes: int) -> None:
+        self._names.add(name)
+        self._nbytes = nbytes
 
     # -- stager thread ---------------------------------------------------------------------------
 
     def _run_file(self, file: _File) -> None:
         if self._inflight.failed():
             return
-        with guarded(self._inflight, [file.image]):
+        images: list[ShardImage] = []
+        with guarded(self._inflight, images):
+            # Not before: a file that is registered and never filled would fail the checkpoint.
+            image = self._pipeline.open_named_image(
+                self._inflight, file.pool, file.name, file.nbytes
+            )
+            images.append(image)
             file.streams.follow(file.behind)
             if file.live:
                 snapshot = self._inflight.snapshot
-                stage_items(snapshot, file.image, file.in_order(), settle=file.settle)
+                stage_items(snapshot, image, file.in_order(), settle=file.settle)
             else:
-                file.image.leaves(file.in_order())
+                image.leaves(file.in_order())
             file.streams.settle()
             file.watch.raise_if_changed()
-            file.image.finish()
+            image.finish()
 
     def _run_end(self) -> None:
         with guarded(self._inflight, []):
@@ -156,16 +174,20 @@ class _File:
     """One file on its way to the writers.
 
     Attributes:
+        name: in the directory.
+        nbytes: length of the file.
         frames: offset and bytes of what is not tensor data.
         live: tensors that are read behind training.
         clones: the others.
         behind: what the stager's copies wait for, the clones among it.
     """
 
+    name: str
+    nbytes: int
     frames: tuple[tuple[int, bytes], ...]
     live: Sequence[StageItem]
     clones: Sequence[StageItem]
-    image: ShardImage
+    pool: StagingPool
     watch: LeafWatch
     streams: CopyStreams
     behind: Queued

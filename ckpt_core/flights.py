@@ -6,13 +6,20 @@ future stays open and no one waits for ever on a disk that hangs.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from ckpt_core.errors import CkptError, PersistError, StagingError
 from ckpt_core.inflight import InFlight, Phase
+from ckpt_core.threads import Monitor, Worker, join_all, start_all
+
+_log = logging.getLogger("ckpt_core")
+
+_CHORE_S = 2.0
 
 
 class Flights:
@@ -31,35 +38,64 @@ class Flights:
         self._limit = limit
         self._finishers = finishers
         self._finish = finish
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self._active: list[InFlight] = []
         self._ready: queue.SimpleQueue[InFlight | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._closing = False
+        self._chores: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        jobs = [("finisher", self._run_finisher)] * finishers
+        self._workers = [
+            Worker(run, name=f"ckpt-{name}")
+            for name, run in (*jobs, ("watchdog", self._run_watchdog))
+        ]
 
-    def admit(self, make: Callable[[], InFlight], *, deadline: float) -> InFlight:
-        """Add the checkpoint that `make` gives; blocks while `limit` are in flight.
+    def start(self) -> None:
+        """Start the threads. Called once, when the Checkpointer is made.
+
+        Raises:
+            PersistError: the system gives no more threads.
+        """
+        start_all(self._workers)
+
+    def admit(self, inflight: InFlight, *, deadline: float) -> None:
+        """Give a checkpoint its place; blocks while `limit` are in flight.
 
         Raises:
             StagingError: none of them ended before the deadline.
         """
-        with self._changed:
-            while len(self._active) >= self._limit:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    steps = ", ".join(str(flight.step) for flight in self._active)
-                    raise StagingError(
-                        f"in_flight={self._limit} checkpoints (steps {steps}) are still not "
-                        f"committed: storage is stuck or far slower than the saves, or the other "
-                        f"ranks do not save the same steps. Earlier steps "
-                        f"are untouched; save less often, or raise in_flight or timeout"
-                    )
-                self._changed.wait(left)
-            inflight = make()
+
+        def enter() -> bool:
+            if len(self._active) >= self._limit:
+                return False
             self._active.append(inflight)
-            self._start_threads()
-            self._changed.notify_all()
-            return inflight
+            return True
+
+        if not self._changed.wait_for(enter, deadline=deadline):
+            steps = ", ".join(str(flight.step) for flight in self.active())
+            raise StagingError(
+                f"in_flight={self._limit} checkpoints (steps {steps}) are still not committed: storage "
+                f"is stuck or far slower than the saves, or the other ranks do not save the same steps. "
+                f"Earlier steps are untouched; save less often, "
+                f"or raise in_flight or timeout"
+            )
+        # The watchdog learns of its deadline.
+        self._chores.put(_nothing)
+
+    def do(self, chore: Callable[[], None]) -> None:
+        """Run `chore`, which does not block, on the watchdog's thread, where no interrupt comes.
+
+        Returns when it is done, or after some seconds: whoever listens to events may dawdle.
+        """
+        done = threading.Lock()
+        done.acquire()
+
+        def run() -> None:
+            try:
+                chore()
+            finally:
+                done.release()
+
+        self._chores.put(run)
+        done.acquire(timeout=_CHORE_S)
 
     def ready(self, inflight: InFlight) -> None:
         """Nothing is staged or written for it any more: let the finisher have it."""
@@ -67,7 +103,7 @@ class Flights:
 
     def active(self) -> tuple[InFlight, ...]:
         """Those in flight, oldest first."""
-        with self._changed:
+        with self._changed.lock:
             return tuple(self._active)
 
     def is_staged(self, names: Iterable[str] | None, *, before: int | None) -> bool:
@@ -95,44 +131,35 @@ class Flights:
         return [flight for flight in self.active() if before is None or flight.step < before]
 
     def give_up_unsealed(self) -> None:
-        """Fail the layer-wise ones whose caller never ended them."""
+        """Fail the open ones whose caller never ended them."""
         for inflight in self.active():
             if inflight.is_open_ended:
-                inflight.fail(
-                    StagingError(f"step {inflight.step} was never sealed", step=inflight.step)
-                )
+                error = StagingError(f"step {inflight.step} was never sealed", step=inflight.step)
+                self.do(partial(inflight.fail, error))
+
+    def settle_all(self) -> None:
+        """Give up those that could not end before the Checkpointer closes."""
+        for inflight in self.active():
+            text = (
+                "the Checkpointer was closed while storage was stuck; earlier steps are untouched"
+            )
+            unsure = inflight.phase is Phase.COMMITTING
+            state = "may be committed or not (look at `steps()`)" if unsure else "was not saved"
+            error = PersistError(f"step {inflight.step} {state}: {text}")
+            self.do(partial(inflight.fail, error))
 
     def wait_empty(self, *, deadline: float) -> bool:
         """Wait until none is in flight; False when the deadline passed first."""
-        with self._changed:
-            while self._active:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
-            return True
+        return self._changed.wait_for(lambda: not self._active, deadline=deadline)
 
     def close(self, *, timeout_s: float) -> None:
-        """End both threads; a thread that hangs is left behind after `timeout_s`. Idempotent."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        for _ in range(self._finishers):
+        """End the threads; one that hangs is left behind after `timeout_s`. Idempotent."""
+        self._chores.put(None)
+        for _ in self._workers[:-1]:
             self._ready.put(None)
-        deadline = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0.0))
+        join_all(self._workers, timeout_s=timeout_s)
 
     # -- threads ---------------------------------------------------------------------------------
-
-    def _start_threads(self) -> None:
-        if self._threads:
-            return
-        jobs = [("finisher", self._run_finisher)] * self._finishers
-        for name, target in (*jobs, ("watchdog", self._run_watchdog)):
-            thread = threading.Thread(target=target, name=f"ckpt-{name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
 
     def _run_finisher(self) -> None:
         while (inflight := self._ready.get()) is not None:
@@ -145,25 +172,36 @@ class Flights:
             del inflight
 
     def _run_watchdog(self) -> None:
-        with self._changed:
-            while not self._closing:
-                now = time.monotonic()
-                expired = [flight for flight in self._active if flight.deadline <= now]
-                for inflight in expired:
-                    inflight.fail(_overdue(inflight))
-                    self._drop(inflight)
-                nearest = min((f.deadline for f in self._active), default=None)
-                self._changed.wait(None if nearest is None else max(nearest - now, 0.0))
+        while True:
+            try:
+                chore = self._chores.get(timeout=self._next_due_s())
+            except queue.Empty:
+                self._expire()
+                continue
+            if chore is None:
+                return
+            try:
+                chore()
+            except BaseException:  # the thread outlives any chore
+                _log.exception("a chore of the watchdog failed")
+            del chore
+
+    def _next_due_s(self) -> float | None:
+        nearest = min((flight.deadline for flight in self.active()), default=None)
+        return None if nearest is None else max(nearest - time.monotonic(), 0.0)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for inflight in self.active():
+            if inflight.deadline <= now:
+                inflight.fail(_overdue(inflight))
+                self._retired(inflight)
 
     def _retired(self, inflight: InFlight) -> None:
-        with self._changed:
-            self._drop(inflight)
-
-    def _drop(self, inflight: InFlight) -> None:
-        if inflight not in self._active:
-            return
-        self._active.remove(inflight)
-        self._changed.notify_all()
+        with self._changed.lock:
+            if inflight in self._active:
+                self._active.remove(inflight)
+                self._changed.notify_all()
 
 
 def _overdue(inflight: InFlight) -> CkptError:
@@ -182,10 +220,5 @@ def _overdue(inflight: InFlight) -> CkptError:
     )
 
 
-def settle_all(flights: Iterable[InFlight]) -> None:
-    """Give up every one of them. Called when the Checkpointer closes before they could end."""
-    for inflight in flights:
-        text = "the Checkpointer was closed while storage was stuck; earlier steps are untouched"
-        unsure = inflight.phase is Phase.COMMITTING
-        state = "may be committed or not (look at `steps()`)" if unsure else "was not saved"
-        inflight.fail(PersistError(f"step {inflight.step} {state}: {text}"))
+def _nothing() -> None:
+    """A chore that only has the watchdog look at the clock again."""

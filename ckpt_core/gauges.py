@@ -32,7 +32,7 @@ class Gauges:
     @property
     def stall(self) -> Stall:
         """Time that training has lost to the engine."""
-        return self._pipeline.stall
+        return self._pipeline.journal.stall
 
     @property
     def in_flight(self) -> int:

@@ -9,21 +9,21 @@ thread then publishes or cleans up.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 from ckpt_core.arrangement import Placed
 from ckpt_core.coordination import Reference
 from ckpt_core.errors import CkptError, PersistError
 from ckpt_core.persist import HeldBack, ShardFile, WriteJob, WriterPool
-from ckpt_core.snapshot import Piece, Snapshot
+from ckpt_core.snapshot import Piece, ShardImage, Snapshot, StagingPool
 from ckpt_core.state import Skeleton
 from ckpt_core.store import Attempt
 from ckpt_core.types import Destination
@@ -71,50 +71,49 @@ class Hooks:
 
     Attributes:
         make_attempt: creates its directory; called once, from a background thread.
+        give_up: see `InFlight.give_up`; called on the training thread.
+        clean_up: has `clean_up` called on the stager thread, soon.
         refusal: asked of an error what another rank had failed with before; may wait for it.
+        on_staged: told once when all its leaves have been copied.
         on_ready: called once when nothing is being staged or written for it any more.
         on_failed: told once when it is given up, before its futures are; not when `reported` is set.
         on_raised: told of an error that `on_failed` has heard of and the caller has been given meanwhile.
     """
 
     make_attempt: Callable[[InFlight], Attempt]
+    give_up: Callable[[InFlight, BaseException], None]
+    clean_up: Callable[[InFlight], None]
     refusal: Callable[[InFlight, BaseException], CkptError | None]
+    on_staged: Callable[[InFlight], None]
     on_ready: Callable[[InFlight], None]
     on_failed: Callable[[InFlight], None]
     on_raised: Callable[[BaseException], None]
 
 
 class InFlight:
-    """A started checkpoint that has not ended yet. Thread-safe.
+    """A started checkpoint that has not ended yet. Thread-safe. Making one starts nothing.
 
     Args:
         step: the step it is of.
-        attempt_id: names this try; the same on all ranks.
         root: where it goes, for errors that come before it has a directory.
-        deadline: on the monotonic clock; the watchdog fails the checkpoint then.
         hooks: see there.
+
+    Attributes:
+        attempt_id: names this try; the same on all ranks; "" before it is drawn.
         destination: where named files go; None: it becomes a step.
+        images: everything that may hold chunks for it.
     """
 
-    def __init__(
-        self,
-        step: int,
-        attempt_id: str,
-        *,
-        root: Path,
-        deadline: float,
-        hooks: Hooks,
-        destination: Destination | None = None,
-    ) -> None:
+    def __init__(self, step: int, *, root: Path, hooks: Hooks) -> None:
         self.step = step
-        self.destination = destination
-        self.attempt_id = attempt_id
+        self.destination: Destination | None = None
+        self.attempt_id = ""
         self.root = root
-        self.deadline = deadline
-        self.began = time.monotonic()
-        self.snapshot = Snapshot(step)
+        self.began = self.deadline = time.monotonic()
+        self.snapshot = Snapshot(step, on_staged=partial(hooks.on_staged, self))
         self.committed: Future[Path] = Future()
         self.shards: list[ShardFile] = []
+        self.images: list[ShardImage] = []
         self.attempt: Attempt | None = None
         self.error: BaseException | None = None
         self.contents: Contents | None = None
@@ -124,7 +123,9 @@ class InFlight:
         self._lock = threading.Lock()
         # Apart from _lock: making the directory may hang on storage, and failing must not.
         self._making = threading.Lock()
-        self._when_failed: Callable[[], None] | None = None
+        self._open_ended = False
+        self._ended = threading.Lock()
+        self._ended.acquire()
         self._phase = Phase.STAGING
         self._pending = 0
         self._staging = True
@@ -158,29 +159,44 @@ class InFlight:
                 self.attempt = self._hooks.make_attempt(self)
             return self.attempt
 
-    def open_ended(self, when_failed: Callable[[], None]) -> None:
-        """It ends only when the caller says so (layer-wise form).
+    def start_clock(self, timeout_s: float) -> None:
+        """It begins now; the watchdog fails it when `timeout_s` are over."""
+        self.began = time.monotonic()
+        self.deadline = self.began + timeout_s
 
-        `when_failed` is called from whatever thread gives it up; it must not block.
-        """
-        with self._lock:
-            self._when_failed = when_failed
+    def open_ended(self) -> None:
+        """It ends only when the caller says so, and only the stager touches its images."""
+        self._open_ended = True
 
     def end_announced(self) -> None:
         """The caller has said so: it goes on by itself from here."""
-        with self._lock:
-            self._when_failed = None
+        self._open_ended = False
 
     @property
     def is_open_ended(self) -> bool:
         """Whether it waits for its caller."""
-        return self._when_failed is not None
+        return self._open_ended
+
+    def give_up(self, error: BaseException) -> None:
+        """End it from the training thread, which does not touch it again. Idempotent.
+
+        The caller is told of `error`, so no later save raises it. Everything that must not be interrupted
+        is done by other threads.
+        """
+        self._hooks.give_up(self, error)
+
+    def clean_up(self) -> None:
+        """Give back what it holds of the staging memory. On the stager thread, behind all of its jobs."""
+        for image in self.images:
+            image.abandon()
+        self.staging_ended()
 
     def fail(self, error: BaseException) -> None:
         """Give it up. The first error counts; later ones, and one after the commit, change nothing.
 
-        The error is told the step and the path, where whoever raised it did not know them. Where it may be
-        the work of another rank, that rank's error is waited for, some seconds at most.
+        Called from background threads, where no interrupt comes half-way. The error is told the step and the
+        path, where whoever raised it did not know them. Where it may be the work of another rank, that rank's
+        error is waited for, some seconds at most.
         """
         error = _to_report(error)
         if self._phase in (Phase.STAGING, Phase.PERSISTING):
@@ -191,15 +207,15 @@ class InFlight:
                 return
             self._phase = Phase.FAILED
             self.error = error
-            callback = self._when_failed
             told, self.reported = self.reported, True
         if not told:
             # Order matters: whoever has waited for a future finds the failure at the next save.
             self._hooks.on_failed(self)
         self.snapshot.fail(error)
         self.committed.set_exception(error)
-        if callback is not None:
-            callback()
+        self._ended.release()
+        if self._open_ended:
+            self._hooks.clean_up(self)
 
     def explained(self, error: BaseException) -> BaseException:
         """The error, or what another rank had failed with when that is behind it."""
@@ -231,6 +247,7 @@ class InFlight:
                 return False
             self._phase = Phase.COMMITTED
         self.committed.set_result(path)
+        self._ended.release()
         return True
 
     def wait_ended(self) -> None:
@@ -239,8 +256,11 @@ class InFlight:
         Raises:
             Exception: what failed it, which no later save raises again.
         """
+        # Ends: at the deadline the watchdog fails it, whatever hangs. Not by the future: interrupted while it
+        # is asked, that one may stay locked for the thread that ends it.
+        with self._ended:
+            pass
         try:
-            # Ends: at the deadline the watchdog fails it, whatever hangs.
             self.committed.result()
         except Exception as exc:
             self._hooks.on_raised(exc)
@@ -255,6 +275,14 @@ class InFlight:
                 self._leases.append(end_lease)
                 return
         end_lease()
+
+    def lease(self, pool: StagingPool) -> None:
+        """Keep the pool from being replaced while more may be staged for it. Idempotent."""
+        # Order matters: an interrupt between the two must leave no lease that nobody ends.
+        self.until_staged(partial(pool.end_lease, self))
+        pool.lease(self)
+        if not self._staging:
+            pool.end_lease(self)
 
     def staging_ended(self) -> None:
         """Nothing more will be staged for it. Called by the stager or by `save`. Idempotent."""
@@ -314,15 +342,3 @@ class ShardSink:
     def window(self, offset: int, nbytes: int) -> memoryview:
         """Memory of the file itself."""
         return self.shard.window(offset, nbytes)
-
-
-@contextlib.contextmanager
-def failing(inflight: InFlight) -> Iterator[None]:
-    """Work of `save` itself: an error ends the checkpoint and is raised here, so not reported again."""
-    try:
-        yield
-    except BaseException as exc:
-        inflight.reported = True
-        inflight.fail(exc)
-        inflight.staging_ended()
-        raise

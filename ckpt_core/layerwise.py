@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ckpt_core.arrangement import Placed, items_of
@@ -20,12 +21,12 @@ from ckpt_core.devices import Devices, Queued
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.handle import SaveHandle
 from ckpt_core.inflight import InFlight
-from ckpt_core.layout import Extent, nbytes
-from ckpt_core.open_save import OpenSave
+from ckpt_core.journal import stalling
+from ckpt_core.layout import BuilderMark, Extent, nbytes
+from ckpt_core.open_save import Errand, OpenSave
 from ckpt_core.pipeline import LayerwisePlan, Pipeline
 from ckpt_core.sharing import Part, Scope, Share
 from ckpt_core.snapshot import ShardImage, StageItem
-from ckpt_core.stall import stalling
 from ckpt_core.state import FlatState, Leaf, Skeleton
 from ckpt_core.types import LeafSpec
 
@@ -37,21 +38,20 @@ class LayerwiseSave(OpenSave):
     """
 
     def __init__(self, pipeline: Pipeline, inflight: InFlight, plan: LayerwisePlan) -> None:
-        super().__init__(inflight)
-        self._pipeline = pipeline
+        super().__init__(inflight, pipeline)
         self._plan = plan
         self._left = {leaf.spec.name for leaf in plan.flat.leaves}
         self._parts = {part.stored.name: part for part in plan.share.parts}
-        self._placed: list[Placed] = []
+        self._placed: dict[str, Placed] = {}
         leaves, self._turn = plan.flat.leaves, pipeline.auditor.turn(inflight.step)
         self._audit = pipeline.auditor.audit(plan.share, plan.audit, leaves, self._turn)
         self._devices, self._streams = pipeline.devices, pipeline.streams
         self._watch = LeafWatch(inflight.step, on=pipeline.check_barriers, devices=pipeline.devices)
         inflight.snapshot.name_leaves(self._leaf_name)
         sink = pipeline.open_shard(inflight, plan.builder.file_bytes, mapped=False)
-        self._image = pipeline.open_held_image(sink, plan)
         # Also when the watchdog gives it up: the chunks that it holds must go back.
-        inflight.open_ended(lambda: pipeline.stage(self._run_abandon))
+        inflight.open_ended()
+        self._image = pipeline.open_held_image(sink, plan)
         pipeline.stage(self._run_start)
 
     @stalling
@@ -64,26 +64,22 @@ class LayerwiseSave(OpenSave):
             ConfigError: a name was not given to `begin`, or the save is sealed.
         """
         self._check_open()
-        leaves: list[Leaf] = []
-        for name in names:
-            leaf = self._plan.leaf_of.get(name)
-            if leaf is None:
-                raise ConfigError(f"stage: {name!r} was not among the tensors given to begin()")
-            if leaf.spec.name in self._left:  # a second name of one tensor is staged already
-                self._left.remove(leaf.spec.name)
-                leaves.append(leaf)
+        self._journal.undo = partial(self._take_back, self._plan.builder.mark())
+        leaves = self._not_yet_staged(names)
         # Of what other ranks store of these tensors, this one looks at a little.
         looked_at = self._audit.names([leaf.spec.name for leaf in leaves])
         placed = [self._place(leaf) for leaf in leaves if leaf.spec.name in self._parts]
-        if not (placed or looked_at) or self._inflight.failed():
-            return
         named = items_of(self._plan.flat.leaves, placed)
         staged, items = [name for name, _ in named], tuple([item for _, item in named])
         self._watch.begin(staged, items)
-        self._inflight.snapshot.expect([*looked_at, *staged])
         devices = self._devices
         behind = devices.queued(devices.of_all(leaf.tensor for leaf in leaves))
-        self._pipeline.stage(lambda: self._run_stage(looked_at, items, behind))
+        run = partial(self._run_stage, looked_at, items, behind)
+        done = _Staged(frozenset([leaf.spec.name for leaf in leaves]), placed)
+        there = placed or looked_at
+        self._hand_over(
+            Errand([*looked_at, *staged], run if there else None, partial(self._note, done))
+        )
 
     @stalling
     def seal(
@@ -121,11 +117,8 @@ class LayerwiseSave(OpenSave):
             rest = (flat, self._tail_of(flat, scope))
             if not self._inflight.failed():
                 self._pipeline.room_for_rest(self._plan, rest[1].specs)
-        self._sealed = True
-        if not self._inflight.failed():
-            self._start_end(rest)
-        self._inflight.end_announced()
-        return SaveHandle.of(self._inflight, began, blocking=self._pipeline.options.blocking)
+        self._hand_over(self._end_of(rest))
+        return self._sealed_handle(began)
 
     # -- training thread -------------------------------------------------------------------------
 
@@ -133,11 +126,28 @@ class LayerwiseSave(OpenSave):
         leaf = self._plan.leaf_of.get(name)
         return None if leaf is None else leaf.spec.name
 
+    def _not_yet_staged(self, names: Iterable[str]) -> list[Leaf]:
+        leaves: dict[str, Leaf] = {}
+        for name in names:
+            leaf = self._plan.leaf_of.get(name)
+            if leaf is None:
+                raise ConfigError(f"stage: {name!r} was not among the tensors given to begin()")
+            if leaf.spec.name in self._left:  # a second name of one tensor is staged already
+                leaves[leaf.spec.name] = leaf
+        return list(leaves.values())
+
     def _place(self, leaf: Leaf) -> Placed:
         extent = self._plan.builder.append(leaf.spec.name)
-        placed = Placed(self._parts[leaf.spec.name], 0, extent)
-        self._placed.append(placed)
-        return placed
+        return Placed(self._parts[leaf.spec.name], 0, extent)
+
+    def _note(self, done: _Staged) -> None:
+        """What has been handed over. Idempotent."""
+        self._left -= done.names
+        self._placed.update((place.extent.name, place) for place in done.placed)
+
+    def _take_back(self, mark: BuilderMark, error: BaseException) -> None:
+        """A `stage` was interrupted before it had handed anything over."""
+        self._plan.builder.go_back(mark)
 
     def _rest_of(self, state: Any) -> FlatState:
         flat = self._pipeline.flatten_rest(state, self._plan.flat.leaves)
@@ -156,14 +166,13 @@ class LayerwiseSave(OpenSave):
         audit.read_eager(self._streams)
         return _tail(flat, share, audit, self._devices)
 
-    def _start_end(self, rest: tuple[FlatState, _Tail] | None) -> None:
-        skeleton = self._plan.flat.skeleton
-        tail = None
-        if rest is not None:
-            flat, tail = rest
-            skeleton = flat.skeleton
-            self._inflight.snapshot.expect([*tail.audit.names(), *tail.lazy_names])
-        self._pipeline.stage(lambda: self._run_end(skeleton, tail))
+    def _end_of(self, rest: tuple[FlatState, _Tail] | None) -> Errand:
+        if rest is None:
+            run = partial(self._run_end, self._plan.flat.skeleton, None)
+            return Errand((), run, self._note_sealed)
+        flat, tail = rest
+        run = partial(self._run_end, flat.skeleton, tail)
+        return Errand([*tail.audit.names(), *tail.lazy_names], run, self._note_sealed)
 
     # -- stager thread ---------------------------------------------------------------------------
 
@@ -186,7 +195,7 @@ class LayerwiseSave(OpenSave):
         with guarded(self._inflight, images):
             if self._inflight.failed():
                 raise StagingError(f"step {self.step} was given up")
-            placed, shares = list(self._placed), [self._plan.share]
+            placed, shares = list(self._placed.values()), [self._plan.share]
             audits = [self._audit]
             self._audit.done()
             # This image ends first: a checkpoint never holds more than one open stream chunk.
@@ -230,13 +239,17 @@ class LayerwiseSave(OpenSave):
         look_at(self._inflight.snapshot, audit, self._streams, names)
         self._inflight.snapshot.arrived(len(names))
 
-    def _run_abandon(self) -> None:
-        self._image.abandon()
-        self._inflight.staging_ended()
-
     def _settle(self, items: Sequence[StageItem]) -> None:
         self._streams.settle()
         self._watch.end(items)
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """What one call of `stage` has brought."""
+
+    names: frozenset[str]
+    placed: Sequence[Placed]
 
 
 @dataclass(frozen=True, slots=True)

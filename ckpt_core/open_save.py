@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 from ckpt_core.errors import ConfigError, StagingError
+from ckpt_core.handle import SaveHandle
 from ckpt_core.inflight import InFlight
+from ckpt_core.pipeline import Pipeline
 from ckpt_core.types import RAISED_TO_CALLER
+
+
+@dataclass(slots=True)
+class Errand:
+    """What one call of the training thread asks of the stager, complete before any of it is done.
+
+    Attributes:
+        names: of the leaves that may not change until it is done.
+        run: for the stager; None: there is nothing to copy.
+        note: what the save remembers of it, on the training thread; may be called twice.
+        behind: how many leaves had been handed over before.
+    """
+
+    names: Sequence[str]
+    run: Callable[[], None] | None
+    note: Callable[[], None]
+    behind: int = 0
+    _taken: bool = False
+
+    def run_once(self) -> None:
+        """Called by the stager, twice where the training thread was interrupted as it asked."""
+        if self.run is not None and not self._taken:
+            self._taken = True
+            self.run()
 
 
 class OpenSave:
     """What the open forms of a save have in common; used on the training thread.
 
     One that is neither sealed nor aborted keeps its place among the in-flight checkpoints until `timeout`,
-    and then fails.
+    and then fails. A call that is interrupted has happened as a whole, or not at all: it may be repeated.
     """
 
-    def __init__(self, inflight: InFlight) -> None:
+    def __init__(self, inflight: InFlight, pipeline: Pipeline) -> None:
         self._inflight = inflight
+        self._pipeline = pipeline
+        self._journal = pipeline.journal
         self._sealed = False
+        self._handed = 0
+        self._errand: Errand | None = None
 
     @property
     def step(self) -> int:
@@ -32,13 +65,46 @@ class OpenSave:
         """
         if self._sealed:
             return
-        self._sealed = True
-        self._inflight.reported = True
         text = f"step {self.step} was aborted by the caller"
         if raised is not None:
             text = f"{RAISED_TO_CALLER}{type(raised).__name__}: {raised}"
-        self._inflight.fail(StagingError(text))
+        self._inflight.give_up(StagingError(text))
+        self._sealed = True
 
     def _check_open(self) -> None:
         if self._sealed:
             raise ConfigError(f"the save of step {self.step} is sealed or aborted: begin a new one")
+
+    # -- handing over ----------------------------------------------------------------------------
+
+    def _hand_over(self, errand: Errand) -> None:
+        """Have it done. From the assignment on it happens, whatever interrupts this thread."""
+        errand.behind = self._handed
+        recover = self._recover
+        # Together: no interrupt comes between the two.
+        self._errand = errand
+        self._journal.undo = recover
+        self._carry_out(errand)
+
+    def _carry_out(self, errand: Errand) -> None:
+        errand.note()
+        if errand.run is not None and not self._inflight.failed():
+            # Order matters: nobody passes the barrier before the stager has copied.
+            self._handed = self._inflight.snapshot.expect(errand.names, behind=errand.behind)
+            self._pipeline.stage(errand.run_once)
+        if self._sealed:
+            self._inflight.end_announced()
+        self._errand = None
+
+    def _recover(self, error: BaseException) -> None:
+        """A call was interrupted: finish what it had handed over."""
+        if self._errand is not None:
+            self._carry_out(self._errand)
+
+    def _note_sealed(self) -> None:
+        self._sealed = True
+
+    def _sealed_handle(self, began: float) -> SaveHandle:
+        # It goes on by itself from here, also while this thread waits for it.
+        self._journal.undo = None
+        return SaveHandle.of(self._inflight, began, blocking=self._pipeline.options.blocking)

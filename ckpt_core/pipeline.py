@@ -21,6 +21,7 @@ from ckpt_core.devices import Devices
 from ckpt_core.errors import ConfigError
 from ckpt_core.files import Files
 from ckpt_core.inflight import Contents, InFlight, ShardSink
+from ckpt_core.journal import Journal
 from ckpt_core.layout import LayoutBuilder, ShardLayout, shard_name
 from ckpt_core.options import Options
 from ckpt_core.persist import SUM_BYTES, HeldBack, Place, ShardFile, ShardRequest, WriterPool
@@ -28,7 +29,6 @@ from ckpt_core.reference import TextReference
 from ckpt_core.sharing import Scope, Share, Sharer
 from ckpt_core.snapshot import CopyStreams, PoolDemand, ShardImage, Stager, StagingPool
 from ckpt_core.staging_memory import StagingMemory
-from ckpt_core.stall import Stall
 from ckpt_core.state import FlatState, Leaf, Skeleton, SpecMemo, flatten
 from ckpt_core.store import GuestStore, StepStore, file_path
 from ckpt_core.types import (
@@ -105,7 +105,16 @@ class Pipeline:
         self._memo = SpecMemo()
         # AUTO leaves the choice to the leaves; a policy that has measured may set another.
         self.mode = self.mode_used = Mode(options.mode)
-        self.stall = Stall()
+        self.journal = Journal()
+
+    def start_threads(self) -> None:
+        """Start the threads. Called once, when the Checkpointer is made.
+
+        Raises:
+            PersistError: the system gives no more threads.
+        """
+        self._stager.start()
+        self._writers.start()
 
     @property
     def staging_peak_bytes(self) -> int:
@@ -137,7 +146,11 @@ class Pipeline:
         self.plan(state, scope).pool.touch()
 
     def start(self, inflight: InFlight, plan: SavePlan) -> None:
-        """Copy the front on this thread and queue the rest; the checkpoint then goes on by itself."""
+        """Copy the front on this thread and queue the rest; the checkpoint then goes on by itself.
+
+        Invariant: nothing leaves for the writers before the stager has the job, so that until then all
+        that an interrupt leaves behind is in `inflight` and its images.
+        """
         arrangement, layout = plan.arrangement, plan.arrangement.layout
         turn = self.auditor.turn(inflight.step)
         audit = self.auditor.audit(arrangement.share, arrangement.audit, plan.flat.leaves, turn)
@@ -149,21 +162,18 @@ class Pipeline:
         source = source_of(plan.flat.leaves, arrangement, mode=mode, devices=self.devices)
         sink = self.open_shard(inflight, layout.file_bytes, mapped=mode is Mode.DIRECT)
         sizes = (layout.front_bytes, layout.file_bytes)
-        image = open_image(sink, plan.pool, sizes, self.streams, mapped=mode is Mode.DIRECT)
+        image = open_image(
+            sink, plan.pool, sizes, self.streams, hold=True, mapped=mode is Mode.DIRECT
+        )
         check, streams = self.check_barriers, self.streams
         job = StageJob(inflight, image, source, audit, check=check, streams=streams)
         inflight.snapshot.name_leaves(lambda name: name if name in arrangement.names else None)
         job.announce()
-        try:
-            image.header(layout.header)
-            image.leaves(source.front)
-        except BaseException:
-            image.abandon()
-            raise
-        if source.frozen or source.lazy or audit.is_lazy:
-            self._stager.submit(job.run)
-        else:
-            job.run()
+        image.header(layout.header)
+        image.leaves(source.front)
+        self._stager.submit(job.run)
+        # The stager does so too, but may be busy with older checkpoints.
+        self._writers.submit(image.let_go)
 
     def plan_layerwise(self, tensors: Mapping[str, torch.Tensor]) -> LayerwisePlan:
         """Lay out tensors whose order is not known yet.
@@ -366,8 +376,12 @@ def _leaves_by_name(tensors: Mapping[str, torch.Tensor], flat: FlatState) -> dic
     by_name = {leaf.spec.name: leaf for leaf in flat.leaves}
     by_view = {_view(leaf.tensor): leaf for leaf in flat.leaves}
     found = {}
-    for name, tensor in tensors.items():
-        leaf = by_view.get(_view(tensor)) or by_name.get(name)
+    for name, tensor, occurrence in zip(
+        tensors, tensors.values(), flat.skeleton.refs.leaf, strict=False
+    ):
+        # Tensors without elements are in no memory: their views tell nothing apart.
+        leaf = by_view.get(_view(tensor)) if tensor.numel() else by_name.get(occurrence)
+        leaf = leaf or by_name.get(name)
         if leaf is None or leaf.spec.shape != tuple(tensor.shape):
             raise ConfigError(
                 f"tensors[{name!r}] overlaps another tensor in memory without being the same: a "

@@ -151,9 +151,10 @@ class Sharer:
         if self._info.world_size == 1:
             return Share(tuple([Part(i, leaf.spec) for i, leaf in enumerate(flat.leaves)]))
         key = (flat.specs, dict(flat.placements), scope)
-        if self._known is None or self._known[0] != key:
-            self._known = (key, self._share(flat, scope))
-        return self._known[1]
+        known = self._known
+        if known is None or known[0] != key:
+            known = self._known = (key, self._share(flat, scope))
+        return known[1]
 
     def _share(self, flat: FlatState, scope: Scope) -> Share:
         rng = flat.names_of_rng()

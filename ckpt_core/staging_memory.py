@@ -39,6 +39,7 @@ class StagingMemory:
         self._devices = devices
         self._neighbours = neighbours
         self._pool: StagingPool | None = None
+        self._outgrown: StagingPool | None = None
         self._most_held_bytes = 0
 
     @property
@@ -84,11 +85,11 @@ class StagingMemory:
             staging_bytes=self._staging_bytes(),
             free_bytes=self._free_bytes(),
         )
-        if self._pool is not None:
-            if self._pool.plan.serves(plan) and self._pool.plan.holds(demand):
-                return self._pool
-            # The old memory goes before the new comes, so that the bound holds meanwhile too.
-            self.close(deadline=deadline)
+        old = self._pool
+        if old is not None and old.plan.serves(plan) and old.plan.holds(demand):
+            return old
+        # The old memory goes before the new comes, so that the bound holds meanwhile too.
+        self.close(deadline=deadline)
         self._pool = StagingPool(plan, pinned_for=self._devices if pinned else None)
         return self._pool
 
@@ -119,6 +120,7 @@ class StagingMemory:
 
     def close(self, *, deadline: float | None = None) -> None:
         """Let go of the pool once nobody uses it."""
+        self._drop_outgrown()
         pool = self._pool
         if pool is None:
             return
@@ -128,8 +130,15 @@ class StagingMemory:
                 "earlier steps are untouched"
             )
         self._most_held_bytes = self.most_held_bytes
-        pool.close()
+        # Together, and before it is closed: an interrupt must not leave a closed pool in use.
+        self._outgrown = pool
         self._pool = None
+        self._drop_outgrown()
+
+    def _drop_outgrown(self) -> None:
+        if self._outgrown is not None:
+            self._outgrown.close()
+            self._outgrown = None
 
     def _fits(self, demand: PoolDemand) -> bool:
         assert self._pool is not None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from ckpt_core.coordination import Coordination
@@ -93,7 +91,7 @@ class Failures:
 
     def __init__(self, on_error: OnError) -> None:
         self._raises = on_error is OnError.RAISE
-        self._errors: collections.deque[BaseException] = collections.deque()
+        self._errors: list[BaseException] = []
 
     def note(self, error: BaseException) -> None:
         """Remember it, unless it is only the echo of another rank that raised an older one in `save`.
@@ -111,24 +109,16 @@ class Failures:
 
     def report(self, step: int | None = None) -> None:
         """Raise the oldest with a note of the others; `step` is not saved then. None is left."""
-        errors = [self._errors.popleft() for _ in range(len(self._errors))]
+        errors = list(self._errors)
         if not errors:
             return
         for other in errors[1:]:
             errors[0].add_note(f"Then also: {other}")
         if step is not None:
             errors[0].add_note(f"Step {step} was not saved; the next call tries again.")
+        # Order matters: no interrupt comes between the two, so that none is taken out and not raised.
+        del self._errors[: len(errors)]
         raise errors[0]
-
-
-@contextlib.contextmanager
-def declining(coordination: Coordination, attempt_id: str, step: int) -> Iterator[None]:
-    """Let the other ranks know at once when `save` raises on this one before anything is started."""
-    try:
-        yield
-    except BaseException as exc:
-        coordination.decline(attempt_id, step, CkptError(f"{RAISED_TO_CALLER}{exc}"))
-        raise
 
 
 def refusal_behind(

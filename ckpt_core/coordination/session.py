@@ -74,7 +74,7 @@ class Session:
         self._options = options
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._left = False
         self._live: dict[str, _Part] = {}
         self._ended: OrderedDict[str, CkptError | None] = OrderedDict()
         self._times: OrderedDict[int, int] = OrderedDict()
@@ -117,15 +117,18 @@ class Session:
 
     def attempt_id(self, step: int) -> str:
         """See Coordination."""
-        with self._lock:
-            number = self._times.pop(step, 0)
-            self._times[step] = number + 1
-            if len(self._times) > _STEPS_COUNTED:
-                self._times.popitem(last=False)
+        while len(self._times) > _STEPS_COUNTED:
+            self._times.popitem(last=False)
+        number = self._times.get(step, 0)
+        if number:
+            self._times.move_to_end(step)
         drawn = xxhash.xxh32_hexdigest(f"{self._crew.prefix}/{step}/{number}".encode())
-        attempt_id = f"{step:012d}-{drawn}"
-        self._begun.add(attempt_id)
-        return attempt_id
+        name = f"{step:012d}-{drawn}"
+        self._begun.add(name)
+        # Order matters: no interrupt comes between the two, so that whoever has drawn it knows it. The ranks
+        # would draw different ones from then on.
+        self._times[step] = number + 1
+        return name
 
     def agree(
         self, attempt_id: str, step: int, ballot: Ballot, timeout_s: float
@@ -253,10 +256,9 @@ class Session:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            if self._closed:
+            if self._left:
                 return
             live = dict(self._live)
-        self._at_exit.cancel()
         for attempt_id, part in live.items():
             error = CommitError(
                 f"rank {self.info.rank} has closed its TorchStore", rank=self.info.rank
@@ -268,6 +270,9 @@ class Session:
         if self.info.rank == 0:
             self._linger()
         self._clients.close()
+        # Last: interrupted before, it can be closed again.
+        self._at_exit.cancel()
+        self._left = True
 
     def keep(self, store: object) -> None:
         """Hold a reference to a store of this process until `close`."""

@@ -41,7 +41,7 @@ from ckpt_core.layout.names import (
 )
 from ckpt_core.layout.parse import HeaderEntry, header_length, parse_header
 from ckpt_core.layout.rules import MAX_MANIFEST_BYTES
-from ckpt_core.layout.shard import Extent, LayoutBuilder, ShardLayout
+from ckpt_core.layout.shard import BuilderMark, Extent, LayoutBuilder, ShardLayout
 from ckpt_core.layout.share import share_leaves, structure_hash
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "MAX_HEADER_BYTES",
     "MAX_MANIFEST_BYTES",
     "PAD_PREFIX",
+    "BuilderMark",
     "ChunkSum",
     "Effort",
     "Extent",

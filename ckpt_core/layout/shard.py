@@ -106,6 +106,13 @@ class ShardLayout:
         return cls(header, extents, base + front_end, base + region.end)
 
 
+class BuilderMark(NamedTuple):
+    """A moment of a `LayoutBuilder`: how many leaves were placed, and where the region stood."""
+
+    leaves: int
+    region: tuple[int, int, int]
+
+
 class LayoutBuilder:
     """The layout when the order becomes known one leaf at a time (layer-wise saves).
 
@@ -127,8 +134,8 @@ class LayoutBuilder:
             ConfigError: as for `ShardLayout.plan`.
         """
         self._region = _Region(specs)
-        self._left = {spec.name: spec for spec in specs}
-        self._extents: list[Extent] = []
+        self._specs = {spec.name: spec for spec in specs}
+        self._extents: dict[str, Extent] = {}
         self._metadata = metadata_text(metadata)
         end, entry_bytes = self._region.worst(specs)
         self.header_bytes = region_bytes(len(utf8(self._metadata)) + entry_bytes)
@@ -140,13 +147,23 @@ class LayoutBuilder:
         Raises:
             ConfigError: the name was not announced, or was appended before.
         """
-        spec = self._left.pop(name, None)
-        if spec is None:
+        spec = self._specs.get(name)
+        if spec is None or name in self._extents:
             raise ConfigError(f"leaf {name!r} was appended before or is not part of this layout")
         ((_, start, size),) = self._region.place([spec], aligned=True)
         extent = Extent(name, self.header_bytes + start, size)
-        self._extents.append(extent)
+        self._extents[name] = extent
         return extent
+
+    def mark(self) -> BuilderMark:
+        """Where it is now, for `go_back`."""
+        return BuilderMark(len(self._extents), self._region.mark())
+
+    def go_back(self, mark: BuilderMark) -> None:
+        """Forget every leaf that was placed after `mark`, also one that is placed half. Idempotent."""
+        while len(self._extents) > mark.leaves:
+            self._extents.popitem()
+        self._region.go_back(mark.region)
 
     def finish(self) -> ShardLayout:
         """The whole layout; no leaf comes after it.
@@ -154,12 +171,14 @@ class LayoutBuilder:
         Raises:
             ConfigError: announced leaves are missing.
         """
-        if self._left:
-            first = next(iter(self._left))
-            raise ConfigError(f"{len(self._left)} leaves were never appended, {first!r} among them")
+        left = [name for name in self._specs if name not in self._extents]
+        if left:
+            raise ConfigError(f"{len(left)} leaves were never appended, {left[0]!r} among them")
         self._region.pad_until(self.file_bytes - self.header_bytes)
         header = encode_header(self._metadata, self._region.entries, room_bytes=self.header_bytes)
-        return ShardLayout(header, tuple(self._extents), self.header_bytes, self.file_bytes)
+        return ShardLayout(
+            header, tuple(self._extents.values()), self.header_bytes, self.file_bytes
+        )
 
 
 class _Region:
@@ -176,6 +195,15 @@ class _Region:
             raise ConfigError(f"leaf name {twice!r} occurs more than once: names are unique")
         if METADATA_KEY in self._names:
             raise ConfigError(f"leaf name {METADATA_KEY!r} is safetensors' own: choose another")
+
+    def mark(self) -> tuple[int, int, int]:
+        """Where it is now, for `go_back`."""
+        return len(self.entries), self.end, self._pads
+
+    def go_back(self, mark: tuple[int, int, int]) -> None:
+        """Be as it was then."""
+        count, self.end, self._pads = mark
+        del self.entries[count:]
 
     def place(self, specs: Sequence[LeafSpec], *, aligned: bool) -> list[tuple[str, int, int]]:
         """Put leaves next; `(name, offset in the region, nbytes)` of each."""

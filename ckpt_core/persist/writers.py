@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckpt_core.persist.shard_file import PieceLike, ShardFile
+from ckpt_core.threads import Worker, join_all, start_all
 
 _log = logging.getLogger("ckpt_core")
 
@@ -35,45 +35,53 @@ class WriteJob:
     cancelled: Callable[[], bool]
     done: Callable[[BaseException | None], None]
 
+    def __call__(self) -> None:
+        """Write it, or only release it."""
+        error: BaseException | None = None
+        try:
+            if not self.cancelled():
+                self.piece.ready.wait()
+                self.shard.write(self.piece)
+        except BaseException as exc:  # every failure belongs to the checkpoint, none to the thread
+            error = exc
+        try:
+            # Waits as well: copies may run into a piece that is not written.
+            self.piece.release()
+        finally:
+            self.done(error)
+
 
 class WriterPool:
-    """Owns the writer threads, which start with the first job. `close` is idempotent."""
+    """Owns the writer threads. `close` is idempotent."""
 
     def __init__(self, count: int) -> None:
-        self._count = count
-        self._jobs: queue.SimpleQueue[WriteJob | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._starting = threading.Lock()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._workers = [Worker(self._run, name=f"ckpt-writer-{index}") for index in range(count)]
 
-    def submit(self, job: WriteJob) -> None:
-        """Queue a piece; returns at once."""
-        if not self._threads:
-            self._start()
+    def start(self) -> None:
+        """Start the threads. Called once, when the Checkpointer is made.
+
+        Raises:
+            PersistError: the system gives no more threads.
+        """
+        start_all(self._workers)
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Queue a piece, or what brings pieces; returns at once."""
         self._jobs.put(job)
 
     def close(self, *, timeout_s: float) -> None:
         """End the threads after the jobs already queued; one that hangs is left behind."""
-        for _ in self._threads:
+        for _ in self._workers:
             self._jobs.put(None)
-        deadline = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0.0))
-        self._threads = []
-
-    def _start(self) -> None:
-        with self._starting:
-            if self._threads:
-                return
-            self._threads = [
-                threading.Thread(target=self._run, name=f"ckpt-writer-{index}", daemon=True)
-                for index in range(self._count)
-            ]
-            for thread in self._threads:
-                thread.start()
+        join_all(self._workers, timeout_s=timeout_s)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            _write(job)
+            try:
+                job()
+            except BaseException:  # the thread outlives any job
+                _log.exception("a job of a writer failed outside its own error handling")
             # A finished job holds a piece of the staging pool; do not keep it until the next one.
             del job
 
@@ -103,18 +111,3 @@ class HeldBack:
             held, self._held = self._held, None
         for job in held or ():
             self._writers.submit(job)
-
-
-def _write(job: WriteJob) -> None:
-    error: BaseException | None = None
-    try:
-        if not job.cancelled():
-            job.piece.ready.wait()
-            job.shard.write(job.piece)
-    except BaseException as exc:  # every failure belongs to the checkpoint, none to the thread
-        error = exc
-    try:
-        # Waits as well: copies may run into a piece that is not written.
-        job.piece.release()
-    finally:
-        job.done(error)

@@ -4,12 +4,14 @@ The image is written in file order: header, eager leaves, then the other leaves 
 become ready. A chunk that is full goes to the sink at once, so that writing overlaps copying. There is no
 serialization step: bytes go from the live leaf to their place in the file image and nowhere else.
 
-Only the training thread inside `save`, and after it only the stager thread, use an image: it has no lock.
+Only the training thread inside `save`, and after it only the stager thread, fill an image; its first chunks
+may be handed over by a writer meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,7 +74,7 @@ class _Open:
 
 @dataclass(slots=True)
 class _Held:
-    """The first chunks of a file whose header is not known yet."""
+    """The first chunks of a file, which are not handed over yet."""
 
     until: int
     pieces: list[tuple[int, _Open, int]] = field(default_factory=list)
@@ -85,7 +87,7 @@ class ImageSpec:
     Attributes:
         file_bytes: length of the file, known from the start.
         front_bytes: everything before this offset uses front chunks.
-        hold_bytes: keep the chunks before this offset back until `set_header` (layer-wise form).
+        hold_bytes: keep the chunks before this offset back until `set_header` or `let_go`.
         mapped: write everything behind the front straight into the file's memory (DIRECT).
         deadline: on the monotonic clock; no wait for a chunk lasts longer.
         cancelled: asked while waiting for a chunk.
@@ -112,6 +114,9 @@ class ShardImage:
         self._chunk_bytes = pool.plan.chunk_bytes
         self._front_end = align_up(spec.front_bytes, self._chunk_bytes)
         self._held = _Held(until=spec.hold_bytes)
+        self._letting_go = threading.Lock()
+        # By address. Whatever becomes of the fields below when an interrupt comes, these are given back.
+        self._taken: dict[int, Chunk] = {}
         self._open: _Open | None = None
         self._cursor = 0
 
@@ -129,16 +134,24 @@ class ShardImage:
         """Fill the room that was left and let the held chunks go."""
         assert len(header) <= self._held.until
         done = 0
-        pieces, current = self._held.pieces, self._open
-        for _, chunk, _ in [*pieces, *([(0, current, 0)] if current is not None else [])]:
+        current = self._open
+        for _, chunk, _ in [
+            *self._held.pieces,
+            *([(0, current, 0)] if current is not None else []),
+        ]:
             part = header[done : done + self._chunk_bytes]
             chunk.memory[: len(part)] = part
             done += len(part)
-        self._held.until = 0
-        while pieces:
-            offset, chunk, nbytes = pieces[0]
-            self._submit(chunk, offset, nbytes)
-            del pieces[0]
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Hand over the chunks that were held back, and hold none from here on. Idempotent; any thread."""
+        with self._letting_go:
+            self._held.until, pieces = 0, self._held.pieces
+            while pieces:
+                offset, chunk, nbytes = pieces[0]
+                self._submit(chunk, offset, nbytes)
+                del pieces[0]
 
     def leaf(self, tensor: torch.Tensor, *, offset: int, nbytes: int) -> None:
         """Copy one leaf to its place; blocks while no chunk is free.
@@ -197,11 +210,16 @@ class ShardImage:
 
         Returns once no copy can touch that memory.
         """
-        chunks = [chunk for _, chunk, _ in self._held.pieces]
-        chunks += [] if self._open is None else [self._open]
-        self._held, self._open = _Held(until=0), None
-        for chunk in chunks:
-            _give_back(chunk, partial(self._streams.queued, chunk.devices))
+        with self._letting_go:
+            chunks = [chunk for _, chunk, _ in self._held.pieces]
+            chunks += [] if self._open is None else [self._open]
+            self._held, self._open = _Held(until=0), None
+            for chunk in chunks:
+                self._taken.pop(chunk.address, None)
+                _give_back(chunk, partial(self._streams.queued, chunk.devices))
+            # What an interrupt has left to nobody: no copy was begun into it.
+            while self._taken:
+                self._pool.release(self._taken.popitem()[1])
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -239,7 +257,7 @@ class ShardImage:
             return _Open(memory, tensor.data_ptr(), lambda: tensor, lambda: None, lambda: None)
         part = Part.FRONT if offset < self._front_end else Part.STREAM
         chunk = self._pool.acquire(
-            part, deadline=self._spec.deadline, cancelled=self._spec.cancelled
+            part, deadline=self._spec.deadline, cancelled=self._spec.cancelled, taken=self._taken
         )
         return _pooled(self._pool, chunk)
 
@@ -264,6 +282,7 @@ class ShardImage:
             self._open = None
         index = offset // self._chunk_bytes
         release = partial(_give_back, chunk, lambda: ready)
+        self._taken.pop(chunk.address, None)
         self._sink.submit(Piece(index, offset, nbytes, chunk.memory[:nbytes], ready, release))
 
 

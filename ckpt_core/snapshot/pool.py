@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -27,10 +25,10 @@ import torch
 from ckpt_core.devices import Devices
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.pages import page_memory
+from ckpt_core.threads import Monitor
 from ckpt_core.types import ALIGN_BYTES, align_up
 
 _SMALLEST_CHUNK = ALIGN_BYTES
-_POLL_S = 0.5
 
 
 class Part(Enum):
@@ -220,25 +218,29 @@ class StagingPool:
 
     def __init__(self, plan: PoolPlan, *, pinned_for: Devices | None = None) -> None:
         self.plan = plan
-        self._changed = threading.Condition()
-        self._held = 0
-        self._leases = 0
+        self._changed = Monitor()
+        self._leases: set[object] = set()
+        self._lost: set[Chunk] = set()
         self.most_held_bytes = 0
         self._pinned_for = pinned_for
         self._pinned_at: list[int] = []
-        self._free: dict[Part, list[Chunk]] = {Part.FRONT: [], Part.STREAM: []}
+        # Dicts as ordered sets: giving the same chunk back twice does no harm.
+        self._free: dict[Part, dict[Chunk, None]] = {Part.FRONT: {}, Part.STREAM: {}}
         chunks = self._allocate(plan.front_chunks, plan.stream_chunks)
         for chunk in reversed(chunks):
-            self._free[chunk.part].append(chunk)
+            self._free[chunk.part][chunk] = None
 
     def extend(self, stream_chunks: int) -> None:
         """Add stream chunks while others are in use. Called by the training thread."""
         chunks = self._allocate(0, stream_chunks)
-        with self._changed:
+        with self._changed.lock:
             plan = self.plan
-            self.plan = dataclasses.replace(plan, stream_chunks=plan.stream_chunks + stream_chunks)
+            larger = dataclasses.replace(plan, stream_chunks=plan.stream_chunks + stream_chunks)
             # Below the others: memory that has been touched is taken first.
-            self._free[Part.STREAM][:0] = reversed(chunks)
+            free = dict.fromkeys([*reversed(chunks), *self._free[Part.STREAM]])
+            # Together: no interrupt comes between the two.
+            self._free[Part.STREAM] = free
+            self.plan = larger
             self._changed.notify_all()
 
     def _allocate(self, fronts: int, streams: int) -> list[Chunk]:
@@ -258,78 +260,98 @@ class StagingPool:
 
     def touch(self) -> None:
         """Take every page fault now, so that the first checkpoint is as cheap as the later ones."""
-        with self._changed:
+        with self._changed.lock:
             chunks = [*self._free[Part.FRONT], *self._free[Part.STREAM]]
         for chunk in chunks:
             chunk.tensor.zero_()
 
-    def acquire(self, part: Part, *, deadline: float, cancelled: Callable[[], bool]) -> Chunk:
+    def acquire(
+        self,
+        part: Part,
+        *,
+        deadline: float,
+        cancelled: Callable[[], bool],
+        taken: dict[int, Chunk] | None = None,
+    ) -> Chunk:
         """A free chunk; blocks while there is none.
 
         Args:
             deadline: on the `time.monotonic` clock.
             cancelled: asked now and then while waiting; true ends the wait.
+            taken: where the chunk is noted, by its address, before it is taken: an interrupt cannot lose it.
 
         Raises:
             StagingError: the deadline passed, or the checkpoint was given up meanwhile.
         """
-        with self._changed:
-            while not self._free[part]:
-                left = deadline - time.monotonic()
-                if cancelled() or left <= 0:
-                    why = "the checkpoint was given up" if left > 0 else "the deadline passed"
-                    raise StagingError(
-                        f"no staging chunk became free and {why}: storage is slower than the saves, or "
-                        f"stuck; earlier steps are untouched. Save less often or raise staging_bytes"
-                    )
-                self._changed.wait(min(left, _POLL_S))
-            self._held += 1
-            held_bytes = self._held * self.plan.chunk_bytes
-            self.most_held_bytes = max(self.most_held_bytes, held_bytes)
-            return self._free[part].pop()
+        taken = {} if taken is None else taken
+        got: list[Chunk] = []
+
+        def take() -> bool:
+            free = self._free[part]
+            if not free:
+                if cancelled():
+                    raise _none_free("the checkpoint was given up")
+                return False
+            chunk = next(reversed(free))
+            got.append(chunk)
+            taken[chunk.address] = chunk
+            del free[chunk]
+            self.most_held_bytes = max(self.most_held_bytes, self._held * self.plan.chunk_bytes)
+            return True
+
+        if not self._changed.wait_for(take, deadline=deadline):
+            raise _none_free("the deadline passed")
+        return got[0]
 
     def release(self, chunk: Chunk) -> None:
-        """Give a chunk back that no copy can touch; its bytes may be overwritten at once."""
-        with self._changed:
-            self._held -= 1
-            self._free[chunk.part].append(chunk)
+        """Give a chunk back that no copy can touch; its bytes may be overwritten at once. Idempotent."""
+        with self._changed.lock:
+            self._free[chunk.part][chunk] = None
             self._changed.notify_all()
 
     def lose(self, chunk: Chunk) -> None:
         """Never hand a chunk out again: a device that has failed may still write to it."""
-        with self._changed:
-            self._held -= 1
+        with self._changed.lock:
+            self._lost.add(chunk)
             # Page-locked memory stays where it is, even unmapped, until it is unlocked.
             self._pinned_at.clear()
             self._changed.notify_all()
 
-    def lease(self) -> None:
-        """Somebody will acquire chunks from now on, even if none is held at the moment."""
-        with self._changed:
-            self._leases += 1
+    def lease(self, owner: object) -> None:
+        """`owner` will acquire chunks from now on, even if none is held at the moment. Idempotent."""
+        with self._changed.lock:
+            self._leases.add(owner)
 
-    def end_lease(self) -> None:
-        """Undo one `lease`."""
-        with self._changed:
-            self._leases -= 1
+    def end_lease(self, owner: object) -> None:
+        """Undo `lease`. Idempotent."""
+        with self._changed.lock:
+            self._leases.discard(owner)
             self._changed.notify_all()
 
     def wait_idle(self, *, deadline: float) -> bool:
         """Wait until every chunk is back and no more are wanted; False when the deadline passed first."""
-        with self._changed:
-            while self._held or self._leases:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(min(left, _POLL_S))
-            return True
+        return self._changed.wait_for(
+            lambda: not self._held and not self._leases, deadline=deadline
+        )
+
+    @property
+    def _held(self) -> int:
+        plan = self.plan
+        free = len(self._free[Part.FRONT]) + len(self._free[Part.STREAM])
+        return plan.front_chunks + plan.stream_chunks - free - len(self._lost)
 
     def close(self) -> None:
-        """Let go of the memory. Called once, when no chunk is held."""
-        bases, self._pinned_at = self._pinned_at, []
-        for base in bases:
+        """Let go of the memory. Called when no chunk is held. Idempotent."""
+        while self._pinned_at:
             assert self._pinned_for is not None
-            self._pinned_for.unpin(base)
+            self._pinned_for.unpin(self._pinned_at.pop())
         # A mapping goes with the last chunk that refers to it: it cannot be closed while a memoryview
         # of it lives.
-        self._free = {Part.FRONT: [], Part.STREAM: []}
+        self._free = {Part.FRONT: {}, Part.STREAM: {}}
+
+
+def _none_free(why: str) -> StagingError:
+    return StagingError(
+        f"no staging chunk became free and {why}: storage is slower than the saves, or stuck; earlier steps "
+        f"are untouched. Save less often or raise staging_bytes"
+    )

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 import torch
 
 from ckpt_core.errors import StagingError
+from ckpt_core.threads import Monitor, Worker, join_all
 
 _log = logging.getLogger("ckpt_core")
 
@@ -28,13 +27,24 @@ StageItem = tuple[torch.Tensor, int, int]
 
 
 class Snapshot:
-    """Progress of copying the leaves of one checkpoint; the training thread waits on it."""
+    """Progress of copying the leaves of one checkpoint; the training thread waits on it.
 
-    def __init__(self, step: int) -> None:
+    Args:
+        step: of the checkpoint.
+        on_staged: called once all leaves have been copied.
+
+    Attributes:
+        staged: for users. Danger: the training thread must not ask it anything, since a future may stay
+            locked for other threads where an interrupt comes.
+    """
+
+    def __init__(self, step: int, *, on_staged: Callable[[], None] = lambda: None) -> None:
         self.step = step
+        self._on_staged = on_staged
+        self._ending = self._settled = False
         self._leaf_of: Callable[[str], str | None] = lambda name: None
         self.staged: Future[None] = Future()
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self._queued: dict[str, int] = {}
         self._handed = 0
         self._before_all = 0
@@ -47,25 +57,36 @@ class Snapshot:
         Called before the first `expect`. A tensor may have several names in a state, and whoever waits
         may know another one than its leaf has: a name that nobody knows waits for all leaves.
         """
-        with self._changed:
+        with self._changed.lock:
             self._leaf_of = leaf_of
 
-    def expect(self, names: Sequence[str]) -> None:
-        """Note that these leaves have been handed to the stager and may not change until copied."""
-        with self._changed:
-            for name in names:
-                self._handed += 1
-                self._queued[name] = self._handed
+    def expect(self, names: Sequence[str], *, behind: int | None = None) -> int:
+        """Note that these leaves have been handed to the stager and may not change until copied.
+
+        Args:
+            behind: how many had been handed over before: then a call that is repeated changes nothing.
+                None: those that have been.
+
+        Returns:
+            How many have been handed over now.
+        """
+        with self._changed.lock:
+            behind = self._handed if behind is None else behind
+            self._queued.update(
+                zip(names, range(behind + 1, behind + 1 + len(names)), strict=False)
+            )
+            self._handed = behind + len(names)
+            return self._handed
 
     def expect_before_all(self) -> None:
         """Note that any leaf may be read before the first of those that are handed over from now on."""
-        with self._changed:
+        with self._changed.lock:
             self._handed += 1
             self._before_all = self._handed
 
     def arrived(self, count: int) -> None:
         """The next `count` leaves, in hand-over order, have been copied. Called by the stager."""
-        with self._changed:
+        with self._changed.lock:
             self._copied += count
             self._changed.notify_all()
 
@@ -78,31 +99,38 @@ class Snapshot:
         self._settle(error)
 
     def _settle(self, error: BaseException | None) -> None:
-        with self._changed:
-            if not self.staged.done():
-                if error is None:
-                    self.staged.set_result(None)
-                else:
-                    self.staged.set_exception(error)
+        with self._changed.lock:
+            first, self._ending = not self._ending, True
+        if not first:
+            return
+        # Order matters: whoever has passed the barrier finds the future done.
+        if error is None:
+            self.staged.set_result(None)
+        else:
+            self.staged.set_exception(error)
+        with self._changed.lock:
+            self._settled = True
             self._changed.notify_all()
+        if error is None:
+            self._on_staged()
 
     def enter_copy(self) -> bool:
         """The stager is about to read live leaves; False when the snapshot has been settled."""
-        with self._changed:
-            if self.staged.done():
+        with self._changed.lock:
+            if self._settled:
                 return False
             self._busy += 1
             return True
 
     def leave_copy(self) -> None:
         """The stager no longer reads live leaves."""
-        with self._changed:
+        with self._changed.lock:
             self._busy -= 1
             self._changed.notify_all()
 
     def is_clear(self, names: Iterable[str] | None) -> bool:
         """Whether training may change these leaves (None: all of them) now."""
-        with self._changed:
+        with self._changed.lock:
             return self._clear(names)
 
     def wait(self, names: Iterable[str] | None, *, deadline: float) -> None:
@@ -112,20 +140,16 @@ class Snapshot:
             StagingError: the deadline passed; the leaves are still being read.
         """
         names = None if names is None else tuple(names)
-        with self._changed:
-            while not self._clear(names):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise StagingError(
-                        f"step {self.step} was not staged before the deadline: its leaves are still "
-                        f"being copied, so changing them now would tear the snapshot. Storage is "
-                        f"probably stuck; earlier steps are untouched",
-                        step=self.step,
-                    )
-                self._changed.wait(left)
+        if not self._changed.wait_for(lambda: self._clear(names), deadline=deadline):
+            raise StagingError(
+                f"step {self.step} was not staged before the deadline: its leaves are still being copied, so "
+                f"changing them now would tear the snapshot. Storage is probably stuck; earlier steps are "
+                f"untouched",
+                step=self.step,
+            )
 
     def _clear(self, names: Iterable[str] | None) -> bool:
-        if self.staged.done():
+        if self._settled:
             return self._busy == 0
         if names is None:
             return self._copied >= self._handed and self._busy == 0
@@ -144,20 +168,24 @@ class Stager:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._worker = Worker(self._run, name="ckpt-stager")
+
+    def start(self) -> None:
+        """Start the thread. Called once, when the Checkpointer is made.
+
+        Raises:
+            PersistError: the system gives no more threads.
+        """
+        self._worker.start()
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run `job` on the staging thread, after all earlier ones. A job handles its own errors."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ckpt-stager", daemon=True)
-            self._thread.start()
         self._jobs.put(job)
 
     def close(self, *, timeout_s: float) -> None:
         """End the thread after the jobs already given. Idempotent."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join(timeout_s)
+        self._jobs.put(None)
+        join_all([self._worker], timeout_s=timeout_s)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

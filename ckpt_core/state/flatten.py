@@ -80,8 +80,9 @@ class SpecMemo:
     """
 
     def __init__(self) -> None:
-        self._key: _MemoKey | None = None
-        self._specs: list[LeafSpec] = []
+        # Invariant: what belongs together is swapped in one assignment, since an interrupt may come between
+        # two: specs of one state beside the key of another would store its tensors under wrong shapes.
+        self._last: tuple[_MemoKey | None, list[LeafSpec]] = (None, [])
         self.known: dict[Placement, Placement] = {}
 
     def specs(
@@ -94,12 +95,13 @@ class SpecMemo:
             list(map(attrgetter("shape"), tensors)),
             placements,
         )
-        if key != self._key:
-            # Copies: the caller goes on to use its list of names.
-            self._key = (list(names), *key[1:])
+        last_key, specs = self._last
+        if key != last_key:
             dtypes = map({kind: dtype_name(kind) for kind in set(key[1])}.__getitem__, key[1])
-            self._specs = build_many(LeafSpec, names, dtypes, map(tuple, key[2]))
-        return self._specs
+            specs = build_many(LeafSpec, names, dtypes, map(tuple, key[2]))
+            # Copies: the caller goes on to use its list of names.
+            self._last = ((list(names), *key[1:]), specs)
+        return specs
 
 
 def flatten(

@@ -75,13 +75,15 @@ class RootLock:
             RootBusy: another process, or another `RootLock` of this one, holds it.
             PersistError: the lock file cannot be made or locked.
         """
+        mine = self._fd is not None
         with mapped("lock the checkpoint root", path=self.root):
-            self._key = self._claim()
-            _opened.add(self)
             try:
+                self._claim()
+                _opened.add(self)
                 self._lock_file()
             except BaseException:
-                self.release()
+                if not mine:
+                    self.release()
                 raise
         self._since = _now()
         self._write_owner()
@@ -125,16 +127,20 @@ class RootLock:
     ) -> None:
         self.release()
 
-    def _claim(self) -> tuple[int, int, int]:
+    def _claim(self) -> None:
         found = os.stat(self.root)
         key = (os.getpid(), found.st_dev, found.st_ino)
+        if self._fd is None:
+            self._key = (
+                key  # first: an interrupt must not leave a claim that `release` does not know
+            )
         other = _held.setdefault(key, self)
         if other is self and self._fd is None:
-            return key
+            return
         # A root that was removed leaves its inode number to others: its lock is void.
         if other is not self and other._fd is not None and not other.held():
             _held[key] = self
-            return key
+            return
         raise RootBusy(
             f"{self.root} is already open for writing in this process (pid {os.getpid()}, "
             f"since {other._since}): use that Checkpointer, or close() it first",

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from ckpt_core.torch_zip.blame import tensor_paths
 from ckpt_core.torch_zip.layout import ZipExtent, ZipLayout
+from ckpt_core.torch_zip.pickling import Skipping
 from ckpt_core.torch_zip.plan import ZipPlan, plan_zip
 
-__all__ = ["ZipExtent", "ZipLayout", "ZipPlan", "plan_zip", "tensor_paths"]
+__all__ = ["Skipping", "ZipExtent", "ZipLayout", "ZipPlan", "plan_zip", "tensor_paths"]

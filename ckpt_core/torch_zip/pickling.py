@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from abc import ABC, abstractmethod
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from io import BytesIO
 from types import SimpleNamespace
@@ -22,18 +22,37 @@ _DENSE = (_rebuild_tensor_v2, _rebuild_tensor_v3)
 _STORAGES = (Record, TypedStorage, UntypedStorage)
 
 
+class Skipping:
+    """torch's `skip_data`. Left on by an interrupt, it would empty every later file of `torch.save`."""
+
+    def __init__(self) -> None:
+        self._context: Any = None
+
+    def begin(self) -> None:
+        """No bytes of storages are written from here."""
+        self._context = torch.serialization.skip_data()
+        self._context.__enter__()
+
+    def end(self) -> None:
+        """As it was before. Idempotent."""
+        # Interrupted before it knew how it was, the context has changed nothing.
+        with contextlib.suppress(AttributeError):
+            if self._context is not None:
+                self._context.__exit__(None, None, None)
+
+
 @dataclass
 class Job:
     """What `torch.save` gets in place of the tree.
 
     Attributes:
         tree: what is to be saved.
-        skipping: entered with `skip_data` when the tree is pickled; closed by the caller at the end.
+        skipping: begun when the tree is pickled; ended by the caller.
         tensors: filled in then: what the bytes of each record are.
     """
 
     tree: Any
-    skipping: ExitStack
+    skipping: Skipping
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -64,7 +83,7 @@ class Pickler(ABC):
             raise unsavable(job.tree, exc, lambda part: _try(part, self._protocol)) from exc
         job.tensors = records.tensors
         # Order matters: under skip_data some kinds of tensors refuse to be pickled.
-        job.skipping.enter_context(torch.serialization.skip_data())
+        job.skipping.begin()
 
 
 PICKLE_MODULE = SimpleNamespace(__name__=__name__, Pickler=Pickler)

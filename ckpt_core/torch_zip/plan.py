@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import sys
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
 import torch
 
 from ckpt_core.torch_zip.layout import ZipLayout
-from ckpt_core.torch_zip.pickling import PICKLE_MODULE, Job
+from ckpt_core.torch_zip.pickling import PICKLE_MODULE, Job, Skipping
 from ckpt_core.torch_zip.sink import Sink
 
 
@@ -27,7 +27,7 @@ class ZipPlan:
     tensors: tuple[torch.Tensor, ...]
 
 
-def plan_zip(tree: Any) -> ZipPlan:
+def plan_zip(tree: Any, skipping: Skipping | None = None) -> ZipPlan:
     """Lay out the file that `torch.save` would write of `tree` if its tensors were detached clones.
 
     Called on the training thread inside `save`. Everything but the bytes of tensors is pickled here, with
@@ -38,13 +38,22 @@ def plan_zip(tree: Any) -> ZipPlan:
     of their own with their bytes alone. Tensors that are not dense are stored by their parts, as
     `torch.save` does it.
 
+    Args:
+        tree: whatever `torch.save` takes.
+        skipping: for a caller that is interrupted: it ends this once more, if only to be sure.
+
     Raises:
         ConfigError: something in the tree cannot be pickled, or has no memory; names its place.
     """
-    sink = Sink()
-    with ExitStack() as skipping:
-        job = Job(tree, skipping)
+    sink, outer = Sink(), sys.exc_info()[1]
+    job = Job(tree, skipping or Skipping())
+    try:
         torch.save(job, cast(IO[bytes], sink), pickle_module=PICKLE_MODULE)
+    except RuntimeError as exc:
+        # Where the sink was interrupted, torch's writer misses bytes at the end of the file.
+        raise _first_of(exc, outer) from None
+    finally:
+        job.skipping.end()
     layout = sink.layout()
     tensors = tuple([job.tensors[extent.name] for extent in layout.extents])
     sizes = [tensor.nbytes for tensor in tensors]
@@ -53,3 +62,10 @@ def plan_zip(tree: Any) -> ZipPlan:
         "a record is missing"
     )
     return ZipPlan(layout, tensors)
+
+
+def _first_of(error: BaseException, outer: BaseException | None) -> BaseException:
+    """What the error came of; `outer` is what the caller is handling anyway."""
+    while error.__context__ not in (None, outer):
+        error = error.__context__
+    return error

@@ -239,6 +239,38 @@ def refuses_to_start(who: Rank, root: str) -> list[str]:
     return outcomes
 
 
+class Interrupting:
+    """An object in whose `state_dict` Ctrl-C comes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Never returns."""
+        raise KeyboardInterrupt
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Never called."""
+
+
+def interrupted(who: Rank, root: str) -> list[Any]:
+    """Rank 1 is interrupted in a save; the others hear of it long before `timeout`."""
+    outcomes: list[Any] = []
+    with Checkpointer(
+        root, options(on_error="raise", timeout=300.0), coordination=who.meet()
+    ) as ck:
+        for step in (1, 2, 3):
+            state = make_state(who.rank, step)
+            if who.rank == 1 and step == 2:
+                state["odd"] = Interrupting()
+            try:
+                outcomes.append(
+                    ck.save(step, state, per_rank=["sampler"]).committed.result(60).name
+                )
+            except KeyboardInterrupt:
+                outcomes.append("KeyboardInterrupt")
+            except CkptError as exc:
+                outcomes.append(f"{type(exc).__name__}: {exc}")
+    return outcomes
+
+
 def layerwise(who: Rank, root: str) -> dict[str, Any]:
     """Tensors become final in an order of each rank's own."""
     with Checkpointer(root, options(), coordination=who.meet()) as ck:

@@ -142,6 +142,16 @@ def test_a_rank_that_cannot_start_a_save_fails_it_for_all_and_once(
     assert first[1:] == second[1:] == ["step-000000000002", "step-000000000003"]
 
 
+def test_an_interrupt_on_one_rank_fails_the_step_on_all_at_once_and_the_next_one_works(
+    warm: Warm, tmp_path: Path
+) -> None:
+    first, second = run_well(warm, "interrupted", 2, root=str(tmp_path))
+    assert second[1] == "KeyboardInterrupt"
+    assert "rank 1" in first[1] and "KeyboardInterrupt" in first[1]
+    assert [first[0], first[2]] == [second[0], second[2]]
+    assert first[2] == "step-000000000003"
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_layers_may_become_final_in_another_order_on_each_rank(
     warm: Warm, tmp_path: Path, world: int

@@ -192,6 +192,7 @@ def test_writers_release_every_piece_and_report_every_error(tmp_path: Path) -> N
     import threading
 
     pool = WriterPool(3)
+    pool.start()
     good = shard(tmp_path / "good", len(DATA))
     bad = shard(tmp_path / "missing" / "bad", len(DATA))
     jobs = [(good, piece) for piece in pieces_of(DATA)] + [(bad, p) for p in pieces_of(DATA)]
@@ -218,6 +219,7 @@ def test_a_cancelled_piece_is_released_and_not_written(tmp_path: Path) -> None:
     import threading
 
     pool = WriterPool(1)
+    pool.start()
     file = shard(tmp_path / "s", CHUNK)
     piece = pieces_of(DATA[:CHUNK])[0]
     ended = threading.Event()

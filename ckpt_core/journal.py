@@ -1,0 +1,114 @@
+"""What the training thread has under way inside the engine, so that an interrupt leaves nothing half done.
+
+    enter --undo = ...--> work --> leave        any error: undo(error), at once, else before the next call
+
+KeyboardInterrupt, or the error of any other signal handler, may come after any call that the training thread
+makes, also while another error is handled. So:
+
+- Before a call of ours takes anything, it notes here, in one assignment, what gives all of it back.
+- What undoes is complete in itself, and may run twice.
+- Whatever must not stop half-way is handed to another thread, by one call that is written in C.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from ckpt_core.stall import Stall
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+Undo = Callable[[BaseException], None]
+
+
+@dataclass(slots=True)
+class Journal:
+    """One for each Checkpointer; used on the training thread.
+
+    Attributes:
+        undo: told the error if the call that is under way fails, and again if that was interrupted.
+    """
+
+    stall: Stall = field(default_factory=Stall)
+    undo: Undo | None = None
+    _error: BaseException | None = None
+    _collecting: bool = False
+
+    def sweep(self) -> None:
+        """Undo what an interrupted call has left. Every call begins with it."""
+        self.resume_collector()
+        undo, error = self.undo, self._error
+        if undo is not None:
+            undo(error or KeyboardInterrupt())
+        self.undo = self._error = None
+
+    def failed(self, error: BaseException) -> None:
+        """The call that is under way ends in this error."""
+        self._error = error
+        self.sweep()
+
+    def pause_collector(self) -> None:
+        """No cyclic garbage collection from here: it would walk the whole heap on the training thread.
+
+        A save of many leaves allocates enough objects to set it off, and none of them is part of a cycle.
+        """
+        if gc.isenabled():
+            self._collecting = True
+            gc.disable()
+
+    def resume_collector(self) -> None:
+        """As it was before. Idempotent; at the latest when the call ends."""
+        if self._collecting:
+            gc.enable()
+            self._collecting = False
+
+
+def stalling(
+    method: Callable[Concatenate[Any, _Given], _Result],
+) -> Callable[Concatenate[Any, _Given], _Result]:
+    """Count the time of a method that training calls, of an object with a `_journal`; undo it if it fails."""
+
+    @functools.wraps(method)
+    def counted(self: Any, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        journal: Journal = self._journal
+        outer = journal.undo
+        if outer is not None and _is_inside(journal, sys._getframe(1)):
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                journal.undo = outer
+        journal.sweep()
+        began_s = time.monotonic()
+        try:
+            result = method(self, *args, **kwargs)
+            journal.resume_collector()
+            stall = journal.stall
+            stall.ended_s = now_s = time.monotonic()
+            stall.seconds += now_s - began_s
+            # Together: no interrupt comes between the two, so that the caller gets the result or the error.
+            journal.undo = None
+            return result
+        except BaseException as exc:
+            journal.failed(exc)
+            journal.stall.ended_s = time.monotonic()
+            journal.stall.seconds += journal.stall.ended_s - began_s
+            raise
+
+    return counted
+
+
+def _is_inside(journal: Journal, frame: FrameType | None) -> bool:
+    """Whether a call of this journal is still running further out: a user's object may call us from there."""
+    while frame is not None:
+        if frame.f_code.co_name == "counted" and frame.f_locals.get("journal") is journal:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,97 @@
+"""A moment without threads: refused when the Checkpointer is made, and without effect on one that is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, resource, sys, threading, time
+import torch
+import ckpt_core
+from ckpt_core import Checkpointer, CkptError, Options, PersistError, RestoreError
+
+torch.set_num_threads(1)
+where = sys.argv[1]
+options = Options(timeout=20.0, writers=3, readers=2)
+state = {"w": torch.arange(5000.0), "step": 1}
+
+with Checkpointer(where + "/warm", options) as ck:  # everything is imported before rights are given up
+    ck.save(1, state).committed.result(20)
+    ck.restore(dict(state))
+os.setuid(54321)
+
+def threads():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
+
+def limit(count):
+    resource.setrlimit(resource.RLIMIT_NPROC, (count, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+
+most, least = 4096, threads()
+for more in range(0, 6):  # some of the threads can be had, and the next cannot
+    while threads() > least:
+        time.sleep(0.001)
+    limit(least + more)
+    before = threading.active_count()
+    try:
+        Checkpointer(where + "/root", options)
+    except PersistError as exc:
+        assert "Raise the limit" in str(exc), exc
+        assert not os.path.exists(where + "/root"), "something was made"
+    else:
+        raise AssertionError(f"made with {more} more threads")
+    limit(most)
+    assert threading.active_count() == before, threading.enumerate()
+
+ck = Checkpointer(where + "/root", options)
+limit(threads())
+try:
+    threading.Thread(target=int).start()
+    raise AssertionError("there are threads to be had")
+except RuntimeError:
+    pass
+ck.save(1, state).committed.result(20)
+save = ck.begin(2, {"w": state["w"]})
+save.stage(["w"])
+save.seal(state).committed.result(20)
+files = ck.begin_files(3, "files")
+files.add("one.pt", state)
+files.seal().committed.result(20)
+ck.wait()
+try:
+    ck.restore(dict(state))
+    raise AssertionError("restored without threads")
+except RestoreError:
+    pass
+limit(most)
+assert ck.restore(dict(state)).step == 2
+ck.close()
+assert threading.active_count() == 1
+Checkpointer(where + "/root", options).close()
+print("ok")
+"""
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0, reason="needs root, to become a user whose threads are counted"
+)
+def test_a_moment_without_threads_is_an_error_of_ours_and_nothing_hangs() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for path in (Path(folder), Path(folder, "warm")):
+            path.mkdir(exist_ok=True)
+            os.chown(path, 54321, 54321)
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, folder],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        )
+    assert done.stdout == "ok\n", done.stderr

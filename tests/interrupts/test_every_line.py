@@ -1,0 +1,112 @@
+"""An interrupt, or an error, at every line of every call; then the run goes on with the same Checkpointer.
+
+By default every line of the short calls is tried and a part of those of the long ones, another part in each
+scenario; CKPT_EVERY_LINE=1 tries all of them, which takes some minutes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interrupts import scenarios
+from tests.interrupts.scenarios import Run
+from tests.interrupts.trap import Boom, Trap
+
+Call = Callable[[Run, Trap], None]
+
+ROUNDS = 25
+"""About so many of one scenario; a call of fewer lines is tried at each."""
+
+CALLS: list[tuple[Call, dict[str, Any]]] = [
+    (scenarios.save, {}),
+    (scenarios.save, {"mode": "direct"}),
+    (scenarios.save, {"blocking": True}),
+    (scenarios.save, {"pipelined": False}),
+    (scenarios.save, {"on_error": "warn", "eager_leaf_bytes": "1MiB", "staging_bytes": None}),
+    (scenarios.begin, {}),
+    (scenarios.abort, {}),
+    (scenarios.stage, {}),
+    (scenarios.stage, {"debug_barrier": True}),
+    (scenarios.seal, {}),
+    (scenarios.seal, {"blocking": True, "pipelined": False}),
+    (scenarios.begin_files, {}),
+    (scenarios.add, {}),
+    (scenarios.seal_files, {}),
+    (scenarios.wait_staged, {}),
+    (scenarios.wait, {}),
+    (scenarios.prepare, {}),
+    (scenarios.restore, {}),
+    (scenarios.close, {}),
+]
+NAMES = [f"{call.__name__}-{'-'.join(changes) or 'plain'}" for call, changes in CALLS]
+
+
+def lines_of(run: Run, call: Call, kind: type[BaseException]) -> int:
+    """How many lines the call has."""
+    counting = Trap(-1, kind)
+    call(run, counting)
+    return counting.lines
+
+
+def places(lines: int, *, salt: int) -> range:
+    """Where it strikes."""
+    if os.environ.get("CKPT_EVERY_LINE"):
+        return range(lines)
+    stride = max(lines // ROUNDS, 1)
+    return range(salt % stride, lines, stride)
+
+
+@pytest.mark.parametrize(("call", "changes"), CALLS, ids=NAMES)
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Boom])
+def test_the_run_goes_on_after_an_interrupt_or_an_error_at_any_line(
+    tmp_path: Path, kind: type[BaseException], call: Call, changes: dict[str, Any]
+) -> None:
+    run = Run(tmp_path / "root", changes)
+    run.check()
+    for n in places(lines_of(run, call, kind), salt=len(str(changes)) + len(call.__name__)):
+        trap = Trap(n, kind)
+        call(run, trap)
+        run.check()
+    run.close()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Boom])
+def test_a_first_save_that_is_cut_short_anywhere_poisons_nothing(
+    tmp_path: Path, kind: type[BaseException]
+) -> None:
+    run = Run(tmp_path / "counted")
+    lines = lines_of(run, scenarios.save, kind)
+    run.close()
+    for n in places(lines, salt=3):
+        run = Run(tmp_path / str(n))
+        scenarios.save(run, Trap(n, kind))
+        run.check()
+        run.close()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Boom])
+def test_a_constructor_that_is_cut_short_anywhere_leaves_the_root_free(
+    tmp_path: Path, kind: type[BaseException]
+) -> None:
+    run = Run(tmp_path / "root")
+    run.check()
+    for n in places(lines_of(run, scenarios.make, kind), salt=5):
+        scenarios.make(run, Trap(n, kind))
+        run.check()
+    run.close()
+
+
+def test_an_interrupt_between_two_calls_of_one_line_is_no_other(tmp_path: Path) -> None:
+    run = Run(tmp_path / "root")
+    run.check()
+    counting = Trap(-1, event="opcode")
+    scenarios.save(run, counting)
+    for n in places(counting.lines, salt=7):
+        scenarios.save(run, Trap(n, event="opcode"))
+        run.check()
+    run.close()
