@@ -6,8 +6,7 @@
         found = ck.restore(state)            # newest valid step, in place; None if there is none
         for step in range(...):
             loss.backward()
-            ck.wait_staged()                 # the previous snapshot is out of the way
-            optimizer.step()
+            optimizer.step()                 # waits by itself for the previous snapshot
             if policy.should_save(step):
                 ck.save(step, state)         # returns at once; durable behind training
 

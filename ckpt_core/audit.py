@@ -24,7 +24,7 @@ from ckpt_core.audit_plan import AuditPlan, Look, Turns
 from ckpt_core.devices import NOTHING_QUEUED, Devices, Queued
 from ckpt_core.reference import LeafRow, difference, encode_rows
 from ckpt_core.sharing import Share
-from ckpt_core.snapshot import CopyStreams
+from ckpt_core.snapshot import CopyStreams, StageItem
 from ckpt_core.state import Leaf, blocks, memory_at
 from ckpt_core.types import align_up
 
@@ -116,6 +116,11 @@ class Audit:
         """Leaves that `read_lazy` is going to read; of those named, if names are given."""
         known = self._lazy_by_name()
         return list(known) if among is None else [name for name in among if name in known]
+
+    def live(self, names: Iterable[str]) -> list[StageItem]:
+        """Leaves that `names` gave, for `Snapshot.expect`."""
+        known = self._lazy_by_name()
+        return [(self._leaves[known[name][0].index].tensor, 0, 0) for name in names]
 
     def read_lazy(self, streams: CopyStreams, among: Iterable[str] | None = None) -> None:
         """Look at the other leaves, or at those named. Called by the stager before they may change.

@@ -26,6 +26,7 @@ from ckpt_core.devices import NOTHING_QUEUED, Devices, Queued
 from ckpt_core.errors import BarrierError, CkptError, StagingError
 from ckpt_core.inflight import InFlight, ShardSink
 from ckpt_core.persist import HeldBack, WriterPool
+from ckpt_core.sampling import Look, Sampler, look
 from ckpt_core.snapshot import (
     CopyStreams,
     ImageSpec,
@@ -114,7 +115,7 @@ class StageJob:
         source: Source,
         audit: Audit,
         *,
-        check: bool,
+        watch: LeafWatch,
         streams: CopyStreams,
     ) -> None:
         self._inflight = inflight
@@ -122,14 +123,14 @@ class StageJob:
         self._source = source
         self._audit = audit
         self._streams = streams
-        self._watch = LeafWatch(inflight.step, on=check, devices=streams.devices)
-        self._watch.begin(source.names, source.lazy)
+        self._watch = watch
+        watch.begin(source.names, source.lazy)
 
     def announce(self) -> None:
         """Note what training must wait for. Called before `run` is queued."""
-        if self._audit.is_lazy:
-            self._inflight.snapshot.expect_before_all()
-        self._inflight.snapshot.expect(self._source.names)
+        snapshot, source = self._inflight.snapshot, self._source
+        behind = snapshot.expect_before_all() if self._audit.is_lazy else 0
+        snapshot.expect(source.names, source.lazy, behind=behind)
 
     def run(self) -> None:
         """Copy; every error fails the checkpoint. Once this returns no live leaf is read any more."""
@@ -177,32 +178,44 @@ class StageJob:
 
 
 class LeafWatch:
-    """Finds leaves that change between their hand-over and the end of their copy (debug_barrier).
+    """Finds leaves that change between their hand-over and the end of their copy.
 
-    Costs a pass over the leaves at either end. One for each shard file: offsets tell leaves apart.
+    By a sample of their bytes; with `debug_barrier` by all of them, at the cost of a pass over the leaves at
+    either end. One for each shard file: offsets tell leaves apart.
+
+    Args:
+        step: for the error.
+        sampler: chooses the sample; None: every byte counts.
     """
 
-    def __init__(self, step: int, *, on: bool, devices: Devices) -> None:
+    def __init__(self, step: int, sampler: Sampler | None, *, devices: Devices) -> None:
         self._step = step
-        self._on = on
+        self._sampler = sampler
         self._devices = devices
-        self._before: dict[int, tuple[str, str]] = {}
-        self._changed: list[str] = []
+        self._handed: list[tuple[Sequence[str], Sequence[StageItem]]] = []
+        self._before: dict[int, tuple[int, bytes]] = {}
+        self._changed: set[int] = set()
 
     def begin(self, names: Sequence[str], items: Sequence[StageItem]) -> None:
-        """Leaves as they are handed over. Called on the training thread."""
-        if self._on:
-            for name, (tensor, offset, _) in zip(names, items, strict=True):
-                self._before[offset] = (name, fingerprint(self._devices.to_host(tensor)))
+        """Leaves as they are handed over. Called on the training thread before the stager has them."""
+        self.keep(names, items, self.look(items))
+
+    def look(self, items: Sequence[StageItem]) -> list[Look]:
+        """What `begin` sees of leaves, for a later `keep`; changes nothing."""
+        return self._every_byte(items) if self._sampler is None else self._sampler.take(items)
+
+    def keep(self, names: Sequence[str], items: Sequence[StageItem], looks: Sequence[Look]) -> None:
+        """Note what `look` has seen of leaves that are handed over. May be called twice."""
+        self._handed.append((names, items))
+        self._before.update(looks)
 
     def end(self, items: Sequence[StageItem]) -> None:
         """Their copy has ended. Called by the stager before training may change them."""
-        if not self._on:
-            return
         for tensor, offset, nbytes in items:
-            name, before = self._before.get(offset, ("", ""))
-            if nbytes and name and fingerprint(self._devices.to_host(tensor)) != before:
-                self._changed.append(name)
+            # Once: what comes again later is a clone of it.
+            place, before = self._before.pop(offset, (0, b"")) if nbytes else (0, b"")
+            if before and before != self._now(tensor, place, len(before)):
+                self._changed.add(offset)
 
     def raise_if_changed(self) -> None:
         """End the snapshot if a leaf changed too early.
@@ -212,21 +225,33 @@ class LeafWatch:
         """
         if not self._changed:
             return
-        shown = ", ".join(self._changed[:10]) + (" ..." if len(self._changed) > 10 else "")
+        changed = {
+            name: None
+            for names, items in self._handed
+            for name, (_, offset, nbytes) in zip(names, items, strict=True)
+            if nbytes and offset in self._changed
+        }
+        shown = ", ".join(list(changed)[:10]) + (" ..." if len(changed) > 10 else "")
         raise BarrierError(
-            f"step {self._step} was not saved: {len(self._changed)} leaves changed while they were "
-            f"being staged: {shown}. Call wait_staged() before whatever changes them (usually "
-            f"optimizer.step())",
+            f"step {self._step} was not saved: {len(changed)} leaves changed while they were "
+            f"being staged: {shown}. Steps of torch optimizers wait by themselves; call wait_staged() "
+            f"before whatever else changes these. A buffer is copied inside save() if its module is passed, "
+            f"and not the module's state_dict()",
             step=self._step,
         )
 
+    def _every_byte(self, items: Sequence[StageItem]) -> list[Look]:
+        return [(at, (0, self._now(tensor, 0, 0))) for tensor, at, nbytes in items if nbytes]
 
-def fingerprint(tensor: torch.Tensor) -> str:
-    """xxh3 of the row-major bytes of a tensor on the host."""
-    flat = tensor.contiguous().view(-1)
-    if flat.numel() == 0:
-        return ""
-    return xxhash.xxh3_64(memory_of(flat)).hexdigest()
+    def _now(self, tensor: torch.Tensor, place: int, size: int) -> bytes:
+        if self._sampler is not None:
+            return look(tensor, place, size)
+        return fingerprint(self._devices.to_host(tensor))
+
+
+def fingerprint(tensor: torch.Tensor) -> bytes:
+    """xxh3 of the row-major bytes of a tensor on the host, which has some."""
+    return xxhash.xxh3_64(memory_of(tensor.contiguous().view(-1))).digest()
 
 
 def look_at(

@@ -110,8 +110,10 @@ class Checkpointer:
     ) -> SaveHandle:
         """Start a checkpoint of `state` as of `step`; returns before it is staged or durable.
 
-        Called on the training thread between two steps. From its return until `wait_staged`, large leaves
-        (parameters, optimizer state) must not change; everything else may: it has been copied. Blocks only
+        Called on the training thread between two steps. Buffers of modules, NumPy arrays, plain values and
+        every small leaf have been copied when it returns. Parameters, optimizer state and large tensors
+        given as such are still read until they are staged: each step of a torch optimizer waits for that by
+        itself, and whatever else changes them has to call `wait_staged` first. Blocks only
         while `in_flight` checkpoints are under way, and with `blocking` until the step is committed.
 
         Args:
@@ -204,7 +206,8 @@ class Checkpointer:
     def wait_staged(self, names: Iterable[str] | None = None, *, before: int | None = None) -> None:
         """Block until training may change the leaves of every started snapshot.
 
-        Called on the training thread right before leaves change, usually before `optimizer.step()`.
+        Steps of torch optimizers wait by themselves. This is for what changes leaves in another way, or
+        before the first step after a save; called on the training thread right before it.
 
         Args:
             names: wait for these leaves alone; None for all. A name that a save does not know waits for
@@ -214,11 +217,14 @@ class Checkpointer:
         Raises:
             StagingError: not within `timeout`.
         """
-        began = time.monotonic()
-        deadline = began + self._engine.options.timeout_s
-        if self._engine.flights.wait_staged(names, before=before, deadline=deadline):
-            self.events.tell(EventName.WAITED, None, seconds=time.monotonic() - began)
-        self._engine.event_file.barrier()
+        self._engine.barriers.wait(names, before=before)
+
+    def leave_barrier_to_owner(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let steps of this optimizer wait for nothing: whoever makes them calls `wait_staged`.
+
+        For those who step it in parts, and wait for the leaves of each part alone.
+        """
+        self._engine.barriers.leave_to_owner(optimizer)
 
     def is_staged(self, names: Iterable[str] | None = None, *, before: int | None = None) -> bool:
         """Whether `wait_staged` with the same arguments would return without waiting."""

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from ckpt_core.admission import Admission
+from ckpt_core.barriers import Barriers
 from ckpt_core.commit import Committer
 from ckpt_core.coordination import Coordination
 from ckpt_core.devices import Devices
@@ -76,6 +77,12 @@ class Engine:
         self.destinations = Destinations()
         self.gauges = Gauges(root, self.events, coordination, self.pipeline)
         self.event_file = NoEventFile()
+        self.barriers = Barriers(
+            self.flights,
+            events=self.events,
+            stall=self.pipeline.journal.stall,
+            timeout_s=options.timeout_s,
+        )
 
     def open(self) -> None:
         """Start the threads, and lock the root on every rank.
@@ -91,6 +98,9 @@ class Engine:
         self.event_file = event_file(
             options.events_file, self.events, rank=info.rank, opened=opened
         )
+        if options.events_file is not None:
+            self.barriers.passed = self.event_file.barrier
+        self.barriers.open()
         open_together(self.store, self.coordination, timeout_s=options.timeout_s)
 
     def deadline(self) -> float:
@@ -120,7 +130,8 @@ class Engine:
         self.flights.close(timeout_s=max(deadline - time.monotonic(), _GRACE_S))
 
     def let_go(self) -> None:
-        """Unlock the root and say goodbye to the other ranks."""
+        """Unlock the root and say goodbye to the other ranks; steps of optimizers wait no more."""
+        self.barriers.close()
         self.store.close()
         self.coordination.close()
         self.event_file.close()

@@ -53,7 +53,7 @@ class StagingError(CkptError):
 
 
 class BarrierError(StagingError):
-    """A leaf changed between `save` and the end of staging: a `wait_staged` is missing."""
+    """A leaf changed between `save` and the end of its copy: a `wait_staged` is missing."""
 
 
 class PersistError(CkptError):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -75,13 +76,10 @@ class FilesSave(OpenSave):
         file = None
         if not self._inflight.failed():
             file = self._file_of(name, tree, plan, eager=eager)
-        pieces = 0
-        if file is not None and file.live:
-            # Frames and clones count too: the barrier opens when the last piece of the file is copied.
-            pieces = len(file.frames) + len(file.live) + len(file.clones)
+        pieces = [] if file is None else file.pieces()
         run = None if file is None else partial(self._run_file, file)
         note = partial(self._note, name, self._nbytes + plan.layout.file_bytes)
-        self._hand_over(Errand([name] * pieces, run, note))
+        self._hand_over(Errand([name] * len(pieces), pieces, run, note))
 
     @stalling
     def seal(self) -> SaveHandle:
@@ -92,7 +90,7 @@ class FilesSave(OpenSave):
         began = time.monotonic()
         self._check_open()
         self._pipeline.named_files_took(self._nbytes)
-        self._hand_over(Errand((), self._run_end, self._note_sealed))
+        self._hand_over(Errand((), (), self._run_end, self._note_sealed))
         return self._sealed_handle(began)
 
     # -- training thread -------------------------------------------------------------------------
@@ -119,8 +117,8 @@ class FilesSave(OpenSave):
         live, clones = _split(plan, self._pipeline.eager_leaf_bytes, eager, devices)
         # Order matters: behind the clones.
         behind = devices.queued(devices.of_all(tensor for tensor, _, _ in (*live, *clones)))
-        watch = LeafWatch(self.step, on=self._pipeline.check_barriers, devices=devices)
-        if self._pipeline.check_barriers:
+        watch = self._pipeline.watch_for(self._inflight)
+        if live:
             watch.begin(_labels(name, tree, live), live)
         return _File(
             name=name,
@@ -191,6 +189,18 @@ class _File:
     watch: LeafWatch
     streams: CopyStreams
     behind: Queued
+
+    def pieces(self) -> list[StageItem | None]:
+        """What training must wait for, piece by piece; None for memory that nobody else has.
+
+        Frames and clones count too: the barrier opens when the last piece of the file is copied.
+        """
+        if not self.live:
+            return []
+        own = [(offset, None) for offset, *_ in self.frames]
+        own += [(offset, None) for _, offset, _ in self.clones]
+        found = sorted([*own, *((item[1], item) for item in self.live)], key=itemgetter(0))
+        return [item for _, item in found]
 
     def in_order(self) -> list[StageItem]:
         """Every byte of the file, from front to back."""

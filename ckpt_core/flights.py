@@ -106,6 +106,11 @@ class Flights:
         with self._changed.lock:
             return tuple(self._active)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight. Takes no lock: it is asked at every step of an optimizer."""
+        return not self._active
+
     def is_staged(self, names: Iterable[str] | None, *, before: int | None) -> bool:
         """Whether training may change these leaves (None: all) of those of steps below `before` now."""
         names = None if names is None else tuple(names)

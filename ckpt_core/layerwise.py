@@ -9,14 +9,15 @@ brings (counters, RNG, buffers) goes into a second one.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, islice
 from typing import Any
 
 from ckpt_core.arrangement import Placed, items_of
 from ckpt_core.audit import Audit
-from ckpt_core.capture import LeafWatch, guarded, look_at, stage_items
+from ckpt_core.capture import guarded, look_at, stage_items
 from ckpt_core.devices import Devices, Queued
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.handle import SaveHandle
@@ -46,7 +47,7 @@ class LayerwiseSave(OpenSave):
         leaves, self._turn = plan.flat.leaves, pipeline.auditor.turn(inflight.step)
         self._audit = pipeline.auditor.audit(plan.share, plan.audit, leaves, self._turn)
         self._devices, self._streams = pipeline.devices, pipeline.streams
-        self._watch = LeafWatch(inflight.step, on=pipeline.check_barriers, devices=pipeline.devices)
+        self._watch, self._tail_watch = pipeline.watch_for(inflight), pipeline.watch_for(inflight)
         inflight.snapshot.name_leaves(self._leaf_name)
         sink = pipeline.open_shard(inflight, plan.builder.file_bytes, mapped=False)
         # Also when the watchdog gives it up: the chunks that it holds must go back.
@@ -71,14 +72,15 @@ class LayerwiseSave(OpenSave):
         placed = [self._place(leaf) for leaf in leaves if leaf.spec.name in self._parts]
         named = items_of(self._plan.flat.leaves, placed)
         staged, items = [name for name, _ in named], tuple([item for _, item in named])
-        self._watch.begin(staged, items)
+        watched = partial(self._watch.keep, staged, items, self._watch.look(items))
         devices = self._devices
         behind = devices.queued(devices.of_all(leaf.tensor for leaf in leaves))
         run = partial(self._run_stage, looked_at, items, behind)
-        done = _Staged(frozenset([leaf.spec.name for leaf in leaves]), placed)
+        done = _Staged(frozenset([leaf.spec.name for leaf in leaves]), placed, watched)
+        live = [*self._audit.live(looked_at), *items]
         there = placed or looked_at
         self._hand_over(
-            Errand([*looked_at, *staged], run if there else None, partial(self._note, done))
+            Errand([*looked_at, *staged], live, run if there else None, partial(self._note, done))
         )
 
     @stalling
@@ -144,6 +146,7 @@ class LayerwiseSave(OpenSave):
         """What has been handed over. Idempotent."""
         self._left -= done.names
         self._placed.update((place.extent.name, place) for place in done.placed)
+        done.watch()
 
     def _take_back(self, mark: BuilderMark, error: BaseException) -> None:
         """A `stage` was interrupted before it had handed anything over."""
@@ -169,10 +172,15 @@ class LayerwiseSave(OpenSave):
     def _end_of(self, rest: tuple[FlatState, _Tail] | None) -> Errand:
         if rest is None:
             run = partial(self._run_end, self._plan.flat.skeleton, None)
-            return Errand((), run, self._note_sealed)
+            return Errand((), (), run, self._note_sealed)
         flat, tail = rest
+        # A new one, also if an earlier `seal` was interrupted.
+        self._tail_watch = self._pipeline.watch_for(self._inflight)
+        self._tail_watch.begin(tail.lazy_names, tail.lazy_items)
         run = partial(self._run_end, flat.skeleton, tail)
-        return Errand([*tail.audit.names(), *tail.lazy_names], run, self._note_sealed)
+        names = tail.audit.names()
+        live = [*tail.audit.live(names), *tail.lazy_items]
+        return Errand([*names, *tail.lazy_names], live, run, self._note_sealed)
 
     # -- stager thread ---------------------------------------------------------------------------
 
@@ -209,6 +217,7 @@ class LayerwiseSave(OpenSave):
                 placed += self._run_tail(tail, images)
             self._streams.settle()
             self._watch.raise_if_changed()
+            self._tail_watch.raise_if_changed()
             self._inflight.snapshot.complete()
             for image in images[1:]:
                 image.finish()
@@ -229,9 +238,13 @@ class LayerwiseSave(OpenSave):
         placed = [Placed(parts[extent.name], 1, extent) for extent in layout.extents]
         items = [item for _, item in items_of(tail.leaves, placed)]
         lazy = len(tail.lazy_names)
-        stage_items(
-            self._inflight.snapshot, image, items[:lazy], settle=lambda _: self._streams.settle()
-        )
+        handed = iter(tail.lazy_items)
+
+        def settle(copied: Sequence[StageItem]) -> None:
+            self._streams.settle()
+            self._tail_watch.end(tuple(islice(handed, len(copied))))
+
+        stage_items(self._inflight.snapshot, image, items[:lazy], settle=settle)
         image.leaves(items[lazy:])
         return placed
 
@@ -250,6 +263,7 @@ class _Staged:
 
     names: frozenset[str]
     placed: Sequence[Placed]
+    watch: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +276,7 @@ class _Tail:
         parts: those of the share, in that order.
         leaves: of the flat state, small and early-changing ones replaced by clones.
         lazy_names: leaf of each item that is still live.
+        lazy_items: these, in the same order, at offsets that are not those of a file.
         behind: what the copies wait for, the clones among it.
     """
 
@@ -270,6 +285,7 @@ class _Tail:
     parts: tuple[Part, ...]
     leaves: Sequence[Leaf]
     lazy_names: tuple[str, ...]
+    lazy_items: tuple[StageItem, ...]
     behind: Queued
 
     @property
@@ -288,6 +304,10 @@ def _tail(flat: FlatState, share: Share, audit: Audit, devices: Devices) -> _Tai
     behind = devices.queued(devices.of_all(leaves[part.index].tensor for part in share.parts))
     lazy = [part for part in share.parts if not leaves[part.index].eager]
     eager = [part for part in share.parts if leaves[part.index].eager]
-    there = [Placed(part, 1, Extent(part.stored.name, 0, nbytes(part.stored))) for part in lazy]
-    names = tuple([name for name, _ in items_of(leaves, there)])
-    return _Tail(share, audit, (*lazy, *eager), leaves, names, behind)
+    sizes = [nbytes(part.stored) for part in lazy]
+    extents = map(Extent, [part.stored.name for part in lazy], accumulate(sizes, initial=0), sizes)
+    named = items_of(
+        leaves, [Placed(part, 1, extent) for part, extent in zip(lazy, extents, strict=True)]
+    )
+    names, items = tuple([name for name, _ in named]), tuple([item for _, item in named])
+    return _Tail(share, audit, (*lazy, *eager), leaves, names, items, behind)

@@ -9,6 +9,7 @@ from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.handle import SaveHandle
 from ckpt_core.inflight import InFlight
 from ckpt_core.pipeline import Pipeline
+from ckpt_core.snapshot import StageItem
 from ckpt_core.types import RAISED_TO_CALLER
 
 
@@ -17,13 +18,15 @@ class Errand:
     """What one call of the training thread asks of the stager, complete before any of it is done.
 
     Attributes:
-        names: of the leaves that may not change until it is done.
+        names: of the leaves that may not change until it is done, piece by piece.
+        items: these, as `Snapshot.expect` takes them.
         run: for the stager; None: there is nothing to copy.
         note: what the save remembers of it, on the training thread; may be called twice.
         behind: how many leaves had been handed over before.
     """
 
     names: Sequence[str]
+    items: Sequence[StageItem | None]
     run: Callable[[], None] | None
     note: Callable[[], None]
     behind: int = 0
@@ -90,7 +93,9 @@ class OpenSave:
         errand.note()
         if errand.run is not None and not self._inflight.failed():
             # Order matters: nobody passes the barrier before the stager has copied.
-            self._handed = self._inflight.snapshot.expect(errand.names, behind=errand.behind)
+            self._handed = self._inflight.snapshot.expect(
+                errand.names, errand.items, behind=errand.behind
+            )
             self._pipeline.stage(errand.run_once)
         if self._sealed:
             self._inflight.end_announced()

@@ -46,7 +46,8 @@ class Options:
         eager_leaf_bytes: leaves up to this size are copied inside `save`, since training may change
             them before the next barrier (BatchNorm buffers, counters, RNG states).
         debug_barrier: hash every leaf before and after staging, and fail the save of a step whose
-            leaves changed meanwhile, naming them. Costs two passes over the state.
+            leaves changed meanwhile, naming them. Costs two passes over the state; without it a sample of
+            the bytes is compared.
         pipelined: a chunk goes to the writers as soon as it is full (PCcheck 3.1). False: no writer begins
             before the whole snapshot is staged (CheckFreq's two phases); staging memory must then hold a
             whole shard. With DIRECT, copies into the mapped file do not wait.

@@ -16,7 +16,7 @@ import torch
 from ckpt_core.arrangement import Arrangement, Arranger, Placed
 from ckpt_core.audit import Audit, Auditor, Evidence
 from ckpt_core.audit_plan import AuditPlan
-from ckpt_core.capture import StageJob, make_sink, open_image, source_of
+from ckpt_core.capture import LeafWatch, StageJob, make_sink, open_image, source_of
 from ckpt_core.devices import Devices
 from ckpt_core.errors import ConfigError
 from ckpt_core.files import Files
@@ -26,6 +26,7 @@ from ckpt_core.layout import LayoutBuilder, ShardLayout, shard_name
 from ckpt_core.options import Options
 from ckpt_core.persist import SUM_BYTES, HeldBack, Place, ShardFile, ShardRequest, WriterPool
 from ckpt_core.reference import TextReference
+from ckpt_core.sampling import Sampler
 from ckpt_core.sharing import Scope, Share, Sharer
 from ckpt_core.snapshot import CopyStreams, PoolDemand, ShardImage, Stager, StagingPool
 from ckpt_core.staging_memory import StagingMemory
@@ -103,6 +104,7 @@ class Pipeline:
         self._writers = WriterPool(options.writers)
         self._arranger = Arranger(Sharer(info))
         self._memo = SpecMemo()
+        self._sampler = Sampler(self.devices)
         # AUTO leaves the choice to the leaves; a policy that has measured may set another.
         self.mode = self.mode_used = Mode(options.mode)
         self.journal = Journal()
@@ -121,10 +123,10 @@ class Pipeline:
         """Most staging memory that was in use at one time."""
         return self._memory.most_held_bytes
 
-    @property
-    def check_barriers(self) -> bool:
-        """Whether leaves are hashed before and after staging."""
-        return self._options.debug_barrier
+    def watch_for(self, inflight: InFlight) -> LeafWatch:
+        """Finds what changes before it has been copied, in one file of a checkpoint."""
+        sampler = None if self._options.debug_barrier else self._sampler
+        return LeafWatch(inflight.step, sampler, devices=self.devices)
 
     def plan(self, state: Any, scope: Scope) -> SavePlan:
         """Flatten and lay out a state, and have memory for it.
@@ -165,8 +167,8 @@ class Pipeline:
         image = open_image(
             sink, plan.pool, sizes, self.streams, hold=True, mapped=mode is Mode.DIRECT
         )
-        check, streams = self.check_barriers, self.streams
-        job = StageJob(inflight, image, source, audit, check=check, streams=streams)
+        watch, streams = self.watch_for(inflight), self.streams
+        job = StageJob(inflight, image, source, audit, watch=watch, streams=streams)
         inflight.snapshot.name_leaves(lambda name: name if name in arrangement.names else None)
         job.announce()
         image.header(layout.header)

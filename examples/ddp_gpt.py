@@ -46,7 +46,6 @@ def main() -> None:
             loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
             optimizer.zero_grad()
             loss.backward()
-            ck.wait_staged()
             optimizer.step()
             scheduler.step()
             losses.append(loss.item())

@@ -60,8 +60,7 @@ def main() -> None:
             loss = F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
             optimizer.zero_grad()
             loss.backward()
-            ck.wait_staged()  # the previous snapshot is out of the way of this update
-            optimizer.step()
+            optimizer.step()  # waits by itself while a snapshot still reads what it changes
             scheduler.step()
             losses.append(loss.item())
             stop, done = ck.stop_requested, step + 1

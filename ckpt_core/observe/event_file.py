@@ -4,8 +4,9 @@
     {"name": "barrier", "time_s": 11.5, "rank": 0}
     {"name": "begin", "time_s": 11.7, "rank": 0, "step": 120, ...}        the fields of `Event`
 
-"opened" comes once from each Checkpointer, "barrier" at the end of each `wait_staged`: that is where
-iterations can be told apart. All ranks may name the same file.
+"opened" comes once from each Checkpointer, "barrier" before each step of the optimizer that made the first
+one, or without an optimizer at the end of each `wait_staged`: that is where iterations can be told apart.
+All ranks may name the same file.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ class Snapshot:
         self.staged: Future[None] = Future()
         self._changed = Monitor()
         self._queued: dict[str, int] = {}
+        self._live: list[tuple[int, Sequence[StageItem | None]]] = []
         self._handed = 0
         self._before_all = 0
         self._copied = 0
@@ -60,29 +61,62 @@ class Snapshot:
         with self._changed.lock:
             self._leaf_of = leaf_of
 
-    def expect(self, names: Sequence[str], *, behind: int | None = None) -> int:
+    def expect(
+        self, names: Sequence[str], items: Sequence[StageItem | None], *, behind: int = 0
+    ) -> int:
         """Note that these leaves have been handed to the stager and may not change until copied.
 
         Args:
-            behind: how many had been handed over before: then a call that is repeated changes nothing.
-                None: those that have been.
+            names: of the leaf of each piece.
+            items: what is read for each piece; None for memory that nobody else has. Not to be changed.
+            behind: how many had been handed over before; a call that is repeated changes nothing.
 
         Returns:
             How many have been handed over now.
         """
         with self._changed.lock:
-            behind = self._handed if behind is None else behind
+            self._live.append((behind, items))
             self._queued.update(
                 zip(names, range(behind + 1, behind + 1 + len(names)), strict=False)
             )
             self._handed = behind + len(names)
             return self._handed
 
-    def expect_before_all(self) -> None:
-        """Note that any leaf may be read before the first of those that are handed over from now on."""
+    def expect_before_all(self) -> int:
+        """Note that any leaf may be read before the first of those that are handed over; called first.
+
+        Returns:
+            How many have been handed over now.
+        """
         with self._changed.lock:
-            self._handed += 1
-            self._before_all = self._handed
+            self._handed = self._before_all = 1
+            return self._handed
+
+    def has_live(self) -> bool:
+        """Whether leaves are still to be copied, for a save that has not failed."""
+        with self._changed.lock:
+            return bool(self._live) and self._copied < self._handed
+
+    def live_from(self, start: int) -> Sequence[tuple[int, Sequence[StageItem | None]]]:
+        """What was handed over, call by call from the given one on: how many pieces before, and which.
+
+        Nothing once the snapshot is settled.
+        """
+        with self._changed.lock:
+            return self._live[start:]
+
+    def wait_copied(self, place: int, *, deadline: float) -> bool:
+        """Block until the leaves up to that place have been copied, or nobody needs them; whether it did.
+
+        Raises:
+            StagingError: the deadline passed; the leaves are still being read.
+        """
+        last = max(place, self._before_all)
+        with self._changed.lock:
+            if self._settled or self._copied >= last:
+                return False
+        self._wait(lambda: self._settled or self._copied >= last, deadline)
+        return True
 
     def arrived(self, count: int) -> None:
         """The next `count` leaves, in hand-over order, have been copied. Called by the stager."""
@@ -110,6 +144,7 @@ class Snapshot:
             self.staged.set_exception(error)
         with self._changed.lock:
             self._settled = True
+            self._live = []
             self._changed.notify_all()
         if error is None:
             self._on_staged()
@@ -140,7 +175,10 @@ class Snapshot:
             StagingError: the deadline passed; the leaves are still being read.
         """
         names = None if names is None else tuple(names)
-        if not self._changed.wait_for(lambda: self._clear(names), deadline=deadline):
+        self._wait(lambda: self._clear(names), deadline)
+
+    def _wait(self, clear: Callable[[], bool], deadline: float) -> None:
+        if not self._changed.wait_for(clear, deadline=deadline):
             raise StagingError(
                 f"step {self.step} was not staged before the deadline: its leaves are still being copied, so "
                 f"changing them now would tear the snapshot. Storage is probably stuck; earlier steps are "

@@ -242,6 +242,7 @@ def _describe(
 
 def _must_be_eager(walker: Walker, owners: dict[int, int], limit: int) -> Iterable[int]:
     """Big tensors that training may change before the barrier: no optimizer step owns them."""
+    yield from walker.arrays
     segments = [*walker.segments, (len(walker.tensors), None)]
     objects = [owner for _, owner in segments if owner is not None]
     if all(isinstance(owner, torch.optim.Optimizer) for owner in objects):

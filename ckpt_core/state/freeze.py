@@ -54,7 +54,8 @@ def shown(path: str) -> str:
 
 
 class Walker:
-    """One walk. `segments` says to which object the tensors from a number on belong.
+    """One walk. `segments` says to which object the tensors from a number on belong, `arrays` which are
+    the memory of NumPy arrays.
 
     A DTensor is noted by its local part; `placements` and `flags` hold what that does not tell.
     """
@@ -65,6 +66,7 @@ class Walker:
         self.segments: list[tuple[int, object]] = [(0, None)]
         self.placements: dict[int, Placement] = {}
         self.flags: dict[int, str] = {}
+        self.arrays: list[int] = []
         self._placer = placer
         self._active: dict[int, None] = {}
         self._arrays: dict[int, tuple[Any, Tensor | None]] = {}
@@ -181,6 +183,7 @@ class Walker:
         tensor = arrays.as_tensor(value) if known is None else known[1]
         self._arrays[id(value)] = (value, tensor)
         if tensor is not None:
+            self.arrays.append(len(self.tensors))
             return Array(self.ref(tensor, path), not value.flags.writeable)
         packed = arrays.pack_array(value)
         return pickle_opaque(value, shown(path)) if packed is None else Atom("ndarray", packed)

@@ -85,6 +85,7 @@ class Iterations:
         self._layers, self._refused = None, None
         self._stepped, self._layered = False, False
         if checkpointer is not None:
+            self._stepper.sees_to_barrier(checkpointer)
             checkpointer.on_close(lambda: self._close(checkpointer))
             watch = getattr(self.policy, "watch", None)
             if watch is not None:

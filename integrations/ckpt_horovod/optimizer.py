@@ -8,7 +8,6 @@ from typing import Any
 
 import horovod.torch as hvd
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ckpt_core import Checkpointer, ConfigError, RestoredStep, SaveHandle
 from ckpt_horovod.deciding import Decisions, Policy, policy_of
@@ -134,8 +133,6 @@ class Checkpoints:
         for part in parts.values():
             if isinstance(part, nn.Module):
                 part.register_forward_pre_hook(self._before_forward)
-            if isinstance(part, Optimizer):
-                part.register_step_pre_hook(self._before_other_step)
 
     def iteration(self, *, save: bool | None = None, **parts: Any) -> AbstractContextManager[None]:
         """A block that is one iteration: what is saved is what holds at its end.
@@ -196,11 +193,6 @@ class Checkpoints:
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if module.training:
             self._iterations.end_implicitly("the next forward")
-
-    def _before_other_step(self, *arguments: Any) -> None:
-        checkpointer = self._iterations.checkpointer
-        if checkpointer is not None:
-            checkpointer.wait_staged()
 
 
 def _become(wrapped: Any, stock: type[Any], iterations: Iterations, tree: StateTree) -> None:

@@ -51,6 +51,10 @@ class Stepper:
         self._reduces = hasattr(optimizer, "process_set")
         self.reductions = Reductions(optimizer, stock)
 
+    def sees_to_barrier(self, checkpointer: Checkpointer) -> None:
+        """Steps wait here, for each layer alone, and not before all of them."""
+        checkpointer.leave_barrier_to_owner(self._optimizer)
+
     def splits(self, closure: Callable[[], Any] | None) -> bool:
         """Whether this step may be made layer by layer, hooks aside; the same on every rank."""
         optimizer = self._optimizer
@@ -67,7 +71,9 @@ class Stepper:
     def is_hooked(self) -> bool:
         """Whether somebody's hooks see steps, so that each is to be whole; on this rank alone, perhaps."""
         return any(getattr(self._optimizer, name, None) for name in _HOOKS) or any(
-            getattr(torch_optimizer, name, None) for name in _GLOBAL_HOOKS
+            _is_foreign(hook)
+            for name in _GLOBAL_HOOKS
+            for hook in getattr(torch_optimizer, name, {}).values()
         )
 
     def reduces_in_step(self) -> bool:
@@ -132,6 +138,11 @@ class Stepper:
         groups = self._optimizer.param_groups
         params = [param for group in groups for param in group["params"]]
         return [param for param in params if param.grad is not None and param not in reduced]
+
+
+def _is_foreign(hook: Any) -> bool:
+    """Whether a hook is somebody's who wants to see steps; the engine's own only waits."""
+    return not str(getattr(hook, "__module__", "")).startswith("ckpt_core.")
 
 
 class _Barrier:

@@ -143,7 +143,7 @@ def test_a_chunk_with_leaves_of_two_devices_is_ready_when_both_are() -> None:
 def test_leaves_are_free_after_an_error_only_when_no_copy_reads_them() -> None:
     bench = Bench(chunks=1)  # The second chunk never comes.
     snapshot = Snapshot(1)
-    snapshot.expect(["leaf"])
+    snapshot.expect(["leaf"], [None])
     with pytest.raises(StagingError):
         stage_items(
             snapshot,

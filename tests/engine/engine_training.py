@@ -1,13 +1,15 @@
-"""A small real model whose training changes every kind of state: parameters, buffers, moments, RNG."""
+"""A small real model whose training changes every kind of state, and a disk that stands still."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
 from torch import nn
 
 from ckpt_core import RngState
+from ckpt_core.files import Files
 
 
 class Run:
@@ -59,6 +61,34 @@ class Run:
                 "torch_rng": torch.get_rng_state(),
             }
         )
+
+
+class Gate(Files):
+    """A disk on which writes of shard files stand still while it is shut; then no chunk becomes free."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+
+    def shut_for(self, seconds: float) -> None:
+        """Stand still for a while, in which a step that does not wait has long been made."""
+        self._open.clear()
+        timer = threading.Timer(seconds, self._open.set)
+        timer.daemon = True
+        timer.start()
+
+    def shut(self) -> None:
+        """Stand still from now on."""
+        self._open.clear()
+
+    def open_up(self) -> None:
+        """Go on."""
+        self._open.set()
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> None:
+        if isinstance(data, memoryview):
+            assert self._open.wait(60)
+        super().pwrite(fd, data, offset)
 
 
 def clone(tree: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -152,3 +153,18 @@ def test_the_deepest_tree_allowed_comes_back() -> None:
 def test_a_shared_list_is_no_cycle() -> None:
     row = [1]
     assert through([row, row]) == [[1], [1]]
+
+
+def test_numpy_arrays_are_eager_wherever_they_are() -> None:
+    array = np.zeros(BIG)
+    opt = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))])
+    opt.state["own"] = {"array": np.zeros(BIG)}  # type: ignore[index]
+    state = {
+        "plain": array,
+        "list": [array[::2].copy()],
+        "view": array[: BIG // 2],
+        "opt": opt,
+    }
+    found = eager(state)
+    assert {"plain", "list.0", "opt.state.own.array"} <= found.keys()
+    assert all(found.values()), found

@@ -60,8 +60,8 @@ def look(settings: TuneSettings, driver: Driver) -> Facts:
     iteration_s = settings.iteration_s or 0.0
     if not trace.iterations and not iteration_s:
         raise ConfigError(
-            "the iterations of the program cannot be told apart, since it does not call wait_staged() the "
-            "same number of times in each: give --iteration-s"
+            "the iterations of the program cannot be told apart, since its optimizer does not step, "
+            "and it does not call wait_staged(), the same number of times in each: give --iteration-s"
         )
     if not iteration_s and driver.chooses_interval:
         iteration_s = mean_iteration_s(driver, None)

@@ -1,0 +1,76 @@
+"""A few bytes of leaves, looked at when they are handed over and again when they have been copied.
+
+An update of a dense tensor changes nearly all of its bytes, so one cache line of it tells. What changes few
+elements (rows of an embedding, an update without locks in another process) is found by chance at most, and
+what lies on a device is not looked at: reading it would make training wait for the device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Sequence
+
+import torch
+
+from ckpt_core.devices import Devices
+from ckpt_core.snapshot import StageItem
+
+MOST = 64
+"""Leaves that one call looks at; of more, those that are next in turn."""
+
+LINE_BYTES = 64
+Look = tuple[int, tuple[int, bytes]]
+"""The offset of a leaf in its shard file; a place in its memory, and what was there."""
+
+_line_at = (ctypes.c_char * LINE_BYTES).from_address
+
+
+class Sampler:
+    """Chooses where to look: another place in each save. One owner, one thread.
+
+    Args:
+        devices: say what is not in host memory.
+    """
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        # A generator of its own: those of the program are part of its state.
+        self._random = random.Random()
+        self._next = 0
+
+    def take(self, items: Sequence[StageItem]) -> list[Look]:
+        """Where some of the leaves are looked at, and the bytes there now."""
+        total, draw = len(items), self._random.getrandbits(40)
+        first = self._next % total if total > MOST else 0
+        self._next = first + MOST
+        chosen = (*items[first : first + MOST], *items[: min(max(first + MOST - total, 0), first)])
+        if self._devices.in_use():
+            chosen = tuple([item for item in chosen if self._devices.of(item[0]) is None])
+        found: list[Look] = []
+        for tensor, offset, nbytes in chosen:
+            address = tensor.data_ptr()
+            if address and nbytes >= LINE_BYTES and tensor.is_contiguous():
+                place = draw % (nbytes - LINE_BYTES + 1)
+                found.append((offset, (place, _line_at(address + place).raw)))
+            elif address and nbytes:
+                place, size = _run_of(tensor, draw)
+                found.append((offset, (place, look(tensor, place, size))))
+        return found
+
+
+def look(tensor: torch.Tensor, place: int, size: int) -> bytes:
+    """The bytes at a place in a leaf's memory, now; none where the leaf has lost its memory."""
+    address = tensor.data_ptr()
+    return ctypes.string_at(address + place, size) if address else b""
+
+
+def _run_of(tensor: torch.Tensor, draw: int) -> tuple[int, int]:
+    """A place in a strided leaf, and how many bytes from there are its own: at most a line."""
+    strides, shape = tensor.stride(), tensor.shape
+    steps = sorted(zip(strides, shape, strict=True), key=lambda step: (step[0] != 1, -step[1]))
+    run = steps.pop(0)[1] if steps and steps[0][0] == 1 else 1
+    element = sum(stride * (draw % length) for stride, length in steps)
+    item = tensor.element_size()
+    size = min(LINE_BYTES, run * item)
+    return element * item + draw % (run * item - size + 1), size
