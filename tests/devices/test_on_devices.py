@@ -41,7 +41,10 @@ class Training:
 
     def step(self, ck: Checkpointer) -> None:
         self.machine.run(self._forward)
-        ck.wait_staged()
+        if isinstance(self.machine, OnLate):
+            # The late device makes the update, on a thread of its own: the barrier is where it is queued.
+            ck.leave_barrier_to_owner(self.optimizer)
+            ck.wait_staged()
         self.machine.run(self.optimizer.step)
 
     def copies(self) -> dict[str, Any]:
