@@ -213,8 +213,8 @@ def _overdue(inflight: InFlight) -> CkptError:
     seconds = time.monotonic() - inflight.began
     if inflight.phase is Phase.COMMITTING:
         return PersistError(
-            f"step {inflight.step} may be committed or not (look at `steps()`): after {seconds:.1f} s "
-            f"storage or another rank had not answered within `timeout`. Earlier steps are untouched; "
+            f"step {inflight.step} may be committed or not (look at `steps()`): storage is stuck or too "
+            f"slow, or another rank is: {seconds:.1f} s are over, and `timeout`. Earlier steps are untouched; "
             f"training may go on",
             step=inflight.step,
         )

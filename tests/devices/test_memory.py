@@ -112,6 +112,7 @@ def cancel_and_use_again(*, held_back: bool) -> None:
     second, _, _ = bench.leaf(3 * CHUNK, 1)
     bench.image.leaves([(first, 0, CHUNK), (second, CHUNK, 3 * CHUNK)])
     pool = WriterPool(1)
+    pool.start()
     held = HeldBack(pool)
     done = threading.Semaphore(0)
     shard: Any = None  # It is not written to.

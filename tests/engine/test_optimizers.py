@@ -234,12 +234,12 @@ def test_a_wait_of_a_step_is_told_and_counted(tmp_path: Path) -> None:
     program = updates.sgd()
     with stuck(tmp_path, program) as (ck, gate):
         gate.shut_for(0.2)
-        began, before = time.monotonic(), ck._pipeline.stall.seconds
+        began, before = time.monotonic(), ck.gauges.stall.seconds
         program.update()
         took = time.monotonic() - began
         waits = [event for event in ck.events.events() if event.name == "waited"]
         assert len(waits) == 1
-        assert 0 < ck._pipeline.stall.seconds - before <= took
+        assert 0 < ck.gauges.stall.seconds - before <= took
 
 
 @pytest.mark.parametrize("optimizers", [1, 3])

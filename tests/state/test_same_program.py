@@ -128,6 +128,11 @@ def test_any_tree_comes_back_over_any_placeholders(data: st.DataObject) -> None:
     assert all(same(saved[key].tolist(), value.tolist()) for key, value in arrays.items())
 
 
+def _kind(value: Any) -> str:
+    """What a value is called in the name of a test: its text may hold an address."""
+    return type(value).__name__
+
+
 GROWN: list[tuple[Any, Any]] = [
     ({"a": 1, "b": [1, {2: 3}]}, {}),
     ({}, {"a": 1}),
@@ -146,7 +151,7 @@ GROWN: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("saved", "live"), GROWN, ids=str)
+@pytest.mark.parametrize(("saved", "live"), GROWN, ids=_kind)
 def test_plain_containers_that_grew_or_shrank_come_back(saved: Any, live: Any) -> None:
     back = restore(
         {"it": saved, "w": torch.ones(2)}, {"it": live, "w": torch.zeros(2)}, trusted=True
@@ -277,7 +282,7 @@ def _hidden(kind: str) -> Any:
         (Settings(f=lambda: 1), "'deep.it'"),
         (collections.defaultdict(lambda: 1), "'deep.it'"),
     ],
-    ids=str,
+    ids=_kind,
 )
 def test_what_could_not_be_restored_is_refused_by_name(value: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
