@@ -61,7 +61,9 @@ def advice(error: BaseException) -> str:
     )
 
 
-_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_WHOLE_FILE, _NOTHING = (
+    struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0) for kind in (fcntl.F_WRLCK, fcntl.F_UNLCK)
+)
 """struct flock of 64-bit Linux: type, whence, start, length, process."""
 
 _LOCAL = frozenset(
@@ -197,6 +199,11 @@ class Files:
     def lock_record(self, fd: int) -> None:
         """Lock a file whole for this process, until it closes any descriptor of it; never waits."""
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def unlock(self, fd: int) -> None:
+        """Undo `lock` and `lock_record`, also for copies of this descriptor in other processes."""
+        fcntl.lockf(fd, fcntl.LOCK_UN)
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _NOTHING)
 
     def map_shared(self, fd: int, size: int) -> mmap.mmap:
         """A writable shared mapping of bytes 0..size of a file that is at least that long."""

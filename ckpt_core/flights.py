@@ -214,8 +214,8 @@ def _overdue(inflight: InFlight) -> CkptError:
     if inflight.phase is Phase.COMMITTING:
         return PersistError(
             f"step {inflight.step} may be committed or not (look at `steps()`): storage is stuck or too "
-            f"slow, or another rank is: {seconds:.1f} s are over, and `timeout`. Earlier steps are untouched; "
-            f"training may go on",
+            f"slow, or another rank is: {seconds:.1f} s are over, and `timeout`. Earlier steps are "
+            f"untouched; training may go on",
             step=inflight.step,
         )
     return PersistError(

@@ -110,6 +110,11 @@ class RootLock:
 
     def release(self) -> None:
         """Give the lock back. Idempotent; changes nothing on storage."""
+        ours = self._key is None or self._key[0] == os.getpid()
+        if self._fd is not None and ours:
+            # Order matters: an interrupt may lose the descriptor as it is closed, and the lock with it.
+            with contextlib.suppress(OSError):
+                self._files.unlock(self._fd)
         if self._key is not None and _held.get(self._key) is self:
             del _held[self._key]
         self._key = None
