@@ -131,8 +131,7 @@ class StagingMemory:
             )
         self._most_held_bytes = self.most_held_bytes
         # Together, and before it is closed: an interrupt must not leave a closed pool in use.
-        self._outgrown = pool
-        self._pool = None
+        self._outgrown, self._pool = pool, None
         self._drop_outgrown()
 
     def _drop_outgrown(self) -> None:

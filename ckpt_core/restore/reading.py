@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ckpt_core.devices import Devices
 from ckpt_core.files import Files
 from ckpt_core.pages import page_memory
 from ckpt_core.restore.failures import NoMeans, ReadHung
@@ -40,6 +40,9 @@ from ckpt_core.restore.units import (
     Unit,
     cut,
 )
+
+if TYPE_CHECKING:
+    from ckpt_core.devices import Devices
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all, from the thread that waits."""
@@ -63,6 +66,13 @@ class Outcome:
     done_bytes: int = 0
 
 
+def _devices() -> Devices:
+    # Here, since whoever only verifies needs no torch.
+    from ckpt_core.devices import Devices
+
+    return Devices()
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelReader:
     """How to read: shared by every run of one restore or verify.
@@ -82,7 +92,7 @@ class ParallelReader:
     timeout_s: float
     exclusive: bool = False
     new_buffer: Callable[[int], memoryview] = page_buffer
-    devices: Devices = field(default_factory=Devices)
+    devices: Devices = field(default_factory=_devices)
 
     def run(
         self, jobs: Sequence[ReadJob], *, keep_going: bool = False, progress: Progress | None = None

@@ -24,6 +24,7 @@ from ckpt_core.cli import exporting
 Cli = Callable[..., Any]
 Save = Callable[..., Path]
 TOP = Path(__file__).parents[2]
+point = collections.namedtuple("point", "x y")
 BOTH = pytest.mark.parametrize("name", ["out.safetensors", "out.pt"])
 
 
@@ -172,7 +173,6 @@ def test_torch_keeps_the_tree_the_values_and_the_sharing(
 def test_values_that_weights_only_refuses_change_or_stay_out(
     cli: Cli, save: Save, tmp_path: Path
 ) -> None:
-    point = collections.namedtuple("point", "x y")
     state = {
         "point": point(1, torch.ones(2)),
         "deque": collections.deque([1, 2]),
