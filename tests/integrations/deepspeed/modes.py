@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import ckpt_core
 import ckpt_deepspeed
+from ckpt_core.barriers import Barriers
 from ckpt_deepspeed import roots
 from tests.faults.layers import Delays, Stuck
 from tests.integrations.deepspeed.ways import (
@@ -221,12 +222,14 @@ def _begun(way: Way, root: Path) -> Any:
 
 @contextlib.contextmanager
 def _no_barrier() -> Iterator[None]:
-    kept = roots.ROOTS.wait_staged
+    own, kept = Barriers.before_step, roots.ROOTS.wait_staged
     roots.ROOTS.wait_staged = lambda: None  # type: ignore[method-assign]
+    Barriers.before_step = lambda self, optimizer: None  # type: ignore[method-assign]
     try:
         yield
     finally:
         roots.ROOTS.wait_staged = kept  # type: ignore[method-assign]
+        Barriers.before_step = own  # type: ignore[method-assign]
 
 
 # -- other moments to save -------------------------------------------------------------------------
