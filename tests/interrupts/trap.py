@@ -87,8 +87,8 @@ class Trap:
         return functools.partial(self._line, [0])
 
     def _line(self, last: list[int], frame: FrameType, event: str, arg: Any) -> Any:
-        if event != self._event:
-            return None
+        if event != self._event or frame.f_lineno is None:
+            return None  # instructions that Python adds are of no line
         leaving = frame.f_lineno < last[0] and frame.f_lineno in _with_lines(
             frame.f_code.co_filename
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import ckpt_horovod
 from ckpt_core import Checkpointer
+from ckpt_core.audit import Audit
 from ckpt_core.barriers import Barriers
 from ckpt_core.sampling import Sampler
 from tests.integrations.horovod.disks import SlowFiles, counting, tiny
@@ -189,15 +190,17 @@ def warnings_logged() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _without_barrier() -> Iterator[None]:
-    """The negative control: training goes on whatever is being copied, and nothing is sampled."""
+    """The negative control: training goes on whatever is being copied, and nothing is compared."""
     kept = Checkpointer.wait_staged, Checkpointer.is_staged
-    own, sample = Barriers.before_step, Sampler.take
+    own, sample, marks = Barriers.before_step, Sampler.take, Audit.marks
     Checkpointer.wait_staged = lambda *_, **__: None  # type: ignore[method-assign]
     Checkpointer.is_staged = lambda *_, **__: True  # type: ignore[method-assign]
     Barriers.before_step = lambda self, optimizer: None  # type: ignore[method-assign]
     Sampler.take = lambda self, items: []  # type: ignore[method-assign]
+    Audit.marks = lambda self: {}  # type: ignore[method-assign]
     try:
         yield
     finally:
         Checkpointer.wait_staged, Checkpointer.is_staged = kept  # type: ignore[method-assign]
         Barriers.before_step, Sampler.take = own, sample  # type: ignore[method-assign]
+        Audit.marks = marks  # type: ignore[method-assign]
