@@ -61,9 +61,9 @@ class Admission:
         Called first in a save, so that the other ranks, which may have begun theirs, hear of any error.
         """
         # An interrupt may come before there is any: the others have begun this attempt, and must hear of it.
-        self._journal.undo = partial(self._undo, step, None)
+        self._journal.note(partial(self._undo, step, None))
         inflight = InFlight(step, root=self._store.root, hooks=self._hooks)
-        self._journal.undo = partial(self._undo, step, inflight)
+        self._journal.note(partial(self._undo, step, inflight))
         inflight.attempt_id = self._coordination.attempt_id(step)
         return inflight
 

@@ -70,7 +70,7 @@ class FilesSave(OpenSave):
         self._check_open()
         self._check_name(name)
         skipping = Skipping()
-        self._journal.undo = lambda error: skipping.end()
+        self._journal.note(lambda error: skipping.end())
         self._journal.pause_collector()
         plan = plan_zip(tree, skipping)
         file = None

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,12 +36,19 @@ class Journal:
 
     Attributes:
         undo: told the error if the call that is under way fails, and again if that was interrupted.
+        thread: of the call that has noted it.
     """
 
     stall: Stall = field(default_factory=Stall)
     undo: Undo | None = None
+    thread: int = 0
     _error: BaseException | None = None
     _collecting: bool = False
+
+    def note(self, undo: Undo) -> None:
+        """What gives back all that this call is going to take."""
+        self.thread = threading.get_ident()
+        self.undo = undo
 
     def sweep(self) -> None:
         """Undo what an interrupted call has left. Every call begins with it."""
@@ -80,6 +88,9 @@ def stalling(
     def counted(self: Any, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
         journal: Journal = self._journal
         outer = journal.undo
+        if outer is not None and journal.thread != threading.get_ident():
+            # A call of another thread is under way, which undoes its own work if it fails.
+            return method(self, *args, **kwargs)
         if outer is not None and _is_inside(journal, sys._getframe(1)):
             try:
                 return method(self, *args, **kwargs)

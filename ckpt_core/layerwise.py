@@ -65,7 +65,7 @@ class LayerwiseSave(OpenSave):
             ConfigError: a name was not given to `begin`, or the save is sealed.
         """
         self._check_open()
-        self._journal.undo = partial(self._take_back, self._plan.builder.mark())
+        self._journal.note(partial(self._take_back, self._plan.builder.mark()))
         leaves = self._not_yet_staged(names)
         # Of what other ranks store of these tensors, this one looks at a little.
         looked_at = self._audit.names([leaf.spec.name for leaf in leaves])

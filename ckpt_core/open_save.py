@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -84,6 +85,7 @@ class OpenSave:
         """Have it done. From the assignment on it happens, whatever interrupts this thread."""
         errand.behind = self._handed
         recover = self._recover
+        self._journal.thread = threading.get_ident()
         # Together: no interrupt comes between the two.
         self._errand = errand
         self._journal.undo = recover

@@ -16,6 +16,7 @@ from engine_training import Run, clone, same
 import ckpt_core
 from ckpt_core import BarrierError, Checkpointer, ConfigError, Options, StagingError
 from ckpt_core.files import Files
+from ckpt_core.store import committed_steps
 
 
 class SlowFiles(Files):
@@ -286,3 +287,28 @@ def test_a_close_goes_on_when_whom_it_tells_raises(tmp_path: Path) -> None:
         ck.close()
     with Checkpointer(tmp_path) as again:  # the root is free
         assert (again.rank, again.world_size) == (0, 1)
+
+
+def test_a_call_of_another_thread_leaves_a_save_that_is_being_made_alone(tmp_path: Path) -> None:
+    entered, asked = threading.Event(), threading.Event()
+
+    class Slow:
+        def state_dict(self) -> dict[str, torch.Tensor]:
+            entered.set()
+            assert asked.wait(30)
+            return {"x": torch.ones(3)}
+
+        def load_state_dict(self, state: dict[str, torch.Tensor]) -> None: ...
+
+    with Checkpointer(tmp_path) as ck:
+
+        def ask() -> None:
+            assert entered.wait(30)
+            ck.wait_staged()
+            asked.set()
+
+        other = threading.Thread(target=ask)
+        other.start()
+        ck.save(1, {"slow": Slow()}).committed.result(30)
+        other.join()
+    assert committed_steps(tmp_path) == (1,)
