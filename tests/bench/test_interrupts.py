@@ -24,6 +24,15 @@ OURS = [module.__file__ for module in (running, program, interrupts)]
 ENDLESS, SHORT = "import time; time.sleep(600)", "pass"
 
 
+def in_destructor(frame: FrameType | None) -> bool:
+    """Whether Python itself would drop what is raised here."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
+
 class CtrlC:
     """A signal at the n-th line of these files."""
 
@@ -36,7 +45,7 @@ class CtrlC:
         return self._left <= 0
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in self._files:
+        if frame.f_code.co_filename not in self._files or in_destructor(frame):
             return None
         if event == "line":
             self._left -= 1
