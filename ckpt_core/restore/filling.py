@@ -85,11 +85,12 @@ def fill(
         CorruptCheckpoint: bytes differ from what was saved; the text says where.
         RestoreError: the system refused a read (its cause is the OSError), or a read hangs.
     """
-    used = how.devices.of_all(tensors)
+    devices = how.devices or Devices()
+    used = devices.of_all(tensors)
     if used:
         # Order matters: what training has queued writes to the tensors before the readers do.
-        how.devices.queued(used).wait()
-        how = replace(how, new_buffer=how.devices.buffer)
+        devices.queued(used).wait()
+        how = replace(how, new_buffer=devices.buffer)
     outcome = how.run(jobs)
     # Written behind autograd's back: a graph that saved the old values must notice.
     torch.autograd.graph.increment_version([x for x in tensors if not x.is_inference()])

@@ -66,13 +66,6 @@ class Outcome:
     done_bytes: int = 0
 
 
-def _devices() -> Devices:
-    # Here, since whoever only verifies needs no torch.
-    from ckpt_core.devices import Devices
-
-    return Devices()
-
-
 @dataclass(frozen=True, slots=True)
 class ParallelReader:
     """How to read: shared by every run of one restore or verify.
@@ -84,7 +77,7 @@ class ParallelReader:
             page cache may be read through a mapping.
         new_buffer: gives all readers together their page-aligned buffer, once for each run; pinned memory
             when tensors on devices are filled.
-        devices: the door to those.
+        devices: the door to those; None: the real one, which whoever only verifies never opens.
     """
 
     files: Files
@@ -92,7 +85,7 @@ class ParallelReader:
     timeout_s: float
     exclusive: bool = False
     new_buffer: Callable[[int], memoryview] = page_buffer
-    devices: Devices = field(default_factory=_devices)
+    devices: Devices | None = None
 
     def run(
         self, jobs: Sequence[ReadJob], *, keep_going: bool = False, progress: Progress | None = None
