@@ -14,6 +14,9 @@ from ckpt_core.options import Options
 from ckpt_core.snapshot import PoolDemand, StagingPool, budget_bytes, plan_pool, too_small
 from ckpt_core.types import parse_bytes
 
+_LOOK_AGAIN_S = 10.0
+_NOTHING_SERVED: tuple[StagingPool | None, PoolDemand | None, float] = (None, None, 0.0)
+
 
 @contextmanager
 def _making() -> Iterator[None]:
@@ -41,6 +44,7 @@ class StagingMemory:
         self._pool: StagingPool | None = None
         self._outgrown: StagingPool | None = None
         self._most_held_bytes = 0
+        self._served = _NOTHING_SERVED
 
     @property
     def most_held_bytes(self) -> int:
@@ -77,7 +81,7 @@ class StagingMemory:
             ConfigError: `staging_bytes` is too small.
             StagingError: the old pool was still in use at the deadline, or memory is used up.
         """
-        if self._pool is not None and self._fits(demand):
+        if self._pool is not None and (self._fits(demand) or self._served_lately(demand)):
             return self._pool
         plan = plan_pool(
             demand,
@@ -87,6 +91,7 @@ class StagingMemory:
         )
         old = self._pool
         if old is not None and old.plan.serves(plan) and old.plan.holds(demand):
+            self._served = (old, demand, time.monotonic())
             return old
         # The old memory goes before the new comes, so that the bound holds meanwhile too.
         self.close(deadline=deadline)
@@ -131,7 +136,7 @@ class StagingMemory:
             )
         self._most_held_bytes = self.most_held_bytes
         # Together, and before it is closed: an interrupt must not leave a closed pool in use.
-        self._outgrown, self._pool = pool, None
+        self._outgrown, self._pool, self._served = pool, None, _NOTHING_SERVED
         self._drop_outgrown()
 
     def _drop_outgrown(self) -> None:
@@ -148,6 +153,11 @@ class StagingMemory:
             and demand.file_bytes <= plan.total_bytes // demand.in_flight
             and plan.holds(demand)
         )
+
+    def _served_lately(self, demand: PoolDemand) -> bool:
+        """Whether this pool was found to do some seconds ago: asking for free memory takes a millisecond."""
+        pool, served, when = self._served
+        return pool is self._pool and served == demand and time.monotonic() - when < _LOOK_AGAIN_S
 
     def _free_bytes(self) -> int:
         """This rank's share; only read where no `staging_bytes` is given."""
