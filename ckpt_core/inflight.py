@@ -208,13 +208,15 @@ class InFlight:
             self._phase = Phase.FAILED
             self.error = error
             told, self.reported = self.reported, True
+            # Now: whoever seals it from here on finds it failed, and leaves its end to us.
+            left_open = self._open_ended
         if not told:
             # Order matters: whoever has waited for a future finds the failure at the next save.
             self._hooks.on_failed(self)
         self.snapshot.fail(error)
         self.committed.set_exception(error)
         self._ended.release()
-        if self._open_ended:
+        if left_open:
             self._hooks.clean_up(self)
 
     def explained(self, error: BaseException) -> BaseException:

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -444,6 +445,30 @@ def test_a_full_disk_fails_the_save_and_harms_no_directory(root: Path) -> None:
         save(ck, 4, trees(4), name="other", pointer="latest").committed.result(30)
     assert_directory(root / "other", trees(4))
     assert (root / "latest").read_text() == "other"
+
+
+def test_a_save_that_fails_while_it_is_sealed_ends(root: Path) -> None:
+    files, failed, sealed = FullDisk(), threading.Event(), threading.Event()
+
+    def dawdle(event: Any) -> None:
+        if event.name == "failed":
+            failed.set()
+            sealed.wait(30)
+
+    with Checkpointer(root, TINY, files=files) as ck:
+        ck.events.subscribe(dawdle)
+        files.full = True
+        opened = ck.begin_files(1, "tag")
+        for name, tree in trees(1).items():
+            opened.add(name, tree)
+        assert failed.wait(30)
+        handle = opened.seal()
+        sealed.set()
+        with pytest.raises(PersistError, match="No space left"):
+            handle.committed.result(30)
+        assert ck._engine.flights.wait_empty(deadline=time.monotonic() + 30)
+        with pytest.raises(PersistError, match="No space left"):
+            ck.wait()
 
 
 # -- reading -------------------------------------------------------------------------------------
