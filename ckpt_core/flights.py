@@ -69,7 +69,11 @@ class Flights:
             self._active.append(inflight)
             return True
 
-        if not self._changed.wait_for(enter, deadline=deadline):
+        entered = self._changed.wait_for(enter, deadline=deadline)
+        if not entered and any(flight.deadline <= deadline for flight in self.active()):
+            # Its own deadline has passed as well: the watchdog is about to give it up.
+            entered = self._changed.wait_for(enter, deadline=deadline + _CHORE_S)
+        if not entered:
             steps = ", ".join(str(flight.step) for flight in self.active())
             raise StagingError(
                 f"in_flight={self._limit} checkpoints (steps {steps}) are still not committed: storage "
