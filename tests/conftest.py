@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -31,6 +34,25 @@ hypothesis.settings.register_profile(
     "ci", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("ci")
+
+
+_ENDS_WITHIN_S = 20.0
+
+
+def _engine_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("ckpt-")}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    """A file of tests that leaves a thread of the engine alive fails, not one that runs after it."""
+    before = _engine_threads()
+    yield
+    until = time.monotonic() + _ENDS_WITHIN_S
+    while left := _engine_threads() - before:
+        if time.monotonic() > until:
+            pytest.fail(f"threads are left: {sorted(thread.name for thread in left)}")
+        time.sleep(0.01)
 
 
 @pytest.fixture

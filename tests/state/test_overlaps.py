@@ -16,7 +16,7 @@ from ckpt_core.errors import StateMismatch
 from ckpt_core.state import RngState, bind
 from tests.state.state_helpers import fill, restore, same, saved
 
-_SIZE = 24
+_SIZE = 25
 
 
 @st.composite
@@ -80,6 +80,16 @@ def test_any_sharing_is_restored_right_or_refused_untouched(data: st.DataObject)
     assert not (refused and (saved_kind, views) == (live_kind, live_views))
     wanted = before if refused else [held(item) for item in state]
     assert all(np.array_equal(a, held(b)) for a, b in zip(wanted, live, strict=True))
+
+
+def test_two_names_of_one_element_may_have_other_strides() -> None:
+    def build(stride: int, value: int) -> list[torch.Tensor]:
+        memory = torch.full((4,), value)
+        return [memory.as_strided((1,), (0,)), memory.as_strided((1,), (stride,))]
+
+    live = build(1, 0)
+    restore(build(0, 7), live)
+    assert [item.item() for item in live] == [7, 7]
 
 
 @pytest.mark.parametrize("kind", ["tensor", "array"])
