@@ -42,21 +42,19 @@ from ckpt_core.types import DirectIO, Mode, OnError
 if TYPE_CHECKING:
     from ckpt_core.checkpointer import Checkpointer
     from ckpt_core.coordination import StoreOptions, TorchStore
-    from ckpt_core.files_save import FilesSave
-    from ckpt_core.handle import SaveHandle
-    from ckpt_core.layerwise import LayerwiseSave
     from ckpt_core.restore import Report, RestoredStep, committed_directories, load, verify
+    from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle
     from ckpt_core.state import RngState
     from ckpt_core.store import committed_steps, step_path
 
 _LAZY = {
     "Checkpointer": "ckpt_core.checkpointer",
-    "FilesSave": "ckpt_core.files_save",
-    "LayerwiseSave": "ckpt_core.layerwise",
+    "FilesSave": "ckpt_core.save",
+    "LayerwiseSave": "ckpt_core.save",
     "Report": "ckpt_core.restore",
     "RestoredStep": "ckpt_core.restore",
     "RngState": "ckpt_core.state",
-    "SaveHandle": "ckpt_core.handle",
+    "SaveHandle": "ckpt_core.save",
     "StoreOptions": "ckpt_core.coordination",
     "TorchStore": "ckpt_core.coordination",
     "committed_directories": "ckpt_core.restore",

@@ -17,19 +17,16 @@ from typing import Any, Literal, Self
 import torch
 
 from ckpt_core.coordination import Coordination, NoCoordination
-from ckpt_core.devices import Devices
 from ckpt_core.engine import Engine
 from ckpt_core.errors import ConfigError, StagingError
-from ckpt_core.files import Files
-from ckpt_core.files_save import FilesSave
-from ckpt_core.handle import SaveHandle
-from ckpt_core.journal import stalling
-from ckpt_core.layerwise import LayerwiseSave
 from ckpt_core.observe import EventName
 from ckpt_core.options import Options, checked_options, checked_root
 from ckpt_core.restore import RestoredStep, Restorer
-from ckpt_core.sharing import Scope
-from ckpt_core.sigterm import SigtermGuard
+from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle, stalling
+from ckpt_core.share import Scope
+from ckpt_core.system.devices import Devices
+from ckpt_core.system.files import Files
+from ckpt_core.system.sigterm import SigtermGuard
 from ckpt_core.types import check_step
 
 _log = logging.getLogger("ckpt_core")

@@ -10,20 +10,24 @@ import logging
 import time
 from pathlib import Path
 
-from ckpt_core.admission import Admission
-from ckpt_core.barriers import Barriers
-from ckpt_core.commit import Committer
 from ckpt_core.coordination import Coordination
-from ckpt_core.devices import Devices
 from ckpt_core.errors import StagingError
-from ckpt_core.files import Files
-from ckpt_core.files_save import Destinations
-from ckpt_core.flights import Flights
-from ckpt_core.gauges import Gauges
 from ckpt_core.observe import EventLog, NoEventFile, event_file
 from ckpt_core.options import Options
-from ckpt_core.pipeline import Pipeline
-from ckpt_core.together import Failures, make_store, open_together
+from ckpt_core.save import (
+    Admission,
+    Barriers,
+    Committer,
+    Destinations,
+    Failures,
+    Flights,
+    Gauges,
+    Pipeline,
+    make_store,
+    open_together,
+)
+from ckpt_core.system.devices import Devices
+from ckpt_core.system.files import Files
 from ckpt_core.types import OnError
 
 _log = logging.getLogger("ckpt_core")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ckpt_core.bench.interrupts import holding
 from ckpt_core.errors import ConfigError
-from ckpt_core.memory_limit import free_memory
+from ckpt_core.system.memory_limit import free_memory
 
 
 @dataclass(frozen=True, slots=True)

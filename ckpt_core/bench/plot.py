@@ -11,7 +11,7 @@ from ckpt_core.bench import results
 from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.results import Figure, Make, Report, Stats
 from ckpt_core.bench.tables import scaled, unit_name
-from ckpt_core.picture import check_plot
+from ckpt_core.observe import check_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -201,7 +201,7 @@ def _check_suite(request: Request, suite: Suite) -> None:
 
 
 def _size(text: str | None, field: str) -> int | None:
-    from ckpt_core.types import parse_bytes
+    from ckpt_core.units import parse_bytes
 
     return None if text is None else parse_bytes(text, field=field)
 
@@ -218,7 +218,7 @@ def _choice(kind: type[Choice], value: str, option: str) -> Choice:
 def _check_outputs(request: Request) -> None:
     """Find out before the run, not after it, that its results cannot be written."""
     from ckpt_core.errors import ConfigError
-    from ckpt_core.picture import check_plot
+    from ckpt_core.observe import check_plot
 
     for path in filter(None, (request.json_file, request.plot, request.out)):
         if not path.absolute().parent.is_dir():

@@ -28,7 +28,8 @@ from ckpt_core.layout import (
     storage,
 )
 from ckpt_core.restore import Leaf
-from ckpt_core.types import LeafSpec, align_up
+from ckpt_core.types import LeafSpec
+from ckpt_core.units import align_up
 
 _ALIGN = 8
 _RESERVED = "__metadata__"

@@ -16,7 +16,7 @@ from ckpt_core.cli.parts import Part
 from ckpt_core.cli.steps import opened
 from ckpt_core.cli.text import count_text, note, say, say_json, shorten, size_text
 from ckpt_core.errors import ConfigError
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 
 if TYPE_CHECKING:
     from ckpt_core.cli.app import ExportRequest

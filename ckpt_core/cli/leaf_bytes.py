@@ -21,9 +21,9 @@ import xxhash
 from ckpt_core.cli.steps import rank_of
 from ckpt_core.cli.windows import spans_of, windows
 from ckpt_core.errors import CorruptCheckpoint
-from ckpt_core.files import Files
 from ckpt_core.layout import FileEntry, RankManifest, itemsize, needed_ranges
 from ckpt_core.restore import Leaf, Place, StepLeaves, StepManifest
+from ckpt_core.system.files import Files
 
 BLOCK_BYTES = 1 << 20
 """One read, and so the memory that a leaf of any size takes."""

@@ -26,10 +26,10 @@ from ckpt_core.cli.text import (
     table,
 )
 from ckpt_core.errors import CkptError, ConfigError, NotCommitted
-from ckpt_core.files import Files
 from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
 from ckpt_core.restore import Watch
 from ckpt_core.store import StepStore, committed_steps, step_path
+from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 
 _INFLIGHT, _CORRUPT, _SLOTS, _LOCK = ".inflight", ".corrupt", ".slots", ".lock"

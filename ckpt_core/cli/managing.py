@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ckpt_core.cli.text import clean, count_text, note, say, say_json, size_text
 from ckpt_core.errors import ConfigError, NotCommitted
-from ckpt_core.files import Files
 from ckpt_core.store import StepStore, committed_steps, resolve, step_path
+from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 
 if TYPE_CHECKING:

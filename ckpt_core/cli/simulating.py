@@ -156,7 +156,7 @@ def run_simulation(request: SimulateRequest) -> bool:
         ConfigError: an option is wrong, or two do not go together.
     """
     from ckpt_core.cli.simulating_input import check_request
-    from ckpt_core.picture import check_plot
+    from ckpt_core.observe import check_plot
 
     check_request(request)
     if request.plot is not None:

@@ -26,7 +26,7 @@ from ckpt_core.simulate import (
     parse_trace,
     read_bench,
 )
-from ckpt_core.types import parse_bytes
+from ckpt_core.units import parse_bytes
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 

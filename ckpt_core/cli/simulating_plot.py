@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_core.cli.simulating_output import time_text
-from ckpt_core.picture import check_plot
+from ckpt_core.observe import check_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ckpt_core.cli.text import ranks_text
 from ckpt_core.errors import ConfigError, RestoreError
-from ckpt_core.files import Files
 from ckpt_core.layout import RankManifest
 from ckpt_core.restore import Retired, StepManifest, Watch, read_manifests
 from ckpt_core.store import resolve, step_path
+from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 
 

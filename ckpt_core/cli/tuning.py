@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from ckpt_core.bench import tune as tuner
 from ckpt_core.cli.text import console, note, say, say_json, say_rich, size_text, table
 from ckpt_core.errors import ConfigError
-from ckpt_core.picture import check_plot
+from ckpt_core.observe import check_plot
 from ckpt_core.policy import tuning
-from ckpt_core.types import parse_bytes
+from ckpt_core.units import parse_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
-from ckpt_core.types import parse_duration
+from ckpt_core.units import parse_duration
 
 _BEATS = 5
 _LONGEST_BEAT_S = 5.0

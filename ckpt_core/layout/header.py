@@ -10,7 +10,8 @@ from json.encoder import encode_basestring as quote
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout.dtypes import storage
 from ckpt_core.layout.names import SHARD_VERSION
-from ckpt_core.types import ALIGN_BYTES, LeafSpec, align_up
+from ckpt_core.types import LeafSpec
+from ckpt_core.units import ALIGN_BYTES, align_up
 
 __all__ = [
     "LENGTH_BYTES",

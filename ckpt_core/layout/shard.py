@@ -29,7 +29,8 @@ from ckpt_core.layout.header import (
     region_bytes,
     utf8,
 )
-from ckpt_core.types import ALIGN_BYTES, LeafSpec, align_up
+from ckpt_core.types import LeafSpec
+from ckpt_core.units import ALIGN_BYTES, align_up
 
 LARGE_LEAF_BYTES = 4096
 """Lazy leaves from this size on start on a pair of cache lines; smaller ones on their itemsize."""

@@ -12,6 +12,15 @@ Idea: layers emit facts, and every view (counters, progress bars, timelines) is 
 from ckpt_core.observe.event import Event, EventName
 from ckpt_core.observe.event_file import NoEventFile, event_file
 from ckpt_core.observe.log import EventLog
+from ckpt_core.observe.picture import check_plot
 from ckpt_core.observe.timeline import timeline
 
-__all__ = ["Event", "EventLog", "EventName", "NoEventFile", "event_file", "timeline"]
+__all__ = [
+    "Event",
+    "EventLog",
+    "EventName",
+    "NoEventFile",
+    "check_plot",
+    "event_file",
+    "timeline",
+]

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import xxhash
 
 from ckpt_core.errors import CkptError, PersistError
-from ckpt_core.files import NO_DIRECT, Files, advice
+from ckpt_core.system.files import NO_DIRECT, Files, advice
 from ckpt_core.types import DirectIO
 
 if TYPE_CHECKING:
-    from ckpt_core.devices import Queued
+    from ckpt_core.system.devices import Queued
 
 
 class PieceLike(Protocol):

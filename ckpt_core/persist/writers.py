@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckpt_core.persist.shard_file import PieceLike, ShardFile
-from ckpt_core.threads import Worker, join_all, start_all
+from ckpt_core.system.threads import Worker, join_all, start_all
 
 _log = logging.getLogger("ckpt_core")
 

@@ -15,7 +15,7 @@ from ckpt_core.policy.interval import Interval, Limits, Reason
 from ckpt_core.policy.meter import Gauges, Meter
 from ckpt_core.policy.planner import Planner
 from ckpt_core.policy.profile import Profile, ProfileCache
-from ckpt_core.types import parse_duration
+from ckpt_core.units import parse_duration
 
 
 class Auto(Policy):

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.policy.base import Policy
-from ckpt_core.types import parse_duration
+from ckpt_core.units import parse_duration
 
 
 class EveryNSteps(Policy):

@@ -24,7 +24,8 @@ from ckpt_core.errors import ConfigError, RestoreError
 from ckpt_core.layout import itemsize, nbytes, share_leaves
 from ckpt_core.restore.destinations import byte_range, is_flat
 from ckpt_core.state import memory_of
-from ckpt_core.types import LeafSpec, RankInfo, align_up
+from ckpt_core.types import LeafSpec, RankInfo
+from ckpt_core.units import align_up
 
 BUFFER_BYTES = 64 * 1024 * 1024
 """Most bytes of one collective: larger ones are no faster, and so much memory is needed beside the state."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ckpt_core.coordination import Json
 from ckpt_core.errors import CkptError, NotCommitted, UnknownFormat
-from ckpt_core.files import Files
 from ckpt_core.restore.manifests import read_manifest
 from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import committed_steps, resolve, step_path
+from ckpt_core.system.files import Files
 
 _SHOWN = 12
 

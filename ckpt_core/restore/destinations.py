@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ckpt_core.devices import Devices
 from ckpt_core.restore.units import HOT_BYTES, READ_BYTES
 from ckpt_core.state import GIL_RELEASE_BYTES, blocks, memory_of, one_thread_limit
+from ckpt_core.system.devices import Devices
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 

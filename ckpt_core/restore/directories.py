@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from ckpt_core.errors import RestoreError
-from ckpt_core.files import Files
 from ckpt_core.layout import is_directory_name
 from ckpt_core.restore.manifests import StepManifest, file_problems, read_json
 from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import listing
+from ckpt_core.system.files import Files
 
 _READ_TIMEOUT_S = 600.0
 

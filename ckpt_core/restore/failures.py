@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckpt_core.errors import NotCommitted, RestoreError
-from ckpt_core.files import advice
+from ckpt_core.system.files import advice
 from ckpt_core.types import parse_step_dir
 
 _THREADS = (

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ckpt_core.devices import Devices
 from ckpt_core.errors import CorruptCheckpoint, RestoreError
 from ckpt_core.layout import FileEntry, itemsize, needed_ranges
 from ckpt_core.restore.destinations import Run, TensorSink
@@ -21,6 +20,7 @@ from ckpt_core.restore.leaves import Leaf, Place, StepLeaves
 from ckpt_core.restore.manifests import StepManifest, rank_extents
 from ckpt_core.restore.reading import Outcome, ParallelReader
 from ckpt_core.restore.units import BadChunk, ReadJob
+from ckpt_core.system.devices import Devices
 from ckpt_core.types import Block, Slice
 
 _NAMES_SHOWN = 3

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.errors import NotCommitted, RestoreError
-from ckpt_core.files import Files
 from ckpt_core.restore.deadline import within
 from ckpt_core.restore.failures import NoMeans, Retired
 from ckpt_core.restore.filling import Need, fill, plan_reads
@@ -17,6 +16,7 @@ from ckpt_core.restore.reading import ParallelReader
 from ckpt_core.restore.watch import undisturbed
 from ckpt_core.state import Skeleton
 from ckpt_core.store import resolve
+from ckpt_core.system.files import Files
 
 _READ_TIMEOUT_S = 600.0
 _MOST_TRIES = 5

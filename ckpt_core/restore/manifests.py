@@ -13,7 +13,6 @@ from pathlib import Path
 import xxhash
 
 from ckpt_core.errors import CorruptCheckpoint, NotCommitted, RestoreError
-from ckpt_core.files import Files
 from ckpt_core.layout import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
@@ -26,6 +25,7 @@ from ckpt_core.layout import (
     rank_manifest_name,
 )
 from ckpt_core.restore.failures import ReadRefused
+from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 
 

@@ -26,8 +26,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_core.files import Files
-from ckpt_core.pages import page_memory
 from ckpt_core.restore.failures import NoMeans, ReadHung
 from ckpt_core.restore.shard_reader import ShardReader, Truncated
 from ckpt_core.restore.units import (
@@ -40,9 +38,11 @@ from ckpt_core.restore.units import (
     Unit,
     cut,
 )
+from ckpt_core.system.files import Files
+from ckpt_core.system.pages import page_memory
 
 if TYPE_CHECKING:
-    from ckpt_core.devices import Devices
+    from ckpt_core.system.devices import Devices
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all, from the thread that waits."""

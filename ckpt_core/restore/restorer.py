@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.coordination import Coordination, Json, NoCoordination
-from ckpt_core.devices import Devices
 from ckpt_core.errors import RestoreError
-from ckpt_core.files import Files
 from ckpt_core.restore.broadcast import Broadcast, check_groups
 from ckpt_core.restore.choosing import Listing, common_step, list_alone, list_attempts
 from ckpt_core.restore.deadline import within
+from ckpt_core.restore.exchange import Exchange, Kind, Together
 from ckpt_core.restore.failures import Retired
 from ckpt_core.restore.one_step import ReadStep, Search, borrowed_entries, read_step, unused_ranks
 from ckpt_core.restore.reading import ParallelReader
 from ckpt_core.restore.results import Guard, NoGuard, RestoredStep
-from ckpt_core.restore.together import Exchange, Kind, Together
 from ckpt_core.restore.trail import GONE, TOUCHED, Trail, warn
 from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import step_path
+from ckpt_core.system.devices import Devices
+from ckpt_core.system.files import Files
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

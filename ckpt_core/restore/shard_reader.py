@@ -10,8 +10,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckpt_core.files import NO_DIRECT, Files
-from ckpt_core.types import ALIGN_BYTES
+from ckpt_core.system.files import NO_DIRECT, Files
+from ckpt_core.units import ALIGN_BYTES
 
 _IOV_MAX = 1024
 

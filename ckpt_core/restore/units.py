@@ -14,7 +14,7 @@ from typing import Protocol
 import xxhash
 
 from ckpt_core.layout import FileEntry
-from ckpt_core.types import ALIGN_BYTES
+from ckpt_core.units import ALIGN_BYTES
 
 UNIT_BYTES = 16 * 1024 * 1024
 """A unit is at least this long, unless the file ends: small chunks are read many at a time."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_core.errors import ConfigError, CorruptCheckpoint, RestoreError
-from ckpt_core.files import Files
 from ckpt_core.layout import (
     FileEntry,
     HeaderEntry,
@@ -27,6 +26,7 @@ from ckpt_core.restore.reading import ParallelReader, Progress
 from ckpt_core.restore.units import BadChunk, Discard, ReadJob
 from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import committed_steps, resolve, step_path
+from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 
 _READ_TIMEOUT_S = 600.0

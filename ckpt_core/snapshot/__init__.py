@@ -15,20 +15,26 @@ from ckpt_core.snapshot.pool import (
     plan_pool,
     too_small,
 )
+from ckpt_core.snapshot.sampling import Sampler
 from ckpt_core.snapshot.stager import Snapshot, StageItem, Stager
+from ckpt_core.snapshot.staging_memory import StagingMemory
 from ckpt_core.snapshot.streams import CopyStreams
+from ckpt_core.snapshot.watching import LeafWatch
 
 __all__ = [
     "ChunkSink",
     "CopyStreams",
     "ImageSpec",
+    "LeafWatch",
     "Piece",
     "PoolDemand",
     "PoolPlan",
+    "Sampler",
     "ShardImage",
     "Snapshot",
     "StageItem",
     "Stager",
+    "StagingMemory",
     "StagingPool",
     "budget_bytes",
     "plan_pool",

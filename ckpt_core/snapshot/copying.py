@@ -11,8 +11,8 @@ import ctypes
 
 import torch
 
-from ckpt_core.devices import Devices
 from ckpt_core.state import GIL_RELEASE_BYTES, blocks, one_thread_limit
+from ckpt_core.system.devices import Devices
 
 _MEMMOVE = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 _SIGNATURE = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)

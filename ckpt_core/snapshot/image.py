@@ -19,11 +19,11 @@ from typing import Protocol
 
 import torch
 
-from ckpt_core.devices import NOTHING_QUEUED, Queued
 from ckpt_core.snapshot.copying import move, zero
 from ckpt_core.snapshot.pool import Chunk, Part, StagingPool
 from ckpt_core.snapshot.streams import CopyStreams
-from ckpt_core.types import align_up
+from ckpt_core.system.devices import NOTHING_QUEUED, Queued
+from ckpt_core.units import align_up
 
 _log = logging.getLogger("ckpt_core")
 

@@ -22,11 +22,11 @@ from enum import Enum
 
 import torch
 
-from ckpt_core.devices import Devices
 from ckpt_core.errors import ConfigError, StagingError
-from ckpt_core.pages import page_memory
-from ckpt_core.threads import Monitor
-from ckpt_core.types import ALIGN_BYTES, align_up
+from ckpt_core.system.devices import Devices
+from ckpt_core.system.pages import page_memory
+from ckpt_core.system.threads import Monitor
+from ckpt_core.units import ALIGN_BYTES, align_up
 
 _SMALLEST_CHUNK = ALIGN_BYTES
 

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 import torch
 
 from ckpt_core.errors import StagingError
-from ckpt_core.threads import Monitor, Worker, join_all
+from ckpt_core.system.threads import Monitor, Worker, join_all
 
 _log = logging.getLogger("ckpt_core")
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import torch
 
-from ckpt_core.devices import Devices, Queued, Stream
 from ckpt_core.snapshot.copying import copy_range
+from ckpt_core.system.devices import Devices, Queued, Stream
 
 
 class CopyStreams:

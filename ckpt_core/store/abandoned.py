@@ -6,8 +6,8 @@ import collections
 import contextlib
 from pathlib import Path
 
-from ckpt_core.files import Files
 from ckpt_core.store.trees import remove_tree
+from ckpt_core.system.files import Files
 
 _SWEPT = 16
 

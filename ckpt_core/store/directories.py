@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from ckpt_core.files import Files
 from ckpt_core.store.names import INFLIGHT
 from ckpt_core.store.publish import Attempt
 from ckpt_core.store.trees import ensure_dir
+from ckpt_core.system.files import Files
 from ckpt_core.types import Destination
 
 _POINTER = ".pointer"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ckpt_core.errors import CommitError, PersistError
-from ckpt_core.files import advice
+from ckpt_core.system.files import advice
 
 
 @contextmanager

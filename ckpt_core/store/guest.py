@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.files import Files
 from ckpt_core.layout import rank_manifest_name
 from ckpt_core.store.failures import mapped
 from ckpt_core.store.lock import owner_of
@@ -23,6 +22,7 @@ from ckpt_core.store.publish import Attempt
 from ckpt_core.store.slots import Slots
 from ckpt_core.store.space import check_space
 from ckpt_core.store.trees import ensure_dir, find_root
+from ckpt_core.system.files import Files
 from ckpt_core.types import Destination, check_step
 
 logger = logging.getLogger(__name__)

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_core.errors import NotCommitted
-from ckpt_core.files import Files
 from ckpt_core.store.names import INFLIGHT, REPLACED, RETIRED, step_path
 from ckpt_core.store.pins import pinned_steps
 from ckpt_core.store.publish import sync_names
 from ckpt_core.store.trees import ensure_dir
+from ckpt_core.system.files import Files
 
 logger = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from ckpt_core.errors import RootBusy
-from ckpt_core.files import Files
 from ckpt_core.store.failures import mapped
 from ckpt_core.store.names import LOCK
+from ckpt_core.system.files import Files
 
 logger = logging.getLogger(__name__)
 

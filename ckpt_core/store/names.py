@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ckpt_core.errors import NotCommitted, RestoreError
-from ckpt_core.files import advice
 from ckpt_core.layout import MANIFEST_NAME
+from ckpt_core.system.files import advice
 from ckpt_core.types import parse_step_dir, step_dir_name
 
 INFLIGHT = ".inflight"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from ckpt_core.files import Files
 from ckpt_core.store.names import PINS, entries
 from ckpt_core.store.trees import ensure_dir
+from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 
 

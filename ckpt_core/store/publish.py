@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_core.files import Files
 from ckpt_core.store.names import INFLIGHT, REPLACED, is_real_dir
+from ckpt_core.system.files import Files
 from ckpt_core.types import Destination, step_dir_name
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ckpt_core.files import Files
 from ckpt_core.store.names import CORRUPT, step_path
 from ckpt_core.store.trees import ensure_dir
+from ckpt_core.system.files import Files
 from ckpt_core.types import step_dir_name
 
 logger = logging.getLogger(__name__)

@@ -22,12 +22,12 @@ import os
 from pathlib import Path
 
 from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
-from ckpt_core.files import Files
 from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, is_directory_name
 from ckpt_core.store.names import INFLIGHT, REPLACED, entries, is_real_dir
 from ckpt_core.store.publish import sync_names
 from ckpt_core.store.slots import Slots
 from ckpt_core.store.trees import remove_tree
+from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir, step_dir_name
 
 logger = logging.getLogger(__name__)

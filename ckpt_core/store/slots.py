@@ -18,9 +18,9 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_core.files import Files
 from ckpt_core.store.names import SLOTS, entries, is_real_dir
 from ckpt_core.store.trees import ensure_dir, remove_tree
+from ckpt_core.system.files import Files
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckpt_core.errors import PersistError
-from ckpt_core.files import Files
 from ckpt_core.store.failures import mapped
 from ckpt_core.store.slots import Slots
+from ckpt_core.system.files import Files
 
 
 def check_space(root: Path, nbytes: int, *, slots: Slots, files: Files) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.errors import CommitError, ConfigError, NotCommitted, PersistError, RootBusy
-from ckpt_core.files import Files
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.store.abandoned import Abandoned
 from ckpt_core.store.directories import Directories
@@ -30,6 +29,7 @@ from ckpt_core.store.slots import Slots
 from ckpt_core.store.space import check_space
 from ckpt_core.store.trash import Trash
 from ckpt_core.store.trees import ensure_dir, ensure_root, find_root
+from ckpt_core.system.files import Files
 from ckpt_core.types import Destination, check_step
 
 logger = logging.getLogger(__name__)

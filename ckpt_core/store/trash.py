@@ -7,11 +7,11 @@ import secrets
 import threading
 from pathlib import Path
 
-from ckpt_core.files import Files
 from ckpt_core.layout import parse_shard_name
 from ckpt_core.store.names import RETIRED, entries
 from ckpt_core.store.slots import Slots
 from ckpt_core.store.trees import remove_tree
+from ckpt_core.system.files import Files
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import os
 import stat
 from pathlib import Path
 
-from ckpt_core.files import Files
 from ckpt_core.store.failures import mapped
 from ckpt_core.store.names import entries, is_real_dir
+from ckpt_core.system.files import Files
 
 
 def ensure_dir(files: Files, path: Path) -> None:

@@ -30,7 +30,7 @@ from ckpt_core.bench.papers.parts import PARTS, chosen
 from ckpt_core.bench.remote import Remote
 from ckpt_core.bench.results import Entrant, Report
 from ckpt_core.errors import ConfigError
-from ckpt_core.presets import PRESETS
+from ckpt_core.options.presets import PRESETS
 from tests.bench.quick import ckpt_core_bench, quick_run, report_of
 
 pytestmark = pytest.mark.timeout(300)

@@ -13,8 +13,8 @@ import pytest
 from ckpt_core import Checkpointer, Options
 from ckpt_core.cli.doctor.mounts import Mount, judge_mount, mount_of
 from ckpt_core.cli.doctor.storage import check_lock
-from ckpt_core.files import Files
 from ckpt_core.store import RootLock
+from ckpt_core.system.files import Files
 from tests.cli.doctoring import Cli, Diagnosis, diagnosis
 from tests.faults.mounts import mounted, remount
 

@@ -16,7 +16,7 @@ Cli = Callable[..., Any]
 _HOLD = """
 import sys
 from pathlib import Path
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from ckpt_core.store import StepStore
 store = StepStore(Path(sys.argv[1]), files=Files(), keep_last=None, keep_every=None, spare_slots=0)
 store.open()

@@ -21,8 +21,8 @@ from ckpt_core.bench.tune.direct import NOTE, takes_direct_writes
 from ckpt_core.bench.tune.events import Events
 from ckpt_core.bench.tune.program import check_obeyed
 from ckpt_core.errors import ConfigError
-from ckpt_core.files import Files
 from ckpt_core.policy import tuning
+from ckpt_core.system.files import Files
 from tests.persist.undirect import NoDirectOpen, NoDirectWrite
 
 TOP = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ckpt_core import Checkpointer, verify
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from tests.crash.layers import NoExchange
 from tests.crash.promises import LATER, Found, QuickFiles
 from tests.crash.scenarios import LATER_ON, Acknowledge, Run, Scenario

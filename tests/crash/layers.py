@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.files import Buffer, Files
+from ckpt_core.system.files import Buffer, Files
 from tests.crash.promises import QuickFiles
 
 NAME_CHANGES = ("mkdir", "rmdir", "unlink", "rename", "exchange")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ckpt_core
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 from tests.crash.disk import Disk, build, policies
 from tests.crash.layers import CHANGES, SYNCS, hooked

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ckpt_core import Checkpointer, load, verify
-from ckpt_core.files import Files
 from ckpt_core.store import committed_steps
+from ckpt_core.system.files import Files
 from ckpt_core.types import step_dir_name
 from tests.crash.states import (
     HOUSEKEEPING,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from ckpt_core import Checkpointer
-from ckpt_core.files import Files
 from ckpt_core.restore import RestoreWarning
+from ckpt_core.system.files import Files
 from ckpt_core.types import step_dir_name
 from tests.crash.layers import NoExchange
 from tests.crash.promises import Found, QuickFiles, check_restart

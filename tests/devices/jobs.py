@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ckpt_core
 from ckpt_core import Checkpointer, CkptError, Options
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from tests.devices.late_devices import LateDevices
 
 SMALL = {"chunk_bytes": "16KiB", "staging_bytes": "256KiB", "eager_leaf_bytes": "1KiB"}

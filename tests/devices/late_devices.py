@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ckpt_core.devices import Devices
+from ckpt_core.system.devices import Devices
 
 _UNWRITTEN, _RETURNED = 0xA5, 0xEE
 

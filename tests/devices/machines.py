@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ckpt_core.devices import Devices
+from ckpt_core.system.devices import Devices
 from tests.devices.late_devices import PACES, LateDevices
 
 _NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ckpt_core.capture import Source, source_of
-from ckpt_core.devices import Queued
+from ckpt_core.save.staging import Source, source_of
 from ckpt_core.snapshot import StageItem
+from ckpt_core.system.devices import Queued
 from tests.devices.late_devices import LateDevices, LateEvent, LateStream, _Work
 
 _HEAD_START_S = 0.02

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ckpt_core import Checkpointer, Options
-from ckpt_core.devices import Devices
+from ckpt_core.system.devices import Devices
 from tests.devices.late_devices import LateDevices
 
 KIND = "hpu"

@@ -15,9 +15,9 @@ import torch
 
 import ckpt_core
 from ckpt_core import Checkpointer, CkptError, Options
-from ckpt_core.capture import stage_items
 from ckpt_core.errors import StagingError
 from ckpt_core.persist import HeldBack, WriteJob, WriterPool
+from ckpt_core.save.staging import stage_items
 from ckpt_core.snapshot import (
     CopyStreams,
     ImageSpec,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core import CorruptCheckpoint, pipeline
+from ckpt_core import CorruptCheckpoint
+from ckpt_core.save import pipeline
 from ckpt_core.snapshot import image
 from tests.devices import jobs, mistakes, test_memory
 from tests.devices.late_devices import PACES, LateDevices

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ckpt_core import RngState
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 
 
 class Run:

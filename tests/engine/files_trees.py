@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ckpt_core import Options, verify
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from tests.torch_zip.zip_files import Cloner, assert_alike, ties
 
 TINY = Options(chunk_bytes=4096, staging_bytes="96KiB", in_flight=2, eager_leaf_bytes=512)

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_core.audit import Audit, Auditor
-from ckpt_core.audit_plan import LEAST_BYTES, SAVES, AuditPlan, Runs, Turns
-from ckpt_core.devices import Devices
-from ckpt_core.sharing import Scope, Sharer
+from ckpt_core.share.audit import Audit, Auditor
+from ckpt_core.share.audit_plan import LEAST_BYTES, SAVES, AuditPlan, Runs, Turns
+from ckpt_core.share.sharing import Scope, Sharer
 from ckpt_core.snapshot import CopyStreams
 from ckpt_core.state import FlatState, flatten
+from ckpt_core.system.devices import Devices
 from ckpt_core.types import RankInfo
 
 

@@ -15,8 +15,8 @@ from engine_training import Run, clone, same
 
 import ckpt_core
 from ckpt_core import BarrierError, Checkpointer, ConfigError, Options, StagingError
-from ckpt_core.files import Files
 from ckpt_core.store import committed_steps
+from ckpt_core.system.files import Files
 
 
 class SlowFiles(Files):

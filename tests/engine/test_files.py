@@ -25,7 +25,7 @@ from ckpt_core import (
     RestoreError,
     StagingError,
 )
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from ckpt_core.torch_zip import plan_zip
 from tests.engine.files_trees import (
     TINY,

@@ -14,7 +14,7 @@ import torch
 
 import ckpt_core
 from ckpt_core import Checkpointer, CkptError, ConfigError, Options, StagingError
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from tests.engine.test_barriers import GatedFiles
 from tests.faults.layers import FaultAt
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ckpt_core import Checkpointer, ConfigError, DirectIO, Mode, Options
-from ckpt_core.presets import PRESETS
+from ckpt_core.options.presets import PRESETS
 from tests.engine.engine_training import Run
 from tests.engine.test_barriers import SlowFiles, assert_each_step_holds, layerwise
 

@@ -16,8 +16,8 @@ from torch.optim.swa_utils import AveragedModel
 
 import ckpt_core
 from ckpt_core import BarrierError, Checkpointer, Options
-from ckpt_core.devices import Devices
-from ckpt_core.sampling import MOST, Sampler
+from ckpt_core.snapshot.sampling import MOST, Sampler
+from ckpt_core.system.devices import Devices
 
 SETTINGS = Options(chunk_bytes=4096, staging_bytes="64KiB", keep_last=None, on_error="warn")
 BIG = 40_000

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from tests.crash.layers import CHANGES, hooked
 from tests.crash.promises import QuickFiles
 

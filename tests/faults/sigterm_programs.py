@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ckpt_core import Checkpointer
-from ckpt_core.sigterm import SigtermGuard
+from ckpt_core.system.sigterm import SigtermGuard
 from tests.crash.states import make_state, options
 from tests.faults.layers import Delays
 

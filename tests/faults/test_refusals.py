@@ -25,8 +25,8 @@ from ckpt_core import (
     verify,
 )
 from ckpt_core.cli import main
-from ckpt_core.files import Files
 from ckpt_core.restore import Restorer
+from ckpt_core.system.files import Files
 from tests.crash.layers import hooked
 from tests.faults.refusals import CODES, Refusal, refusing
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from ckpt_core import CkptError, sigterm
-from ckpt_core.sigterm import SigtermGuard
+from ckpt_core import CkptError
+from ckpt_core.system import sigterm
+from ckpt_core.system.sigterm import SigtermGuard
 from tests.faults.test_exit import assert_saved
 
 _WAIT_S = 120

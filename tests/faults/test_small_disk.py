@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ckpt_core import Checkpointer, PersistError, load, verify
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from tests.crash.states import options
 from tests.faults.mounts import mounted, remount
 

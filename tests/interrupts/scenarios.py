@@ -15,9 +15,9 @@ import torch
 
 import ckpt_core
 from ckpt_core import Checkpointer, CkptError, ConfigError, Options
-from ckpt_core.files_save import FilesSave
-from ckpt_core.layerwise import LayerwiseSave
-from ckpt_core.open_save import OpenSave
+from ckpt_core.save.layerwise import LayerwiseSave
+from ckpt_core.save.named_files import FilesSave
+from ckpt_core.save.open_save import OpenSave
 from ckpt_core.types import step_dir_name
 from tests.crash.promises import QuickFiles
 from tests.interrupts.trap import Boom, Trap

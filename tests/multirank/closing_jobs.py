@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core import Checkpointer, CkptError
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from tests.crash.layers import CHANGES, hooked
 from tests.multirank.crew import Rank
 from tests.multirank.jobs import make_state, options

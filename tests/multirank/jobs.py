@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ckpt_core import Checkpointer, CkptError, Options, RngState
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from tests.crash.layers import CHANGES, KillAt, hooked
 from tests.crash.promises import QuickFiles
 from tests.multirank.crew import Rank

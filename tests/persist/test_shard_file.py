@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import xxhash
 
-from ckpt_core.devices import NOTHING_QUEUED, Queued
 from ckpt_core.errors import PersistError
-from ckpt_core.files import Files
 from ckpt_core.persist import SUM_BYTES, Place, ShardFile, ShardRequest, WriteJob, WriterPool
+from ckpt_core.system.devices import NOTHING_QUEUED, Queued
+from ckpt_core.system.files import Files
 from ckpt_core.types import DirectIO
 from tests.persist.undirect import NoDirectOpen, NoDirectWrite
 

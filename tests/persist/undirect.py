@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 
 
 class NoDirectOpen(Files):

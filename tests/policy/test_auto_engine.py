@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ckpt_core import Auto, Checkpointer, ConfigError, EverySeconds, Options
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from tests.crash.layers import CHANGES, hooked
 from tests.crash.warm import Warm
 from tests.multirank.crew import Rank, all_well

@@ -11,7 +11,7 @@ from typing import Any
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.observe.event import Event
 from ckpt_core.policy import Policy
-from ckpt_core.stall import Stall
+from ckpt_core.save.journal import Stall
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ import xxhash
 from ckpt_core.cli.tree import read_tree, walk
 from ckpt_core.cli.values import value_text
 from ckpt_core.errors import CkptError, ConfigError
-from ckpt_core.files import Files
 from ckpt_core.layout import Manifest, RankManifest, parse_header
 from ckpt_core.restore import StepLeaves, StepManifest, committed_directories, load, verify
 from ckpt_core.state import RngState, Skeleton
 from ckpt_core.state.atoms import to_base64
+from ckpt_core.system.files import Files
 from tests.restore.fuzz_inputs import (
     bend,
     change,

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 import xxhash
 
-from ckpt_core.devices import Devices
-from ckpt_core.files import Buffer, Files
 from ckpt_core.layout import (
     MANIFEST_NAME,
     ChunkSum,
@@ -33,6 +31,8 @@ from ckpt_core.layout import (
 )
 from ckpt_core.restore import RestoredStep, Restorer
 from ckpt_core.state import Leaf, flatten
+from ckpt_core.system.devices import Devices
+from ckpt_core.system.files import Buffer, Files
 from ckpt_core.types import step_dir_name
 
 SHARD, RANK = shard_name(0, 0), rank_manifest_name(0)

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from ckpt_core.files import Files
 from ckpt_core.restore import Restorer
+from ckpt_core.system.files import Files
 from ckpt_core.types import RankInfo
 
 TIMEOUT_S = 60.0

@@ -18,7 +18,6 @@ import torch
 import xxhash
 
 from ckpt_core.errors import CoordinationTimeout
-from ckpt_core.files import Files
 from ckpt_core.layout import (
     MANIFEST_NAME,
     FileEntry,
@@ -36,6 +35,7 @@ from ckpt_core.layout import (
 )
 from ckpt_core.restore import RestoredStep, Restorer, RestoreWarning
 from ckpt_core.state import Leaf, flatten
+from ckpt_core.system.files import Files
 from ckpt_core.types import Block, LeafSpec, RankInfo, Slice, step_dir_name
 from tests.restore.harness import Recipe, Witness, chunk_sums, tensor_bytes
 

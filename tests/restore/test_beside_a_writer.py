@@ -16,8 +16,8 @@ import torch
 import ckpt_core
 from ckpt_core import Checkpointer, NotCommitted, Options
 from ckpt_core.cli import main
-from ckpt_core.files import Buffer, Files
 from ckpt_core.restore import Restorer
+from ckpt_core.system.files import Buffer, Files
 from ckpt_core.types import step_dir_name
 from tests.store.harness import QuickFiles
 

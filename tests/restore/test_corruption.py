@@ -22,9 +22,9 @@ from ckpt_core.errors import (
     UnknownFormat,
     UntrustedData,
 )
-from ckpt_core.files import Files
 from ckpt_core.layout import MANIFEST_NAME, LeafEntry, Manifest, RankManifest
 from ckpt_core.restore import load, read_manifests, verify
+from ckpt_core.system.files import Files
 from tests.restore.harness import (
     RANK,
     SHARD,

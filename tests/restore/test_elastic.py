@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from ckpt_core.errors import CorruptCheckpoint, RestoreError
-from ckpt_core.files import Files
 from ckpt_core.restore import load, read_manifests, verify
 from ckpt_core.restore.filling import Need, fill, plan_reads
 from ckpt_core.restore.leaves import StepLeaves
 from ckpt_core.restore.reading import ParallelReader
+from ckpt_core.system.files import Files
 from ckpt_core.types import Block
 from tests.restore.harness import BufferedOnly, Cold, assert_same, zeros_like
 from tests.restore.ranks import (

@@ -22,10 +22,10 @@ from ckpt_core.errors import (
     StateMismatch,
     UnknownFormat,
 )
-from ckpt_core.files import Files
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.restore import RestoredStep, RestoreWarning, load
 from ckpt_core.store import StepStore
+from ckpt_core.system.files import Files
 from tests.restore.harness import (
     RANK,
     SHARD,

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ckpt_core.errors import CorruptCheckpoint
-from ckpt_core.files import Files
 from ckpt_core.restore import NoGuard, Restorer
 from ckpt_core.restore.shard_reader import ShardReader
+from ckpt_core.system.files import Files
 from tests.restore.harness import SHARD, Recipe, assert_same, flip, write_step, zeros_like
 
 

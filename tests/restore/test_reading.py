@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core.files import Files
 from ckpt_core.layout import FileEntry
 from ckpt_core.restore.reading import ParallelReader, page_buffer
 from ckpt_core.restore.units import (
@@ -21,6 +20,7 @@ from ckpt_core.restore.units import (
     Unit,
     cut,
 )
+from ckpt_core.system.files import Files
 from tests.restore.harness import Cold, FailingReads, Recipe, chunk_sums
 
 SIZE = 40 * 1024 * 1024 + 4096

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_core.errors import StateMismatch
-from ckpt_core.files import Files
 from ckpt_core.restore import load
+from ckpt_core.system.files import Files
 from tests.devices.machines import CUDA, machine_of
 from tests.restore.harness import (
     BufferedOnly,

@@ -216,8 +216,8 @@ def test_an_object_that_refuses_its_state_on_one_rank_is_raised_on_all(root: Pat
 
 def test_a_silent_rank_is_a_timeout_and_no_hang(root: Path, steps: dict[int, Path]) -> None:
     crew = Crew(2)
-    from ckpt_core.files import Files
     from ckpt_core.restore import Restorer
+    from ckpt_core.system.files import Files
 
     alone = Restorer(
         root,

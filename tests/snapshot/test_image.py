@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_core.devices import Devices
 from ckpt_core.snapshot import CopyStreams, ImageSpec, Piece, PoolPlan, ShardImage, StagingPool
 from ckpt_core.snapshot.copying import copy_range
+from ckpt_core.system.devices import Devices
 
 CHUNK = 4096
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import xxhash
 
-from ckpt_core.files import Files
 from ckpt_core.layout import Manifest, RankEntry, rank_manifest_name, shard_name
 from ckpt_core.store import Attempt, StepStore
+from ckpt_core.system.files import Files
 
 SHARD = shard_name(0, 0)
 RANK = rank_manifest_name(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from tests.store.harness import (
     NoExchange,
     OrderWatch,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckpt_core.errors import CommitError, ConfigError, PersistError
-from ckpt_core.files import Files
 from ckpt_core.store import RootLock, step_path
+from ckpt_core.system.files import Files
 from tests.store.harness import (
     Fault,
     NoExchange,

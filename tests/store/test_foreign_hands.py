@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckpt_core.errors import CommitError, PersistError, RootBusy
-from ckpt_core.files import Files
 from ckpt_core.store import RootLock, StepStore, committed_steps
+from ckpt_core.system.files import Files
 from tests.store.harness import (
     fill,
     left,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ckpt_core.errors import CommitError, ConfigError
-from ckpt_core.files import Files
 from ckpt_core.store import StepStore, committed_steps, step_path
+from ckpt_core.system.files import Files
 from tests.store.harness import (
     NoExchange,
     QuickFiles,

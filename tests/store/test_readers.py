@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ckpt_core.files import Files
 from ckpt_core.store import GuestStore, StepStore, step_path
+from ckpt_core.system.files import Files
 from tests.store.harness import (
     SHARD,
     Fault,

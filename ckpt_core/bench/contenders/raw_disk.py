@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from ckpt_core.bench.contenders.base import Handle, Profile, State, Timed
-from ckpt_core.pages import page_memory
-from ckpt_core.types import ALIGN_BYTES, align_up
+from ckpt_core.system.pages import page_memory
+from ckpt_core.units import ALIGN_BYTES, align_up
 
 _SHAPES = ((4 * 2**20, 4), (16 * 2**20, 2))
 """Block size and queue depth; the faster one of each turn counts."""

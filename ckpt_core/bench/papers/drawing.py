@@ -19,7 +19,7 @@ from ckpt_core.bench.papers.tables import Plain, found_of, number_text, place_te
 from ckpt_core.bench.papers.ways import IDEAL
 from ckpt_core.bench.plot import finish
 from ckpt_core.bench.results import Report
-from ckpt_core.picture import check_plot
+from ckpt_core.observe import check_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,9 +15,9 @@ from ckpt_core.bench.contenders import Handle, Profile, State
 from ckpt_core.bench.contenders.torch_save import TorchSaveFsync
 from ckpt_core.bench.papers.ways import IDEAL, TORCH
 from ckpt_core.checkpointer import Checkpointer
-from ckpt_core.handle import SaveHandle
 from ckpt_core.options import Options
-from ckpt_core.types import ALIGN_BYTES
+from ckpt_core.save import SaveHandle
+from ckpt_core.units import ALIGN_BYTES
 
 _HEADER_BYTES = 2**16
 _HEADER_OF_LEAF_BYTES = 2**10

@@ -18,7 +18,7 @@ from pathlib import Path
 from ckpt_core.bench.policy.processors import keep_to
 from ckpt_core.bench.policy.settings import Load
 from ckpt_core.bench.worker import Answer, serve
-from ckpt_core.files import NO_DIRECT
+from ckpt_core.system.files import NO_DIRECT
 
 _BLOCK_BYTES = 4 * 2**20
 _MATRIX = 384

@@ -10,9 +10,9 @@ from typing import Any
 
 from ckpt_core.bench import workloads
 from ckpt_core.checkpointer import Checkpointer
-from ckpt_core.handle import SaveHandle
 from ckpt_core.options import Options
 from ckpt_core.policy import Auto, Policy
+from ckpt_core.save import SaveHandle
 
 _PAST = 2
 """Iterations behind a save that is checked: its copy must not have taken anything of them."""

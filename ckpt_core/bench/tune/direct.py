@@ -7,9 +7,10 @@ import mmap
 from pathlib import Path
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.files import NO_DIRECT, Files
 from ckpt_core.policy import tuning
-from ckpt_core.types import ALIGN_BYTES, DirectIO
+from ckpt_core.system.files import NO_DIRECT, Files
+from ckpt_core.types import DirectIO
+from ckpt_core.units import ALIGN_BYTES
 
 NOTE = "this filesystem takes no direct writes: direct_io is not tried"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_core.bench.plot import finish
 from ckpt_core.bench.tune.report import TuneReport
-from ckpt_core.picture import check_plot
+from ckpt_core.observe import check_plot
 from ckpt_core.policy import tuning
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from ckpt_core.bench.tune.program import Program
 from ckpt_core.bench.tune.report import TuneReport
 from ckpt_core.bench.tune.settings import TuneSettings
 from ckpt_core.errors import ConfigError
-from ckpt_core.memory_limit import free_memory
 from ckpt_core.policy import tuning
+from ckpt_core.system.memory_limit import free_memory
 
 Notify = Callable[[str], None]
 

@@ -12,7 +12,7 @@ from ckpt_core.cli.doctor.mounts import judge_mount, mount_of
 from ckpt_core.cli.doctor.storage import try_storage
 from ckpt_core.cli.text import size_text
 from ckpt_core.errors import CkptError
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 
 _FEW_INODES = 1000
 

@@ -16,11 +16,12 @@ from typing import Any
 
 from ckpt_core.cli.doctor.finding import Finding, note, ok, problem
 from ckpt_core.errors import CkptError
-from ckpt_core.files import Files
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.persist import Place, ShardFile, ShardRequest
 from ckpt_core.store import Attempt, RootLock, StepStore, step_path
-from ckpt_core.types import ALIGN_BYTES, DirectIO
+from ckpt_core.system.files import Files
+from ckpt_core.types import DirectIO
+from ckpt_core.units import ALIGN_BYTES
 
 _PREFIX = ".ckpt-core-doctor-"
 _STEP = 1

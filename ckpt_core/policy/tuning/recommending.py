@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ckpt_core.policy.tuning.search import Found
 from ckpt_core.policy.tuning.space import Candidate
-from ckpt_core.types import ALIGN_BYTES
+from ckpt_core.units import ALIGN_BYTES
 
 _PREFIX = "CKPT_CORE_"
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))

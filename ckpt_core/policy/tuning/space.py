@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.types import ALIGN_BYTES, DirectIO, align_up
+from ckpt_core.types import DirectIO
+from ckpt_core.units import ALIGN_BYTES, align_up
 
 AXES = ("in_flight", "writers", "chunk_bytes", "staging_bytes", "direct_io")
 

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 import ckpt_deepspeed
-from ckpt_core import Checkpointer, TorchStore, files_save, verify
-from ckpt_core.files import Files
+from ckpt_core import Checkpointer, TorchStore, verify
+from ckpt_core.save import named_files as files_save
+from ckpt_core.system.files import Files
 from ckpt_deepspeed import CkptCoreEngine, roots
 from tests.crash.layers import CHANGES, KillAt, NoExchange, hooked
 from tests.crash.promises import QuickFiles

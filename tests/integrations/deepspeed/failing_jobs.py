@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import ckpt_deepspeed
 from ckpt_core import CkptError, verify
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from ckpt_deepspeed.roots import ROOTS
 from tests.crash.layers import hooked
 from tests.integrations.deepspeed.crash_jobs import SMALL, SlowFiles, client_of, die, save_by

@@ -19,7 +19,7 @@ from deepspeed.utils import zero_to_fp32
 
 import ckpt_core
 import ckpt_deepspeed
-from ckpt_core.files import Files
+from ckpt_core.system.files import Files
 from ckpt_deepspeed import roots
 from tests.faults.layers import FaultAt, Stuck
 from tests.integrations.deepspeed.plain import AT, TAG, attempt

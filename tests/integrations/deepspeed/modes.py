@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import ckpt_core
 import ckpt_deepspeed
-from ckpt_core.barriers import Barriers
+from ckpt_core.save.barriers import Barriers
 from ckpt_deepspeed import roots
 from tests.faults.layers import Delays, Stuck
 from tests.integrations.deepspeed.ways import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt_core.presets import PRESETS
+from ckpt_core.options.presets import PRESETS
 
 
 @dataclass(frozen=True)

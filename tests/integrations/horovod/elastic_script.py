@@ -24,8 +24,8 @@ from horovod.torch.elastic import ElasticSampler
 
 import ckpt_horovod
 from ckpt_core import Options, StoreOptions, TorchStore
-from ckpt_core.files import Files
 from ckpt_core.restore import RestoreWarning
+from ckpt_core.system.files import Files
 from ckpt_horovod import stepping
 from ckpt_horovod.elastic import TorchState
 

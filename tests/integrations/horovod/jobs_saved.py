@@ -14,9 +14,9 @@ from torch import Tensor
 
 import ckpt_horovod
 from ckpt_core import Checkpointer
-from ckpt_core.audit import Audit
-from ckpt_core.barriers import Barriers
-from ckpt_core.sampling import Sampler
+from ckpt_core.save.barriers import Barriers
+from ckpt_core.share.audit import Audit
+from ckpt_core.snapshot.sampling import Sampler
 from tests.integrations.horovod.disks import SlowFiles, counting, tiny
 from tests.integrations.horovod.training import Recipe, Saving, Training, cloned
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ckpt_core import step_path
-from ckpt_core.files import Files
 from ckpt_core.restore import read_manifests
+from ckpt_core.system.files import Files
 from tests.integrations.horovod.cases import MODES
 from tests.integrations.horovod.launch import Outcome
 

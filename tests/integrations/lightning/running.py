@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from ckpt_core import Options
-from ckpt_core.presets import PRESETS
+from ckpt_core.options.presets import PRESETS
 from ckpt_lightning import AsyncCheckpoint
 
 QUIET = {

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 import ckpt_lightning
 from ckpt_core import CkptError, ConfigError, Options, committed_steps, verify
-from ckpt_core.presets import PRESETS
+from ckpt_core.options.presets import PRESETS
 from ckpt_lightning import CheckpointWarning
 from tests.integrations.lightning import models
 from tests.integrations.lightning.ddp_crew import Crew

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_core.inflight import InFlight
+from ckpt_core.save.in_flight import InFlight
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckpt_core.audit_plan import AuditPlan
 from ckpt_core.layout import Extent, ShardLayout
-from ckpt_core.sharing import Part, Scope, Share, Sharer
+from ckpt_core.share.audit_plan import AuditPlan
+from ckpt_core.share.sharing import Part, Scope, Share, Sharer
 from ckpt_core.snapshot import StageItem
 from ckpt_core.state import FlatState, Leaf, blocks
 from ckpt_core.types import LeafSpec

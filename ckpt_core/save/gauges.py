@@ -10,8 +10,8 @@ from typing import Any
 
 from ckpt_core.coordination import Coordination, Json
 from ckpt_core.observe import EventLog
-from ckpt_core.pipeline import Pipeline
-from ckpt_core.stall import Stall
+from ckpt_core.save.journal import Stall
+from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.types import Mode
 
 

@@ -13,34 +13,43 @@ from typing import Any
 
 import torch
 
-from ckpt_core.arrangement import Arrangement, Arranger, Placed
-from ckpt_core.audit import Audit, Auditor, Evidence
-from ckpt_core.audit_plan import AuditPlan
-from ckpt_core.capture import LeafWatch, StageJob, make_sink, open_image, source_of
-from ckpt_core.devices import Devices
 from ckpt_core.errors import ConfigError
-from ckpt_core.files import Files
-from ckpt_core.inflight import Contents, InFlight, ShardSink
-from ckpt_core.journal import Journal
 from ckpt_core.layout import LayoutBuilder, ShardLayout, shard_name
 from ckpt_core.options import Options
 from ckpt_core.persist import SUM_BYTES, HeldBack, Place, ShardFile, ShardRequest, WriterPool
-from ckpt_core.reference import TextReference
-from ckpt_core.sampling import Sampler
-from ckpt_core.sharing import Scope, Share, Sharer
-from ckpt_core.snapshot import CopyStreams, PoolDemand, ShardImage, Stager, StagingPool
-from ckpt_core.staging_memory import StagingMemory
+from ckpt_core.save.in_flight import Contents, InFlight
+from ckpt_core.save.journal import Journal
+from ckpt_core.save.shards import ShardSink, make_sink
+from ckpt_core.save.staging import StageJob, open_image, source_of
+from ckpt_core.share import (
+    Arrangement,
+    Arranger,
+    Audit,
+    Auditor,
+    AuditPlan,
+    Evidence,
+    Placed,
+    Scope,
+    Share,
+    Sharer,
+    TextReference,
+)
+from ckpt_core.snapshot import (
+    CopyStreams,
+    LeafWatch,
+    PoolDemand,
+    Sampler,
+    ShardImage,
+    Stager,
+    StagingMemory,
+    StagingPool,
+)
 from ckpt_core.state import FlatState, Leaf, Skeleton, SpecMemo, flatten
 from ckpt_core.store import GuestStore, StepStore, file_path
-from ckpt_core.types import (
-    ALIGN_BYTES,
-    DirectIO,
-    LeafSpec,
-    Mode,
-    RankInfo,
-    align_up,
-    parse_bytes,
-)
+from ckpt_core.system.devices import Devices
+from ckpt_core.system.files import Files
+from ckpt_core.types import DirectIO, LeafSpec, Mode, RankInfo
+from ckpt_core.units import ALIGN_BYTES, align_up, parse_bytes
 
 _NAMED_CHUNKS = 128
 """How many chunks the first save of named files is taken for, since nobody has said yet."""

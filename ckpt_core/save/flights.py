@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from ckpt_core.errors import CkptError, PersistError, StagingError
-from ckpt_core.inflight import InFlight, Phase
-from ckpt_core.threads import Monitor, Worker, join_all, start_all
+from ckpt_core.save.in_flight import InFlight, Phase
+from ckpt_core.system.threads import Monitor, Worker, join_all, start_all
 
 _log = logging.getLogger("ckpt_core")
 

@@ -15,20 +15,18 @@ from functools import partial
 from itertools import accumulate, islice
 from typing import Any
 
-from ckpt_core.arrangement import Placed, items_of
-from ckpt_core.audit import Audit
-from ckpt_core.capture import guarded, look_at, stage_items
-from ckpt_core.devices import Devices, Queued
 from ckpt_core.errors import ConfigError, StagingError
-from ckpt_core.handle import SaveHandle
-from ckpt_core.inflight import InFlight
-from ckpt_core.journal import stalling
 from ckpt_core.layout import BuilderMark, Extent, nbytes
-from ckpt_core.open_save import Errand, OpenSave
-from ckpt_core.pipeline import LayerwisePlan, Pipeline
-from ckpt_core.sharing import Part, Scope, Share
+from ckpt_core.save.handle import SaveHandle
+from ckpt_core.save.in_flight import InFlight
+from ckpt_core.save.journal import stalling
+from ckpt_core.save.open_save import Errand, OpenSave
+from ckpt_core.save.pipeline import LayerwisePlan, Pipeline
+from ckpt_core.save.staging import guarded, look_at, stage_items
+from ckpt_core.share import Audit, Part, Placed, Scope, Share, items_of
 from ckpt_core.snapshot import ShardImage, StageItem
 from ckpt_core.state import FlatState, Leaf, Skeleton
+from ckpt_core.system.devices import Devices, Queued
 from ckpt_core.types import LeafSpec
 
 

@@ -15,27 +15,24 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import xxhash
 
-from ckpt_core.arrangement import Arrangement, items_of
-from ckpt_core.audit import Audit
-from ckpt_core.devices import NOTHING_QUEUED, Devices, Queued
-from ckpt_core.errors import BarrierError, CkptError, StagingError
-from ckpt_core.inflight import InFlight, ShardSink
-from ckpt_core.persist import HeldBack, WriterPool
-from ckpt_core.sampling import Look, Sampler, look
+from ckpt_core.errors import CkptError, StagingError
+from ckpt_core.save.in_flight import InFlight
+from ckpt_core.save.shards import ShardSink
+from ckpt_core.share import Arrangement, Audit, items_of
 from ckpt_core.snapshot import (
     CopyStreams,
     ImageSpec,
+    LeafWatch,
     ShardImage,
     Snapshot,
     StageItem,
     StagingPool,
 )
-from ckpt_core.state import Leaf, memory_of
+from ckpt_core.state import Leaf
+from ckpt_core.system.devices import NOTHING_QUEUED, Devices, Queued
 from ckpt_core.types import Mode
 
 _BATCH_BYTES = 64 * 1024
@@ -177,83 +174,6 @@ class StageJob:
         return None not in need and all(devices.has_room(need[device], device) for device in need)
 
 
-class LeafWatch:
-    """Finds leaves that change between their hand-over and the end of their copy.
-
-    By a sample of their bytes; with `debug_barrier` by all of them, at the cost of a pass over the leaves at
-    either end. One for each shard file: offsets tell leaves apart.
-
-    Args:
-        step: for the error.
-        sampler: chooses the sample; None: every byte counts.
-    """
-
-    def __init__(self, step: int, sampler: Sampler | None, *, devices: Devices) -> None:
-        self._step = step
-        self._sampler = sampler
-        self._devices = devices
-        self._handed: list[tuple[Sequence[str], Sequence[StageItem]]] = []
-        self._before: dict[int, tuple[int, bytes]] = {}
-        self._changed: set[int] = set()
-
-    def begin(self, names: Sequence[str], items: Sequence[StageItem]) -> None:
-        """Leaves as they are handed over. Called on the training thread before the stager has them."""
-        self.keep(names, items, self.look(items))
-
-    def look(self, items: Sequence[StageItem]) -> list[Look]:
-        """What `begin` sees of leaves, for a later `keep`; changes nothing."""
-        return self._every_byte(items) if self._sampler is None else self._sampler.take(items)
-
-    def keep(self, names: Sequence[str], items: Sequence[StageItem], looks: Sequence[Look]) -> None:
-        """Note what `look` has seen of leaves that are handed over. May be called twice."""
-        self._handed.append((names, items))
-        self._before.update(looks)
-
-    def end(self, items: Sequence[StageItem]) -> None:
-        """Their copy has ended. Called by the stager before training may change them."""
-        for tensor, offset, nbytes in items:
-            # Once: what comes again later is a clone of it.
-            place, before = self._before.pop(offset, (0, b"")) if nbytes else (0, b"")
-            if before and before != self._now(tensor, place, len(before)):
-                self._changed.add(offset)
-
-    def raise_if_changed(self) -> None:
-        """End the snapshot if a leaf changed too early.
-
-        Raises:
-            BarrierError: names the leaves.
-        """
-        if not self._changed:
-            return
-        changed = {
-            name: None
-            for names, items in self._handed
-            for name, (_, offset, nbytes) in zip(names, items, strict=True)
-            if nbytes and offset in self._changed
-        }
-        shown = ", ".join(list(changed)[:10]) + (" ..." if len(changed) > 10 else "")
-        raise BarrierError(
-            f"step {self._step} was not saved: {len(changed)} leaves changed while they were "
-            f"being staged: {shown}. Steps of torch optimizers wait by themselves; call wait_staged() "
-            f"before whatever else changes these. A buffer is copied inside save() if its module is passed, "
-            f"and not the module's state_dict()",
-            step=self._step,
-        )
-
-    def _every_byte(self, items: Sequence[StageItem]) -> list[Look]:
-        return [(at, (0, self._now(tensor, 0, 0))) for tensor, at, nbytes in items if nbytes]
-
-    def _now(self, tensor: torch.Tensor, place: int, size: int) -> bytes:
-        if self._sampler is not None:
-            return look(tensor, place, size)
-        return fingerprint(self._devices.to_host(tensor))
-
-
-def fingerprint(tensor: torch.Tensor) -> bytes:
-    """xxh3 of the row-major bytes of a tensor on the host, which has some."""
-    return xxhash.xxh3_64(memory_of(tensor.contiguous().view(-1))).digest()
-
-
 def look_at(
     snapshot: Snapshot, audit: Audit, streams: CopyStreams, among: Sequence[str] | None = None
 ) -> None:
@@ -335,9 +255,3 @@ def _ours(error: BaseException) -> BaseException:
     made = StagingError(f"a copy failed: {error}. Committed steps and training are untouched")
     made.__cause__ = error
     return made
-
-
-def make_sink(inflight: InFlight, shard: Any, writers: WriterPool | HeldBack) -> ShardSink:
-    """Register a shard file with its checkpoint; returns where its pieces go."""
-    inflight.shards.append(shard)
-    return ShardSink(inflight, shard, writers)

@@ -16,10 +16,10 @@ from math import gcd
 
 import xxhash
 
-from ckpt_core.reference import LeafRow
-from ckpt_core.sharing import Share
+from ckpt_core.share.reference import LeafRow
+from ckpt_core.share.sharing import Share
 from ckpt_core.state import Leaf
-from ckpt_core.types import align_up
+from ckpt_core.units import align_up
 
 SAVES = 128
 """So many times the number of ranks is the length of a round: a rank hashes 1/128 of what it stores."""

@@ -37,7 +37,7 @@ from types import FrameType
 from typing import Any
 
 from ckpt_core.errors import ConfigError, StagingError
-from ckpt_core.types import parse_duration
+from ckpt_core.units import parse_duration
 
 _log = logging.getLogger("ckpt_core")
 _SIGACTION_BYTES = 1024

@@ -9,13 +9,13 @@ from functools import partial
 
 from ckpt_core.coordination import Coordination
 from ckpt_core.errors import CkptError
-from ckpt_core.flights import Flights
-from ckpt_core.inflight import Hooks, InFlight
-from ckpt_core.journal import Journal
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.options import Options
+from ckpt_core.save.failures import Failures, refusal_behind
+from ckpt_core.save.flights import Flights
+from ckpt_core.save.in_flight import Hooks, InFlight
+from ckpt_core.save.journal import Journal
 from ckpt_core.store import Attempt, GuestStore, StepStore
-from ckpt_core.together import Failures, refusal_behind
 from ckpt_core.types import RAISED_TO_CALLER
 
 _log = logging.getLogger("ckpt_core")

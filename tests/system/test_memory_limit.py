@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ckpt_core.memory_limit import free_memory, room_left
+from ckpt_core.system.memory_limit import free_memory, room_left
 
 
 def _group(folder: Path, **files: object) -> None:
@@ -83,7 +83,7 @@ def test_the_host_has_the_last_word(tmp_path: Path) -> None:
 def test_limits_of_the_process_count(limit: str) -> None:
     text = f"""
 import resource
-from ckpt_core.memory_limit import free_memory
+from ckpt_core.system.memory_limit import free_memory
 resource.setrlimit(resource.{limit}, (2**36, 2**36))
 free = free_memory()
 resource.setrlimit(resource.{limit}, (2**36 - free + 2**20, 2**36))

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.presets import preset_fields
-from ckpt_core.types import ALIGN_BYTES, DirectIO, Mode, OnError, parse_bytes, parse_duration
+from ckpt_core.options.presets import preset_fields
+from ckpt_core.types import DirectIO, Mode, OnError
+from ckpt_core.units import ALIGN_BYTES, parse_bytes, parse_duration
 
 ENV_PREFIX = "CKPT_CORE_"
 _SIZES = ("staging_bytes", "chunk_bytes", "eager_leaf_bytes")
@@ -119,7 +120,7 @@ class Options:
         """Settings that make this engine work as a published strategy does; `changes` win over them.
 
         Args:
-            name: a key of `ckpt_core.presets.PRESETS`, which says what each imitates and what it cannot.
+            name: a key of `ckpt_core.options.presets.PRESETS`: what each imitates, and what it cannot.
 
         Raises:
             ConfigError: no preset has this name, or a change names no field or has a wrong value.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ckpt_core.errors import StagingError
-from ckpt_core.types import ALIGN_BYTES
+from ckpt_core.units import ALIGN_BYTES
 
 
 class Event(Protocol):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core import pages
-from ckpt_core.pages import page_memory
+from ckpt_core.system import pages
+from ckpt_core.system.pages import page_memory
 
 SIZE = 8 * 2**20
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -20,8 +20,6 @@ import xxhash
 
 from ckpt_core.coordination import Ballot, Coordination, Json
 from ckpt_core.errors import CkptError, CommitError, CoordinationTimeout
-from ckpt_core.files import Files, advice
-from ckpt_core.inflight import Contents, InFlight
 from ckpt_core.layout import (
     MANIFEST_NAME,
     ChunkSum,
@@ -35,7 +33,9 @@ from ckpt_core.layout import (
     rank_manifest_name,
 )
 from ckpt_core.observe import EventLog, EventName
+from ckpt_core.save.in_flight import Contents, InFlight
 from ckpt_core.store import Attempt, GuestStore, StepStore
+from ckpt_core.system.files import Files, advice
 
 _log = logging.getLogger("ckpt_core")
 

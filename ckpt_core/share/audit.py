@@ -20,13 +20,13 @@ from typing import Any
 import torch
 import xxhash
 
-from ckpt_core.audit_plan import AuditPlan, Look, Turns
-from ckpt_core.devices import NOTHING_QUEUED, Devices, Queued
-from ckpt_core.reference import LeafRow, difference, encode_rows
-from ckpt_core.sharing import Share
+from ckpt_core.share.audit_plan import AuditPlan, Look, Turns
+from ckpt_core.share.reference import LeafRow, difference, encode_rows
+from ckpt_core.share.sharing import Share
 from ckpt_core.snapshot import CopyStreams, StageItem
 from ckpt_core.state import Leaf, blocks, memory_at
-from ckpt_core.types import align_up
+from ckpt_core.system.devices import NOTHING_QUEUED, Devices, Queued
+from ckpt_core.units import align_up
 
 _GRAIN = 64
 _SCRATCH_BYTES = 1 << 20

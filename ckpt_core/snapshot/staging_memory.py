@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ckpt_core.devices import Devices
 from ckpt_core.errors import StagingError
-from ckpt_core.files import advice
-from ckpt_core.memory_limit import free_memory
 from ckpt_core.options import Options
-from ckpt_core.snapshot import PoolDemand, StagingPool, budget_bytes, plan_pool, too_small
-from ckpt_core.types import parse_bytes
+from ckpt_core.snapshot.pool import PoolDemand, StagingPool, budget_bytes, plan_pool, too_small
+from ckpt_core.system.devices import Devices
+from ckpt_core.system.files import advice
+from ckpt_core.system.memory_limit import free_memory
+from ckpt_core.units import parse_bytes
 
 _LOOK_AGAIN_S = 10.0
 _NOTHING_SERVED: tuple[StagingPool | None, PoolDemand | None, float] = (None, None, 0.0)

@@ -22,12 +22,23 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ckpt_core.stall import Stall
-
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
 Undo = Callable[[BaseException], None]
+
+
+@dataclass(slots=True)
+class Stall:
+    """Time that the training thread has spent inside the engine.
+
+    Attributes:
+        seconds: in all so far.
+        ended_s: when it last came out, on the monotonic clock; 0 before the first time.
+    """
+
+    seconds: float = 0.0
+    ended_s: float = 0.0
 
 
 @dataclass(slots=True)

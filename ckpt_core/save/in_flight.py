@@ -19,11 +19,11 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
-from ckpt_core.arrangement import Placed
 from ckpt_core.coordination import Reference
 from ckpt_core.errors import CkptError, PersistError
-from ckpt_core.persist import HeldBack, ShardFile, WriteJob, WriterPool
-from ckpt_core.snapshot import Piece, ShardImage, Snapshot, StagingPool
+from ckpt_core.persist import ShardFile
+from ckpt_core.share import Placed
+from ckpt_core.snapshot import ShardImage, Snapshot, StagingPool
 from ckpt_core.state import Skeleton
 from ckpt_core.store import Attempt
 from ckpt_core.types import Destination
@@ -324,23 +324,3 @@ def _to_report(error: BaseException) -> BaseException:
     made = PersistError(f"the save was ended by {error!r}")
     made.__cause__ = error
     return made
-
-
-@dataclass(frozen=True, slots=True)
-class ShardSink:
-    """Takes the pieces of one shard image to the writers (the ChunkSink of snapshot/)."""
-
-    inflight: InFlight
-    shard: ShardFile
-    writers: WriterPool | HeldBack
-
-    def submit(self, piece: Piece) -> None:
-        """Queue a piece for writing."""
-        self.inflight.piece_submitted()
-        self.writers.submit(
-            WriteJob(self.shard, piece, self.inflight.failed, self.inflight.piece_done)
-        )
-
-    def window(self, offset: int, nbytes: int) -> memoryview:
-        """Memory of the file itself."""
-        return self.shard.window(offset, nbytes)

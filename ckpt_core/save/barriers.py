@@ -23,10 +23,10 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ckpt_core.flights import Flights
 from ckpt_core.observe import EventLog, EventName
+from ckpt_core.save.flights import Flights
+from ckpt_core.save.journal import Stall
 from ckpt_core.snapshot import Snapshot
-from ckpt_core.stall import Stall
 from ckpt_core.state import local_of
 
 

@@ -21,7 +21,7 @@ import xxhash
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import itemsize, share_leaves, structure_hash
-from ckpt_core.reference import LeafRow
+from ckpt_core.share.reference import LeafRow
 from ckpt_core.state import FlatState, Leaf
 from ckpt_core.types import LeafSpec, Placement, RankInfo, Slice
 

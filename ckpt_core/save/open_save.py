@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ckpt_core.errors import ConfigError, StagingError
-from ckpt_core.handle import SaveHandle
-from ckpt_core.inflight import InFlight
-from ckpt_core.pipeline import Pipeline
+from ckpt_core.save.handle import SaveHandle
+from ckpt_core.save.in_flight import InFlight
+from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.snapshot import StageItem
 from ckpt_core.types import RAISED_TO_CALLER
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ckpt_core.devices import Devices
-from ckpt_core.snapshot import StageItem
+from ckpt_core.snapshot.stager import StageItem
+from ckpt_core.system.devices import Devices
 
 MOST = 64
 """Leaves that one call looks at; of more, those that are next in turn."""

@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 
-from ckpt_core.capture import LeafWatch, guarded, stage_items
-from ckpt_core.devices import Devices, Queued
 from ckpt_core.errors import ConfigError, StagingError
-from ckpt_core.handle import SaveHandle
-from ckpt_core.inflight import InFlight
-from ckpt_core.journal import stalling
 from ckpt_core.layout import is_directory_name, is_file_name, parents_of
-from ckpt_core.open_save import Errand, OpenSave
-from ckpt_core.pipeline import Pipeline
-from ckpt_core.snapshot import CopyStreams, ShardImage, StageItem, StagingPool
+from ckpt_core.save.handle import SaveHandle
+from ckpt_core.save.in_flight import InFlight
+from ckpt_core.save.journal import stalling
+from ckpt_core.save.open_save import Errand, OpenSave
+from ckpt_core.save.pipeline import Pipeline
+from ckpt_core.save.staging import guarded, stage_items
+from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, StageItem, StagingPool
+from ckpt_core.system.devices import Devices, Queued
 from ckpt_core.torch_zip import Skipping, ZipPlan, plan_zip, tensor_paths
 from ckpt_core.types import Destination
 

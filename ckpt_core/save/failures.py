@@ -1,0 +1,66 @@
+"""Saves that failed in the background: each is raised once, to the next call, where it concerns the rank."""
+
+from __future__ import annotations
+
+import contextlib
+
+from ckpt_core.coordination import Coordination
+from ckpt_core.errors import CkptError, CommitError
+from ckpt_core.types import RAISED_TO_CALLER, OnError
+
+_REFUSED_WITHIN_S = 5.0
+"""Who gives an attempt up tells the others at once, and removes its files meanwhile."""
+
+
+class Failures:
+    """Saves that failed in the background and were not raised yet. Thread-safe."""
+
+    def __init__(self, on_error: OnError) -> None:
+        self._raises = on_error is OnError.RAISE
+        self._errors: list[BaseException] = []
+
+    def note(self, error: BaseException) -> None:
+        """Remember it, unless it is only the echo of another rank that raised an older one in `save`.
+
+        Raised again, an echo would make the ranks take turns in refusing.
+        """
+        if self._raises and not _is_echo(error):
+            self._errors.append(error)
+
+    def forget(self, error: BaseException) -> None:
+        """It has been raised to the caller already."""
+        # Others may be noted meanwhile, and equality of errors is identity.
+        with contextlib.suppress(ValueError):
+            self._errors.remove(error)
+
+    def report(self, step: int | None = None) -> None:
+        """Raise the oldest with a note of the others; `step` is not saved then. None is left."""
+        errors = list(self._errors)
+        if not errors:
+            return
+        for other in errors[1:]:
+            errors[0].add_note(f"Then also: {other}")
+        if step is not None:
+            errors[0].add_note(f"Step {step} was not saved; the next call tries again.")
+        # Order matters: no interrupt comes between the two, so that none is taken out and not raised.
+        del self._errors[: len(errors)]
+        raise errors[0]
+
+
+def refusal_behind(
+    coordination: Coordination, attempt_id: str, step: int, error: BaseException, *, left_s: float
+) -> CkptError | None:
+    """Why another rank has given the attempt up, if that is why this one's files are gone.
+
+    Called from background threads; returns within some seconds, and before `left_s`.
+    """
+    if not isinstance(error.__cause__, FileNotFoundError):
+        return None
+    within_s = min(max(left_s, 0.0), _REFUSED_WITHIN_S)
+    return coordination.refusal(attempt_id, step, within_s)
+
+
+def _is_echo(error: BaseException) -> bool:
+    if not isinstance(error, CommitError) or not error.failures:
+        return False
+    return all(RAISED_TO_CALLER in str(failure) for failure in error.failures.values())

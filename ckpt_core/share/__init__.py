@@ -1,0 +1,28 @@
+"""Who stores what: the part of each rank, its order in the file, and what ranks compare of one another.
+
+sharing      which rank stores which bytes    arrangement    the order of parts in this rank's file
+audit_plan   what is looked at, and when      audit          looks, and says what differs
+reference    the plan as text that ranks compare
+"""
+
+from ckpt_core.share.arrangement import Arrangement, Arranger, Placed, items_of
+from ckpt_core.share.audit import Audit, Auditor, Evidence
+from ckpt_core.share.audit_plan import AuditPlan
+from ckpt_core.share.reference import TextReference
+from ckpt_core.share.sharing import Part, Scope, Share, Sharer
+
+__all__ = [
+    "Arrangement",
+    "Arranger",
+    "Audit",
+    "AuditPlan",
+    "Auditor",
+    "Evidence",
+    "Part",
+    "Placed",
+    "Scope",
+    "Share",
+    "Sharer",
+    "TextReference",
+    "items_of",
+]

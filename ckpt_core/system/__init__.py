@@ -1,0 +1,8 @@
+"""Doors to the operating system and to devices; a test can stand in for each.
+
+    files      storage                 devices       tensors, streams and events of accelerators
+    threads    threads, and waits      sigterm       the end that is asked for
+    pages      memory for direct I/O   memory_limit  what the control groups leave
+
+Nothing is imported here: only `devices` needs torch.
+"""
