@@ -122,10 +122,11 @@ class Run:
 
 
 def ours() -> list[str]:
-    """Threads of the engine that are alive."""
+    """Threads of the engine that are alive; not the one for SIGTERM, which may be older."""
 
     def alive() -> list[str]:
-        return [item.name for item in threading.enumerate() if item.name.startswith("ckpt-")]
+        names = (item.name for item in threading.enumerate())
+        return [name for name in names if name.startswith("ckpt-") and name != "ckpt-sigterm"]
 
     # Whoever has been told of the end of a thread may be a moment ahead of it.
     until = time.monotonic() + SOON_S

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-import ckpt_core.system.files
+import ckpt_core
 from ckpt_core.cli.listing import survey
 from ckpt_core.errors import PersistError, RootBusy
 from ckpt_core.store import RootLock
@@ -26,7 +26,7 @@ from ckpt_core.store.lock import owner_of
 from ckpt_core.system.files import Files
 from tests.store.harness import make_store, save
 
-HOME = Path(ckpt_core.system.files.__file__).parents[1]
+HOME = Path(ckpt_core.__file__).parents[1]
 
 
 @contextmanager
