@@ -1,6 +1,6 @@
 """The engine's face: `Checkpointer` wires the layers together and owns no algorithm.
 
-save -> state.flatten -> layout -> capture (snapshot/) -> inflight (persist/) -> commit (store/)
+save -> state/ -> share/, layout/ -> snapshot/ -> persist/ -> store/        restore -> restore/
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckpt_core.engine import Engine
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.observe import EventName
 from ckpt_core.options import Options, checked_options, checked_root
-from ckpt_core.restore import RestoredStep, Restorer
+from ckpt_core.restore import RestoredStep
 from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle, stalling
 from ckpt_core.share import Scope
 from ckpt_core.system.devices import Devices
@@ -79,8 +79,7 @@ class Checkpointer:
         self._guard: SigtermGuard | None = None
         ranks = coordination or NoCoordination()
         engine = Engine(self.root, checked, ranks, files or Files(), devices or Devices())
-        self._engine = engine
-        self._pipeline, self._journal = engine.pipeline, engine.pipeline.journal
+        self._engine, self._journal = engine, engine.journal
         self.events, self.gauges = engine.events, engine.gauges
         # Runs at exit also in children of multiprocessing, which skip atexit: the threads are daemons,
         # and a started checkpoint must not die with them. `close` cancels it.
@@ -131,21 +130,8 @@ class Checkpointer:
             StagingError: no earlier checkpoint ended within `timeout`.
             PersistError, CommitError, CoordinationTimeout: with `blocking`, this one failed.
         """
-        began = time.monotonic()
         self._check_usable()
-        inflight = self._engine.admission.announce(check_step(step))
-        self._engine.failures.report(inflight.step)
-        scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
-        self._journal.pause_collector()
-        plan = self._pipeline.plan(state, scope)
-        self._journal.resume_collector()
-        self._engine.admission.admit(inflight)
-        self._journal.pause_collector()
-        self._pipeline.start(inflight, plan)
-        # It goes on by itself from here, also while this thread waits for it.
-        self._journal.undo = None
-        self._journal.resume_collector()
-        return SaveHandle.of(inflight, began, blocking=self._engine.options.blocking)
+        return self._engine.plain.save(step, state, per_rank=per_rank, replicated=replicated)
 
     @stalling
     def begin(self, step: int, tensors: Mapping[str, torch.Tensor]) -> LayerwiseSave:
@@ -166,11 +152,7 @@ class Checkpointer:
         Source: LightCheck III-B, on the caller's own hooks.
         """
         self._check_usable()
-        inflight = self._engine.admission.announce(check_step(step))
-        self._engine.failures.report(inflight.step)
-        plan = self._pipeline.plan_layerwise(tensors)
-        self._engine.admission.admit(inflight)
-        return LayerwiseSave(self._pipeline, inflight, plan)
+        return self._engine.layerwise.begin(step, tensors)
 
     @stalling
     def begin_files(self, step: int, directory: str, *, pointer: str | None = None) -> FilesSave:
@@ -192,12 +174,7 @@ class Checkpointer:
             CkptError, StagingError: as for `save`.
         """
         self._check_usable()
-        inflight = self._engine.admission.announce(check_step(step))
-        self._pipeline.check_named()
-        inflight.destination = self._engine.destinations.next(directory, pointer)
-        self._engine.failures.report(inflight.step)
-        self._engine.admission.admit(inflight)
-        return FilesSave(self._pipeline, inflight)
+        return self._engine.named.begin(step, directory, pointer=pointer)
 
     @stalling
     def wait_staged(self, names: Iterable[str] | None = None, *, before: int | None = None) -> None:
@@ -255,7 +232,8 @@ class Checkpointer:
             ConfigError: the state cannot be saved, or `staging_bytes` is too small for it.
         """
         self._check_usable()
-        self._pipeline.prepare(state, Scope.of(state, per_rank=per_rank, replicated=replicated))
+        scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
+        self._engine.plain.prepare(state, scope)
 
     # -- restoring and looking -------------------------------------------------------------------
 
@@ -295,16 +273,7 @@ class Checkpointer:
         step = None if step is None else check_step(step)
         self._engine.flights.wait_empty(deadline=self._engine.deadline())
         began = time.monotonic()
-        restorer = Restorer(
-            self.root,
-            files=self._engine.files,
-            readers=self._engine.options.readers,
-            timeout_s=self._engine.options.timeout_s,
-            store=self._engine.store,
-            coordination=self._engine.coordination,
-            devices=self._pipeline.devices,
-        )
-        found = restorer.restore(
+        found = self._engine.restorer().restore(
             state, step=step, strict=strict, trusted=trusted, broadcast=broadcast
         )
         if found is not None:
@@ -356,7 +325,7 @@ class Checkpointer:
     @property
     def staging_peak_bytes(self) -> int:
         """Most staging memory that was in use at one time; never above `staging_bytes`."""
-        return self._pipeline.staging_peak_bytes
+        return self._engine.pipeline.memory.most_held_bytes
 
     # -- end -------------------------------------------------------------------------------------
 

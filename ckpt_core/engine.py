@@ -1,6 +1,6 @@
 """The layers of one Checkpointer: made, opened and closed together.
 
-Pipeline (stager, writers, staging memory) -> Flights -> Committer -> store, agreed through Coordination
+PlainSaves | LayerwiseSaves | FilesSaves -> Admission -> Pipeline -> Flights -> Committer -> store
 """
 
 from __future__ import annotations
@@ -14,18 +14,26 @@ from ckpt_core.coordination import Coordination
 from ckpt_core.errors import StagingError
 from ckpt_core.observe import EventLog, NoEventFile, event_file
 from ckpt_core.options import Options
+from ckpt_core.restore import Restorer
 from ckpt_core.save import (
     Admission,
     Barriers,
     Committer,
-    Destinations,
     Failures,
+    FilesSaves,
     Flights,
     Gauges,
+    Journal,
+    LayerPlanner,
+    LayerwiseSaves,
     Pipeline,
+    PlainSaves,
+    Shards,
+    Surroundings,
     make_store,
     open_together,
 )
+from ckpt_core.share import Auditor
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.types import OnError
@@ -52,40 +60,61 @@ class Engine:
         self.files = files
         self.coordination = coordination
         self.events = EventLog()
-        self.failures = Failures(OnError(options.on_error))
+        self.failures = Failures(OnError(options.on_error), self.events)
         self.store = make_store(root, options, info, files=files)
-        self.pipeline = Pipeline(options, self.store, info=info, files=files, devices=devices)
-        self.committer = Committer(
-            self.store,
-            coordination,
-            files=files,
-            events=self.events,
-            compared=self.pipeline.auditor.compared,
+        self.journal = Journal()
+        auditor = Auditor()
+        self.pipeline = Pipeline(options, devices, neighbours=info.neighbours)
+        committer = Committer(
+            self.store, coordination, files=files, events=self.events, auditor=auditor
         )
         self.flights = Flights(
             options.in_flight,
-            finish=self.committer.finish,
+            finish=committer.finish,
             # One more than may wait for other ranks: it tells them of a step that this rank declines.
             finishers=1 if info.world_size == 1 else options.in_flight + 1,
         )
-        self.admission = Admission(
-            self.store,
-            self.flights,
-            self.events,
-            self.failures,
-            options,
-            coordination=coordination,
-            journal=self.pipeline.journal,
-            stage=self.pipeline.stage,
+        self._make_saves(auditor)
+        self.gauges = Gauges(
+            root, self.events, self.journal.stall, coordination, self.pipeline, self.plain
         )
-        self.destinations = Destinations()
-        self.gauges = Gauges(root, self.events, coordination, self.pipeline)
         self.event_file = NoEventFile()
         self.barriers = Barriers(
             self.flights,
             events=self.events,
-            stall=self.pipeline.journal.stall,
+            stall=self.journal.stall,
             timeout_s=options.timeout_s,
+        )
+
+    def _make_saves(self, auditor: Auditor) -> None:
+        info, pipeline = self.coordination.info, self.pipeline
+        around = Surroundings(
+            self.store,
+            self.coordination,
+            self.events,
+            self.failures,
+            pipeline.stager,
+            self.flights.ready,
+        )
+        admission = Admission(
+            around, self.flights, journal=self.journal, timeout_s=self.options.timeout_s
+        )
+        shards = Shards(pipeline, self.store, info, files=self.files)
+        planner = LayerPlanner(pipeline, auditor, info)
+        self.plain = PlainSaves(admission, pipeline, shards, auditor, info=info)
+        self.layerwise = LayerwiseSaves(admission, pipeline, shards, auditor, planner)
+        self.named = FilesSaves(admission, pipeline, shards, info=info)
+
+    def restorer(self) -> Restorer:
+        """What restores from this root."""
+        return Restorer(
+            self.store.root,
+            files=self.files,
+            readers=self.options.readers,
+            timeout_s=self.options.timeout_s,
+            store=self.store,
+            coordination=self.coordination,
+            devices=self.pipeline.devices,
         )
 
     def open(self) -> None:
@@ -116,7 +145,7 @@ class Engine:
 
         Interrupted anywhere, it is called again.
         """
-        self.pipeline.journal.sweep()
+        self.journal.sweep()
         self.flights.give_up_unsealed()
         deadline = self.deadline()
         if not self.flights.wait_empty(deadline=deadline):

@@ -7,7 +7,7 @@ stager -> when all are done `ShardFile.sync()` and `close()`, from the finisher.
 
 from ckpt_core.persist.shard_file import (
     SUM_BYTES,
-    Place,
+    FilePlace,
     ShardFile,
     ShardRequest,
     WriteResult,
@@ -16,8 +16,8 @@ from ckpt_core.persist.writers import HeldBack, WriteJob, WriterPool
 
 __all__ = [
     "SUM_BYTES",
+    "FilePlace",
     "HeldBack",
-    "Place",
     "ShardFile",
     "ShardRequest",
     "WriteJob",

@@ -57,7 +57,7 @@ class WriteResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePlace:
     """Where a shard file goes: its path, and whether a recycled file already lies there."""
 
     path: Path
@@ -83,7 +83,7 @@ class ShardRequest:
 
     name: str
     nbytes: int
-    place: Callable[[], Place]
+    place: Callable[[], FilePlace]
     direct_io: DirectIO
     checksum: bool
     step: int
@@ -210,7 +210,7 @@ class ShardFile:
                     self._mapping = self._files.map_shared(self._fd, self.request.nbytes)
             return self._fd
 
-    def _open_file(self, place: Place) -> int:
+    def _open_file(self, place: FilePlace) -> int:
         opener = self._files.open_write if place.recycled else self._files.create
         wanted = self.request.direct_io is not DirectIO.OFF and not self.request.mapped
         if wanted:

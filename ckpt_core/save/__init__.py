@@ -1,14 +1,16 @@
-"""A save, from the call on the training thread to the committed step.
+"""A save, from the call on the training thread to the committed step. Straight down:
 
-plain | layerwise | named_files    what the caller does: one call, or begin - stage - seal
-  -> admission                     a place among those in flight
-  -> pipeline, staging, shards     leaves into chunks, chunks to the writers
-  -> in_flight, flights            one save's life; all of them, with their deadlines
-  -> commit                        agreed with the other ranks, published, retired
+plain | layerwise, layers | named_files    what the caller does: one call, or begin - stage - seal (open_save)
+  -> admission                             a place among those in flight; or the way out
+  -> staging                               leaves into chunks: now, and behind training
+  -> shards                                a file of the save, made late; its chunks to the writers
+  -> pipeline                              the threads and the memory of all saves
+  -> flights, in_flight                    all saves with their deadlines; one save's life
+  -> commit, contents                      agreed with the other ranks, published, retired
 
 journal       undoes what an interrupt cut short      barriers   what training waits for
 failures      told once, to the next call             opening    the root, on all ranks or none
-gauges        what a policy may ask
+gauges        what a policy may ask                   handle     what the caller is given
 """
 
 from ckpt_core.save.admission import Admission
@@ -18,24 +20,34 @@ from ckpt_core.save.failures import Failures
 from ckpt_core.save.flights import Flights
 from ckpt_core.save.gauges import Gauges
 from ckpt_core.save.handle import SaveHandle
-from ckpt_core.save.journal import stalling
-from ckpt_core.save.layerwise import LayerwiseSave
-from ckpt_core.save.named_files import Destinations, FilesSave
+from ckpt_core.save.in_flight import Surroundings
+from ckpt_core.save.journal import Journal, stalling
+from ckpt_core.save.layers import LayerPlanner
+from ckpt_core.save.layerwise import LayerwiseSave, LayerwiseSaves
+from ckpt_core.save.named_files import FilesSave, FilesSaves
 from ckpt_core.save.opening import make_store, open_together
 from ckpt_core.save.pipeline import Pipeline
+from ckpt_core.save.plain import PlainSaves
+from ckpt_core.save.shards import Shards
 
 __all__ = [
     "Admission",
     "Barriers",
     "Committer",
-    "Destinations",
     "Failures",
     "FilesSave",
+    "FilesSaves",
     "Flights",
     "Gauges",
+    "Journal",
+    "LayerPlanner",
     "LayerwiseSave",
+    "LayerwiseSaves",
     "Pipeline",
+    "PlainSaves",
     "SaveHandle",
+    "Shards",
+    "Surroundings",
     "make_store",
     "open_together",
     "stalling",

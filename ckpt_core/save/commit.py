@@ -24,16 +24,16 @@ from ckpt_core.layout import (
     MANIFEST_NAME,
     ChunkSum,
     FileEntry,
-    LeafEntry,
     Manifest,
     RankEntry,
     RankManifest,
-    SliceEntry,
     parents_of,
     rank_manifest_name,
 )
 from ckpt_core.observe import EventLog, EventName
-from ckpt_core.save.in_flight import Contents, InFlight
+from ckpt_core.save.contents import Contents
+from ckpt_core.save.in_flight import InFlight
+from ckpt_core.share import Auditor
 from ckpt_core.store import Attempt, GuestStore, StepStore
 from ckpt_core.system.files import Files, advice
 
@@ -54,13 +54,13 @@ class Committer:
         *,
         files: Files,
         events: EventLog,
-        compared: set[str],
+        auditor: Auditor,
     ) -> None:
         self._store = store
         self._coordination = coordination
         self._files = files
         self._events = events
-        self._compared = compared
+        self._auditor = auditor
 
     def finish(self, inflight: InFlight) -> None:
         """Publish a checkpoint that is complete and apply retention, or clean up one that failed."""
@@ -127,7 +127,7 @@ class Committer:
         if error is not None:
             raise error
         if attempt.destination is None:
-            self._compared.update(contents.plans)
+            self._auditor.agreed(contents.plans)
         return self._store.root / attempt.target_name
 
     def _settle(self, inflight: InFlight, attempt: Attempt, error: BaseException | None) -> None:
@@ -195,7 +195,7 @@ class Committer:
             entries.append(FileEntry(shard.request.name, shard.request.file_bytes, sums))
         for folder in sorted(parents_of(entry.name for entry in entries), reverse=True):
             self._files.sync_dir(attempt.path / folder)
-        leaves, slices = _entries(contents)
+        leaves, slices = contents.entries()
         skeleton: Any = None if contents.skeleton is None else contents.skeleton.to_json()
         version = 1 if info.world_size == 1 else 2
         data = RankManifest(
@@ -307,17 +307,6 @@ def _check_names(attempt: Attempt, written: Sequence[RankManifestFile]) -> None:
                     path=attempt.path / name,
                 )
             owners[name] = one.entry.rank
-
-
-def _entries(contents: Contents) -> tuple[tuple[LeafEntry, ...], tuple[SliceEntry, ...]]:
-    leaves, slices = [], []
-    for place in contents.placed:
-        part, extent = place.part, place.extent
-        if part.whole is None or part.slice is None:
-            leaves.append(LeafEntry(part.stored, place.file, extent.offset, extent.nbytes))
-        else:
-            slices.append(SliceEntry(part.whole, part.slice, place.file, extent.offset))
-    return tuple(leaves), tuple(slices)
 
 
 def _size(path: Path) -> int | None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 
 from ckpt_core.coordination import Coordination
 from ckpt_core.errors import CkptError, CommitError
+from ckpt_core.observe import EventLog, EventName
 from ckpt_core.types import RAISED_TO_CALLER, OnError
+
+_log = logging.getLogger("ckpt_core")
 
 _REFUSED_WITHIN_S = 5.0
 """Who gives an attempt up tells the others at once, and removes its files meanwhile."""
@@ -15,15 +19,19 @@ _REFUSED_WITHIN_S = 5.0
 class Failures:
     """Saves that failed in the background and were not raised yet. Thread-safe."""
 
-    def __init__(self, on_error: OnError) -> None:
+    def __init__(self, on_error: OnError, events: EventLog) -> None:
         self._raises = on_error is OnError.RAISE
+        self._events = events
         self._errors: list[BaseException] = []
 
-    def note(self, error: BaseException) -> None:
-        """Remember it, unless it is only the echo of another rank that raised an older one in `save`.
+    def note(self, step: int, error: BaseException) -> None:
+        """Log it and tell of it, and remember it for `report`.
 
-        Raised again, an echo would make the ranks take turns in refusing.
+        But for the mere echo of another rank that raised an older one in `save`: raised again, it would
+        make the ranks take turns in refusing.
         """
+        _log.error("save of step %d failed: %s", step, error)
+        self._events.tell(EventName.FAILED, step, detail=str(error))
         if self._raises and not _is_echo(error):
             self._errors.append(error)
 

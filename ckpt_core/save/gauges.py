@@ -12,6 +12,7 @@ from ckpt_core.coordination import Coordination, Json
 from ckpt_core.observe import EventLog
 from ckpt_core.save.journal import Stall
 from ckpt_core.save.pipeline import Pipeline
+from ckpt_core.save.plain import PlainSaves
 from ckpt_core.types import Mode
 
 
@@ -22,17 +23,15 @@ class Gauges:
     Attributes:
         root: where steps are saved.
         events: what the engine tells.
+        stall: time that training has lost to the engine.
     """
 
     root: Path
     events: EventLog
+    stall: Stall
     _coordination: Coordination
     _pipeline: Pipeline
-
-    @property
-    def stall(self) -> Stall:
-        """Time that training has lost to the engine."""
-        return self._pipeline.journal.stall
+    _saves: PlainSaves
 
     @property
     def in_flight(self) -> int:
@@ -52,7 +51,7 @@ class Gauges:
     @property
     def mode(self) -> str:
         """How leaves were staged last: "host", "device" or "direct"; before the first save, what is set."""
-        return str(self._pipeline.mode_used)
+        return str(self._saves.mode_used)
 
     def modes(self, state_bytes: int) -> tuple[str, ...]:
         """The ways of staging that could be used for so much state; none where there is no choice.
@@ -69,7 +68,7 @@ class Gauges:
     def prefer(self, mode: str) -> None:
         """Stage in this way from the next save on; the mode that `Options` name goes before."""
         if Mode(self._pipeline.options.mode) is Mode.AUTO:
-            self._pipeline.mode = self._pipeline.mode_used = Mode(mode)
+            self._saves.mode = self._saves.mode_used = Mode(mode)
 
     def headroom_bytes(self) -> int | None:
         """Free memory of the current device; None without one."""

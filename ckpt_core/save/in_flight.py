@@ -9,7 +9,6 @@ thread then publishes or cleans up.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,16 +18,15 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
-from ckpt_core.coordination import Reference
+from ckpt_core.coordination import Coordination
 from ckpt_core.errors import CkptError, PersistError
+from ckpt_core.observe import EventLog, EventName
 from ckpt_core.persist import ShardFile
-from ckpt_core.share import Placed
-from ckpt_core.snapshot import ShardImage, Snapshot, StagingPool
-from ckpt_core.state import Skeleton
-from ckpt_core.store import Attempt
+from ckpt_core.save.contents import Contents
+from ckpt_core.save.failures import Failures, refusal_behind
+from ckpt_core.snapshot import ShardImage, Snapshot, Stager, StagingPool
+from ckpt_core.store import Attempt, GuestStore, StepStore
 from ckpt_core.types import Destination
-
-_log = logging.getLogger("ckpt_core")
 
 
 class Phase(Enum):
@@ -41,53 +39,25 @@ class Phase(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What this rank stores of a checkpoint, beside the bytes of its shard files.
-
-    Attributes:
-        placed: each part of a leaf, its shard file and its place there.
-        skeleton: everything that is not a tensor; None when it is in the files.
-        plans: hashes of what must be equal on all ranks; none in a job of one.
-        reference: what this rank has seen of what all ranks must have equal; None in a job of one.
-        named_bytes: length of the named files, which hold no leaves.
-    """
-
-    placed: tuple[Placed, ...]
-    skeleton: Skeleton | None
-    plans: tuple[str, ...] = ()
-    reference: Reference | None = None
-    named_bytes: int = 0
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of all parts, or of the named files."""
-        return sum(place.extent.nbytes for place in self.placed) + self.named_bytes
-
-
 @dataclass(frozen=True, slots=True)
-class Hooks:
-    """What an in-flight checkpoint asks of its owner.
+class Surroundings:
+    """What every save of a Checkpointer finds around it.
 
     Attributes:
-        make_attempt: creates its directory; called once, from a background thread.
-        give_up: see `InFlight.give_up`; called on the training thread.
-        clean_up: has `clean_up` called on the stager thread, soon.
-        refusal: asked of an error what another rank had failed with before; may wait for it.
-        on_staged: told once when all its leaves have been copied.
+        store: where it becomes visible.
+        coordination: the other ranks.
+        events: told what becomes of it.
+        failures: told when it is given up.
+        stager: gives back its memory, behind all that is staged for it.
         on_ready: called once when nothing is being staged or written for it any more.
-        on_failed: told once when it is given up, before its futures are; not when `reported` is set.
-        on_raised: told of an error that `on_failed` has heard of and the caller has been given meanwhile.
     """
 
-    make_attempt: Callable[[InFlight], Attempt]
-    give_up: Callable[[InFlight, BaseException], None]
-    clean_up: Callable[[InFlight], None]
-    refusal: Callable[[InFlight, BaseException], CkptError | None]
-    on_staged: Callable[[InFlight], None]
+    store: StepStore | GuestStore
+    coordination: Coordination
+    events: EventLog
+    failures: Failures
+    stager: Stager
     on_ready: Callable[[InFlight], None]
-    on_failed: Callable[[InFlight], None]
-    on_raised: Callable[[BaseException], None]
 
 
 class InFlight:
@@ -95,8 +65,7 @@ class InFlight:
 
     Args:
         step: the step it is of.
-        root: where it goes, for errors that come before it has a directory.
-        hooks: see there.
+        around: see there.
 
     Attributes:
         attempt_id: names this try; the same on all ranks; "" before it is drawn.
@@ -104,13 +73,12 @@ class InFlight:
         images: everything that may hold chunks for it.
     """
 
-    def __init__(self, step: int, *, root: Path, hooks: Hooks) -> None:
+    def __init__(self, step: int, around: Surroundings) -> None:
         self.step = step
         self.destination: Destination | None = None
         self.attempt_id = ""
-        self.root = root
         self.began = self.deadline = time.monotonic()
-        self.snapshot = Snapshot(step, on_staged=partial(hooks.on_staged, self))
+        self.snapshot = Snapshot(step, on_staged=self._note_staged)
         self.committed: Future[Path] = Future()
         self.shards: list[ShardFile] = []
         self.images: list[ShardImage] = []
@@ -119,7 +87,7 @@ class InFlight:
         self.contents: Contents | None = None
         self.reported = False
         self.voted = False
-        self._hooks = hooks
+        self._around = around
         self._lock = threading.Lock()
         # Apart from _lock: making the directory may hang on storage, and failing must not.
         self._making = threading.Lock()
@@ -156,8 +124,16 @@ class InFlight:
         """
         with self._making:
             if self.attempt is None:
-                self.attempt = self._hooks.make_attempt(self)
+                self.attempt = self._make()
             return self.attempt
+
+    def _make(self) -> Attempt:
+        store = self._around.store
+        if self.destination is None:
+            # A newer valid step is coming: what was found corrupt must not stand as the newest any more.
+            store.quarantine_suspects()
+        store.check_space(self.file_bytes)
+        return store.begin(self.step, self.attempt_id, self.destination)
 
     def start_clock(self, timeout_s: float) -> None:
         """It begins now; the watchdog fails it when `timeout_s` are over."""
@@ -177,13 +153,9 @@ class InFlight:
         """Whether it waits for its caller."""
         return self._open_ended
 
-    def give_up(self, error: BaseException) -> None:
-        """End it from the training thread, which does not touch it again. Idempotent.
-
-        The caller is told of `error`, so no later save raises it. Everything that must not be interrupted
-        is done by other threads.
-        """
-        self._hooks.give_up(self, error)
+    def clean_up_soon(self) -> None:
+        """Have `clean_up` called where it belongs. Nobody stages anything for it from here on."""
+        self._around.stager.submit(self.clean_up)
 
     def clean_up(self) -> None:
         """Give back what it holds of the staging memory. On the stager thread, behind all of its jobs."""
@@ -212,16 +184,18 @@ class InFlight:
             left_open = self._open_ended
         if not told:
             # Order matters: whoever has waited for a future finds the failure at the next save.
-            self._hooks.on_failed(self)
+            self._around.failures.note(self.step, error)
         self.snapshot.fail(error)
         self.committed.set_exception(error)
         self._ended.release()
         if left_open:
-            self._hooks.clean_up(self)
+            self.clean_up_soon()
 
     def explained(self, error: BaseException) -> BaseException:
         """The error, or what another rank had failed with when that is behind it."""
-        refusal = self._hooks.refusal(self, error)
+        left = self.deadline - time.monotonic()
+        coordination = self._around.coordination
+        refusal = refusal_behind(coordination, self.attempt_id, self.step, error, left_s=left)
         if refusal is None:
             return error
         refusal.__cause__ = error
@@ -231,7 +205,7 @@ class InFlight:
         if isinstance(error, CkptError):
             error.step = self.step if error.step is None else error.step
             attempt = self.attempt
-            place = self.root if attempt is None else attempt.path
+            place = self._around.store.root if attempt is None else attempt.path
             error.path = place if error.path is None else error.path
 
     def begin_commit(self) -> bool:
@@ -265,8 +239,12 @@ class InFlight:
         try:
             self.committed.result()
         except Exception as exc:
-            self._hooks.on_raised(exc)
+            self._around.failures.forget(exc)
             raise
+
+    def _note_staged(self) -> None:
+        seconds = time.monotonic() - self.began
+        self._around.events.tell(EventName.STAGED, self.step, seconds=seconds)
 
     # -- progress --------------------------------------------------------------------------------
 
@@ -299,7 +277,7 @@ class InFlight:
         for end_lease in leases:
             end_lease()
         if ready:
-            self._hooks.on_ready(self)
+            self._around.on_ready(self)
 
     def piece_submitted(self) -> None:
         """A piece goes to the writers."""
@@ -314,7 +292,7 @@ class InFlight:
             self._pending -= 1
             ready = self._pending == 0 and not self._staging
         if ready:
-            self._hooks.on_ready(self)
+            self._around.on_ready(self)
 
 
 def _to_report(error: BaseException) -> BaseException:

@@ -9,25 +9,48 @@ brings (counters, RNG, buffers) goes into a second one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any
 
+import torch
+
 from ckpt_core.errors import ConfigError, StagingError
-from ckpt_core.layout import BuilderMark, Extent, nbytes
+from ckpt_core.layout import BuilderMark, ShardLayout
+from ckpt_core.save.admission import Admission
+from ckpt_core.save.contents import Contents
 from ckpt_core.save.handle import SaveHandle
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.journal import stalling
+from ckpt_core.save.layers import LayerPlanner, LayerwisePlan, Tail
 from ckpt_core.save.open_save import Errand, OpenSave
-from ckpt_core.save.pipeline import LayerwisePlan, Pipeline
+from ckpt_core.save.pipeline import Pipeline
+from ckpt_core.save.shards import Shards
 from ckpt_core.save.staging import guarded, look_at, stage_items
-from ckpt_core.share import Audit, Part, Placed, Scope, Share, items_of
+from ckpt_core.share import Audit, Auditor, Placed, Scope, items_of
 from ckpt_core.snapshot import ShardImage, StageItem
-from ckpt_core.state import FlatState, Leaf, Skeleton
-from ckpt_core.system.devices import Devices, Queued
-from ckpt_core.types import LeafSpec
+from ckpt_core.state import Leaf
+from ckpt_core.system.devices import Queued
+
+
+@dataclass(frozen=True, slots=True)
+class LayerwiseSaves:
+    """Makes the saves of `Checkpointer.begin`; used on the training thread."""
+
+    admission: Admission
+    pipeline: Pipeline
+    shards: Shards
+    auditor: Auditor
+    planner: LayerPlanner
+
+    def begin(self, step: int, tensors: Mapping[str, torch.Tensor]) -> LayerwiseSave:
+        """See `Checkpointer.begin`."""
+        inflight = self.admission.announce(step)
+        plan = self.planner.plan(tensors)
+        self.admission.admit(inflight)
+        return LayerwiseSave(self, inflight, plan)
 
 
 class LayerwiseSave(OpenSave):
@@ -36,22 +59,27 @@ class LayerwiseSave(OpenSave):
     One that is neither keeps its place among the in-flight checkpoints until `timeout`, and then fails.
     """
 
-    def __init__(self, pipeline: Pipeline, inflight: InFlight, plan: LayerwisePlan) -> None:
-        super().__init__(inflight, pipeline)
+    def __init__(self, saves: LayerwiseSaves, inflight: InFlight, plan: LayerwisePlan) -> None:
+        super().__init__(inflight, saves.pipeline, saves.admission)
+        pipeline, auditor = saves.pipeline, saves.auditor
+        self._planner, self._shards = saves.planner, saves.shards
         self._plan = plan
         self._left = {leaf.spec.name for leaf in plan.flat.leaves}
         self._parts = {part.stored.name: part for part in plan.share.parts}
         self._placed: dict[str, Placed] = {}
-        leaves, self._turn = plan.flat.leaves, pipeline.auditor.turn(inflight.step)
-        self._audit = pipeline.auditor.audit(plan.share, plan.audit, leaves, self._turn)
+        leaves, self._turn = plan.flat.leaves, auditor.turn(inflight.step)
+        self._audit = auditor.audit(plan.share, plan.audit, leaves, self._turn)
         self._devices, self._streams = pipeline.devices, pipeline.streams
         self._watch, self._tail_watch = pipeline.watch_for(inflight), pipeline.watch_for(inflight)
         inflight.snapshot.name_leaves(self._leaf_name)
-        sink = pipeline.open_shard(inflight, plan.builder.file_bytes, mapped=False)
+        builder = plan.builder
+        sink = saves.shards.open(inflight, builder.file_bytes)
         # Also when the watchdog gives it up: the chunks that it holds must go back.
         inflight.open_ended()
-        self._image = pipeline.open_held_image(sink, plan)
-        pipeline.stage(self._run_start)
+        # Its header comes last.
+        sizes = (builder.header_bytes, builder.file_bytes)
+        self._image = saves.shards.image(sink, plan.pool, sizes, hold=True)
+        pipeline.stager.submit(self._run_start)
 
     @stalling
     def stage(self, names: Iterable[str]) -> None:
@@ -110,14 +138,13 @@ class LayerwiseSave(OpenSave):
                 f"seal: {len(self._left)} tensors given to begin() were not staged, "
                 f"first {min(self._left)!r}: stage them, or abort()"
             )
-        rest = None
+        tail = None
         if state is not None:
             scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
-            flat = self._rest_of(state)
-            rest = (flat, self._tail_of(flat, scope))
+            tail = self._planner.tail(self._plan, state, scope, turn=self._turn)
             if not self._inflight.failed():
-                self._pipeline.room_for_rest(self._plan, rest[1].specs)
-        self._hand_over(self._end_of(rest))
+                self._planner.make_room(self._plan, tail)
+        self._hand_over(self._end_of(tail))
         return self._sealed_handle(began)
 
     # -- training thread -------------------------------------------------------------------------
@@ -150,32 +177,13 @@ class LayerwiseSave(OpenSave):
         """A `stage` was interrupted before it had handed anything over."""
         self._plan.builder.go_back(mark)
 
-    def _rest_of(self, state: Any) -> FlatState:
-        flat = self._pipeline.flatten_rest(state, self._plan.flat.leaves)
-        names = {leaf.spec.name for leaf in self._plan.flat.leaves}
-        missing = names - flat.skeleton.leaf_names()
-        if missing:
-            raise ConfigError(
-                f"seal: {len(missing)} staged tensors are nowhere in the state, first "
-                f"{min(missing)!r}: they could not be restored; add them to the state"
-            )
-        return flat
-
-    def _tail_of(self, flat: FlatState, scope: Scope) -> _Tail:
-        share, plan = self._pipeline.share_rest(flat, scope)
-        audit = self._pipeline.auditor.audit(share, plan, flat.leaves, self._turn)
-        audit.read_eager(self._streams)
-        return _tail(flat, share, audit, self._devices)
-
-    def _end_of(self, rest: tuple[FlatState, _Tail] | None) -> Errand:
-        if rest is None:
-            run = partial(self._run_end, self._plan.flat.skeleton, None)
+    def _end_of(self, tail: Tail | None) -> Errand:
+        run = partial(self._run_end, tail)
+        if tail is None:
             return Errand((), (), run, self._note_sealed)
-        flat, tail = rest
         # A new one, also if an earlier `seal` was interrupted.
         self._tail_watch = self._pipeline.watch_for(self._inflight)
         self._tail_watch.begin(tail.lazy_names, tail.lazy_items)
-        run = partial(self._run_end, flat.skeleton, tail)
         names = tail.audit.names()
         live = [*tail.audit.live(names), *tail.lazy_items]
         return Errand([*names, *tail.lazy_names], live, run, self._note_sealed)
@@ -196,7 +204,7 @@ class LayerwiseSave(OpenSave):
             self._look_at(self._audit, looked_at)
             stage_items(self._inflight.snapshot, self._image, items, settle=self._settle)
 
-    def _run_end(self, skeleton: Skeleton, tail: _Tail | None) -> None:
+    def _run_end(self, tail: Tail | None) -> None:
         images = [self._image]
         with guarded(self._inflight, images):
             if self._inflight.failed():
@@ -219,16 +227,18 @@ class LayerwiseSave(OpenSave):
             self._inflight.snapshot.complete()
             for image in images[1:]:
                 image.finish()
-            self._inflight.contents = self._pipeline.contents(
-                tuple(placed), skeleton, shares, audits
-            )
+            skeleton = self._plan.flat.skeleton if tail is None else tail.skeleton
+            self._inflight.contents = Contents.of_leaves(tuple(placed), skeleton, shares, audits)
         self._inflight.staging_ended()
 
-    def _run_tail(self, tail: _Tail, images: list[ShardImage]) -> list[Placed]:
+    def _run_tail(self, tail: Tail, images: list[ShardImage]) -> list[Placed]:
         """Stage the second file, all but its end; it joins `images`."""
         if not tail.parts:
             return []
-        image, layout = self._pipeline.rest_image(self._inflight, self._plan.pool, tail.specs)
+        layout = ShardLayout.plan([], tail.specs)
+        sink = self._shards.open(self._inflight, layout.file_bytes)
+        # Stream chunks only: the fronts of the pool were cut for the first file.
+        image = self._shards.image(sink, self._plan.pool, (0, layout.file_bytes))
         images.append(image)
         image.header(layout.header)
         self._streams.follow(tail.behind)
@@ -262,50 +272,3 @@ class _Staged:
     names: frozenset[str]
     placed: Sequence[Placed]
     watch: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Tail:
-    """What `seal` brings, in the order in which it is copied: first what is still live, then clones.
-
-    Attributes:
-        share: what this rank stores of it.
-        audit: what it looks at of what others store.
-        parts: those of the share, in that order.
-        leaves: of the flat state, small and early-changing ones replaced by clones.
-        lazy_names: leaf of each item that is still live.
-        lazy_items: these, in the same order, at offsets that are not those of a file.
-        behind: what the copies wait for, the clones among it.
-    """
-
-    share: Share
-    audit: Audit
-    parts: tuple[Part, ...]
-    leaves: Sequence[Leaf]
-    lazy_names: tuple[str, ...]
-    lazy_items: tuple[StageItem, ...]
-    behind: Queued
-
-    @property
-    def specs(self) -> list[LeafSpec]:
-        """What is stored of each part, in that order."""
-        return [part.stored for part in self.parts]
-
-
-def _tail(flat: FlatState, share: Share, audit: Audit, devices: Devices) -> _Tail:
-    leaves = list(flat.leaves)
-    for part in share.parts:
-        leaf = leaves[part.index]
-        if leaf.eager:
-            leaves[part.index] = Leaf(leaf.spec, devices.clone(leaf.tensor), eager=True)
-    # Order matters: behind the clones.
-    behind = devices.queued(devices.of_all(leaves[part.index].tensor for part in share.parts))
-    lazy = [part for part in share.parts if not leaves[part.index].eager]
-    eager = [part for part in share.parts if leaves[part.index].eager]
-    sizes = [nbytes(part.stored) for part in lazy]
-    extents = map(Extent, [part.stored.name for part in lazy], accumulate(sizes, initial=0), sizes)
-    named = items_of(
-        leaves, [Placed(part, 1, extent) for part, extent in zip(lazy, extents, strict=True)]
-    )
-    names, items = tuple([name for name, _ in named]), tuple([item for _, item in named])
-    return _Tail(share, audit, (*lazy, *eager), leaves, names, items, behind)

@@ -19,18 +19,84 @@ import torch
 
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.layout import is_directory_name, is_file_name, parents_of
+from ckpt_core.save.admission import Admission
+from ckpt_core.save.contents import Contents
 from ckpt_core.save.handle import SaveHandle
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.journal import stalling
 from ckpt_core.save.open_save import Errand, OpenSave
 from ckpt_core.save.pipeline import Pipeline
+from ckpt_core.save.shards import Shards
 from ckpt_core.save.staging import guarded, stage_items
+from ckpt_core.share import TextReference
 from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, StageItem, StagingPool
 from ckpt_core.system.devices import Devices, Queued
 from ckpt_core.torch_zip import Skipping, ZipPlan, plan_zip, tensor_paths
-from ckpt_core.types import Destination
+from ckpt_core.types import Destination, RankInfo
 
 Eager = bool | Callable[[torch.Tensor], bool]
+
+_FIRST_CHUNKS = 128
+"""How many chunks the first save of named files is taken for, since nobody has said yet."""
+
+
+class FilesSaves:
+    """Makes the saves of `Checkpointer.begin_files`; used on the training thread."""
+
+    def __init__(
+        self, admission: Admission, pipeline: Pipeline, shards: Shards, *, info: RankInfo
+    ) -> None:
+        self.admission = admission
+        self.pipeline = pipeline
+        self.shards = shards
+        self._several = info.world_size > 1
+        self._count = 0
+        self._largest_bytes = 0
+
+    def begin(self, step: int, directory: str, *, pointer: str | None) -> FilesSave:
+        """See `Checkpointer.begin_files`."""
+        inflight = self.admission.announce(step, partial(self._destination, directory, pointer))
+        self.admission.admit(inflight)
+        return FilesSave(self, inflight)
+
+    def pool_for(self, nbytes: int, tensors: Sequence[torch.Tensor]) -> StagingPool:
+        """The memory for a save whose first file has `nbytes`; the others are not known yet.
+
+        Made for as much as the largest such save so far took.
+        """
+        first_bytes = _FIRST_CHUNKS * self.pipeline.options.chunk_size
+        most = max(nbytes, self._largest_bytes or first_bytes)
+        return self.pipeline.pool_for(self.pipeline.memory.demand_of_files(most), tensors)
+
+    def contents(self, inflight: InFlight) -> Contents:
+        """What this rank stores of a save; all ranks must mean the same directory."""
+        to = inflight.destination
+        assert to is not None
+        plan = f"files in {to.directory!r} by {to.pointer!r}"
+        plans = (plan,) if self._several else ()
+        reference = TextReference(plan) if plans else None
+        return Contents((), None, plans, reference, named_bytes=inflight.file_bytes)
+
+    def took(self, nbytes: int) -> None:
+        """Note the length of all files of a save."""
+        self._largest_bytes = max(self._largest_bytes, nbytes)
+
+    def _destination(self, directory: str, pointer: str | None) -> Destination:
+        if not self.pipeline.options.pipelined:
+            raise ConfigError(
+                "pipelined=False: the length of named files is not known when a save of them begins, so no "
+                "staging memory can be had for all of them; set pipelined=True"
+            )
+        for field, name in (("directory", directory), ("pointer", pointer)):
+            if not is_directory_name(name) and not (field == "pointer" and name is None):
+                raise ConfigError(
+                    f"{field}={name!r} cannot be a name in the root: give a plain one that is not hidden "
+                    f"and not that of a step (step-000000000120)"
+                )
+        if directory == pointer:
+            raise ConfigError(f"pointer={pointer!r} is the directory itself: give it another name")
+        self._count += 1
+        return Destination(directory, pointer, self._count)
 
 
 class FilesSave(OpenSave):
@@ -39,8 +105,9 @@ class FilesSave(OpenSave):
     One that is neither keeps its place among the in-flight checkpoints until `timeout`, and then fails.
     """
 
-    def __init__(self, pipeline: Pipeline, inflight: InFlight) -> None:
-        super().__init__(inflight, pipeline)
+    def __init__(self, saves: FilesSaves, inflight: InFlight) -> None:
+        super().__init__(inflight, saves.pipeline, saves.admission)
+        self._saves = saves
         self._names: set[str] = set()
         self._nbytes = 0
         self._pool: StagingPool | None = None
@@ -89,7 +156,7 @@ class FilesSave(OpenSave):
         """
         began = time.monotonic()
         self._check_open()
-        self._pipeline.named_files_took(self._nbytes)
+        self._saves.took(self._nbytes)
         self._hand_over(Errand((), (), self._run_end, self._note_sealed))
         return self._sealed_handle(began)
 
@@ -110,7 +177,7 @@ class FilesSave(OpenSave):
     def _file_of(self, name: str, tree: Any, plan: ZipPlan, *, eager: Eager) -> _File:
         """Copy what must be copied now; nothing is queued yet."""
         if self._pool is None:
-            self._pool = self._pipeline.pool_for_named(plan.layout.file_bytes, plan.tensors)
+            self._pool = self._saves.pool_for(plan.layout.file_bytes, plan.tensors)
         # No other save may have the pool replaced before the stager comes to this file.
         self._inflight.lease(self._pool)
         devices = self._pipeline.devices
@@ -144,9 +211,9 @@ class FilesSave(OpenSave):
         images: list[ShardImage] = []
         with guarded(self._inflight, images):
             # Not before: a file that is registered and never filled would fail the checkpoint.
-            image = self._pipeline.open_named_image(
-                self._inflight, file.pool, file.name, file.nbytes
-            )
+            shards = self._saves.shards
+            sink = shards.open_named(self._inflight, file.name, file.nbytes)
+            image = shards.image(sink, file.pool, (0, sink.shard.request.nbytes))
             images.append(image)
             file.streams.follow(file.behind)
             if file.live:
@@ -163,7 +230,7 @@ class FilesSave(OpenSave):
             if self._inflight.failed():
                 raise StagingError(f"step {self.step} was given up")
             self._inflight.snapshot.complete()
-            self._inflight.contents = self._pipeline.named_contents(self._inflight)
+            self._inflight.contents = self._saves.contents(self._inflight)
         self._inflight.staging_ended()
 
 
@@ -214,30 +281,6 @@ class _File:
         """These have been copied, once the device is done."""
         self.streams.settle()
         self.watch.end(items)
-
-
-class Destinations:
-    """Checks and numbers where saves of named files go."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def next(self, directory: str, pointer: str | None) -> Destination:
-        """The destination of a save that begins now.
-
-        Raises:
-            ConfigError: a name cannot be used.
-        """
-        for field, name in (("directory", directory), ("pointer", pointer)):
-            if not is_directory_name(name) and not (field == "pointer" and name is None):
-                raise ConfigError(
-                    f"{field}={name!r} cannot be a name in the root: give a plain one that is not hidden "
-                    f"and not that of a step (step-000000000120)"
-                )
-        if directory == pointer:
-            raise ConfigError(f"pointer={pointer!r} is the directory itself: give it another name")
-        self._count += 1
-        return Destination(directory, pointer, self._count)
 
 
 def _split(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ckpt_core.errors import ConfigError, StagingError
+from ckpt_core.save.admission import Admission
 from ckpt_core.save.handle import SaveHandle
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.pipeline import Pipeline
@@ -47,10 +48,11 @@ class OpenSave:
     and then fails. A call that is interrupted has happened as a whole, or not at all: it may be repeated.
     """
 
-    def __init__(self, inflight: InFlight, pipeline: Pipeline) -> None:
+    def __init__(self, inflight: InFlight, pipeline: Pipeline, admission: Admission) -> None:
         self._inflight = inflight
         self._pipeline = pipeline
-        self._journal = pipeline.journal
+        self._admission = admission
+        self._journal = admission.journal
         self._sealed = False
         self._handed = 0
         self._errand: Errand | None = None
@@ -72,7 +74,7 @@ class OpenSave:
         text = f"step {self.step} was aborted by the caller"
         if raised is not None:
             text = f"{RAISED_TO_CALLER}{type(raised).__name__}: {raised}"
-        self._inflight.give_up(StagingError(text))
+        self._admission.give_up(self._inflight, StagingError(text))
         self._sealed = True
 
     def _check_open(self) -> None:
@@ -98,7 +100,7 @@ class OpenSave:
             self._handed = self._inflight.snapshot.expect(
                 errand.names, errand.items, behind=errand.behind
             )
-            self._pipeline.stage(errand.run_once)
+            self._pipeline.stager.submit(errand.run_once)
         if self._sealed:
             self._inflight.end_announced()
         self._errand = None

@@ -1,12 +1,28 @@
-"""Where the pieces of a shard file go."""
+"""The files of a save: each is registered by name, made late, and fed piece by piece."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
-from ckpt_core.persist import HeldBack, ShardFile, WriteJob, WriterPool
+from ckpt_core.layout import shard_name
+from ckpt_core.persist import (
+    SUM_BYTES,
+    FilePlace,
+    HeldBack,
+    ShardFile,
+    ShardRequest,
+    WriteJob,
+    WriterPool,
+)
 from ckpt_core.save.in_flight import InFlight
-from ckpt_core.snapshot import Piece
+from ckpt_core.save.pipeline import Pipeline
+from ckpt_core.snapshot import ImageSpec, Piece, ShardImage, StagingPool
+from ckpt_core.store import GuestStore, StepStore, file_path
+from ckpt_core.system.files import Files
+from ckpt_core.types import DirectIO, RankInfo
+from ckpt_core.units import ALIGN_BYTES, align_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +45,92 @@ class ShardSink:
         return self.shard.window(offset, nbytes)
 
 
-def make_sink(inflight: InFlight, shard: ShardFile, writers: WriterPool | HeldBack) -> ShardSink:
-    """Register a shard file with its checkpoint; returns where its pieces go."""
-    inflight.shards.append(shard)
-    return ShardSink(inflight, shard, writers)
+class Shards:
+    """Registers the files of checkpoints. Nothing is opened here: that is for the first who writes."""
+
+    def __init__(
+        self, pipeline: Pipeline, store: StepStore | GuestStore, info: RankInfo, *, files: Files
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = store
+        self._rank = info.rank
+        # Restoring with another number of ranks takes parts of files.
+        self._sum_bytes = SUM_BYTES if info.world_size > 1 else None
+        self._files = files
+
+    def open(self, inflight: InFlight, nbytes: int, *, mapped: bool = False) -> ShardSink:
+        """The next shard file of a checkpoint."""
+        name = shard_name(self._rank, len(inflight.shards))
+        request = self._request(
+            inflight, name, nbytes, partial(self._place, inflight, name, nbytes)
+        )
+        return self._sink(inflight, replace(request, mapped=mapped, sum_bytes=self._sum_bytes))
+
+    def open_named(self, inflight: InFlight, name: str, nbytes: int) -> ShardSink:
+        """A file that has a name of its own and any length."""
+        padded, place = align_up(nbytes, ALIGN_BYTES), partial(self._named_place, inflight, name)
+        request = self._request(inflight, name, padded, place)
+        return self._sink(inflight, replace(request, exact_bytes=nbytes))
+
+    def image(
+        self,
+        sink: ShardSink,
+        pool: StagingPool,
+        layout_bytes: tuple[int, int],
+        *,
+        hold: bool = False,
+    ) -> ShardImage:
+        """The image of a file of (front_bytes, file_bytes), fed to `sink`."""
+        front_bytes, file_bytes = layout_bytes
+        spec = ImageSpec(
+            file_bytes=file_bytes,
+            front_bytes=front_bytes,
+            hold_bytes=front_bytes if hold else 0,
+            mapped=sink.shard.request.mapped,
+            deadline=sink.inflight.deadline,
+            cancelled=sink.inflight.failed,
+        )
+        # The pool must not be replaced by a larger one while this image may still ask it for chunks.
+        sink.inflight.lease(pool)
+        image = ShardImage(pool, sink, spec, self._pipeline.streams)
+        sink.inflight.images.append(image)
+        return image
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _request(
+        self, inflight: InFlight, name: str, nbytes: int, place: Callable[[], FilePlace]
+    ) -> ShardRequest:
+        options = self._pipeline.options
+        return ShardRequest(
+            name=name,
+            nbytes=nbytes,
+            place=place,
+            direct_io=DirectIO(options.direct_io),
+            checksum=options.checksum,
+            step=inflight.step,
+        )
+
+    def _sink(self, inflight: InFlight, request: ShardRequest) -> ShardSink:
+        shard = ShardFile(request, files=self._files)
+        writers = self._writers_for(inflight)
+        inflight.shards.append(shard)
+        return ShardSink(inflight, shard, writers)
+
+    def _writers_for(self, inflight: InFlight) -> WriterPool | HeldBack:
+        writers = self._pipeline.writers
+        if self._pipeline.options.pipelined:
+            return writers
+        held = HeldBack(writers)
+        inflight.until_staged(held.let_go)
+        return held
+
+    # Called by the first who writes, on a background thread.
+
+    def _place(self, inflight: InFlight, name: str, nbytes: int) -> FilePlace:
+        attempt = inflight.directory()
+        recycled = self._store.take_slot(attempt, name, nbytes)
+        return FilePlace(attempt.path / name, recycled)
+
+    def _named_place(self, inflight: InFlight, name: str) -> FilePlace:
+        return FilePlace(file_path(self._files, inflight.directory(), name), recycled=False)

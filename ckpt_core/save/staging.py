@@ -20,17 +20,8 @@ import torch
 
 from ckpt_core.errors import CkptError, StagingError
 from ckpt_core.save.in_flight import InFlight
-from ckpt_core.save.shards import ShardSink
 from ckpt_core.share import Arrangement, Audit, items_of
-from ckpt_core.snapshot import (
-    CopyStreams,
-    ImageSpec,
-    LeafWatch,
-    ShardImage,
-    Snapshot,
-    StageItem,
-    StagingPool,
-)
+from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, Snapshot, StageItem
 from ckpt_core.state import Leaf
 from ckpt_core.system.devices import NOTHING_QUEUED, Devices, Queued
 from ckpt_core.types import Mode
@@ -74,32 +65,6 @@ def source_of(
     frozen = [(devices.clone(tensor), offset, size) for tensor, offset, size in front]
     # Order matters: behind the clones, which the stager's streams read.
     return Source((), frozen, lazy, names, mode, devices.queued(used))
-
-
-def open_image(
-    sink: ShardSink,
-    pool: StagingPool,
-    layout_bytes: tuple[int, int],
-    streams: CopyStreams,
-    *,
-    hold: bool = False,
-    mapped: bool = False,
-) -> ShardImage:
-    """The image of a shard file of (front_bytes, file_bytes), fed to `sink`."""
-    front_bytes, file_bytes = layout_bytes
-    spec = ImageSpec(
-        file_bytes=file_bytes,
-        front_bytes=front_bytes,
-        hold_bytes=front_bytes if hold else 0,
-        mapped=mapped,
-        deadline=sink.inflight.deadline,
-        cancelled=sink.inflight.failed,
-    )
-    # The pool must not be replaced by a larger one while this image may still ask it for chunks.
-    sink.inflight.lease(pool)
-    image = ShardImage(pool, sink, spec, streams)
-    sink.inflight.images.append(image)
-    return image
 
 
 class StageJob:

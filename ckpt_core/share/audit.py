@@ -33,14 +33,10 @@ _SCRATCH_BYTES = 1 << 20
 
 
 class Auditor:
-    """Has the audits of a Checkpointer made. One owner, one thread.
-
-    Attributes:
-        compared: plans of structures that all ranks have found equal; the committer adds to it.
-    """
+    """Has the audits of a Checkpointer made. One owner, one thread."""
 
     def __init__(self) -> None:
-        self.compared: set[str] = set()
+        self._compared: set[str] = set()
         self._turns = Turns()
         # Of the two parts of a layer-wise save.
         self._known: deque[tuple[Share, list[bool], AuditPlan]] = deque(maxlen=2)
@@ -60,7 +56,11 @@ class Auditor:
 
     def audit(self, share: Share, plan: AuditPlan, leaves: Sequence[Leaf], turn: int) -> Audit:
         """What this rank is to see of its replicas at one save; reads nothing yet."""
-        return Audit(plan, leaves, turn=turn, first=share.plan not in self.compared)
+        return Audit(plan, leaves, turn=turn, first=share.plan not in self._compared)
+
+    def agreed(self, plans: Iterable[str]) -> None:
+        """All ranks have found these structures equal. Called from any thread."""
+        self._compared.update(plans)
 
 
 class Audit:

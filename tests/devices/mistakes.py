@@ -113,7 +113,7 @@ def give_back_at_once(chunk: Any, copies: Any) -> None:
 
 
 def let_go_of_clones(*args: Any, **more: Any) -> Source:
-    """`capture.source_of`, whose clones go as soon as the copies from them are queued."""
+    """`staging.source_of`, whose clones go as soon as the copies from them are queued."""
     source = source_of(*args, **more)
     return replace(source, frozen=_Dropping(source.frozen))
 

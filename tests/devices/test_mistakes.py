@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_core import CorruptCheckpoint
-from ckpt_core.save import pipeline
+from ckpt_core.save import plain
 from ckpt_core.snapshot import image
 from tests.devices import jobs, mistakes, test_memory
 from tests.devices.late_devices import PACES, LateDevices
@@ -72,6 +72,6 @@ def test_memory_that_writers_give_back_too_early_is_found(
 def test_clones_that_are_let_go_too_early_are_found(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "source_of", mistakes.let_go_of_clones)
+    monkeypatch.setattr(plain, "source_of", mistakes.let_go_of_clones)
     with pytest.raises(FOUND):
         jobs.train(root, LateDevices(PACES["training runs ahead"]))

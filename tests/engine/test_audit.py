@@ -109,7 +109,7 @@ def _marks(tensors: Sequence[torch.Tensor], *, turn: int, first: bool = False) -
     share = Sharer(RankInfo(0, 2)).share(flat, Scope())
     auditor = Auditor()
     if not first:
-        auditor.compared.add(share.plan)
+        auditor.agreed([share.plan])
     audit = auditor.audit(share, auditor.plan(share, flat.leaves), flat.leaves, turn)
     _read(audit)
     return audit.marks()

@@ -66,7 +66,7 @@ def shard_bytes(place: Path, state: Any) -> int:
 def held_stager(ck: Checkpointer) -> Iterator[None]:
     """The stager stands still inside."""
     go = threading.Event()
-    ck._pipeline.stage(lambda: go.wait(SLOW_S))
+    ck._engine.pipeline.stager.submit(lambda: go.wait(SLOW_S))
     try:
         yield
     finally:
@@ -229,8 +229,8 @@ def test_a_failed_save_gives_all_its_memory_back(tmp_path: Path, names: tuple[st
         ck.save(3, big(3)).committed.result(SLOW_S)
         assert ck.steps() == (1, 3) and ck.staging_peak_bytes == need
         assert same(ckpt_core.load(ck.root), big(3))
-        assert ck._pipeline._memory._pool is not None
-        assert ck._pipeline._memory._pool._held == 0
+        assert ck._engine.pipeline.memory._pool is not None
+        assert ck._engine.pipeline.memory._pool._held == 0
 
 
 def test_an_aborted_and_an_overdue_save_give_their_memory_back(tmp_path: Path) -> None:
@@ -245,8 +245,8 @@ def test_an_aborted_and_an_overdue_save_give_their_memory_back(tmp_path: Path) -
         with pytest.raises(CkptError):
             overdue.seal().committed.result(SLOW_S)
         assert ck.steps() == (3,)
-        assert ck._pipeline._memory._pool is not None
-        assert ck._pipeline._memory._pool._held == 0
+        assert ck._engine.pipeline.memory._pool is not None
+        assert ck._engine.pipeline.memory._pool._held == 0
 
 
 def test_a_checkpointer_closes_while_chunks_are_held_back(tmp_path: Path) -> None:

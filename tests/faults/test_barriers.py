@@ -147,7 +147,7 @@ def test_a_larger_state_right_behind_a_smaller_one_leaves_its_staging_memory_alo
     gate = threading.Event()
     with Checkpointer(root, options(in_flight=4, keep_last=None, timeout=20)) as ck:
         # The stager is late: nothing has been copied, and no chunk is held, when the pool is outgrown.
-        ck._pipeline.stage(gate.wait)
+        ck._engine.pipeline.stager.submit(gate.wait)
         state = {"w": torch.full((2000,), 1.0)}
         if kind == "save":
             first = ck.save(1, state)

@@ -108,8 +108,8 @@ class Run:
     def check_idle(self) -> None:
         engine = self.ck._engine
         assert engine.flights.active() == ()
-        assert engine.pipeline.journal.undo is None
-        pool = engine.pipeline._memory._pool
+        assert engine.journal.undo is None
+        pool = engine.pipeline.memory._pool
         # The threads that end a checkpoint tell of it before they are through.
         assert pool is None or pool.wait_idle(deadline=time.monotonic() + SOON_S)
         assert gc.isenabled()

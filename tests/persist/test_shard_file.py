@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 from ckpt_core.errors import PersistError
-from ckpt_core.persist import SUM_BYTES, Place, ShardFile, ShardRequest, WriteJob, WriterPool
+from ckpt_core.persist import SUM_BYTES, FilePlace, ShardFile, ShardRequest, WriteJob, WriterPool
 from ckpt_core.system.devices import NOTHING_QUEUED, Queued
 from ckpt_core.system.files import Files
 from ckpt_core.types import DirectIO
@@ -50,7 +50,7 @@ def shard(path: Path, nbytes: int, *, recycled: bool = False, **changes: Any) ->
     settings: dict[str, Any] = {
         "name": path.name,
         "nbytes": nbytes,
-        "place": lambda: Place(path, recycled),
+        "place": lambda: FilePlace(path, recycled),
         "direct_io": DirectIO.AUTO,
         "mapped": False,
         "checksum": True,

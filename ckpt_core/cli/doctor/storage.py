@@ -17,7 +17,7 @@ from typing import Any
 from ckpt_core.cli.doctor.finding import Finding, note, ok, problem
 from ckpt_core.errors import CkptError
 from ckpt_core.layout import MANIFEST_NAME
-from ckpt_core.persist import Place, ShardFile, ShardRequest
+from ckpt_core.persist import FilePlace, ShardFile, ShardRequest
 from ckpt_core.store import Attempt, RootLock, StepStore, step_path
 from ckpt_core.system.files import Files
 from ckpt_core.types import DirectIO
@@ -118,7 +118,7 @@ def _write(attempt: Attempt, *, direct: DirectIO) -> None:
     request = ShardRequest(
         name=_FILE,
         nbytes=ALIGN_BYTES,
-        place=lambda: Place(attempt.path / _FILE, recycled=False),
+        place=lambda: FilePlace(attempt.path / _FILE, recycled=False),
         direct_io=direct,
         checksum=True,
         step=_STEP,

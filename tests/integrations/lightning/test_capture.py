@@ -112,14 +112,14 @@ def test_without_the_barrier_before_the_update_the_engine_finds_the_torn_step(
             checkpointer = callback._recorder.session.checkpointer
             for optimizer in trainer.optimizers:
                 checkpointer.leave_barrier_to_owner(optimizer)
-            pipeline = checkpointer._pipeline
-            submit = pipeline._stager.submit
+            stager = checkpointer._engine.pipeline.stager
+            submit = stager.submit
 
             def late(job: Any) -> None:
                 self.jobs.append((submit, job))
 
             self.jobs: list[Any] = []
-            pipeline._stager.submit = late
+            stager.submit = late
 
         def on_train_batch_end(self, *_: Any) -> None:
             while self.jobs:

@@ -1,0 +1,207 @@
+"""What a layer-wise save stores: planned when it begins, and for what its end brings, when it is sealed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from ckpt_core.errors import ConfigError
+from ckpt_core.layout import Extent, LayoutBuilder, ShardLayout, nbytes
+from ckpt_core.save.pipeline import Pipeline
+from ckpt_core.share import (
+    Audit,
+    Auditor,
+    AuditPlan,
+    Part,
+    Placed,
+    Scope,
+    Share,
+    Sharer,
+    items_of,
+)
+from ckpt_core.snapshot import PoolDemand, StageItem, StagingPool
+from ckpt_core.state import FlatState, Leaf, Skeleton, flatten
+from ckpt_core.system.devices import Devices, Queued
+from ckpt_core.types import LeafSpec, RankInfo
+
+
+@dataclass(frozen=True)
+class LayerwisePlan:
+    """Tensors that will be staged one by one.
+
+    Attributes:
+        flat: the tensors as a flat state.
+        leaf_of: name that the caller gave -> leaf (two names of one tensor share a leaf).
+        share: what this rank stores of them.
+        audit: what it looks at of what others store.
+        builder: places each part when its leaf is staged.
+        pool: the memory for it.
+    """
+
+    flat: FlatState
+    leaf_of: Mapping[str, Leaf]
+    share: Share
+    audit: AuditPlan
+    builder: LayoutBuilder
+    pool: StagingPool
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What `seal` brings, in the order in which it is copied: first what is still live, then clones.
+
+    Attributes:
+        skeleton: of the whole state.
+        share: what this rank stores of it.
+        audit: what it looks at of what others store.
+        parts: those of the share, in that order.
+        leaves: of the flat state, small and early-changing ones replaced by clones.
+        lazy_names: leaf of each item that is still live.
+        lazy_items: these, in the same order, at offsets that are not those of a file.
+        behind: what the copies wait for, the clones among it.
+    """
+
+    skeleton: Skeleton
+    share: Share
+    audit: Audit
+    parts: tuple[Part, ...]
+    leaves: Sequence[Leaf]
+    lazy_names: tuple[str, ...]
+    lazy_items: tuple[StageItem, ...]
+    behind: Queued
+
+    @property
+    def specs(self) -> list[LeafSpec]:
+        """What is stored of each part, in that order."""
+        return [part.stored for part in self.parts]
+
+
+class LayerPlanner:
+    """Plans layer-wise saves; remembers the last structures. Used on the training thread."""
+
+    def __init__(self, pipeline: Pipeline, auditor: Auditor, info: RankInfo) -> None:
+        self._pipeline = pipeline
+        self._auditor = auditor
+        self._sharer, self._tail_sharer = Sharer(info), Sharer(info)
+        self._tail_bytes = 0
+
+    def plan(self, tensors: Mapping[str, torch.Tensor]) -> LayerwisePlan:
+        """Lay out tensors whose order is not known yet.
+
+        Raises:
+            ConfigError: a name is no text, a value no tensor, or two tensors overlap in memory.
+        """
+        flat = _flat(tensors)
+        leaf_of = _leaves_by_name(tensors, flat)
+        share = self._sharer.share(flat, Scope())
+        builder = LayoutBuilder([part.stored for part in share.parts])
+        demand = self._demand(builder, self._tail_bytes)
+        pool = self._pipeline.pool_for(demand, (leaf.tensor for leaf in flat.leaves))
+        audit = self._auditor.plan(share, flat.leaves)
+        return LayerwisePlan(flat, leaf_of, share, audit, builder, pool)
+
+    def tail(self, plan: LayerwisePlan, state: Any, scope: Scope, *, turn: int) -> Tail:
+        """What the state at the end of a save has beside the tensors that are staged already.
+
+        Raises:
+            ConfigError: one of these is nowhere in the state, or something in it cannot be saved.
+        """
+        pipeline, staged = self._pipeline, plan.flat.leaves
+        flat = flatten(state, eager_leaf_bytes=pipeline.eager_leaf_bytes, staged=staged)
+        missing = {leaf.spec.name for leaf in staged} - flat.skeleton.leaf_names()
+        if missing:
+            raise ConfigError(
+                f"seal: {len(missing)} staged tensors are nowhere in the state, first "
+                f"{min(missing)!r}: they could not be restored; add them to the state"
+            )
+        share = self._tail_sharer.share(flat, scope)
+        looks = self._auditor.plan(share, flat.leaves)
+        audit = self._auditor.audit(share, looks, flat.leaves, turn)
+        audit.read_eager(pipeline.streams)
+        return _tail(flat, share, audit, pipeline.devices)
+
+    def make_room(self, plan: LayerwisePlan, tail: Tail) -> None:
+        """Have memory for the second file of a save, if it must be staged as a whole.
+
+        Raises:
+            ConfigError: `staging_bytes` is too small.
+        """
+        if self._pipeline.options.pipelined or not tail.specs:
+            return
+        file_bytes = ShardLayout.plan([], tail.specs).file_bytes
+        self._pipeline.memory.make_room(plan.pool, self._demand(plan.builder, file_bytes))
+        self._tail_bytes = max(self._tail_bytes, file_bytes)
+
+    def _demand(self, builder: LayoutBuilder, tail_bytes: int) -> PoolDemand:
+        return self._pipeline.memory.demand_of_layers(
+            builder.file_bytes, builder.header_bytes, rest_bytes=tail_bytes
+        )
+
+
+def _flat(tensors: Mapping[str, torch.Tensor]) -> FlatState:
+    untyped: Mapping[object, object] = dict(tensors.items())
+    for name, tensor in untyped.items():
+        if not (isinstance(name, str) and isinstance(tensor, torch.Tensor)):
+            raise ConfigError(
+                f"tensors[{name!r}] is a {type(tensor).__name__}: begin() takes tensors by name"
+            )
+    flat = flatten(dict(tensors), eager_leaf_bytes=0)
+    if flat.placements:
+        raise ConfigError(
+            f"tensors[{min(flat.placements)!r}] is a DTensor: begin() takes plain tensors; give "
+            f"distributed ones to seal()"
+        )
+    return flat
+
+
+def _leaves_by_name(tensors: Mapping[str, torch.Tensor], flat: FlatState) -> dict[str, Leaf]:
+    """Which leaf each of the caller's names stands for."""
+    by_name = {leaf.spec.name: leaf for leaf in flat.leaves}
+    by_view = {_view(leaf.tensor): leaf for leaf in flat.leaves}
+    found = {}
+    for name, tensor, occurrence in zip(
+        tensors, tensors.values(), flat.skeleton.refs.leaf, strict=False
+    ):
+        # Tensors without elements are in no memory: their views tell nothing apart.
+        leaf = by_view.get(_view(tensor)) if tensor.numel() else by_name.get(occurrence)
+        leaf = leaf or by_name.get(name)
+        if leaf is None or leaf.spec.shape != tuple(tensor.shape):
+            raise ConfigError(
+                f"tensors[{name!r}] overlaps another tensor in memory without being the same: a "
+                f"layer-wise save takes distinct tensors; pass the one that covers both"
+            )
+        found[name] = leaf
+    return found
+
+
+def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (
+        tensor.data_ptr(),
+        tensor.numel() and tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+    )
+
+
+def _tail(flat: FlatState, share: Share, audit: Audit, devices: Devices) -> Tail:
+    leaves = list(flat.leaves)
+    for part in share.parts:
+        leaf = leaves[part.index]
+        if leaf.eager:
+            leaves[part.index] = Leaf(leaf.spec, devices.clone(leaf.tensor), eager=True)
+    # Order matters: behind the clones.
+    behind = devices.queued(devices.of_all(leaves[part.index].tensor for part in share.parts))
+    lazy = [part for part in share.parts if not leaves[part.index].eager]
+    eager = [part for part in share.parts if leaves[part.index].eager]
+    sizes = [nbytes(part.stored) for part in lazy]
+    extents = map(Extent, [part.stored.name for part in lazy], accumulate(sizes, initial=0), sizes)
+    named = items_of(
+        leaves, [Placed(part, 1, extent) for part, extent in zip(lazy, extents, strict=True)]
+    )
+    names, items = tuple([name for name, _ in named]), tuple([item for _, item in named])
+    return Tail(flat.skeleton, share, audit, (*lazy, *eager), leaves, names, items, behind)

@@ -1,0 +1,136 @@
+"""A save in one call: flatten, lay out, copy what must be copied now, and let the stager have the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_core.save.admission import Admission
+from ckpt_core.save.contents import Contents
+from ckpt_core.save.handle import SaveHandle
+from ckpt_core.save.in_flight import InFlight
+from ckpt_core.save.pipeline import Pipeline
+from ckpt_core.save.shards import Shards
+from ckpt_core.save.staging import StageJob, source_of
+from ckpt_core.share import Arrangement, Arranger, Auditor, Scope, Sharer
+from ckpt_core.snapshot import StagingPool
+from ckpt_core.state import FlatState, Leaf, SpecMemo, flatten
+from ckpt_core.types import Mode, RankInfo
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """A state that can be saved: its leaves, where they go, and the memory for it."""
+
+    flat: FlatState
+    arrangement: Arrangement
+    pool: StagingPool
+
+
+class PlainSaves:
+    """Makes the saves of `Checkpointer.save`; used on the training thread.
+
+    Attributes:
+        mode: how leaves are staged from the next save on. AUTO leaves the choice to the leaves; a policy
+            that has measured may set another.
+        mode_used: how those of the last save were; before the first one, `mode`.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        pipeline: Pipeline,
+        shards: Shards,
+        auditor: Auditor,
+        *,
+        info: RankInfo,
+    ) -> None:
+        self._admission = admission
+        self._pipeline = pipeline
+        self._shards = shards
+        self._auditor = auditor
+        self._arranger = Arranger(Sharer(info))
+        self._memo = SpecMemo()
+        self.mode = self.mode_used = Mode(pipeline.options.mode)
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        per_rank: Iterable[str] | None,
+        replicated: Iterable[str] | None,
+    ) -> SaveHandle:
+        """See `Checkpointer.save`."""
+        began, journal = time.monotonic(), self._admission.journal
+        inflight = self._admission.announce(step)
+        scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
+        journal.pause_collector()
+        plan = self._plan(state, scope)
+        journal.resume_collector()
+        self._admission.admit(inflight)
+        journal.pause_collector()
+        self._start(inflight, plan)
+        # It goes on by itself from here, also while this thread waits for it.
+        journal.undo = None
+        journal.resume_collector()
+        return SaveHandle.of(inflight, began, blocking=self._pipeline.options.blocking)
+
+    def prepare(self, state: Any, scope: Scope) -> None:
+        """Allocate and touch the memory for a state.
+
+        Raises:
+            ConfigError: the state cannot be saved.
+        """
+        self._plan(state, scope).pool.touch()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _plan(self, state: Any, scope: Scope) -> SavePlan:
+        """Find everything that can be wrong with the input, before the checkpoint is started."""
+        pipeline = self._pipeline
+        flat = flatten(state, eager_leaf_bytes=pipeline.eager_leaf_bytes, memo=self._memo)
+        arrangement = self._arranger.arrange(flat, scope)
+        layout = arrangement.layout
+        demand = pipeline.memory.demand_of_save(
+            layout.file_bytes, layout.front_bytes, mapped=self.mode is Mode.DIRECT
+        )
+        pool = pipeline.pool_for(demand, (leaf.tensor for leaf in flat.leaves))
+        return SavePlan(flat, arrangement, pool)
+
+    def _start(self, inflight: InFlight, plan: SavePlan) -> None:
+        """Copy the front on this thread and queue the rest; the checkpoint then goes on by itself.
+
+        Invariant: nothing leaves for the writers before the stager has the job, so that until then all
+        that an interrupt leaves behind is in `inflight` and its images.
+        """
+        pipeline, shards, leaves = self._pipeline, self._shards, plan.flat.leaves
+        arrangement, layout = plan.arrangement, plan.arrangement.layout
+        turn = self._auditor.turn(inflight.step)
+        audit = self._auditor.audit(arrangement.share, arrangement.audit, leaves, turn)
+        inflight.contents = Contents.of_leaves(
+            arrangement.placed, plan.flat.skeleton, [arrangement.share], [audit]
+        )
+        audit.read_eager(pipeline.streams)
+        mode = self.mode_used = self._resolve_mode(leaves)
+        source = source_of(leaves, arrangement, mode=mode, devices=pipeline.devices)
+        sink = shards.open(inflight, layout.file_bytes, mapped=mode is Mode.DIRECT)
+        sizes = (layout.front_bytes, layout.file_bytes)
+        image = shards.image(sink, plan.pool, sizes, hold=True)
+        watch, streams = pipeline.watch_for(inflight), pipeline.streams
+        job = StageJob(inflight, image, source, audit, watch=watch, streams=streams)
+        inflight.snapshot.name_leaves(lambda name: name if name in arrangement.names else None)
+        job.announce()
+        image.header(layout.header)
+        image.leaves(source.front)
+        pipeline.stager.submit(job.run)
+        # The stager does so too, but may be busy with older checkpoints.
+        pipeline.writers.submit(image.let_go)
+
+    def _resolve_mode(self, leaves: tuple[Leaf, ...]) -> Mode:
+        if self.mode is not Mode.AUTO:
+            return self.mode
+        on_device = self._pipeline.devices.of_all(leaf.tensor for leaf in leaves)
+        return Mode.DEVICE if on_device else Mode.HOST
