@@ -1,8 +1,9 @@
-"""What import-linter cannot say: a folder is entered by its door."""
+"""What import-linter cannot say: a folder is entered by its door, and the map shows every room."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,3 +51,25 @@ def test_every_folder_has_a_door_that_says_what_is_behind_it() -> None:
         door = folder / "__init__.py"
         assert door.exists(), f"{_name(folder)} has no __init__.py"
         assert ast.get_docstring(ast.parse(door.read_text())), f"{_name(door)} has no docstring"
+
+
+LIFECYCLE = (PACKAGE.parent / "docs" / "lifecycle.md").read_text()
+MAP = [
+    (room, module)
+    for room, modules in re.findall(
+        r"\| `ckpt_core/(\w+)/` \| ([`\w ]+) \|$", LIFECYCLE, re.MULTILINE
+    )
+    for module in re.findall(r"`(\w+)`", modules)
+]
+
+
+@pytest.mark.parametrize("room", sorted({room for room, _ in MAP}))
+def test_the_map_of_a_checkpoints_life_has_each_module_of_a_room_once(room: str) -> None:
+    modules = sorted(path.stem for path in (PACKAGE / room).glob("*.py"))
+    assert sorted(["__init__", *(name for home, name in MAP if home == room)]) == modules
+
+
+def test_no_module_lies_outside_of_a_room() -> None:
+    loose = {path.stem for path in PACKAGE.glob("*.py")}
+    face = {"__init__", "__main__", "_version"}
+    assert loose == face | {"checkpointer", "engine", "errors", "types", "units"}
