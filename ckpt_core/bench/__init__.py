@@ -6,10 +6,10 @@ The parent never imports torch: contenders run in processes of their own, so tha
 their storage traffic can be read from outside, and they take turns in random order. Every figure is
 shown with its lowest, middle and highest value, since disks are noisy.
 
-The suite `ranks` measures several processes that save together: see `ckpt_core.bench.ranks`; the suites
-`lightning`, `deepspeed` and `horovod` the ways to save under these: see the packages of these names; the
+The suite `ranks` measures several processes that save together: see `ckpt_core.bench.ranks`; the
 suite `policy` what `Auto` makes of a second job on the machine: see `ckpt_core.bench.policy`; the suite
 `papers` figures of the papers, with the engine under presets: see `ckpt_core.bench.papers`.
+Suites that measure an integration lie beside it, and are found by entry points of the group `GROUP`.
 
 Call order: `Settings(...)`, or that of another suite -> `run(settings)` -> `render(report)`,
 `plot(report, path)`, `report.to_json()`; `write(report, folder)` for `papers`.
@@ -18,26 +18,28 @@ Call order: `Settings(...)`, or that of another suite -> `run(settings)` -> `ren
 from __future__ import annotations
 
 from ckpt_core.bench.contenders import NAMES, OURS
-from ckpt_core.bench.deepspeed import DeepSpeedMeasure, DeepSpeedSettings
-from ckpt_core.bench.horovod import HorovodMeasure, HorovodSettings
-from ckpt_core.bench.lightning import LightningMeasure, LightningSettings
 from ckpt_core.bench.papers import PapersMeasure, PapersSettings
 from ckpt_core.bench.policy import PolicyMeasure, PolicySettings
 from ckpt_core.bench.ranks import RankMeasure, RankSettings
 from ckpt_core.bench.results import Report
-from ckpt_core.bench.settings import Measure, ModelSize, Settings, Suite
-from ckpt_core.bench.suites import AnySettings, plot, render, run, settings_of, write
+from ckpt_core.bench.settings import Measure, ModelSize, Settings
+from ckpt_core.bench.suites import (
+    GROUP,
+    AnySettings,
+    Suite,
+    plot,
+    render,
+    run,
+    suite_names,
+    suite_of,
+    write,
+)
 
 __all__ = [
+    "GROUP",
     "NAMES",
     "OURS",
     "AnySettings",
-    "DeepSpeedMeasure",
-    "DeepSpeedSettings",
-    "HorovodMeasure",
-    "HorovodSettings",
-    "LightningMeasure",
-    "LightningSettings",
     "Measure",
     "ModelSize",
     "PapersMeasure",
@@ -52,6 +54,7 @@ __all__ = [
     "plot",
     "render",
     "run",
-    "settings_of",
+    "suite_names",
+    "suite_of",
     "write",
 ]

@@ -16,7 +16,7 @@ from ckpt_core.bench import cache, proc, results
 from ckpt_core.bench.crew import Crew
 from ckpt_core.bench.machine import describe, work_folder
 from ckpt_core.bench.results import Report
-from ckpt_core.bench.settings import SMALL_LEAF_BYTES, Measure, Settings, Suite, plain
+from ckpt_core.bench.settings import SMALL_LEAF_BYTES, Measure, Settings, plain
 
 _CHECK_STEP = 1_000_000
 _COLD_SHARE = 0.9
@@ -33,7 +33,7 @@ def run(settings: Settings, *, notify: Callable[[str], None] = lambda message: N
     Raises:
         ConfigError: there is no room for the run.
     """
-    report = Report(Suite.CORE.value, plain(settings), describe(settings.root))
+    report = Report("core", plain(settings), describe(settings.root))
     with work_folder(settings.root) as root, Crew(settings, root, report, notify) as crew:
         if {Measure.SAVE, Measure.RESTORE} & set(settings.measures):
             _large(crew)

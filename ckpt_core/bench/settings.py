@@ -16,18 +16,6 @@ _WIDTHS = (1024, 512, 256, 128, 64, 32)
 _LEAST_LAYERS = 2
 
 
-class Suite(StrEnum):
-    """Sets of contenders and workloads that belong together."""
-
-    CORE = "core"
-    RANKS = "ranks"
-    LIGHTNING = "lightning"
-    HOROVOD = "horovod"
-    DEEPSPEED = "deepspeed"
-    POLICY = "policy"
-    PAPERS = "papers"
-
-
 class Measure(StrEnum):
     """Groups of figures that can be asked for one by one."""
 

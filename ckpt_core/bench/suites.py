@@ -5,65 +5,82 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import RenderableType
 
-from ckpt_core.bench import deepspeed, horovod, lightning, papers, policy, ranks, rounds, tables
-from ckpt_core.bench.deepspeed import DeepSpeedMeasure, DeepSpeedSettings
-from ckpt_core.bench.horovod import HorovodMeasure, HorovodSettings
-from ckpt_core.bench.lightning import LightningMeasure, LightningSettings
+from ckpt_core.bench import papers, policy, ranks, rounds, tables
 from ckpt_core.bench.papers import PapersMeasure, PapersSettings
 from ckpt_core.bench.plot import draw, drawings
 from ckpt_core.bench.policy import PolicyMeasure, PolicySettings
 from ckpt_core.bench.ranks import RankMeasure, RankSettings
 from ckpt_core.bench.results import Report
-from ckpt_core.bench.settings import Measure, Settings, Suite
+from ckpt_core.bench.settings import Measure, Settings
+from ckpt_core.errors import ConfigError
+from ckpt_core.system import plugins
 
-AnySettings = (
-    Settings
-    | RankSettings
-    | LightningSettings
-    | HorovodSettings
-    | DeepSpeedSettings
-    | PolicySettings
-    | PapersSettings
-)
+GROUP = "ckpt_core.bench"
+"""Entry points of suites that measure an integration; each is a `Suite`."""
 
-_SETTINGS: dict[Suite, tuple[type[AnySettings], type[StrEnum]]] = {
-    Suite.CORE: (Settings, Measure),
-    Suite.RANKS: (RankSettings, RankMeasure),
-    Suite.LIGHTNING: (LightningSettings, LightningMeasure),
-    Suite.HOROVOD: (HorovodSettings, HorovodMeasure),
-    Suite.DEEPSPEED: (DeepSpeedSettings, DeepSpeedMeasure),
-    Suite.POLICY: (PolicySettings, PolicyMeasure),
-    Suite.PAPERS: (PapersSettings, PapersMeasure),
-}
+
+class AnySettings(Protocol):
+    """Of any suite."""
+
+    def quick(self) -> Any:
+        """The same run with sizes that take seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """How the report of a suite is shown."""
+class Suite:
+    """A set of contenders and workloads that belong together.
 
+    Attributes:
+        settings: makes the settings of a run.
+        measures: what they can ask for one by one.
+        run: measures; takes such settings, and `notify`.
+        render: the tables of a report.
+        drawings: the areas of its picture.
+    """
+
+    settings: Callable[..., AnySettings]
+    measures: type[StrEnum]
+    run: Callable[..., Report]
     render: Callable[[Report], RenderableType]
     drawings: Callable[[Report], Sequence[Callable[[Any], None]]]
 
 
-_VIEWS = {
-    Suite.CORE: _View(tables.render, drawings),
-    Suite.RANKS: _View(ranks.render, ranks.drawings),
-    Suite.LIGHTNING: _View(lightning.render, lightning.drawings),
-    Suite.HOROVOD: _View(horovod.render, horovod.drawings),
-    Suite.DEEPSPEED: _View(deepspeed.render, deepspeed.drawings),
-    Suite.POLICY: _View(policy.render, policy.drawings),
-    Suite.PAPERS: _View(papers.render, papers.drawings),
+_FIRST = {
+    "core": Suite(Settings, Measure, rounds.run, tables.render, drawings),
+    "ranks": Suite(RankSettings, RankMeasure, ranks.run, ranks.render, ranks.drawings),
+}
+_LAST = {
+    "policy": Suite(PolicySettings, PolicyMeasure, policy.run, policy.render, policy.drawings),
+    "papers": Suite(PapersSettings, PapersMeasure, papers.run, papers.render, papers.drawings),
 }
 
 
-def settings_of(suite: Suite) -> tuple[Callable[..., AnySettings], type[StrEnum]]:
-    """What makes the settings of a suite, and which measures they know."""
-    return _SETTINGS[suite]
+def suite_names() -> list[str]:
+    """Of all suites that are installed."""
+    return [*_FIRST, *plugins.names(GROUP), *_LAST]
+
+
+@cache
+def suite_of(name: str) -> Suite:
+    """The suite of a name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    own = _FIRST | _LAST
+    if name in own:
+        return own[name]
+    try:
+        found: Suite = plugins.load(GROUP, name)
+    except LookupError as exc:
+        raise ConfigError(f"--suite {name}: choose of {', '.join(suite_names())}") from exc
+    return found
 
 
 def run(settings: AnySettings, *, notify: Callable[[str], None] = lambda message: None) -> Report:
@@ -73,24 +90,15 @@ def run(settings: AnySettings, *, notify: Callable[[str], None] = lambda message
         ConfigError: there is no room for the run, or what the suite compares is not installed.
         CkptError: a part that is no contender's failed.
     """
-    if isinstance(settings, RankSettings):
-        return ranks.run(settings, notify=notify)
-    if isinstance(settings, LightningSettings):
-        return lightning.run(settings, notify=notify)
-    if isinstance(settings, HorovodSettings):
-        return horovod.run(settings, notify=notify)
-    if isinstance(settings, DeepSpeedSettings):
-        return deepspeed.run(settings, notify=notify)
-    if isinstance(settings, PolicySettings):
-        return policy.run(settings, notify=notify)
-    if isinstance(settings, PapersSettings):
-        return papers.run(settings, notify=notify)
-    return rounds.run(settings, notify=notify)
+    for suite in map(suite_of, suite_names()):
+        if suite.settings is type(settings):
+            return suite.run(settings, notify=notify)
+    raise TypeError(f"no suite has settings of {type(settings)}")
 
 
 def render(report: Report) -> RenderableType:
     """Everything a run found, as tables."""
-    return _VIEWS[Suite(report.suite)].render(report)
+    return suite_of(report.suite).render(report)
 
 
 def plot(report: Report, path: Path) -> None:
@@ -99,7 +107,7 @@ def plot(report: Report, path: Path) -> None:
     Raises:
         ConfigError: see `check_plot`.
     """
-    draw(report, path, _VIEWS[Suite(report.suite)].drawings(report))
+    draw(report, path, suite_of(report.suite).drawings(report))
 
 
 def write(report: Report, folder: Path) -> None:
@@ -108,5 +116,5 @@ def write(report: Report, folder: Path) -> None:
     Raises:
         ConfigError: as for `plot`.
     """
-    assert report.suite == Suite.PAPERS, "no other suite has figures of their own"
+    assert report.suite == "papers", "no other suite has figures of their own"
     papers.write(report, folder)

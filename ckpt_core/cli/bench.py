@@ -112,16 +112,16 @@ def bench(**options: Any) -> None:
     """
     from rich.console import Console
 
-    from ckpt_core.bench import Suite, run
+    from ckpt_core.bench import suite_of
     from ckpt_core.errors import ConfigError
 
     request = Request(**options)
     try:
-        suite = _choice(Suite, request.suite, "suite")
+        suite = suite_of(request.suite)
         _check_outputs(request)
         settings = _settings(request, suite)
         with Console(stderr=True).status("starting") as status:
-            report = run(settings, notify=status.update)
+            report = suite.run(settings, notify=status.update)
         _write(report, request)
     except ConfigError as exc:
         raise typer.BadParameter(str(exc)) from exc
@@ -154,14 +154,13 @@ def _settings(request: Request, suite: Suite) -> AnySettings:
     Raises:
         ConfigError: a size, a name or a number is wrong, or of another suite.
     """
-    from ckpt_core.bench import settings_of
-
-    _check_suite(request, suite)
-    make, kind = settings_of(suite)
+    _check_suite(request, request.suite)
     given: dict[str, Any] = {
         "intervals": tuple(request.interval or ()),
         "contenders": tuple(request.contender or ()),
-        "measures": tuple(_choice(kind, name, "measure") for name in request.measure or ()),
+        "measures": tuple(
+            _choice(suite.measures, name, "measure") for name in request.measure or ()
+        ),
         "world_sizes": tuple(request.ranks or ()),
         "leaves": request.leaves,
         "max_overhead": request.max_overhead,
@@ -170,7 +169,7 @@ def _settings(request: Request, suite: Suite) -> AnySettings:
         "state_bytes": _size(request.state_bytes, "state_bytes"),
         "staging_bytes": _size(request.staging_bytes, "staging_bytes"),
     }
-    settings = make(
+    settings = suite.settings(
         root=request.root or Path.cwd(),
         rounds=request.rounds,
         seed=request.seed,
@@ -179,20 +178,19 @@ def _settings(request: Request, suite: Suite) -> AnySettings:
     return settings.quick() if request.quick else settings
 
 
-def _check_suite(request: Request, suite: Suite) -> None:
+def _check_suite(request: Request, suite: str) -> None:
     """Raise for an option that this suite does not have.
 
     Raises:
         ConfigError: names it, and where it belongs.
     """
-    from ckpt_core.bench import Suite
     from ckpt_core.errors import ConfigError
 
-    if request.interval and suite == Suite.POLICY:
+    if request.interval and suite == "policy":
         raise ConfigError("--interval does not go with --suite policy: Auto finds it")
     if request.leaves is not None and suite in _WITH_A_MODEL:
         raise ConfigError(f"--leaves does not go with --suite {suite}: they are those of its model")
-    if request.staging_bytes is not None and suite == Suite.PAPERS:
+    if request.staging_bytes is not None and suite == "papers":
         raise ConfigError("--staging-bytes does not go with --suite papers: its presets say it")
     for name, suites in _ONLY.items():
         if getattr(request, name) not in (None, []) and suite not in suites:

@@ -3,6 +3,7 @@
     files      storage                 devices       tensors, streams and events of accelerators
     threads    threads, and waits      sigterm       the end that is asked for
     pages      memory for direct I/O   memory_limit  what the control groups leave
+    plugins    what is installed with entry points for `ckpt-core`
 
 Nothing is imported here: only `devices` needs torch.
 """

@@ -20,14 +20,14 @@ import pytest
 if find_spec("deepspeed") is None and not os.environ.get("REQUIRE_INTEGRATIONS"):
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)
 
-from ckpt_core.bench import OURS, DeepSpeedSettings
-from ckpt_core.bench.deepspeed import BASE, figures
-from ckpt_core.bench.deepspeed.crew import DeepSpeedCrew
-from ckpt_core.bench.deepspeed.settings import RANKS
-from ckpt_core.bench.deepspeed.team import DeepSpeedTeam
-from ckpt_core.bench.deepspeed.ways import DECOUPLED, DECOUPLED_PATCHED, FAST, TORCH_FSYNC
+from ckpt_core.bench import OURS
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.results import Figure, Report
+from ckpt_deepspeed_tools.bench import BASE, DeepSpeedSettings, figures
+from ckpt_deepspeed_tools.bench.crew import DeepSpeedCrew
+from ckpt_deepspeed_tools.bench.settings import RANKS
+from ckpt_deepspeed_tools.bench.team import DeepSpeedTeam
+from ckpt_deepspeed_tools.bench.ways import DECOUPLED, DECOUPLED_PATCHED, FAST, TORCH_FSYNC
 from tests.bench.quick import quick_fixtures
 
 INTERVALS = (1, 2)

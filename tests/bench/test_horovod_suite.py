@@ -19,14 +19,14 @@ if find_spec("horovod") is None and not os.environ.get("REQUIRE_INTEGRATIONS"):
         "Horovod is not installed: docs/horovod.md#installing says how", allow_module_level=True
     )
 
-from ckpt_core.bench import OURS, HorovodSettings
-from ckpt_core.bench.horovod import BASE, NAMES, NO_SPIN, SAVING, figures, pair
-from ckpt_core.bench.horovod.pair import Pair
-from ckpt_core.bench.horovod.pair_run import PairRun
-from ckpt_core.bench.horovod.ways import IN_STEP, TORCH_SAVE, WAYS
+from ckpt_core.bench import OURS
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.remote import ContenderFailed
 from ckpt_core.bench.results import Report
+from ckpt_horovod_tools.bench import BASE, NAMES, NO_SPIN, SAVING, HorovodSettings, figures, pair
+from ckpt_horovod_tools.bench.pair import Pair
+from ckpt_horovod_tools.bench.pair_run import PairRun
+from ckpt_horovod_tools.bench.ways import IN_STEP, TORCH_SAVE, WAYS
 from tests.bench.quick import assert_all_ran, quick_fixtures
 
 INTERVALS = (1, 2)

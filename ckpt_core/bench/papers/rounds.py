@@ -17,7 +17,7 @@ from ckpt_core.bench.papers.ways import IDEAL, PRESETS, TORCH, Way
 from ckpt_core.bench.processes import Turns
 from ckpt_core.bench.remote import ContenderFailed, Remote
 from ckpt_core.bench.results import Entrant, Report
-from ckpt_core.bench.settings import Suite, plain
+from ckpt_core.bench.settings import plain
 
 _MODULE = "ckpt_core.bench.papers.worker"
 _DISK_STATES = 3
@@ -48,7 +48,7 @@ def run(
     """
     memory = None if settings.memory is None else describe(settings.memory).filesystem
     fields = {**plain(settings), "memory_root": memory}
-    report = Report(Suite.PAPERS.value, fields, describe(settings.root))
+    report = Report("papers", fields, describe(settings.root))
     report.ours = PRESETS
     report.more["papers"] = {}
     _check_room(settings)

@@ -23,7 +23,7 @@ from ckpt_core.bench.policy.settings import PolicyMeasure, PolicySettings
 from ckpt_core.bench.processes import Processes
 from ckpt_core.bench.remote import Remote
 from ckpt_core.bench.results import Entrant, Report
-from ckpt_core.bench.settings import Suite, plain
+from ckpt_core.bench.settings import plain
 
 _MODULE = "ckpt_core.bench.policy.worker"
 _MEMORY_STATES = 6
@@ -51,7 +51,7 @@ def run(
         ConfigError: there is no room for the run.
     """
     fields = {**plain(settings), "load": dataclasses.asdict(settings.load), "leaves": 0}
-    report = Report(Suite.POLICY.value, fields, describe(settings.root))
+    report = Report("policy", fields, describe(settings.root))
     report.ours = tuple(CONDITIONS)
     report.more["policy"] = {"decision": None, "conditions": {}}
     load_bytes = (settings.load.disk_threads + 1) * settings.load.file_bytes

@@ -11,7 +11,7 @@ from ckpt_core.bench.ranks.saving import TeamRun, enter_all
 from ckpt_core.bench.ranks.settings import RankMeasure, RankSettings
 from ckpt_core.bench.ranks.ways import NAMES
 from ckpt_core.bench.results import Report
-from ckpt_core.bench.settings import Suite, plain
+from ckpt_core.bench.settings import plain
 
 _PROCESS_BYTES = 400 * 2**20
 _MEMORY_STATES = 6
@@ -33,7 +33,7 @@ def run(settings: RankSettings, *, notify: Callable[[str], None] = lambda messag
         ConfigError: there is no room for the run.
         CkptError: planning or the real commits failed.
     """
-    report = Report(Suite.RANKS.value, plain(settings), describe(settings.root))
+    report = Report("ranks", plain(settings), describe(settings.root))
     if {RankMeasure.SAVE, RankMeasure.TRAIN} & set(settings.measures):
         _teams(settings, report, notify)
     if RankMeasure.PLAN in settings.measures:
