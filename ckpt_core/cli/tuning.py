@@ -1,4 +1,4 @@
-"""`ckpt-core tune`: which settings, and how often. Everything happens in `ckpt_core.bench.tune`."""
+"""`ckpt-core tune`: which settings, and how often. Everything happens in `ckpt_core.tune`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_core.bench import tune as tuner
+from ckpt_core import tune as tuner
 from ckpt_core.cli.text import console, note, say, say_json, say_rich, size_text, table
 from ckpt_core.errors import ConfigError
 from ckpt_core.observe import check_plot

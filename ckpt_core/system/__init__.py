@@ -1,5 +1,6 @@
 """Doors to the operating system and to devices; a test can stand in for each.
 
+    interrupts Ctrl-C, held back       machine       what it is, for those who read figures
     files      storage                 devices       tensors, streams and events of accelerators
     threads    threads, and waits      sigterm       the end that is asked for
     pages      memory for direct I/O   memory_limit  what the control groups leave

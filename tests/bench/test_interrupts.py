@@ -14,11 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
-from ckpt_core.bench import interrupts, machine
-from ckpt_core.bench.interrupts import holding
-from ckpt_core.bench.tune import program, running
-from ckpt_core.bench.tune.settings import TuneSettings
+from ckpt_core.bench import machine
 from ckpt_core.errors import ConfigError
+from ckpt_core.system import interrupts
+from ckpt_core.system.interrupts import holding
+from ckpt_core.tune import program, running
+from ckpt_core.tune.settings import TuneSettings
 
 OURS = [module.__file__ for module in (running, program, interrupts)]
 ENDLESS, SHORT = "import time; time.sleep(600)", "pass"

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from ckpt_core import Options
-from ckpt_core.bench.tune.direct import NOTE, takes_direct_writes
-from ckpt_core.bench.tune.events import Events
-from ckpt_core.bench.tune.program import check_obeyed
 from ckpt_core.errors import ConfigError
 from ckpt_core.policy import tuning
 from ckpt_core.system.files import Files
+from ckpt_core.tune.direct import NOTE, takes_direct_writes
+from ckpt_core.tune.events import Events
+from ckpt_core.tune.program import check_obeyed
 from tests.persist.undirect import NoDirectOpen, NoDirectWrite
 
 TOP = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ def test_a_candidate_writes_as_it_says(
 def test_where_direct_writes_are_refused_only_one_is_tried_and_a_note_says_so(
     cli: Cli, disk: Path, monkeypatch: pytest.MonkeyPatch, files: type[Files]
 ) -> None:
-    monkeypatch.setattr("ckpt_core.bench.tune.direct.Files", files)
+    monkeypatch.setattr("ckpt_core.tune.direct.Files", files)
     answer = cli("tune", "--root", disk, *SMALL, *SIZES, "--checks", 0)
     assert answer.code == 0, answer.err
     assert "1 candidates, 1 of them measured" in answer.out
@@ -171,7 +171,7 @@ def test_where_direct_writes_are_refused_only_one_is_tried_and_a_note_says_so(
 def test_where_direct_writes_are_refused_none_are_insisted_on(
     cli: Cli, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckpt_core.bench.tune.direct.Files", NoDirectOpen)
+    monkeypatch.setattr("ckpt_core.tune.direct.Files", NoDirectOpen)
     answer = cli("tune", "--root", disk, *SMALL, *SIZES, "--direct-io", "on")
     assert answer.code == 2
     assert "direct_io='on' cannot be tried: this filesystem takes no direct writes" in answer.err

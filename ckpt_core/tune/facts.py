@@ -6,13 +6,13 @@ import shutil
 import statistics
 from dataclasses import dataclass
 
-from ckpt_core.bench.tune.driver import NEVER, Driver, Turn
-from ckpt_core.bench.tune.program import Program
-from ckpt_core.bench.tune.settings import EVERY_MARK, TuneSettings
 from ckpt_core.errors import ConfigError
 from ckpt_core.options import Options
 from ckpt_core.policy import tuning
 from ckpt_core.system.memory_limit import free_memory
+from ckpt_core.tune.driver import NEVER, Driver, Turn
+from ckpt_core.tune.program import Program
+from ckpt_core.tune.settings import EVERY_MARK, TuneSettings
 from ckpt_core.types import DirectIO
 
 _FIRST_SAVES = 3

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from ckpt_core.bench.closing import Closing
 from ckpt_core.policy import tuning
 
 NEVER = 0
@@ -28,8 +27,8 @@ class Turn:
     iterations: int = 0
 
 
-class Driver(Closing):
-    """Runs turns, one at a time. Close it, or use it in a `with` block.
+class Driver(ABC):
+    """Runs turns, one at a time; whoever made it closes it.
 
     Attributes:
         chooses_interval: `Turn.every` is obeyed; otherwise the program saves as it likes.
@@ -45,3 +44,7 @@ class Driver(Closing):
             CkptError: a save failed.
             ConfigError: the program did not do what it must.
         """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free all that it owns."""

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_core.bench.plot import finish
-from ckpt_core.bench.tune.report import TuneReport
 from ckpt_core.observe import check_plot
 from ckpt_core.policy import tuning
+from ckpt_core.tune.report import TuneReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +83,7 @@ def _axis(area: Axes, report: TuneReport, axis: str) -> None:
     area.set_ylim(bottom=0)
     area.set_ylabel("seconds for each checkpoint", fontsize=9)
     area.legend(fontsize=8, frameon=False)
-    finish(area, _TITLES[axis])
+    _finish(area, _TITLES[axis])
 
 
 def _tried(report: TuneReport) -> list[str]:
@@ -117,7 +116,7 @@ def _finals(area: Axes, report: TuneReport) -> None:
     area.set_yticks(range(len(ranked)), names)
     area.invert_yaxis()
     area.set_xlabel("seconds for each checkpoint; bar: median", fontsize=9)
-    finish(area, "Finals, side by side")
+    _finish(area, "Finals, side by side")
 
 
 def _intervals(area: Axes, report: TuneReport) -> None:
@@ -139,4 +138,11 @@ def _intervals(area: Axes, report: TuneReport) -> None:
     area.set_xlabel("steps between saves (k)", fontsize=9)
     area.set_ylabel("slowdown in %", fontsize=9)
     area.legend(fontsize=8, frameon=False)
-    finish(area, "Slowdown over no saves")
+    _finish(area, "Slowdown over no saves")
+
+
+def _finish(area: Axes, title: str) -> None:
+    """Title and no frame."""
+    area.set_title(title, fontsize=10)
+    area.tick_params(labelsize=8)
+    area.spines[["top", "right"]].set_visible(False)

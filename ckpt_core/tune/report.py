@@ -7,8 +7,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core.bench.machine import Machine
 from ckpt_core.policy import tuning
+from ckpt_core.system.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)

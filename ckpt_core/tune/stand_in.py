@@ -11,17 +11,19 @@ from pathlib import Path
 
 import torch
 
-from ckpt_core.bench import workloads
-from ckpt_core.bench.tune.driver import Driver, Turn
-from ckpt_core.bench.tune.settings import StandIn, TuneSettings
 from ckpt_core.checkpointer import Checkpointer
 from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.observe import Event, EventName
 from ckpt_core.options import Options
 from ckpt_core.policy import tuning
+from ckpt_core.tune.driver import Driver, Turn
+from ckpt_core.tune.settings import StandIn, TuneSettings
 
 _MATRIX = 384
 _CALIBRATION_S = 0.2
+_SHORT, _COLUMNS = 1024, 256
+
+State = dict[str, torch.Tensor]
 
 
 class Training(Driver):
@@ -36,7 +38,7 @@ class Training(Driver):
         assert settings.model_bytes is not None and settings.iteration_s is not None
         self._folder = folder
         self._timeout_s = settings.timeout_s
-        state = workloads.large_state(state_bytes=settings.model_bytes, leaves=settings.leaves)
+        state = _state(settings.model_bytes, settings.leaves)
         try:
             self._state = {name: tensor.to(settings.device) for name, tensor in state.items()}
         except (RuntimeError, AssertionError) as exc:
@@ -72,7 +74,7 @@ class Training(Driver):
             checkpointer.wait_staged()
             moments.append(time.monotonic())
             self._step += 1
-            workloads.mark(self._state, self._step)
+            _mark(self._state, self._step)
             if turn.every and (len(moments) - 1) % turn.every == 0:
                 checkpointer.save(self._step, self._state)
         return moments
@@ -80,6 +82,21 @@ class Training(Driver):
     def close(self) -> None:
         """Free the state."""
         self._state = {}
+
+
+def _state(nbytes: int, leaves: int) -> State:
+    """About so many bytes in float32: three quarters matrices of one size, one quarter vectors."""
+    vectors = leaves // 4
+    matrices = leaves - vectors
+    rows = max(1, (nbytes - 4 * _SHORT * vectors) // matrices // (4 * _COLUMNS))
+    shapes: list[tuple[int, ...]] = [(rows, _COLUMNS)] * matrices + [(_SHORT,)] * vectors
+    return {f"block{index:05d}.weight": torch.rand(shape) for index, shape in enumerate(shapes)}
+
+
+def _mark(state: State, step: int) -> None:
+    """Make the state of one step differ from that of any other."""
+    for tensor in (next(iter(state.values())), next(reversed(state.values()))):
+        tensor.view(-1)[0] = step
 
 
 @contextlib.contextmanager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ckpt_core.bench.tune.driver import NEVER, Driver, Turn
-from ckpt_core.bench.tune.facts import SKIPPED, mean_of
 from ckpt_core.policy import tuning
+from ckpt_core.tune.driver import NEVER, Driver, Turn
+from ckpt_core.tune.facts import SKIPPED, mean_of
 
 _INTERVALS = 3
 _LEAST_ITERATIONS = 12

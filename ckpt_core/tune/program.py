@@ -11,13 +11,13 @@ from pathlib import Path
 
 import psutil
 
-from ckpt_core.bench.interrupts import Held, holding
-from ckpt_core.bench.tune.driver import NEVER, Driver, Turn
-from ckpt_core.bench.tune.events import Events
-from ckpt_core.bench.tune.settings import EVERY_MARK, ROOT_MARK, TuneSettings
 from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.options import ENV_PREFIX
 from ckpt_core.policy import tuning
+from ckpt_core.system.interrupts import Held, holding
+from ckpt_core.tune.driver import NEVER, Driver, Turn
+from ckpt_core.tune.events import Events
+from ckpt_core.tune.settings import EVERY_MARK, ROOT_MARK, TuneSettings
 
 _POLL_S = 0.05
 _GRACE_S = 20.0

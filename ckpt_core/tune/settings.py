@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from ckpt_core.bench.checks import check_leasts
 from ckpt_core.errors import ConfigError
 from ckpt_core.policy import tuning
 from ckpt_core.types import DirectIO
@@ -18,6 +17,7 @@ ROOT_MARK, EVERY_MARK = "{root}", "{every}"
 _LEAF_BYTES = 2 * 2**20
 _MOST_LEAVES = 384
 _LEAST_BYTES = 2**20
+_LEASTS = {"saves": 1, "rounds": 1, "checks": 0, "keep_last": 1, "timeout_s": 1}
 
 
 class StandIn(StrEnum):
@@ -74,7 +74,9 @@ class TuneSettings:
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        check_leasts(self, {"saves": 1, "rounds": 1, "checks": 0, "keep_last": 1, "timeout_s": 1})
+        for name, least in _LEASTS.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least {least}")
         if not self.root.is_dir():
             raise ConfigError(f"root={str(self.root)!r} is not an existing directory")
         _check_form(self)

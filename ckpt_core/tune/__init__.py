@@ -12,9 +12,9 @@ Call order: `TuneSettings(...)` -> `tune(settings)` -> `as_json(report)`, `draw_
 Source: PCcheck (ASPLOS '25) section 3.4; figures 12 to 14 are what the plot shows.
 """
 
-from ckpt_core.bench.tune.drawing import draw_tuning
-from ckpt_core.bench.tune.report import TuneReport, as_json
-from ckpt_core.bench.tune.running import tune
-from ckpt_core.bench.tune.settings import StandIn, TuneSettings
+from ckpt_core.tune.drawing import draw_tuning
+from ckpt_core.tune.report import TuneReport, as_json
+from ckpt_core.tune.running import tune
+from ckpt_core.tune.settings import StandIn, TuneSettings
 
 __all__ = ["StandIn", "TuneReport", "TuneSettings", "as_json", "draw_tuning", "tune"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import statistics
@@ -11,18 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckpt_core.bench.interrupts import holding
-from ckpt_core.bench.machine import describe
-from ckpt_core.bench.tune.checking import find_interval
-from ckpt_core.bench.tune.direct import usable_axes
-from ckpt_core.bench.tune.driver import Driver, Turn
-from ckpt_core.bench.tune.facts import Facts, defaults, look
-from ckpt_core.bench.tune.program import Program
-from ckpt_core.bench.tune.report import TuneReport
-from ckpt_core.bench.tune.settings import TuneSettings
 from ckpt_core.errors import ConfigError
 from ckpt_core.policy import tuning
+from ckpt_core.system.interrupts import holding
+from ckpt_core.system.machine import describe
 from ckpt_core.system.memory_limit import free_memory
+from ckpt_core.tune.checking import find_interval
+from ckpt_core.tune.direct import usable_axes
+from ckpt_core.tune.driver import Driver, Turn
+from ckpt_core.tune.facts import Facts, defaults, look
+from ckpt_core.tune.program import Program
+from ckpt_core.tune.report import TuneReport
+from ckpt_core.tune.settings import TuneSettings
 
 Notify = Callable[[str], None]
 
@@ -46,7 +47,7 @@ def tune(settings: TuneSettings, *, notify: Notify = lambda message: None) -> Tu
             with held.allowed():
                 axes, notes = usable_axes(settings.axes, folder)
                 settings = dataclasses.replace(settings, axes=axes)
-                with _driver(settings, folder, notify) as driver:
+                with contextlib.closing(_driver(settings, folder, notify)) as driver:
                     return _Run(settings, driver, notify, notes).report()
         finally:
             _remove(folder)
@@ -72,7 +73,7 @@ def _driver(settings: TuneSettings, folder: Path, notify: Notify) -> Driver:
         )
     notify("making a state")
     # Only this form needs torch.
-    from ckpt_core.bench.tune.stand_in import Training
+    from ckpt_core.tune.stand_in import Training
 
     return Training(folder, settings)
 

@@ -1,0 +1,92 @@
+"""Where a run took place. Names no host and no user."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a reader needs to judge the figures of a run."""
+
+    cpu: str
+    cpus: int
+    memory_bytes: int
+    filesystem: str
+    mount_options: str
+    disk: str
+    kernel: str
+    python: str
+    torch: str
+    date: str
+
+    def to_json(self) -> dict[str, str | int]:
+        """Fields as they are."""
+        return asdict(self)
+
+
+def describe(root: Path) -> Machine:
+    """The machine at hand and the filesystem that holds `root`."""
+    filesystem, options = _mount(root)
+    return Machine(
+        cpu=_cpu_name(),
+        cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=_meminfo("MemTotal"),
+        filesystem=filesystem,
+        mount_options=options,
+        disk=_disk(root),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        torch=metadata.version("torch"),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _meminfo(field: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    return 0
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def _mount(root: Path) -> tuple[str, str]:
+    """Type and options of the filesystem whose device number `root` has."""
+    number = os.stat(root).st_dev
+    wanted = f"{os.major(number)}:{os.minor(number)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        if left.split()[2] == wanted:
+            return right.split()[0], right.split()[2]
+    return "unknown", ""
+
+
+def _disk(root: Path) -> str:
+    number = os.stat(root).st_dev
+    block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if not block.exists():
+        return "no block device"
+    # A partition has no queue of its own; its disk is the directory above.
+    disk = block.resolve()
+    disk = disk if (disk / "queue").exists() else disk.parent
+    return _read(disk / "device/model") or disk.name
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
