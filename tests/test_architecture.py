@@ -1,15 +1,20 @@
 """What import-linter cannot say: a folder is entered by its door, and the map shows every room."""
 
+
+"""What import-linter cannot say: a folder is entered by its door, and nobody imports in a circle."""
+
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "ckpt_core"
+TOP = Path(__file__).parents[1]
+PACKAGE = TOP / "ckpt_core"
 INTEGRATIONS = sorted(path.name for path in (PACKAGE.parent / "integrations").glob("ckpt_*"))
 SCRIPTS_ARE_READ_FOR_THEM = "cli/doctor/"
 """What the doctor looks for in a user's script, and has a process of its own import, is named there."""
@@ -85,3 +90,43 @@ def test_no_integration_is_imported_or_started_by_name(module: Path) -> None:
         texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
         named += [text for text in texts if str(text).split(".")[0] in INTEGRATIONS]
     assert not named, f"{named}: found by entry points alone (ckpt_core/system/plugins.py)"
+
+
+def _modules(root: Path) -> dict[str, Path]:
+    """All modules below a folder of packages, by their names."""
+    paths = {path.relative_to(root).with_suffix(""): path for path in root.glob("ckpt_*/**/*.py")}
+    return {".".join(name.parts).removesuffix(".__init__"): path for name, path in paths.items()}
+
+
+def _running(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Imports that are carried out, in functions too; not those for type checkers."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        else:
+            yield from _running(child)
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
+    """What an import names, and what it is otherwise a name of."""
+    for alias in node.names:
+        if isinstance(node, ast.Import):
+            yield alias.name, alias.name
+        elif node.module is not None:
+            yield f"{node.module}.{alias.name}", node.module
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = _modules(TOP) | _modules(TOP / "integrations")
+    assert {"ckpt_core.layout", "ckpt_core.cli.app", "ckpt_deepspeed.engine"} <= set(modules)
+    needs: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        pairs = [pair for node in _running(ast.parse(path.read_text())) for pair in _imported(node)]
+        found = {full if full in modules else package for full, package in pairs}
+        needs[name] = found.intersection(modules) - {name}
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as exc:
+        pytest.fail(" <- ".join(exc.args[1]))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ckpt_core.cli.exporting import Exported, check_room
+from ckpt_core.cli.exported import Exported, check_room
 from ckpt_core.cli.leaf_bytes import RankLeaves
 from ckpt_core.cli.parts import Part
 from ckpt_core.cli.tree import Item, TensorRef, read_tree, walk

@@ -12,7 +12,7 @@ from typing import IO
 
 import torch
 
-from ckpt_core.cli.exporting import Exported, check_room
+from ckpt_core.cli.exported import Exported, check_room
 from ckpt_core.cli.leaf_bytes import RankLeaves
 from ckpt_core.cli.parts import Part
 from ckpt_core.cli.tensors import fill

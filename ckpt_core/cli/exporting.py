@@ -6,11 +6,11 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from ckpt_core.cli.exported import Exported
 from ckpt_core.cli.leaf_bytes import LeafReader, RankLeaves
 from ckpt_core.cli.parts import Part
 from ckpt_core.cli.steps import opened
@@ -19,7 +19,7 @@ from ckpt_core.errors import ConfigError
 from ckpt_core.system.files import Files
 
 if TYPE_CHECKING:
-    from ckpt_core.cli.app import ExportRequest
+    from ckpt_core.cli.requests import ExportRequest
 
 _SHOWN = 4
 
@@ -39,23 +39,6 @@ _REASONS = {
     Format.SAFETENSORS: "safetensors holds tensors only",
     Format.TORCH: "torch.load refuses them with weights_only",
 }
-
-
-@dataclass
-class Exported:
-    """What was written, and what was not as it was.
-
-    Attributes:
-        tensors: how many entries the file has.
-        nbytes: size of the file.
-        left_out: paths that the format cannot hold, with what they are.
-        changed: paths that are there in another form, and which.
-    """
-
-    tensors: int = 0
-    nbytes: int = 0
-    left_out: dict[str, str] = field(default_factory=dict)
-    changed: dict[str, str] = field(default_factory=dict)
 
 
 def export_step(request: ExportRequest) -> bool:
@@ -83,20 +66,6 @@ def export_step(request: ExportRequest) -> bool:
         made.nbytes = file.seek(0, os.SEEK_END)
     _tell(request, kind, leaves, made)
     return True
-
-
-def check_room(file: IO[bytes], nbytes: int) -> None:
-    """Refuse before anything is written when the disk is too small.
-
-    Raises:
-        ConfigError: it is; nothing was written.
-    """
-    free = Files().free_bytes(Path(file.name).parent)
-    if nbytes > free:
-        raise ConfigError(
-            f"the exported file takes {size_text(nbytes)} and {Path(file.name).parent} has "
-            f"{size_text(free)} free: nothing was written"
-        )
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 
 if TYPE_CHECKING:
-    from ckpt_core.cli.app import PinRequest, RemoveRequest
+    from ckpt_core.cli.requests import PinRequest, RemoveRequest
 
 _ALL_SLOTS = sys.maxsize
 """Opening a store trims its slots; ours must not take any from the training job that comes next."""

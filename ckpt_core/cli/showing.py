@@ -33,7 +33,7 @@ from ckpt_core.restore import Leaf, StepLeaves, StepManifest
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from ckpt_core.cli.app import ShowRequest
+    from ckpt_core.cli.requests import ShowRequest
 
 _NO_KEY = "(the state itself)"
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from ckpt_core.cli.simulating import SimulateRequest
+from ckpt_core.cli.simulate_request import SimulateRequest
 from ckpt_core.errors import ConfigError
 from ckpt_core.simulate import (
     Goal,

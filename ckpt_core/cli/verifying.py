@@ -19,7 +19,7 @@ from ckpt_core.types import parse_step_dir
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpt_core.cli.app import VerifyRequest
+    from ckpt_core.cli.requests import VerifyRequest
 
     Show = Callable[[str, int, int], None]
 

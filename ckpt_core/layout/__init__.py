@@ -17,17 +17,9 @@ from __future__ import annotations
 
 from ckpt_core.layout.coverage import Effort, needed_ranges, uncovered
 from ckpt_core.layout.dtypes import Storage, itemsize, nbytes, storage
+from ckpt_core.layout.entries import ChunkSum, FileEntry, LeafEntry, RankEntry, SliceEntry
 from ckpt_core.layout.header import MAX_HEADER_BYTES, PAD_PREFIX
-from ckpt_core.layout.manifest import (
-    ChunkSum,
-    FileEntry,
-    Json,
-    LeafEntry,
-    Manifest,
-    RankEntry,
-    RankManifest,
-    SliceEntry,
-)
+from ckpt_core.layout.manifest import Json, Manifest, RankManifest
 from ckpt_core.layout.names import (
     FORMAT_NAME,
     FORMAT_VERSION,

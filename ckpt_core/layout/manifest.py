@@ -12,77 +12,35 @@ Source: PCcheck 4.1 (what must be durable before a checkpoint counts); torchsnap
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from ckpt_core.layout import codec
-from ckpt_core.layout.names import FORMAT_NAME
+from ckpt_core.layout.dtypes import MAX_BYTES
+from ckpt_core.layout.entries import ChunkSum, FileEntry, LeafEntry, RankEntry, SliceEntry
+from ckpt_core.layout.names import FORMAT_NAME, MAX_RANKS, is_directory_name, rank_manifest_name
 from ckpt_core.layout.rules import (
     MAX_LEVELS,
+    MAX_MANIFEST_BYTES,
+    MAX_STEP,
+    MAX_UNIX_S,
     check_entries,
     check_files,
-    check_manifest,
     check_named_files,
     check_no_leaves,
     check_rank,
     check_version,
+    check_xxh3,
 )
-from ckpt_core.layout.strict_json import Invalid, check_plain, member, row
+from ckpt_core.layout.strict_json import Invalid, bounded, check_plain, member, row
 from ckpt_core.types import Block, LeafSpec, Slice
 
 Json = Any
 """A value that `json.dumps` writes and `json.loads` gives back unchanged."""
 
-
-@dataclass(frozen=True, slots=True)
-class ChunkSum:
-    """A piece of a file: its length and the checksum of its bytes, None when checksums are off."""
-
-    nbytes: int
-    xxh3: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """A shard file; `chunks` are its consecutive pieces from offset 0 to `nbytes`."""
-
-    name: str
-    nbytes: int
-    chunks: tuple[ChunkSum, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LeafEntry:
-    """Where a leaf lies: `file` is an index in the rank's files, `offset` counts from its start."""
-
-    spec: LeafSpec
-    file: int
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SliceEntry:
-    """Where a rank's part of a shared leaf lies: `slice.nbytes` bytes at `offset` of `file`.
-
-    `spec` is that of the whole leaf, `file` an index in the rank's files.
-    """
-
-    spec: LeafSpec
-    slice: Slice
-    file: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankEntry:
-    """A rank manifest as the manifest knows it: name, length and checksum of all its bytes."""
-
-    rank: int
-    file: str
-    nbytes: int
-    xxh3: str
+_ATTEMPT = re.compile(r"([0-9]{12,18})-[0-9a-f]{8}\Z")
 
 
 @dataclass(frozen=True)
@@ -211,7 +169,7 @@ class Manifest:
         return codec.decode(cls._from_json, data, path=path)
 
     def _as_json(self) -> dict[str, Json]:
-        check_manifest(self)
+        _check_manifest(self)
         return {
             "format": FORMAT_NAME,
             "version": self.version,
@@ -238,8 +196,47 @@ class Manifest:
             version=obj["version"],
             directory=member(obj, "directory", str) if obj["version"] > 2 else None,
         )
-        check_manifest(manifest)
+        _check_manifest(manifest)
         return manifest
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    """Step, attempt and time are in range; ranks ascend, each with its own file."""
+    step = bounded(manifest.step, "step", 0, MAX_STEP)
+    match = _ATTEMPT.match(manifest.attempt) if type(manifest.attempt) is str else None
+    if match is None or match[1] != f"{step:012d}":
+        raise Invalid("attempt", expected=f"{step:012d}-<8 hex>", got=manifest.attempt)
+    created = manifest.created_unix_s
+    if type(created) not in (int, float) or not 0 <= created <= MAX_UNIX_S:
+        raise Invalid("created_unix_s", expected=f"seconds in 0..{MAX_UNIX_S}", got=created)
+    bounded(manifest.state_bytes, "state_bytes", 0, MAX_BYTES)
+    check_version(manifest.version)
+    bounded(manifest.world_size, "world_size", 2 if manifest.version == 2 else 1, MAX_RANKS)
+    _check_directory(manifest)
+    bounded(len(manifest.ranks), "number of ranks", 1, manifest.world_size)
+    if manifest.version == 1:
+        bounded(len(manifest.ranks), "number of ranks", manifest.world_size, manifest.world_size)
+    above = 0
+    for entry in manifest.ranks:
+        _check_rank_entry(entry, above, manifest.world_size - 1)
+        above = entry.rank + 1
+
+
+def _check_directory(manifest: Manifest) -> None:
+    name = manifest.directory
+    if manifest.version < 3:
+        if name is not None:
+            raise Invalid("directory", expected="none in a step", got=name)
+    elif not is_directory_name(name):
+        raise Invalid("directory", expected="a plain name, none of a step", got=name)
+
+
+def _check_rank_entry(entry: RankEntry, low: int, high: int) -> None:
+    bounded(entry.rank, "rank (ranks are in order)", low, high)
+    if entry.file != rank_manifest_name(entry.rank):
+        raise Invalid("rank manifest", expected=rank_manifest_name(entry.rank), got=entry.file)
+    bounded(entry.nbytes, f"nbytes of {entry.file}", 1, MAX_MANIFEST_BYTES)
+    check_xxh3(entry.xxh3, f"xxh3 of {entry.file}")
 
 
 # -- rows: one function for each way ----------------------------------------------------------

@@ -17,16 +17,14 @@ from ckpt_core.layout.names import (
     MAX_FILES,
     MAX_NAMED_FILES,
     MAX_RANKS,
-    is_directory_name,
     is_file_name,
     parents_of,
     parse_shard_name,
-    rank_manifest_name,
 )
 from ckpt_core.layout.strict_json import Invalid, bounded, brief, is_name, note
 
 if TYPE_CHECKING:
-    from ckpt_core.layout.manifest import FileEntry, LeafEntry, Manifest, RankEntry, SliceEntry
+    from ckpt_core.layout.entries import FileEntry, LeafEntry, SliceEntry
     from ckpt_core.types import Block, LeafSpec
 
     _Place = tuple[int, int, int, str]
@@ -42,7 +40,6 @@ MAX_UNIX_S = 253_402_300_799
 """The end of the year 9999: later moments have no calendar date."""
 
 _XXH3 = re.compile(r"[0-9a-f]{16}\Z")
-_ATTEMPT = re.compile(r"([0-9]{12,18})-[0-9a-f]{8}\Z")
 
 
 def check_version(version: object) -> None:
@@ -100,7 +97,7 @@ def _check_chunks(file: FileEntry) -> None:
     for chunk in file.chunks:
         total += bounded(chunk.nbytes, f"chunk of {file.name}", 1, file.nbytes)
         if chunk.xxh3 is not None:
-            _check_xxh3(chunk.xxh3, f"xxh3 of a chunk of {file.name}")
+            check_xxh3(chunk.xxh3, f"xxh3 of a chunk of {file.name}")
     if total != file.nbytes:
         raise Invalid(f"chunks of {file.name}", expected=f"{file.nbytes} bytes in all", got=total)
 
@@ -186,45 +183,7 @@ def _check_place(name: str, place: tuple[int, int, int], files: Sequence[FileEnt
     return (file, offset, size, name)
 
 
-def check_manifest(manifest: Manifest) -> None:
-    """Step, attempt and time are in range; ranks ascend, each with its own file."""
-    step = bounded(manifest.step, "step", 0, MAX_STEP)
-    match = _ATTEMPT.match(manifest.attempt) if type(manifest.attempt) is str else None
-    if match is None or match[1] != f"{step:012d}":
-        raise Invalid("attempt", expected=f"{step:012d}-<8 hex>", got=manifest.attempt)
-    created = manifest.created_unix_s
-    if type(created) not in (int, float) or not 0 <= created <= MAX_UNIX_S:
-        raise Invalid("created_unix_s", expected=f"seconds in 0..{MAX_UNIX_S}", got=created)
-    bounded(manifest.state_bytes, "state_bytes", 0, MAX_BYTES)
-    check_version(manifest.version)
-    bounded(manifest.world_size, "world_size", 2 if manifest.version == 2 else 1, MAX_RANKS)
-    _check_directory(manifest)
-    bounded(len(manifest.ranks), "number of ranks", 1, manifest.world_size)
-    if manifest.version == 1:
-        bounded(len(manifest.ranks), "number of ranks", manifest.world_size, manifest.world_size)
-    above = 0
-    for entry in manifest.ranks:
-        _check_rank_entry(entry, above, manifest.world_size - 1)
-        above = entry.rank + 1
-
-
-def _check_directory(manifest: Manifest) -> None:
-    name = manifest.directory
-    if manifest.version < 3:
-        if name is not None:
-            raise Invalid("directory", expected="none in a step", got=name)
-    elif not is_directory_name(name):
-        raise Invalid("directory", expected="a plain name, none of a step", got=name)
-
-
-def _check_rank_entry(entry: RankEntry, low: int, high: int) -> None:
-    bounded(entry.rank, "rank (ranks are in order)", low, high)
-    if entry.file != rank_manifest_name(entry.rank):
-        raise Invalid("rank manifest", expected=rank_manifest_name(entry.rank), got=entry.file)
-    bounded(entry.nbytes, f"nbytes of {entry.file}", 1, MAX_MANIFEST_BYTES)
-    _check_xxh3(entry.xxh3, f"xxh3 of {entry.file}")
-
-
-def _check_xxh3(value: object, what: str) -> None:
+def check_xxh3(value: object, what: str) -> None:
+    """A checksum as text."""
     if type(value) is not str or _XXH3.match(value) is None:
         raise Invalid(what, expected="16 lower-case hex digits", got=value)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ckpt_core.cli.app import PinRequest
 from ckpt_core.cli.managing import set_pin
+from ckpt_core.cli.requests import PinRequest
 from ckpt_core.errors import ConfigError, NotCommitted, PersistError
 from ckpt_core.store import StepStore, committed_steps, step_path
 from tests.store.harness import (

@@ -18,7 +18,7 @@ from ckpt_core.cli.doctor.trials import trials
 from ckpt_core.cli.text import count_text, say, say_json, say_rich, table
 
 if TYPE_CHECKING:
-    from ckpt_core.cli.app import DoctorRequest
+    from ckpt_core.cli.requests import DoctorRequest
 
 
 def diagnose(request: DoctorRequest) -> bool:

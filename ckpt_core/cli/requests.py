@@ -1,0 +1,138 @@
+"""What each command is asked, but for `bench`, `simulate` and `tune`: one field for each option.
+
+Loaded with every command, so nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Root = Annotated[Path, typer.Argument(metavar="ROOT", help="Directory that holds the steps.")]
+Step = Annotated[
+    Path, typer.Argument(metavar="STEP", help="A step's directory, or a root: its newest step.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON object.")]
+Number = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Number of the step.")]
+OfRank = Annotated[
+    int | None, typer.Option("--rank", min=0, help="As this rank has it, of several that saved.")
+]
+AtStep = Annotated[int | None, typer.Option("--step", min=0, help="This step of the root.")]
+
+
+@dataclass(frozen=True)
+class ListRequest:
+    """`ls`."""
+
+    root: Root
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class ShowRequest:
+    """`show`."""
+
+    path: Step
+    step: AtStep = None
+    rank: OfRank = None
+    depth: Annotated[int | None, typer.Option(min=1, help="Levels of the tree; default: all.")] = (
+        None
+    )
+    offsets: Annotated[bool, typer.Option(help="File and offset of each leaf.")] = False
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """`verify`."""
+
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A root, all its steps; or one step's directory.")
+    ]
+    step: AtStep = None
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class DiffRequest:
+    """`diff`."""
+
+    a: Annotated[Path, typer.Argument(metavar="A", help="A step's directory, or a root.")]
+    b: Annotated[Path, typer.Argument(metavar="B", help="The other one.")]
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """`export`."""
+
+    path: Step
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")]
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="safetensors|torch", help="Format; default: by the file's name."),
+    ] = None
+    step: AtStep = None
+    rank: OfRank = None
+    only: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Only what is below this key: model")
+    ] = None
+    prefix: Annotated[
+        str | None, typer.Option(help="Only tensors whose names begin so: model.layers.")
+    ] = None
+    strip: Annotated[
+        bool, typer.Option("--strip", help="Take KEY or the prefix off the names.")
+    ] = False
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class RemoveRequest:
+    """`rm`."""
+
+    root: Root
+    step: Annotated[
+        list[int] | None, typer.Option("--step", min=0, help="This step; repeatable.")
+    ] = None
+    after: Annotated[int | None, typer.Option(min=0, help="Every step after this one.")] = None
+    keep_last: Annotated[
+        int | None, typer.Option(min=1, help="All but the newest N; pinned ones stay.")
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = (
+        False
+    )
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class PinRequest:
+    """`pin` and `unpin`."""
+
+    root: Root
+    step: Number
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class DoctorRequest:
+    """`doctor`."""
+
+    root: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where checkpoints go; it need not exist.")
+    ] = None
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A configuration of DeepSpeed.")
+    ] = None
+    script: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A script for DeepSpeed, or a directory; repeatable."),
+    ] = None
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Import no framework: look at versions only.")
+    ] = False
+    json: Json = False
