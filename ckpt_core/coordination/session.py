@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import threading
 import time
@@ -27,8 +26,6 @@ from ckpt_core.coordination.meeting import Run
 from ckpt_core.coordination.options import StoreOptions
 from ckpt_core.errors import CkptError, CommitError, ConfigError, CoordinationTimeout
 from ckpt_core.types import RankInfo
-
-_log = logging.getLogger("ckpt_core")
 
 _REMEMBERED = 256
 """So many attempts that have ended are remembered, so that a late call for one of them is recognised."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from ckpt_core.errors import ConfigError, CorruptCheckpoint, UnknownFormat
+from ckpt_core.errors import ConfigError, UnknownFormat
 from ckpt_core.layout.names import FORMAT_NAME, FORMAT_VERSION
 from ckpt_core.layout.rules import MAX_MANIFEST_BYTES
 from ckpt_core.layout.strict_json import Invalid, note, parse
@@ -58,12 +58,7 @@ def decode(build: Callable[[dict[str, Any]], _Decoded], data: bytes, *, path: Pa
         _check_version(obj, path)
         return build(obj)
     except Invalid as exc:
-        raise CorruptCheckpoint(
-            f"{path}: {exc.what}: expected {exc.expected}, got {exc.got}",
-            path=path,
-            expected=exc.expected,
-            got=exc.got,
-        ) from exc
+        raise exc.of(path) from exc
 
 
 def _check_sum(data: bytes) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.errors import CorruptCheckpoint
 from ckpt_core.layout.dtypes import CODE_BITS, MAX_BYTES, MAX_DIMS, count_elements
 from ckpt_core.layout.header import LENGTH_BYTES, MAX_HEADER_BYTES, METADATA_KEY
 from ckpt_core.layout.strict_json import Invalid, bounded, brief, is_name, note, parse, row
@@ -38,7 +37,7 @@ def header_length(data: bytes, *, file_bytes: int, path: Path) -> int:
     try:
         return _length(data, file_bytes)
     except Invalid as exc:
-        raise _corrupt(exc, path) from exc
+        raise exc.of(path) from exc
 
 
 def parse_header(data: bytes, *, file_bytes: int, path: Path) -> dict[str, HeaderEntry]:
@@ -60,7 +59,7 @@ def parse_header(data: bytes, *, file_bytes: int, path: Path) -> dict[str, Heade
             raise Invalid("header", expected=f"{end} bytes", got=note(f"{len(data)} bytes"))
         return _entries(bytes(data[LENGTH_BYTES:end]), base=end, region_bytes=file_bytes - end)
     except Invalid as exc:
-        raise _corrupt(exc, path) from exc
+        raise exc.of(path) from exc
 
 
 def _length(data: bytes, file_bytes: int) -> int:
@@ -125,12 +124,3 @@ def _check_coverage(entries: dict[str, HeaderEntry], start: int, stop: int) -> N
         position += entry.nbytes
     if position != stop:
         raise Invalid("tensor region", expected=f"entries up to {stop}", got=position)
-
-
-def _corrupt(exc: Invalid, path: Path) -> CorruptCheckpoint:
-    return CorruptCheckpoint(
-        f"{path}: {exc.what}: expected {exc.expected}, got {exc.got}",
-        path=path,
-        expected=exc.expected,
-        got=exc.got,
-    )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any, NoReturn
+
+from ckpt_core.errors import CorruptCheckpoint
 
 
 class Invalid(Exception):
@@ -15,6 +18,15 @@ class Invalid(Exception):
         self.what = what
         self.expected = expected
         self.got = got if isinstance(got, _Text) else brief(got)
+
+    def of(self, path: Path) -> CorruptCheckpoint:
+        """The error for the caller: what is wrong in this file."""
+        return CorruptCheckpoint(
+            f"{path}: {self.what}: expected {self.expected}, got {self.got}",
+            path=path,
+            expected=self.expected,
+            got=self.got,
+        )
 
 
 class _Text(str):

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from ckpt_core.errors import CorruptCheckpoint, NotCommitted, RestoreError
 from ckpt_core.restore.choosing import Listing, known_steps, reason, table
@@ -106,7 +105,3 @@ def _callers_level() -> int:
     while frame.f_back is not None and str(frame.f_globals.get("__package__")).startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
     return level
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__package__")).partition(".")[0] == _PACKAGE

@@ -68,9 +68,6 @@ def test_a_vast_file_has_its_records_where_torch_looks(vast: torch.Tensor, tmp_p
     reader = torch._C.PyTorchFileReader(str(path))
     for extent in plan.layout.extents:
         assert reader.get_record_offset(extent.name) == extent.offset
-    places = plan.layout.crc_places()
-    with path.open("rb") as file:
-        assert {os.pread(file.fileno(), 4, at) for pair in places for at in pair} == {bytes(4)}
     back = torch.load(path, map_location="meta", weights_only=True)
     assert back["large"].nbytes == 5 * GIB and back["tied"].shape == back["large"].shape
     assert len(back["small"]) == 256 and back["strided"].is_contiguous()

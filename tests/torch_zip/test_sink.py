@@ -31,7 +31,6 @@ def test_records_have_their_names_in_whatever_order_torch_writes_them(
     layout = sink.layout()
     assert {extent.name: extent.nbytes for extent in layout.extents} == sizes
     assert layout.file_bytes > 1 << 40
-    assert len(layout.crc_places()) == 3
 
 
 def test_records_with_bytes_and_without_are_frames(sink: Sink, writer: Any) -> None:

@@ -8,8 +8,6 @@ import enum
 import io
 import os
 import random
-import struct
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ def raw(tensor: Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes()
 
 
-def filled(plan: ZipPlan, *, crc: bool = False) -> bytes:
+def filled(plan: ZipPlan) -> bytes:
     """The finished file; bytes that neither a frame nor a tensor gave are `HOLE`."""
     layout = plan.layout
     image = bytearray(HOLE * layout.file_bytes)
@@ -39,11 +37,6 @@ def filled(plan: ZipPlan, *, crc: bool = False) -> bytes:
     for extent, tensor in zip(layout.extents, plan.tensors, strict=True):
         image[extent.offset : extent.offset + extent.nbytes] = raw(tensor)
     assert len(image) == layout.file_bytes
-    for extent, places in zip(layout.extents, layout.crc_places() if crc else (), strict=crc):
-        found = zlib.crc32(image[extent.offset : extent.offset + extent.nbytes])
-        for place in places:
-            assert image[place : place + 4] == bytes(4)
-            image[place : place + 4] = struct.pack("<I", found)
     return bytes(image)
 
 
