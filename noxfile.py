@@ -6,6 +6,9 @@ import nox
 
 CONSTRAINTS = ".ci/constraints.txt"
 
+# Two at a time: many tests wait, for disks, deadlines or ranks.
+PARALLEL = ("-n", "2", "--dist", "loadscope", "--max-worker-restart", "0")
+
 nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["lint", "tests"]
 nox.options.reuse_venv = "yes"
@@ -36,10 +39,15 @@ def tests(session: nox.Session) -> None:
     # Compiled on a machine's first run, which takes minutes: docs/horovod.md says how and why.
     session.run("python", ".ci/horovod_wheel.py")
     session.run("python", ".ci/warm_deepspeed.py")
-    # Two at a time: many tests wait, for disks, deadlines or ranks.
     # Where a framework is missing its tests are skipped; here they fail.
-    parallel = ("-n", "2", "--dist", "loadscope", "--max-worker-restart", "0")
-    session.run("pytest", *parallel, *session.posargs, env={"REQUIRE_INTEGRATIONS": "1"})
+    session.run("pytest", *PARALLEL, *session.posargs, env={"REQUIRE_INTEGRATIONS": "1"})
+
+
+@nox.session(default=False)
+def quick(session: nox.Session) -> None:
+    """The tests that need no framework, no ranks and no kill: an answer in a minute and a half."""
+    install(session, "-e", ".[test,bench]")
+    session.run("pytest", "--quick", *PARALLEL, *session.posargs)
 
 
 @nox.session(default=False)

@@ -12,13 +12,26 @@ import hypothesis
 import pytest
 import torch
 
+from tests import places
+from tests.quick import pytest_addoption, pytest_ignore_collect
+from tests.seconds import pytest_terminal_summary
 from tests.workers import pytest_xdist_make_scheduler
 
-__all__ = ["pytest_xdist_make_scheduler", "root", "seeded"]
+__all__ = [
+    "pytest_addoption",
+    "pytest_ignore_collect",
+    "pytest_terminal_summary",
+    "pytest_xdist_make_scheduler",
+    "root",
+    "seeded",
+]
 
 # torch looks up the name of every peer of its store, for its log. Where no name server answers, each of
 # these takes five seconds. Read when a process first resolves a name, and inherited by those that we start.
 os.environ["RES_OPTIONS"] = "attempts:0"
+
+# Drawn here, before there are processes that inherit it.
+places.run_number()
 
 # A worker of several (`-n`) has them set, by readline; what is written to a pipe has no width.
 for name in ("COLUMNS", "LINES"):
@@ -34,6 +47,11 @@ hypothesis.settings.register_profile(
     "ci", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("ci")
+
+
+def pytest_report_header() -> str:
+    """Where this run strikes."""
+    return places.header()
 
 
 _ENDS_WITHIN_S = 20.0

@@ -1,0 +1,32 @@
+"""`--quick` leaves out what it says, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.integrations.frameworks import FRAMEWORKS
+from tests.quick import TESTS, is_left_out
+
+
+@pytest.mark.parametrize(
+    ("path", "left_out"),
+    [
+        ("integrations/deepspeed/test_crash.py", True),
+        ("integrations/lightning", True),
+        ("crash/test_kill.py", True),
+        ("coordination/test_kill.py", True),
+        ("state/test_distributed.py", True),
+        ("store/test_lock.py", False),
+        ("integrations/test_doors.py", False),
+        ("store", False),
+    ],
+)
+def test_frameworks_ranks_and_kills_are_left_out(path: str, left_out: bool) -> None:
+    assert is_left_out(TESTS / path) == left_out
+
+
+def test_no_framework_is_imported_by_what_is_left(pytestconfig: pytest.Config) -> None:
+    if pytestconfig.getoption("--quick"):  # then every file of it has been imported by now
+        assert not FRAMEWORKS.keys() & sys.modules.keys()
