@@ -15,7 +15,7 @@ from tests.data.data_helpers import check_each_once
 from tests.data.job import EVERY, LENGTH, SIZE, STEPS
 
 TOP = Path(__file__).parents[2]
-KILLS = 3
+KILLS = 2
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def killed_at(who: Rank, root: str, victim: int, n: int, again: bool) -> dict[st
     outcome = outcome_of(start(ck, who, 2, "tag1" if again else "tag2"))
     armed.clear()
     ck.close()
-    return {"outcome": outcome}
+    return {"outcome": outcome, "operations": 0 if kill is None else kill.count}
 
 
 def dies_after_its_vote(who: Rank, root: str, victim: int) -> str:

@@ -124,7 +124,6 @@ def killed_at(who: Rank, root: str, victim: int, n: int, point: str) -> dict[str
     )
     ck.save(1, make_state(who.rank, 1), per_rank=["sampler"]).committed.result(60)
     armed.set()
-    began = time.monotonic()
     handle = ck.save(2, make_state(who.rank, 2), per_rank=["sampler"])
     ck.wait_staged()
     try:
@@ -132,10 +131,9 @@ def killed_at(who: Rank, root: str, victim: int, n: int, point: str) -> dict[str
         outcome = "committed"
     except CkptError as exc:
         outcome = f"{type(exc).__name__}: {exc}"
-    waited = time.monotonic() - began
     armed.clear()
     ck.close()
-    return {"outcome": outcome, "waited": waited, "died": False}
+    return {"outcome": outcome, "operations": 0 if kill is None else kill.count}
 
 
 def structures_differ(who: Rank, root: str, how: str, good: int) -> list[str]:

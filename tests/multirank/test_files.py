@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ from ckpt_core import verify
 from tests.crash.warm import Warm
 from tests.multirank.crew import all_well
 from tests.multirank.file_jobs import POINTER, check
+from tests.multirank.kills import SIGKILL, died, killed
 
 JOBS = "tests.multirank.file_jobs:"
-SIGKILL = 9
-AT_ONCE = 8
-"""Jobs side by side: where a rank has died, the others wait until it is taken for dead."""
 
 
 def run(warm: Warm, name: str, world: int, *, nodes: list[str] | None = None, **more: Any) -> Any:
@@ -63,32 +60,18 @@ def test_each_node_has_the_files_of_its_ranks_and_a_pointer(warm: Warm, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("victim", "again", "stride"),
-    [(0, False, 6), (0, True, 6), (1, False, 6), (2, False, 2)],
+    ("victim", "again"),
+    [(0, False), (0, True), (1, False), (2, False)],
     ids=["leader", "leader, again", "member", "member without files"],
 )
 def test_a_killed_rank_never_leaves_a_torn_directory(
-    warm: Warm, tmp_path: Path, victim: int, again: bool, stride: int
+    warm: Warm, tmp_path: Path, victim: int, again: bool
 ) -> None:
     deaths = 0
-    # Each victim dies at other operations than the others; all of them would take an hour.
-    for first in itertools.count(victim % 2, stride * AT_ONCE):
-        several = [
-            {"root": str(tmp_path / str(n)), "victim": victim, "n": n, "again": again}
-            for n in range(first, first + stride * AT_ONCE, stride)
-        ]
-        jobs = warm.call(
-            "tests.multirank.crew:run_several",
-            call=f"{JOBS}killed_at",
-            world_size=3,
-            several=several,
-        )
-        for how, outcomes in zip(several, jobs, strict=True):
+    for jobs in killed(warm, f"{JOBS}killed_at", tmp_path, victim=victim, again=again):
+        for how, outcomes in jobs:
             _check_killed(how, outcomes)
-        died = [outcomes[victim]["signal"] == SIGKILL for outcomes in jobs]
-        deaths += sum(died)
-        if not all(died):
-            break
+            deaths += died(outcomes, victim)
     assert deaths > 1
 
 
@@ -96,15 +79,15 @@ def _check_killed(how: dict[str, Any], outcomes: list[dict[str, Any]]) -> None:
     """What the ranks said of the save, and what is there now."""
     victim, n = how["victim"], how["n"]
     name = "tag1" if how["again"] else "tag2"
-    died = outcomes[victim]["signal"] == SIGKILL
+    dead = died(outcomes, victim)
     told = set()
     for rank, outcome in enumerate(outcomes):
-        if rank == victim and died:
+        if rank == victim and dead:
             continue
         assert not outcome["problem"] and not outcome["signal"], (n, rank, outcome)
         result = outcome["result"]["outcome"]
         told.add(result == name)
-        assert result == name or (died and f"rank {victim}" in result), (n, rank, result)
+        assert result == name or (dead and f"rank {victim}" in result), (n, rank, result)
     _check_after(Path(how["root"]), n, committed=True in told, again=how["again"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,8 @@ import pytest
 
 from tests.crash.warm import Warm
 from tests.multirank.crew import all_well
-from tests.multirank.test_save import run_several
-
-SIGKILL = 9
-STRIDE = 4
-AT_ONCE = 8
-"""Jobs side by side: where a rank has died, the others wait until it is taken for dead."""
+from tests.multirank.kills import RANKS, died, killed
+from tests.multirank.test_save import JOBS, run_several
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -24,21 +19,13 @@ def test_a_killed_rank_never_leaves_a_torn_step(
     warm: Warm, tmp_path: Path, victim: int, nodes: list[str] | None
 ) -> None:
     deaths = 0
-    # Each victim dies at other operations than the others; all of them would take an hour.
-    for first in itertools.count(victim, STRIDE * AT_ONCE):
-        several = [
-            {"root": str(tmp_path / str(n)), "victim": victim, "n": n, "point": "after"}
-            for n in range(first, first + STRIDE * AT_ONCE, STRIDE)
-        ]
-        jobs = run_several(warm, "killed_at", 3, several, nodes=nodes)
-        roots = [{"root": how["root"]} for how in several]
-        restored = run_several(warm, "restore_newest", 3, roots, nodes=nodes)
-        for how, outcomes, found in zip(several, jobs, restored, strict=True):
+    call = f"{JOBS}killed_at"
+    for jobs in killed(warm, call, tmp_path, nodes=nodes, victim=victim, point="after"):
+        roots = [{"root": how["root"]} for how, _ in jobs]
+        restored = run_several(warm, "restore_newest", RANKS, roots, nodes=nodes)
+        for (how, outcomes), found in zip(jobs, restored, strict=True):
             _check(how["n"], victim, outcomes, all_well(found))
-        died = [outcomes[victim]["signal"] == SIGKILL for outcomes in jobs]
-        deaths += sum(died)
-        if not all(died):
-            break
+            deaths += died(outcomes, victim)
     assert deaths > 2
 
 
@@ -46,13 +33,13 @@ def _check(
     n: int, victim: int, outcomes: list[dict[str, Any]], found: list[dict[str, Any]]
 ) -> None:
     """What the ranks said of the save, and what the next job has found."""
-    died = outcomes[victim]["signal"] == SIGKILL
+    dead = died(outcomes, victim)
     for rank, outcome in enumerate(outcomes):
-        if rank == victim and died:
+        if rank == victim and dead:
             continue
         assert not outcome["problem"] and not outcome["signal"], (n, rank, outcome)
         told = outcome["result"]["outcome"]
-        assert told == "committed" or (died and f"rank {victim}" in told), (n, rank, told)
+        assert told == "committed" or (dead and f"rank {victim}" in told), (n, rank, told)
     committed = {o["result"]["outcome"] for i, o in enumerate(outcomes) if i != victim}
     steps = {one["step"] for one in found}
     assert len(steps) == 1 and steps <= {1, 2}, (n, steps)
