@@ -1,7 +1,4 @@
-"""What import-linter cannot say: a folder is entered by its door, and the map shows every room."""
-
-
-"""What import-linter cannot say: a folder is entered by its door, and nobody imports in a circle."""
+"""What import-linter cannot say: folders are entered by their doors, no circles, and the map is whole."""
 
 from __future__ import annotations
 
