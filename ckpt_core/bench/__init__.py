@@ -1,15 +1,14 @@
 """`ckpt-core bench`: this engine beside the other ways to save a PyTorch state, on the machine at hand.
 
-    settings -> crew (one process for each contender) -> rounds -> results -> tables, plot, JSON
+    suite -> settings -> schedule, with a crew of processes -> report -> tables, plot, JSON
 
-The parent never imports torch: contenders run in processes of their own, so that their memory and
-their storage traffic can be read from outside, and they take turns in random order. Every figure is
-shown with its lowest, middle and highest value, since disks are noisy.
+`suite.Suite` says what a suite is. The parent never imports torch: contenders run in processes of their own,
+so that their memory and their storage traffic can be read from outside, and they take turns in random order.
+Every figure is shown with its lowest, middle and highest value, since disks are noisy.
 
-The suite `ranks` measures several processes that save together: see `ckpt_core.bench.ranks`; the
-suite `policy` what `Auto` makes of a second job on the machine: see `ckpt_core.bench.policy`; the suite
-`papers` figures of the papers, with the engine under presets: see `ckpt_core.bench.papers`.
-Suites that measure an integration lie beside it, and are found by entry points of the group `GROUP`.
+The suite `core` measures one process, `ranks` several that save together, `policy` what `Auto` makes of a
+second job on the machine, `papers` figures of the papers, with the engine under presets: see the module of
+each name. Suites that measure an integration lie beside it, and are found by entry points: see `suites`.
 
 Call order: `Settings(...)`, or that of another suite -> `run(settings)` -> `render(report)`,
 `plot(report, path)`, `report.to_json()`; `write(report, folder)` for `papers`.
@@ -18,25 +17,17 @@ Call order: `Settings(...)`, or that of another suite -> `run(settings)` -> `ren
 from __future__ import annotations
 
 from ckpt_core.bench.contenders import NAMES, OURS
+from ckpt_core.bench.core import Measure, Settings
 from ckpt_core.bench.papers import PapersMeasure, PapersSettings
 from ckpt_core.bench.policy import PolicyMeasure, PolicySettings
 from ckpt_core.bench.ranks import RankMeasure, RankSettings
 from ckpt_core.bench.results import Report
-from ckpt_core.bench.settings import Measure, ModelSize, Settings
-from ckpt_core.bench.suites import (
-    GROUP,
-    AnySettings,
-    Suite,
-    plot,
-    render,
-    run,
-    suite_names,
-    suite_of,
-    write,
-)
+from ckpt_core.bench.settings import ModelSize
+from ckpt_core.bench.settings import RunSettings as AnySettings
+from ckpt_core.bench.suite import Suite
+from ckpt_core.bench.suites import plot, render, run, suite_of, write
 
 __all__ = [
-    "GROUP",
     "NAMES",
     "OURS",
     "AnySettings",
@@ -54,7 +45,6 @@ __all__ = [
     "plot",
     "render",
     "run",
-    "suite_names",
     "suite_of",
     "write",
 ]

@@ -1,97 +1,156 @@
-"""All contenders of a run, each in its process; who fails sits out until the next workload."""
+"""All ways of a run and the teams that serve them; who fails is out, and the others go on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ckpt_core.bench.contenders import NAMES
-from ckpt_core.bench.machine import check_room
-from ckpt_core.bench.processes import Processes
-from ckpt_core.bench.remote import Remote
-from ckpt_core.bench.results import Entrant, Report
-from ckpt_core.bench.settings import Measure, Settings
+from ckpt_core.bench.processes import Turns
+from ckpt_core.bench.remote import Answers, ContenderFailed
+from ckpt_core.bench.results import Entrant
+from ckpt_core.bench.run import Run
+from ckpt_core.bench.team import Launch, Team
+from ckpt_core.errors import ConfigError
 
-_PROCESS_BYTES = 300 * 2**20
-_SPARE_STATES = 4
-"""Memory that must stay free, in sizes of the state: for the copies of the contender whose turn it is,
-and for the page cache, whose share of dirty pages would else throttle the buffered ones."""
+_ALL = "all"
 
 
-class Crew(Processes):
-    """The processes of one run. Close it, or use it in a `with` block."""
+class Crew(Turns):
+    """The teams of one run, launched when they are asked first. Close it, or use it in a `with` block.
 
-    def __init__(
-        self, settings: Settings, root: Path, report: Report, notify: Callable[[str], None]
-    ) -> None:
-        """Start every process and leave out those that cannot run here.
+    Call order: `enter`, perhaps `start` -> `ask` in the `turns` of each title -> `close`.
+
+    Attributes:
+        run: what is measured, and where it is noted.
+    """
+
+    def __init__(self, run: Run[Any], launch: Launch, *, shared: bool = False) -> None:
+        """With no process yet.
+
+        Args:
+            run: see there.
+            launch: starts a team.
+            shared: one team serves all ways, and is told the `name` of the way in each request; else each
+                way has a team of its own.
+        """
+        super().__init__(run.report, run.notify, seed=run.settings.seed, rounds=run.settings.rounds)
+        self.run = run
+        self._launch = launch
+        self._shared = shared
+        self._teams: dict[str, Team] = {}
+        self._names: list[str] = []
+        self._out: set[str] = set()
+        self._launches = 0
+
+    # -- ways ------------------------------------------------------------------------------------
+
+    def enter(self, ways: Iterable[str], *, about: dict[str, Entrant] | None = None) -> None:
+        """List ways in the order of the report, with what is known `about` them."""
+        for name in ways:
+            self._names.append(name)
+            self.report.entrants[name] = (about or {}).get(name) or Entrant()
+
+    def names(self, *, reference: bool = True) -> list[str]:
+        """Ways that still run, in the order of the report."""
+        entrants = self.report.entrants
+        running = [name for name in self._names if name not in self._out]
+        return [name for name in running if reference or not entrants[name].reference]
+
+    def start(self, *, base: str | None = None) -> dict[str, dict[str, Any]]:
+        """Launch all side by side and let them introduce themselves; who cannot run here is out.
+
+        Args:
+            base: the way without which nothing can be compared.
+
+        Returns:
+            What each said that runs; see `Entrant.introduce`.
 
         Raises:
-            ConfigError: there is no room for the run; nothing was written.
+            ConfigError: the base cannot run.
         """
-        super().__init__(report, notify, seed=settings.seed, rounds=settings.rounds)
-        self.settings = settings
-        self._root = root
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self) -> None:
-        settings = self.settings
-        for name in [name for name in NAMES if name in settings.contenders]:
-            self.report.entrants[name] = Entrant()
-            (self._root / name).mkdir()
-            self._remotes[name] = self._remote(name)
         self.notify("starting")
-        hellos = {name: self.ask(name, "hello") for name in list(self._remotes)}
-        disk_bytes, memory_bytes = 0, settings.state_bytes * _SPARE_STATES
+        for name in self.names():
+            self.team(name)
+        hellos = {name: self.ask_one(name, "hello") for name in self.names()}
         for name, hello in hellos.items():
             if hello is None:
                 continue
-            self._introduce(name, hello)
-            disk_bytes += settings.state_bytes * hello["disk_states"]
-            memory_bytes += settings.state_bytes * hello["memory_states"] + _PROCESS_BYTES
-        if Measure.TRAIN in settings.measures:
-            disk_bytes += settings.model.state_bytes * (settings.train_steps + 4)
-        check_room(settings.root, disk_bytes=disk_bytes, memory_bytes=memory_bytes)
+            entrant = self.report.entrants[name]
+            entrant.introduce(hello)
+            if entrant.reason is not None:
+                self.leave_out(name)
+                if name == base:
+                    suite = self.run.settings.suite
+                    raise ConfigError(f"the suite {suite} cannot run: {entrant.reason}")
+        return {name: hello for name in self.names() if (hello := hellos[name]) is not None}
 
-    def _introduce(self, name: str, hello: dict[str, Any]) -> None:
-        entrant = self.report.entrants[name]
-        entrant.version, entrant.fsyncs = hello["version"], hello["fsyncs"]
-        entrant.reference, entrant.reason = hello["reference"], hello["reason"]
-        if entrant.reason is not None:
-            self._remotes.pop(name).close()
+    def leave_out(self, name: str) -> None:
+        """From now on; a team of its own is closed."""
+        self._out.add(name)
+        if not self._shared and name in self._teams:
+            self._teams.pop(name).close()
 
-    def next_workload(self) -> None:
-        """Start those again that failed in the workload before; a few fail at one kind of state only."""
-        for name, entrant in self.report.entrants.items():
-            if entrant.failed and entrant.version and name not in self._remotes:
-                self._remotes[name] = self._remote(name)
+    def readmit(self) -> None:
+        """Those that have failed, for another workload: a few fail at one kind of state only."""
+        self._out -= {name for name in self._out if self.report.entrants[name].failed}
 
-    def _remote(self, name: str) -> Remote:
-        return Remote(name, self._root / name, timeout_s=self.settings.timeout_s)
+    # -- teams -----------------------------------------------------------------------------------
 
-    def names(self, *, reference: bool = True) -> list[str]:
-        """Contenders that still run, in the order of the report."""
-        entrants = self.report.entrants
-        return [name for name in self._remotes if reference or not entrants[name].reference]
+    def team(self, name: str) -> Team:
+        """The team that serves a way; launched if it is not there.
+
+        Raises:
+            ContenderFailed: it could not start.
+        """
+        seat = _ALL if self._shared else name
+        if seat not in self._teams:
+            self._launches += 1
+            folder = self.run.folder / f"{self._launches}-{seat}"
+            folder.mkdir()
+            self._teams[seat] = self._launch(seat, folder, self.run.settings.timeout_s)
+        return self._teams[seat]
+
+    def ask(self, name: str, operation: str, /, **arguments: Any) -> Answers | None:
+        """Answers of all ranks (see `Team.ask`), or None when the way failed, now or before."""
+        if name in self._out:
+            return None
+        told = {"name": name} if self._shared else {}
+        try:
+            return self.team(name).ask(operation, **told, **arguments)
+        except ContenderFailed as exc:
+            self.give_up(name, str(exc))
+            return None
+
+    def ask_one(self, name: str, operation: str, /, **arguments: Any) -> dict[str, Any] | None:
+        """As `ask`: the answer of the first rank, which is the only one of most."""
+        answers = self.ask(name, operation, **arguments)
+        return None if answers is None else answers[0]
+
+    def give_up(self, name: str, reason: str) -> None:
+        """The way is out, and its team ends: its ranks may wait for each other for ever."""
+        self.notify(reason)
+        self.report.entrants[name].fail(reason)
+        self._out.add(name)
+        self.disband(name)
+
+    def disband(self, name: str) -> None:
+        """End the team that serves a way, after a failure; the next request launches another one."""
+        team = self._teams.pop(_ALL if self._shared else name, None)
+        if team is not None:
+            team.abandon()
+
+    def close(self) -> None:
+        """End every process; idempotent."""
+        for team in self._teams.values():
+            team.hang_up()  # they end side by side
+        while self._teams:
+            self._teams.popitem()[1].close()
+
+    # -- turns -----------------------------------------------------------------------------------
 
     def turns(self, title: str, *, reference: bool = True) -> Iterator[str]:
-        """One contender after the other: `rounds` rounds, each in a random order of its own."""
+        """One way after the other: `rounds` rounds, each in a random order of its own."""
         for _ in self.rounds(title):
-            names = self.names(reference=reference)
-            self._random.shuffle(names)
-            for name in names:
-                if name in self._remotes:
+            for name in self.shuffled(self.names(reference=reference)):
+                if name not in self._out:
                     yield name
-
-    def pid(self, name: str) -> int:
-        """Process of a contender that runs."""
-        return self._remotes[name].pid
-
-    def folder(self, name: str) -> Path:
-        """Directory of a contender that runs."""
-        return self._remotes[name].root

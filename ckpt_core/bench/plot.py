@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_core.bench import results
 from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.results import Figure, Make, Report, Stats
 from ckpt_core.bench.tables import scaled, unit_name
@@ -51,27 +49,6 @@ def draw(report: Report, path: Path, drawings: Sequence[Callable[[Axes], None]])
     if labels:
         canvas.legend(lines, labels, loc="outside lower center", ncols=6, fontsize=8, frameon=False)
     canvas.savefig(path, dpi=120)
-
-
-def drawings(report: Report) -> list[Callable[[Axes], None]]:
-    """Which areas there is something to draw for."""
-    found: list[Callable[[Axes], None]] = []
-    for figure, logarithmic in (
-        (results.PERSIST, False),
-        (results.STALL, True),
-        (results.RESTORE_COLD, False),
-        (results.RESTORE_WARM, False),
-        (results.MEMORY, False),
-        (results.LEAVES_STALL, True),
-    ):
-        if report.stats(figure):
-            found.append(bars_of(report, figure, logarithmic))
-    intervals: list[int] = list(report.settings["intervals"])
-    if any(report.stats(results.slowdown(every)) for every in intervals):
-        found.append(partial(_slowdown, report=report))
-        title = "Stall of a save in training"
-        found.append(partial(by_interval, report=report, title=title, make=results.train_stall))
-    return found
 
 
 def bars_of(report: Report, figure: Figure, logarithmic: bool) -> Callable[[Axes], None]:
@@ -121,12 +98,6 @@ def _whiskers(figure: Figure, rows: list[Stats]) -> list[list[float]]:
         [scaled(figure, stats.median - stats.min) for stats in rows],
         [scaled(figure, stats.max - stats.median) for stats in rows],
     ]
-
-
-def _slowdown(area: Axes, report: Report) -> None:
-    title = "Training step time over no saves"
-    by_interval(area, report=report, title=title, make=results.slowdown)
-    area.axhline(1.0, color="#333333", linewidth=0.8, linestyle=":")
 
 
 def by_interval(area: Axes, *, report: Report, title: str, make: Make) -> None:

@@ -28,7 +28,7 @@ class ContenderFailed(CkptError):
 
 
 class Line(Closing):
-    """Requests to one process that runs `ckpt_core.bench.worker.serve`, and its answers.
+    """Requests to one process that runs `ckpt_core.bench.serving.serve`, and its answers.
 
     Used by one thread; close it, or use it in a `with` block.
     """
@@ -110,7 +110,7 @@ class Line(Closing):
 
 
 class Remote(Line):
-    """One contender's process."""
+    """One measured process."""
 
     def __init__(
         self,
@@ -118,22 +118,22 @@ class Remote(Line):
         root: Path,
         *,
         timeout_s: float,
-        module: str = "ckpt_core.bench.worker",
+        worker: str,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the process; its first answer is awaited by the first `call`.
 
         Args:
-            name: of the contender.
+            name: of the process, which is told it.
             root: existing, empty directory of its own.
             timeout_s: deadline of each call.
-            module: what the process runs.
+            worker: "module:Class" that answers (`ckpt_core.bench.serving`).
             environment: variables besides those of this process.
         """
         self.root = root
         connection, theirs = Pipe()
         super().__init__(name, connection, timeout_s=timeout_s, log=root.parent / f"{name}.log")
-        command = [sys.executable, "-m", module, name, str(root)]
+        command = [sys.executable, "-m", "ckpt_core.bench.serving", worker, name, str(root)]
         with self._log_path.open("ab") as log, theirs:
             self._process = subprocess.Popen(
                 [*command, str(theirs.fileno())],

@@ -43,31 +43,47 @@ class Figure:
     higher_is_better: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A figure for each number, such as the steps between saves.
+
+    Attributes:
+        key: with places for the numbers.
+        title: likewise.
+        unit: what the values count.
+        of: what the first number counts, at the end of the title; empty where the title says it.
+    """
+
+    key: str
+    title: str
+    unit: Unit
+    of: str = ""
+
+    def __call__(self, *numbers: int | str) -> Figure:
+        """The figure at these numbers."""
+        title = self.title.format(*numbers)
+        if self.of:
+            title = f"{title}, {count(int(numbers[0]), self.of)}"
+        return Figure(self.key.format(*numbers), title, self.unit)
+
+
 Make = Callable[[int], Figure]
 """A figure for each interval, or for each number of ranks."""
 
-PERSIST = Figure("persist", "Persist throughput, save() to durable", Unit.BYTES_PER_S, True)
-STALL = Figure("stall", "Stall of save(): call, then barrier at once", Unit.SECONDS)
-STALL_CALL = Figure("stall_call", "Stall of save(): the call alone", Unit.SECONDS)
-STALL_BARRIER = Figure("stall_barrier", "Stall of save(): the barrier alone", Unit.SECONDS)
-MEMORY = Figure("peak_memory", "Peak extra memory, seen from outside", Unit.BYTES)
-AMPLIFICATION = Figure("write_amplification", "Bytes written / state bytes", Unit.TIMES)
-RESTORE_WARM = Figure("restore_warm", "Restore into live tensors, cached", Unit.BYTES_PER_S, True)
-RESTORE_COLD = Figure("restore_cold", "Restore into live tensors, cold", Unit.BYTES_PER_S, True)
-LEAVES_STALL = Figure("small_leaves_stall", "Stall of save(), many small leaves", Unit.SECONDS)
+
+def count(number: int, noun: str) -> str:
+    """In words: of one, the noun has no s."""
+    return f"{number} {noun if number > 1 else noun.removesuffix('s')}"
+
+
 TRAIN_BASE = Figure("train_step", "Training step without saves", Unit.SECONDS)
+SLOWDOWN = Family("slowdown_every_{}", "Training slowdown, a save every {} steps", Unit.TIMES)
+"""Time of a training step with saves over one without; by the steps between saves."""
 
-
-def slowdown(interval: int) -> Figure:
-    """Time of a training step with a save every `interval` steps over one without saves."""
-    title = f"Training slowdown, a save every {interval} steps"
-    return Figure(f"slowdown_every_{interval}", title, Unit.TIMES)
-
-
-def train_stall(interval: int) -> Figure:
-    """Time that one save takes from the training thread, with the compute that hides it."""
-    title = f"Stall in training, a save every {interval} steps"
-    return Figure(f"train_stall_every_{interval}", title, Unit.SECONDS)
+TRAIN_STALL = Family(
+    "train_stall_every_{}", "Stall in training, a save every {} steps", Unit.SECONDS
+)
+"""Time that one save takes from the training thread, with the compute that hides it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +128,22 @@ class Entrant:
     restored: bool | None = None
     digest: str | None = None
     notes: list[str] = field(default_factory=list)
+
+    def introduce(self, hello: Mapping[str, Any]) -> None:
+        """Note what a worker's `hello` says under the names of these fields."""
+        for name in ("version", "fsyncs", "settings", "reference", "reason"):
+            if name in hello:
+                setattr(self, name, hello[name])
+
+    def remark(self, text: str) -> None:
+        """Note it once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def compare(self, saved: str, restored: str) -> None:
+        """Note the digests of a state and of what came back; one difference is enough."""
+        self.restored = saved == restored and self.restored is not False
+        self.digest = restored
 
     def fail(self, reason: str) -> None:
         """Note why it stopped, behind what is known already."""
@@ -180,7 +212,7 @@ class Report:
             "suite": self.suite,
             "machine": self.machine.to_json(),
             "settings": self.settings,
-            "contenders": {name: _entrant(entrant) for name, entrant in self.entrants.items()},
+            "contenders": {name: asdict(entrant) for name, entrant in self.entrants.items()},
             "results": {
                 figure.key: {
                     "title": figure.title,
@@ -206,5 +238,5 @@ class Report:
         }
 
 
-def _entrant(entrant: Entrant) -> dict[str, Any]:
-    return asdict(entrant)
+slowdown = SLOWDOWN
+train_stall = TRAIN_STALL

@@ -1,28 +1,18 @@
-"""What one benchmark run does: sizes, rounds, contenders, measures. Checked once and frozen."""
+"""What the settings of all suites have in common. Checked once and frozen."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from ckpt_core.bench.checks import check_leasts, check_numbers, check_run, check_state
-from ckpt_core.bench.contenders import NAMES
+from ckpt_core.bench.checks import check_leasts, check_numbers, check_run
 
-SMALL_LEAF_BYTES = 1024
 _WIDTHS = (1024, 512, 256, 128, 64, 32)
 _LEAST_LAYERS = 2
-
-
-class Measure(StrEnum):
-    """Groups of figures that can be asked for one by one."""
-
-    SAVE = "save"
-    RESTORE = "restore"
-    LEAVES = "leaves"
-    TRAIN = "train"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,57 +55,61 @@ def plain(settings: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """One benchmark run.
+class RunSettings:
+    """What every suite is told. The defaults of `contenders` and `measures` are all that a suite knows.
 
     Attributes:
         root: existing directory to write to; on the filesystem that is to be measured.
-        state_bytes: size of the state that `save` and `restore` measure.
-        leaves: tensors in that state.
-        small_leaves: tensors of 1 KiB in the state that `leaves` measures.
-        rounds: turns of each contender; every figure is the median over them.
-        warmups: untimed saves before the first round (staging memory, recycled files).
-        intervals: steps between saves that `train` compares with no saves at all.
-        train_steps: least steps of one training window; a window is a multiple of its interval.
-        model: the model of `train`.
-        contenders: names, in the order of the report.
+        state_bytes: size of the state.
+        rounds: turns of each way; every figure is the median over them.
+        contenders: names of ways, in the order of the report.
         measures: which groups of figures to take.
-        staging_bytes: bound of our staging memory; None leaves the engine's default.
         seed: of the order of turns.
-        timeout_s: longest time that one operation of a contender may take.
+        timeout_s: longest time that one request to a process may take.
+        suite: name of the suite.
+        leasts: field -> its least value.
+        numbers: fields that are numbers of at least 1, one or more.
+        trial: field -> its value in a run that takes seconds.
     """
 
     root: Path
-    state_bytes: int = 768 * 2**20
-    leaves: int = 384
-    small_leaves: int = 10_000
+    state_bytes: int
     rounds: int = 5
-    warmups: int = 3
-    intervals: tuple[int, ...] = (1, 5, 10, 25, 50)
-    train_steps: int = 10
-    model: ModelSize = ModelSize()
-    contenders: tuple[str, ...] = NAMES
-    measures: tuple[Measure, ...] = tuple(Measure)
-    staging_bytes: int | None = None
+    contenders: tuple[str, ...]
+    measures: tuple[StrEnum, ...]
     seed: int = 0
     timeout_s: float = 600.0
 
-    def __post_init__(self) -> None:
-        leasts = {"leaves": 4, "small_leaves": 1, "rounds": 1, "warmups": 1, "train_steps": 2}
-        check_leasts(self, leasts)
-        check_state(state_bytes=self.state_bytes, leaves=self.leaves)
-        check_numbers(self, "intervals")
-        check_run(self, names=NAMES, kind=Measure)
+    suite: ClassVar[str]
+    leasts: ClassVar[Mapping[str, int]] = {}
+    numbers: ClassVar[tuple[str, ...]] = ("intervals",)
+    trial: ClassVar[Mapping[str, Any]] = {}
 
-    def quick(self) -> Settings:
+    def __post_init__(self) -> None:
+        check_leasts(self, {"rounds": 1, **self.leasts})
+        check_numbers(self, *self.numbers)
+        self.check()
+        check_run(self, names=self._all("contenders"), kind=self.kind())
+
+    def check(self) -> None:
+        """What a suite wants besides.
+
+        Raises:
+            ConfigError: says what is wrong, and what would be right.
+        """
+
+    @classmethod
+    def kind(cls) -> type[StrEnum]:
+        """Of the measures."""
+        return type(cls._all("measures")[0])
+
+    @classmethod
+    def _all(cls, field: str) -> tuple[Any, ...]:
+        """Default of a field."""
+        (found,) = [known.default for known in dataclasses.fields(cls) if known.name == field]
+        assert isinstance(found, tuple)
+        return found
+
+    def quick(self) -> Self:
         """The same run with a state, a model and a number of rounds that take seconds."""
-        return dataclasses.replace(
-            self,
-            state_bytes=8 * 2**20,
-            leaves=24,
-            small_leaves=200,
-            rounds=2,
-            intervals=(1, 2),
-            train_steps=2,
-            model=ModelSize(width=32, layers=1, vocabulary=64, batch=1, tokens=8),
-        )
+        return dataclasses.replace(self, **self.trial)

@@ -1,99 +1,103 @@
-"""All suites behind the same three verbs: run, render, plot."""
+"""All suites, found by name, behind the same verbs: run, render, plot, write.
+
+This package's own are modules here; those of the integrations live beside what they measure and are found
+through entry points of the group `ckpt_core.bench`: name of the suite -> its `Suite`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any
 
 from rich.console import RenderableType
 
-from ckpt_core.bench import papers, policy, ranks, rounds, tables
-from ckpt_core.bench.papers import PapersMeasure, PapersSettings
-from ckpt_core.bench.plot import draw, drawings
-from ckpt_core.bench.policy import PolicyMeasure, PolicySettings
-from ckpt_core.bench.ranks import RankMeasure, RankSettings
+from ckpt_core.bench.plot import draw
 from ckpt_core.bench.results import Report
-from ckpt_core.bench.settings import Measure, Settings
+from ckpt_core.bench.settings import RunSettings
+from ckpt_core.bench.suite import Suite
 from ckpt_core.errors import ConfigError
 from ckpt_core.system import plugins
 
 GROUP = "ckpt_core.bench"
-"""Entry points of suites that measure an integration; each is a `Suite`."""
-
-
-class AnySettings(Protocol):
-    """Of any suite."""
-
-    def quick(self) -> Any:
-        """The same run with sizes that take seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """A set of contenders and workloads that belong together.
-
-    Attributes:
-        settings: makes the settings of a run.
-        measures: what they can ask for one by one.
-        run: measures; takes such settings, and `notify`.
-        render: the tables of a report.
-        drawings: the areas of its picture.
-    """
-
-    settings: Callable[..., AnySettings]
-    measures: type[StrEnum]
-    run: Callable[..., Report]
-    render: Callable[[Report], RenderableType]
-    drawings: Callable[[Report], Sequence[Callable[[Any], None]]]
-
-
-_FIRST = {
-    "core": Suite(Settings, Measure, rounds.run, tables.render, drawings),
-    "ranks": Suite(RankSettings, RankMeasure, ranks.run, ranks.render, ranks.drawings),
-}
-_LAST = {
-    "policy": Suite(PolicySettings, PolicyMeasure, policy.run, policy.render, policy.drawings),
-    "papers": Suite(PapersSettings, PapersMeasure, papers.run, papers.render, papers.drawings),
+_OWN = ("core", "ranks", "policy", "papers")
+_FORMER = {
+    "ranks": "RankSettings",
+    "lightning": "LightningSettings",
+    "horovod": "HorovodSettings",
+    "deepspeed": "DeepSpeedSettings",
+    "policy": "PolicySettings",
+    "papers": "PapersSettings",
 }
 
 
-def suite_names() -> list[str]:
-    """Of all suites that are installed."""
-    return [*_FIRST, *plugins.names(GROUP), *_LAST]
+@dataclass(frozen=True)
+class Former:
+    """A suite that is not yet on the harness."""
+
+    name: str
+    module: ModuleType
+
+    @property
+    def settings(self) -> Any:
+        """Their class."""
+        return getattr(self.module, _FORMER[self.name])
+
+    def run(self, settings: Any, notify: Callable[[str], None]) -> Report:
+        """Measure."""
+        report: Report = self.module.run(settings, notify=notify)
+        return report
+
+    def render(self, report: Report) -> RenderableType:
+        """Tables."""
+        found: RenderableType = self.module.render(report)
+        return found
+
+    def plot(self, report: Report, path: Path) -> None:
+        """The picture."""
+        draw(report, path, self.module.drawings(report))
+
+    def write(self, report: Report, folder: Path) -> None:
+        """Files of its own."""
+        self.module.write(report, folder)
 
 
-@cache
-def suite_of(name: str) -> Suite:
-    """The suite of a name.
+def names() -> tuple[str, ...]:
+    """Of all suites that are installed; own ones first."""
+    return (*_OWN, *(name for name in plugins.names(GROUP) if name not in _OWN))
+
+
+def suite_of(name: str) -> Suite[Any] | Former:
+    """The suite of that name; imported only now.
 
     Raises:
         ConfigError: there is none.
     """
-    own = _FIRST | _LAST
-    if name in own:
-        return own[name]
+    if name in _OWN:
+        module = import_module(f"{__package__}.{name}")
+        return Former(name, module) if name in _FORMER else module.SUITE
     try:
-        found: Suite = plugins.load(GROUP, name)
+        found: Suite[Any] | Former = plugins.load(GROUP, name)
     except LookupError as exc:
-        raise ConfigError(f"--suite {name}: choose of {', '.join(suite_names())}") from exc
+        raise ConfigError(f"--suite {name}: choose of {', '.join(names())}") from exc
     return found
 
 
-def run(settings: AnySettings, *, notify: Callable[[str], None] = lambda message: None) -> Report:
-    """Measure what the settings of a suite ask for.
+def run(settings: RunSettings, *, notify: Callable[[str], None] = lambda message: None) -> Report:
+    """Measure what the settings of a suite ask for; what is written is removed again.
+
+    Args:
+        settings: of any suite.
+        notify: told what happens next, for a progress line.
 
     Raises:
         ConfigError: there is no room for the run, or what the suite compares is not installed.
         CkptError: a part that is no contender's failed.
     """
-    for suite in map(suite_of, suite_names()):
-        if suite.settings is type(settings):
-            return suite.run(settings, notify=notify)
-    raise TypeError(f"no suite has settings of {type(settings)}")
+    return suite_of(settings.suite).run(settings, notify)
 
 
 def render(report: Report) -> RenderableType:
@@ -107,7 +111,7 @@ def plot(report: Report, path: Path) -> None:
     Raises:
         ConfigError: see `check_plot`.
     """
-    draw(report, path, suite_of(report.suite).drawings(report))
+    suite_of(report.suite).plot(report, path)
 
 
 def write(report: Report, folder: Path) -> None:
@@ -116,5 +120,6 @@ def write(report: Report, folder: Path) -> None:
     Raises:
         ConfigError: as for `plot`.
     """
-    assert report.suite == "papers", "no other suite has figures of their own"
-    papers.write(report, folder)
+    writes = suite_of(report.suite).write
+    assert writes is not None, "no other suite has figures of their own"
+    writes(report, folder)

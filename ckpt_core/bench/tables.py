@@ -1,28 +1,15 @@
-"""A run as tables for a terminal."""
+"""Tables for a terminal, as all suites have them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ckpt_core.bench import results
 from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.results import Figure, Make, Report, Unit
 
-_STEADY = (
-    results.PERSIST,
-    results.STALL,
-    results.STALL_CALL,
-    results.STALL_BARRIER,
-    results.RESTORE_WARM,
-    results.RESTORE_COLD,
-    results.LEAVES_STALL,
-    results.MEMORY,
-    results.AMPLIFICATION,
-)
 _SCALES = {
     Unit.BYTES_PER_S: (1e-9, "GB/s", 2),
     Unit.SECONDS: (1e3, "ms", 2),
@@ -31,15 +18,6 @@ _SCALES = {
     Unit.STEPS: (1.0, "steps", 0),
     Unit.PERCENT: (100.0, "%", 1),
 }
-
-
-def render(report: Report) -> RenderableType:
-    """Everything a run found: the machine, one table for each figure, and what did not run."""
-    parts: list[RenderableType] = [machine_text(report)]
-    parts += [_table(report, figure) for figure in _STEADY if report.stats(figure)]
-    parts += list(_intervals(report))
-    parts.append(contenders_table(report))
-    return Group(*parts)
 
 
 def scaled(figure: Figure, value: float) -> float:
@@ -52,13 +30,17 @@ def unit_name(figure: Figure) -> str:
     return _SCALES[figure.unit][1]
 
 
-def machine_text(report: Report) -> Text:
-    """Where it ran, and with what."""
-    return Text(
-        f"{machine_line(report)}\n"
+def state_line(report: Report) -> str:
+    """What is saved, and how often."""
+    return (
         f"state {report.settings['state_bytes'] / 1e6:.0f} MB in {report.settings['leaves']} leaves, "
         f"{report.settings['rounds']} rounds in random order; ratio = median / median of {OURS}"
     )
+
+
+def machine_text(report: Report) -> Text:
+    """Where it ran, and with what."""
+    return Text(f"{machine_line(report)}\n{state_line(report)}")
 
 
 def machine_line(report: Report) -> str:
@@ -74,44 +56,38 @@ def _number(figure: Figure, value: float) -> str:
     return f"{scaled(figure, value):.{_SCALES[figure.unit][2]}f}"
 
 
-def _table(report: Report, figure: Figure) -> Table:
+def steady_table(report: Report, figure: Figure) -> Table:
+    """A row for each contender: lowest, middle and highest value, ratio, and whether it fsyncs."""
     better = "higher" if figure.higher_is_better else "lower"
-    table = Table(title=f"{figure.title} ({unit_name(figure)}, {better} is better)")
-    table.add_column("contender")
+    title = f"{figure.title} ({unit_name(figure)}, {better} is better)"
+    table = _of_ways(title, first="contender")
     for column in ("min", "median", "max", "ratio"):
         table.add_column(column, justify="right")
     table.add_column("fsync")
     for name, stats in report.stats(figure).items():
         ratio = report.ratio(figure, name)
-        table.add_row(
-            name,
-            _number(figure, stats.min),
-            _number(figure, stats.median),
-            _number(figure, stats.max),
-            "" if ratio is None else f"{ratio:.2f}x",
-            report.entrants[name].fsyncs,
-            style="bold" if name == OURS else None,
-        )
+        numbers = [_number(figure, value) for value in (stats.min, stats.median, stats.max)]
+        text = "" if ratio is None else f"{ratio:.2f}x"
+        _add(table, name, [*numbers, text, report.entrants[name].fsyncs])
     return table
 
 
-def _intervals(report: Report) -> Iterator[Table]:
-    intervals: list[int] = list(report.settings["intervals"])
-    for make, title in (
-        (results.slowdown, "Training step time over no saves, median (min-max)"),
-        (results.train_stall, "Stall of a save in training, ms, median (min-max)"),
-    ):
-        if not any(report.stats(make(every)) for every in intervals):
-            continue
-        table = Table(title=title)
-        table.add_column("contender")
-        for every in intervals:
-            table.add_column(f"every {every}", justify="right")
-        for name in report.entrants:
-            cells = [cell(report, make(every), name) for every in intervals]
-            if any(cells):
-                table.add_row(name, *cells, style="bold" if name == OURS else None)
-        yield table
+def spread_table(report: Report, figure: Figure) -> Table:
+    """A row for each way: median with range, and ratio."""
+    table = _of_ways(f"{figure.title} ({unit_name(figure)}, lower is better)")
+    for heading in ("median (min-max)", "ratio"):
+        table.add_column(heading, justify="right")
+    for name in report.stats(figure):
+        ratio = report.ratio(figure, name)
+        text = "" if ratio is None else f"{ratio:.2f}x"
+        _add(table, name, [cell(report, figure, name), text])
+    return table
+
+
+def cell_table(report: Report, title: str, columns: Sequence[tuple[str, Figure]]) -> Table:
+    """A row for each contender that has a value, a column for each named figure, without ratios."""
+    table = _of_ways(f"{title}, median (min-max)", first="contender")
+    return _filled(report, table, columns, cell)
 
 
 def cell(report: Report, figure: Figure, name: str) -> str:
@@ -129,19 +105,36 @@ def with_ratio(report: Report, figure: Figure, name: str) -> str:
     return text if ratio is None or not text else f"{text} {ratio:.2f}x"
 
 
-def ratio_table(report: Report, title: str, makes: Sequence[tuple[str, Figure]]) -> Table:
+def ratio_table(report: Report, title: str, columns: Sequence[tuple[str, Figure]]) -> Table:
     """A row for each way that has a value, a column for each named figure; `title` has the unit."""
-    ratios = any(figure.unit is not Unit.PERCENT for _, figure in makes)
+    ratios = any(figure.unit is not Unit.PERCENT for _, figure in columns)
     known = f"median (min-max) and ratio to {OURS}" if ratios else "median (min-max)"
-    table = Table(title=f"{title}: {known}")
-    table.add_column("way")
-    for heading, _ in makes:
+    return _filled(report, _of_ways(f"{title}: {known}"), columns, with_ratio)
+
+
+def _of_ways(title: str, first: str = "way") -> Table:
+    table = Table(title=title)
+    table.add_column(first)
+    return table
+
+
+def _filled(
+    report: Report,
+    table: Table,
+    columns: Sequence[tuple[str, Figure]],
+    text: Callable[[Report, Figure, str], str],
+) -> Table:
+    for heading, _ in columns:
         table.add_column(heading, justify="right")
     for name in report.entrants:
-        cells = [with_ratio(report, figure, name) for _, figure in makes]
+        cells = [text(report, figure, name) for _, figure in columns]
         if any(cells):
-            table.add_row(name, *cells, style="bold" if name == OURS else None)
+            _add(table, name, cells)
     return table
+
+
+def _add(table: Table, name: str, cells: Sequence[str]) -> None:
+    table.add_row(name, *cells, style="bold" if name == OURS else None)
 
 
 def interval_tables(report: Report, rows: Sequence[tuple[str, Make]]) -> Iterator[Table]:

@@ -1,29 +1,21 @@
-"""The process of one contender: it obeys the parent, times with its own clock, and holds one state.
+"""The process of one contender of the suite `core`: it times with its own clock, and holds one state.
 
-Started as `python -m ckpt_core.bench.worker NAME ROOT FD`; requests and answers are JSON messages over the
-inherited connection FD. It ends when the parent closes that connection.
-
-Requests, in this order for each workload: build -> open -> save, restore, check or train -> close.
+Requests (`ckpt_core.bench.serving`), in this order for each workload: hello, then build -> open -> save,
+restore, check or train, tidy -> drop.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
-import resource
-import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench import workloads
 from ckpt_core.bench.contenders import Contender, Handle, Profile, State, contender_class
-
-Answer = dict[str, Any]
+from ckpt_core.bench.serving import Answer
 
 
 class Worker:
@@ -132,7 +124,11 @@ class Worker:
         stalls.finish()
         return {"step_s": seconds / steps, "stalls_s": stalls.seconds}
 
-    def close(self) -> Answer:
+    def close(self) -> None:
+        """End of the process."""
+        self.drop()
+
+    def drop(self) -> Answer:
         """Close the contender and free the state."""
         contender, self._contender = self._contender, None
         self._training, self._state, self._step = None, {}, 0
@@ -178,55 +174,3 @@ class Stalls:
             self.seconds.pop()  # no update came after the last save: its stall is not known
             self._handle.barrier()
         self._handle.wait_durable()
-
-
-_OPERATIONS = ("hello", "build", "open", "save", "tidy", "restore", "check", "train", "close")
-
-
-def serve(connection: Connection, worker: object, operations: Sequence[str] = _OPERATIONS) -> None:
-    """Answer requests, each by the method of that name, until the parent closes the connection."""
-    methods: dict[str, Callable[..., Answer]] = {name: getattr(worker, name) for name in operations}
-    imported = False
-    while True:
-        try:
-            request = json.loads(connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
-            gc.freeze()  # the end of the process would look through everything once more
-            return
-        try:
-            answer = methods[request.pop("op")](**request)
-        except Exception as exc:
-            traceback.print_exc()
-            answer = {"error": f"{type(exc).__name__}: {exc} (in {_place(exc)})"}
-        connection.send_bytes(json.dumps(answer).encode())
-        if not imported:
-            imported = True
-            gc.freeze()  # a million objects that no collection before a window need look through again
-
-
-def _place(error: Exception) -> str:
-    """File and line that raised it; the log that has the rest is removed with the run."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}"
-
-
-def raise_descriptor_limit() -> None:
-    """Shared memory costs a descriptor for each tensor: more than the usual limit for many leaves."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def main(arguments: list[str]) -> None:
-    """Entry of the process."""
-    name, root, descriptor = arguments
-    raise_descriptor_limit()
-    worker = Worker(name, Path(root))
-    try:
-        with Connection(int(descriptor)) as connection:
-            serve(connection, worker)
-    finally:
-        worker.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from ckpt_core.bench import AnySettings, Report, Suite
+    from ckpt_core.bench import AnySettings, Report
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -112,7 +112,7 @@ def bench(**options: Any) -> None:
     """
     from rich.console import Console
 
-    from ckpt_core.bench import suite_of
+    from ckpt_core.bench import run, suite_of
     from ckpt_core.errors import ConfigError
 
     request = Request(**options)
@@ -121,7 +121,7 @@ def bench(**options: Any) -> None:
         _check_outputs(request)
         settings = _settings(request, suite)
         with Console(stderr=True).status("starting") as status:
-            report = suite.run(settings, notify=status.update)
+            report = run(settings, notify=status.update)
         _write(report, request)
     except ConfigError as exc:
         raise typer.BadParameter(str(exc)) from exc
@@ -148,19 +148,18 @@ _ONLY = {
 """Option -> the suites that have it."""
 
 
-def _settings(request: Request, suite: Suite) -> AnySettings:
+def _settings(request: Request, suite: Any) -> AnySettings:
     """The settings of a run; what was not given keeps its default.
 
     Raises:
         ConfigError: a size, a name or a number is wrong, or of another suite.
     """
-    _check_suite(request, request.suite)
+    _check_suite(request, suite.name)
+    kind = suite.settings.kind()
     given: dict[str, Any] = {
         "intervals": tuple(request.interval or ()),
         "contenders": tuple(request.contender or ()),
-        "measures": tuple(
-            _choice(suite.measures, name, "measure") for name in request.measure or ()
-        ),
+        "measures": tuple(_choice(kind, name, "measure") for name in request.measure or ()),
         "world_sizes": tuple(request.ranks or ()),
         "leaves": request.leaves,
         "max_overhead": request.max_overhead,
@@ -169,7 +168,7 @@ def _settings(request: Request, suite: Suite) -> AnySettings:
         "state_bytes": _size(request.state_bytes, "state_bytes"),
         "staging_bytes": _size(request.staging_bytes, "staging_bytes"),
     }
-    settings = suite.settings(
+    settings: AnySettings = suite.settings(
         root=request.root or Path.cwd(),
         rounds=request.rounds,
         seed=request.seed,

@@ -12,8 +12,8 @@ from typing import Any
 
 
 def names(group: str) -> list[str]:
-    """Of everything that is installed for a group; nothing of it is imported."""
-    return list(dict.fromkeys(point.name for point in entry_points(group=group)))
+    """Of everything that is installed for a group, sorted; nothing of it is imported."""
+    return sorted({point.name for point in entry_points(group=group)})
 
 
 def load(group: str, name: str) -> Any:

@@ -91,7 +91,7 @@ def test_a_rank_whose_integration_is_missing_says_how_to_install_it() -> None:
         "import json, pathlib, sys\n"
         "sys.modules['ckpt_deepspeed'] = sys.modules['deepspeed'] = None\n"
         "from ckpt_deepspeed_tools.bench.worker import DeepSpeedWorker\n"
-        "print(json.dumps(DeepSpeedWorker(0, pathlib.Path()).join(1, 2)))"
+        "print(json.dumps(DeepSpeedWorker('rank-0', pathlib.Path()).join(1, 2)))"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

@@ -203,7 +203,7 @@ def test_nothing_is_left_of_a_way_whose_rank_dies_not_even_its_orphans(
 def test_a_launch_that_fails_says_why_and_takes_nobody_along(
     crew: DeepSpeedCrew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DeepSpeedTeam, "module", "ckpt_core.bench.nowhere")
+    monkeypatch.setattr(DeepSpeedTeam, "worker", "ckpt_core.bench.nowhere:Worker")
     with crew.stage(1):
         assert not crew.start(FAST)
         assert FAST not in crew.names() and OURS in crew.names()

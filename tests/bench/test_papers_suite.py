@@ -35,7 +35,7 @@ from tests.bench.quick import ckpt_core_bench, quick_run, report_of
 
 pytestmark = pytest.mark.timeout(300)
 PNG = b"\x89PNG"
-WORKER = "ckpt_core.bench.papers.worker"
+WORKER = "ckpt_core.bench.papers.worker:PapersWorker"
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,7 @@ def test_a_way_that_fails_says_why_and_the_process_goes_on_with_the_next(tmp_pat
     (tmp_path / "process").mkdir()
     request: dict[str, Any] = {"warm_ups": 0, "check": True, "timeout_s": 60.0}
     wrong = ways.Way(line="wrong", contender="pccheck", changes={"in_flight": 0})
-    with Remote("p", tmp_path / "process", timeout_s=60.0, module=WORKER) as process:
+    with Remote("p", tmp_path / "process", timeout_s=60.0, worker=WORKER) as process:
         process.call("build", state_bytes=2**20, leaves=4, iteration_s=0.001)
         failed = process.call("persist", way=wrong.to_json(), root=str(tmp_path / "a"), **request)
         assert "in_flight" in failed["failed"]

@@ -156,7 +156,7 @@ def test_the_second_job_works_only_while_it_is_told_to_and_leaves_nothing(tmp_pa
     folder = tmp_path / "second"
     folder.mkdir()
     with Remote(
-        "second", folder, timeout_s=60.0, module="ckpt_core.bench.policy.interference"
+        "second", folder, timeout_s=60.0, worker="ckpt_core.bench.policy.interference:Interference"
     ) as second:
         last = max(os.sched_getaffinity(0))
         load = {"cpu_threads": 1, "disk_threads": 1, "file_bytes": 2**20}

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from ckpt_core.bench import Report, Settings, cache, proc
+from ckpt_core.bench.core import LAUNCH
 from ckpt_core.bench.crew import Crew
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.remote import ContenderFailed, Remote
+from ckpt_core.bench.run import Run
 
 MIB = 2**20
 # The kernel charges a process for the pages of the directories and inodes that it dirties, too.
@@ -100,7 +102,7 @@ def test_a_dropped_file_is_read_from_storage_again(tmp_path: Path) -> None:
 @pytest.fixture
 def remote(tmp_path: Path) -> Iterator[Remote]:
     (tmp_path / "torch_save").mkdir()
-    remote = Remote("torch_save", tmp_path / "torch_save", timeout_s=60.0)
+    remote = Remote("torch_save", tmp_path / "torch_save", timeout_s=60.0, worker=LAUNCH.worker)
     yield remote
     remote.close()
 
@@ -120,7 +122,7 @@ def test_a_contender_that_dies_is_noticed(remote: Remote) -> None:
 
 def test_a_contender_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "torch_save").mkdir()
-    remote = Remote("torch_save", tmp_path / "torch_save", timeout_s=0.0)
+    remote = Remote("torch_save", tmp_path / "torch_save", timeout_s=0.0, worker=LAUNCH.worker)
     try:
         with pytest.raises(ContenderFailed, match="no answer to hello"):
             remote.call("hello")
@@ -136,12 +138,13 @@ def test_closing_twice_is_harmless(remote: Remote) -> None:
 def test_who_fails_sits_out_until_the_next_workload(tmp_path: Path) -> None:
     settings = Settings(root=tmp_path, contenders=("torch_save", "torch_save_fsync")).quick()
     report = Report("core", {}, describe(tmp_path))
-    with Crew(settings, tmp_path, report, lambda message: None) as crew:
-        os.kill(crew.pid("torch_save"), signal.SIGKILL)
+    with Crew(Run(settings, report, tmp_path, lambda message: None), LAUNCH) as crew:
+        crew.enter(settings.contenders)
+        os.kill(crew.team("torch_save").pids[0], signal.SIGKILL)
         assert crew.ask("torch_save", "hello") is None
         assert crew.names() == ["torch_save_fsync"]
         assert crew.ask("torch_save", "hello") is None
-        crew.next_workload()
+        crew.readmit()
         assert set(crew.names()) == {"torch_save", "torch_save_fsync"}
         assert crew.ask("torch_save", "hello") is not None
     assert report.entrants["torch_save"].failed

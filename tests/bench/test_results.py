@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core.bench import Settings, results
+from ckpt_core.bench import Settings
+from ckpt_core.bench.core import PERSIST
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.results import Entrant, Report
 from ckpt_core.errors import ConfigError
@@ -18,8 +19,8 @@ def report(tmp_path: Path) -> Report:
     report = Report("core", {}, describe(tmp_path))
     report.entrants = {"ckpt_core": Entrant(fsyncs="yes"), "torch_save": Entrant(fsyncs="no")}
     for ours, theirs in ((2.0, 1.0), (4.0, 1.0), (3.0, 7.0)):
-        report.add(results.PERSIST, "ckpt_core", ours)
-        report.add(results.PERSIST, "torch_save", theirs)
+        report.add(PERSIST, "ckpt_core", ours)
+        report.add(PERSIST, "torch_save", theirs)
     return report
 
 
@@ -31,7 +32,7 @@ def test_a_row_shows_the_lowest_the_middle_and_the_highest(report: Report) -> No
 
 def test_without_ours_there_are_figures_and_no_ratios(report: Report) -> None:
     del report.values["persist"]["ckpt_core"]
-    assert report.ratio(results.PERSIST, "torch_save") is None
+    assert report.ratio(PERSIST, "torch_save") is None
     assert json.loads(json.dumps(report.to_json())) == report.to_json()
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ckpt_core.bench import suite_names
+from ckpt_core.bench.suites import names
 from tests.bench.quick import ckpt_core_bench
 
 FRAMEWORKS = ("deepspeed", "horovod", "lightning")
@@ -15,8 +15,8 @@ FRAMEWORKS = ("deepspeed", "horovod", "lightning")
 
 def test_every_suite_is_in_the_help() -> None:
     output = ckpt_core_bench(["--help"]).output
-    assert set(FRAMEWORKS) < set(suite_names())
-    for name in suite_names():
+    assert set(FRAMEWORKS) < set(names())
+    for name in names():
         assert name in output
 
 
@@ -24,7 +24,7 @@ def test_every_suite_is_in_the_help() -> None:
 def test_the_process_that_measures_imports_no_framework(name: str) -> None:
     code = (
         "import sys\n"
-        "from ckpt_core.bench import suite_of\n"
+        "from ckpt_core.bench.suites import suite_of\n"
         f"suite_of({name!r})\n"
         f"print([n for n in ('torch', '{name}', 'ckpt_{name}') if n in sys.modules])"
     )

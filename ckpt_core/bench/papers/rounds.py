@@ -19,7 +19,7 @@ from ckpt_core.bench.remote import ContenderFailed, Remote
 from ckpt_core.bench.results import Entrant, Report
 from ckpt_core.bench.settings import plain
 
-_MODULE = "ckpt_core.bench.papers.worker"
+_WORKER = "ckpt_core.bench.papers.worker:PapersWorker"
 _DISK_STATES = 3
 """Files of a way in sizes of the state, besides one for each checkpoint under way."""
 
@@ -102,7 +102,7 @@ class _Process(Closing):
             ContenderFailed: it died, or did not answer; another one answers next.
         """
         if self._remote is None:
-            self._remote = Remote("papers", self._folder, timeout_s=self._timeout_s, module=_MODULE)
+            self._remote = Remote("papers", self._folder, timeout_s=self._timeout_s, worker=_WORKER)
         try:
             return self._remote.call(operation, **arguments)
         except ContenderFailed:

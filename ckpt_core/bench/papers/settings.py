@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
 from ckpt_core.bench.checks import check_leasts, check_numbers, check_run, check_state
 from ckpt_core.bench.papers.ways import NAMES
@@ -83,6 +84,13 @@ class PapersSettings:
     measures: tuple[PapersMeasure, ...] = tuple(PapersMeasure)
     seed: int = 0
     timeout_s: float = 600.0
+
+    suite: ClassVar[str] = "papers"
+
+    @classmethod
+    def kind(cls) -> type[StrEnum]:
+        """Of the measures."""
+        return PapersMeasure
 
     def __post_init__(self) -> None:
         leasts = {"rounds": 1, "leaves": 4, "saves": 1, "least": 1}

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import traceback
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.bench import proc
 from ckpt_core.bench.contenders.base import release
-from ckpt_core.bench.worker import Answer, raise_descriptor_limit, serve
+from ckpt_core.bench.serving import Answer
 
 if TYPE_CHECKING:
     from ckpt_core.bench.papers.job import StandIn
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 class PapersWorker:
     """One state, and whoever saves it."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, root: Path) -> None:
         self._job: StandIn | None = None
 
     def hello(self) -> Answer:
@@ -107,22 +105,3 @@ def _newest_bytes(root: Path) -> int:
 
 def _moment(path: Path) -> int:
     return path.stat().st_mtime_ns
-
-
-_OPERATIONS = ("hello", "build", "train", "persist")
-
-
-def main(arguments: list[str]) -> None:
-    """Entry of the process."""
-    _, _, descriptor = arguments
-    raise_descriptor_limit()
-    worker = PapersWorker()
-    try:
-        with Connection(int(descriptor)) as connection:
-            serve(connection, worker, _OPERATIONS)
-    finally:
-        worker.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -9,15 +9,13 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-import sys
 import threading
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ckpt_core.bench.policy.processors import keep_to
 from ckpt_core.bench.policy.settings import Load
-from ckpt_core.bench.worker import Answer, serve
+from ckpt_core.bench.serving import Answer
 from ckpt_core.system.files import NO_DIRECT
 
 _BLOCK_BYTES = 4 * 2**20
@@ -27,7 +25,7 @@ _MATRIX = 384
 class Interference:
     """Threads that wait until they are told to work."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, name: str, root: Path) -> None:
         self._root = root
         self._on = threading.Event()
         self._ending = False
@@ -119,18 +117,3 @@ def _opened(path: Path, buffer: mmap.mmap) -> int:
             raise
         fd = os.open(path, flags, 0o600)
     return fd
-
-
-def main(arguments: list[str]) -> None:
-    """Entry of the process."""
-    _, root, descriptor = arguments
-    job = Interference(Path(root))
-    try:
-        with Connection(int(descriptor)) as connection:
-            serve(connection, job, ("prepare", "start", "stop"))
-    finally:
-        job.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -25,7 +25,7 @@ from ckpt_core.bench.remote import Remote
 from ckpt_core.bench.results import Entrant, Report
 from ckpt_core.bench.settings import plain
 
-_MODULE = "ckpt_core.bench.policy.worker"
+_WORKER = "ckpt_core.bench.policy.worker:JobWorker"
 _MEMORY_STATES = 6
 """In sizes of the state: what trains with its gradients, staging memory of two saves, dirty pages."""
 
@@ -122,7 +122,7 @@ class _Jobs(Processes):
             name,
             self._root / name,
             timeout_s=settings.timeout_s,
-            module=_MODULE,
+            worker=_WORKER,
             environment={"OMP_NUM_THREADS": str(settings.threads), **MEMORY},
         )
 

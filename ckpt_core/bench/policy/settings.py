@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
 from ckpt_core.bench.checks import check_leasts, check_run
 from ckpt_core.bench.policy.conditions import NAMES
@@ -105,6 +106,13 @@ class PolicySettings:
     staging_bytes: int | None = None
     seed: int = 0
     timeout_s: float = 600.0
+
+    suite: ClassVar[str] = "policy"
+
+    @classmethod
+    def kind(cls) -> type[StrEnum]:
+        """Of the measures."""
+        return PolicyMeasure
 
     def __post_init__(self) -> None:
         counts = ("rounds", "threads", "batch", "tokens", "load_writers", "questions")

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import sys
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.bench.contenders.base import release
 from ckpt_core.bench.policy.processors import Shares, here, keep_to
 from ckpt_core.bench.remote import Remote
-from ckpt_core.bench.worker import Answer, raise_descriptor_limit, serve
+from ckpt_core.bench.serving import Answer
 
 if TYPE_CHECKING:
     from ckpt_core.bench.policy.job import Block, Job
 
-_MODULE = "ckpt_core.bench.policy.interference"
+_WORKER = "ckpt_core.bench.policy.interference:Interference"
 _PAUSE_S = 0.001
 _NEVER = 10**9
 
@@ -31,7 +29,7 @@ _NEVER = 10**9
 class JobWorker:
     """One condition."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, name: str, root: Path) -> None:
         self._root = root
         self._job: Job | None = None
         self._load: Remote | None = None
@@ -98,7 +96,7 @@ class JobWorker:
         folder = self._root / "second"
         folder.mkdir()
         threads = {"OMP_NUM_THREADS": "1"}
-        return Remote("second", folder, timeout_s=timeout_s, module=_MODULE, environment=threads)
+        return Remote("second", folder, timeout_s=timeout_s, worker=_WORKER, environment=threads)
 
     def settle(self, saves: int, within_s: float) -> Answer:
         """Train until the policy knows its interval."""
@@ -154,22 +152,3 @@ class JobWorker:
 
 def _plain(block: Block) -> dict[str, Any]:
     return dataclasses.asdict(block)
-
-
-_OPERATIONS = ("hello", "decide", "open", "settle", "disturb", "change", "compare", "check")
-
-
-def main(arguments: list[str]) -> None:
-    """Entry of the process."""
-    _, root, descriptor = arguments
-    raise_descriptor_limit()
-    worker = JobWorker(Path(root))
-    try:
-        with Connection(int(descriptor)) as connection:
-            serve(connection, worker, _OPERATIONS)
-    finally:
-        worker.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
 from ckpt_core.bench.checks import check_leasts, check_numbers, check_run, check_state
 from ckpt_core.bench.ranks.ways import NAMES
@@ -70,6 +71,13 @@ class RankSettings:
     staging_bytes: int | None = None
     seed: int = 0
     timeout_s: float = 600.0
+
+    suite: ClassVar[str] = "ranks"
+
+    @classmethod
+    def kind(cls) -> type[StrEnum]:
+        """Of the measures."""
+        return RankMeasure
 
     def __post_init__(self) -> None:
         leasts = {"leaves": 4, "rounds": 1, "warmups": 1, "train_steps": 2, "commits": 1}

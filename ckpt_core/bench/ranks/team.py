@@ -15,12 +15,12 @@ class Team(Closing):
     """Running ranks. Close it, or use it in a `with` block.
 
     Attributes:
-        module: what each rank runs; it knows the requests host, join and drop.
+        worker: what each rank runs; it knows the requests host, join and drop.
         environment: variables of each rank, besides those of this process.
         joined: what the ranks said when they had found each other.
     """
 
-    module: ClassVar[str] = "ckpt_core.bench.ranks.worker"
+    worker: ClassVar[str] = "ckpt_core.bench.ranks.worker:RankWorker"
     environment: ClassVar[Mapping[str, str]] = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
     def __init__(self, folder: Path, world_size: int, *, timeout_s: float) -> None:
@@ -43,7 +43,7 @@ class Team(Closing):
                 f"rank-{rank}",
                 root,
                 timeout_s=timeout_s,
-                module=self.module,
+                worker=self.worker,
                 environment=self.environment,
             )
             for rank in range(world_size)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import time
 from datetime import timedelta
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +22,17 @@ from ckpt_core.bench import workloads
 from ckpt_core.bench.contenders import State
 from ckpt_core.bench.ranks.store_process import HOST, store_class
 from ckpt_core.bench.ranks.ways import Place, Way, way_class
-from ckpt_core.bench.worker import Answer, Stalls, raise_descriptor_limit, serve
+from ckpt_core.bench.serving import Answer
+from ckpt_core.bench.worker import Stalls
 
-_OPERATIONS = "hello host join build open save check train tidy drop".split()
 _STORE_TIMEOUT = timedelta(seconds=60)
 
 
 class RankWorker:
     """One rank of a team."""
 
-    def __init__(self, rank: int, root: Path) -> None:
-        self._rank = rank
+    def __init__(self, name: str, root: Path) -> None:
+        self._rank = int(name.removeprefix("rank-"))
         self._root = root
         self._world_size = 1
         self._store: Any = None  # kept alive: all ranks depend on it
@@ -148,7 +146,7 @@ class RankWorker:
         gc.collect()
         return {}
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """End of the process."""
         self.drop()
         if dist.is_initialized():
@@ -163,17 +161,3 @@ def _introduction(way: type[Way]) -> Answer:
         "fsyncs": way.fsyncs,
         "stands_for": way.stands_for,
     }
-
-
-def main(arguments: list[str]) -> None:
-    """Entry of the process."""
-    name, root, descriptor = arguments
-    raise_descriptor_limit()
-    worker = RankWorker(int(name.removeprefix("rank-")), Path(root))
-    with Connection(int(descriptor)) as connection:
-        serve(connection, worker, _OPERATIONS)
-    worker.leave()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

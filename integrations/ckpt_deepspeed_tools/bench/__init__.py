@@ -15,14 +15,16 @@ Call order: `DeepSpeedSettings(...)` -> `run(settings)` -> `render(report)`, `dr
 
 from __future__ import annotations
 
-from ckpt_core.bench import Suite
+import sys
+
+from ckpt_core.bench.suites import Former
 from ckpt_deepspeed_tools.bench.drawing import drawings
 from ckpt_deepspeed_tools.bench.rounds import run
 from ckpt_deepspeed_tools.bench.settings import DeepSpeedMeasure, DeepSpeedSettings
 from ckpt_deepspeed_tools.bench.tables import render
 from ckpt_deepspeed_tools.bench.ways import BASE, NAMES, SAVING
 
-SUITE = Suite(DeepSpeedSettings, DeepSpeedMeasure, run, render, drawings)
+SUITE = Former("deepspeed", sys.modules[__name__])
 
 __all__ = [
     "BASE",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
 from ckpt_core.bench.checks import check_leasts, check_numbers, check_run
 from ckpt_core.bench.settings import ModelSize, model_of
@@ -80,6 +81,13 @@ class DeepSpeedSettings:
     staging_bytes: int | None = None
     seed: int = 0
     timeout_s: float = 600.0
+
+    suite: ClassVar[str] = "deepspeed"
+
+    @classmethod
+    def kind(cls) -> type[StrEnum]:
+        """Of the measures."""
+        return DeepSpeedMeasure
 
     def __post_init__(self) -> None:
         leasts = {"rounds": 1, "train_steps": 2, "lead_steps": 1, "quiet_steps": 1, "tail_steps": 1}

@@ -16,7 +16,7 @@ from ckpt_core.bench.ranks.team import Team
 class DeepSpeedTeam(Team):
     """Running ranks, each the leader of a process group. Close it, or use it in a `with` block."""
 
-    module = "ckpt_deepspeed_tools.bench.worker"
+    worker = "ckpt_deepspeed_tools.bench.worker:DeepSpeedWorker"
     environment: ClassVar[Mapping[str, str]] = {**Team.environment, "DS_ACCELERATOR": "cpu"}
 
     def kill(self) -> None:

@@ -11,19 +11,17 @@ import gc
 import logging
 import os
 import statistics
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.bench.contenders.base import missing, release, sync_path
 from ckpt_core.bench.ranks.store_process import HOST, store_class
-from ckpt_core.bench.worker import Answer, raise_descriptor_limit, serve
+from ckpt_core.bench.serving import Answer
 from ckpt_deepspeed_tools.bench import ways
 from ckpt_deepspeed_tools.bench.settings import Window
 
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from ckpt_deepspeed_tools.bench.saving import Stock
     from ckpt_deepspeed_tools.bench.training import Training
 
-_OPERATIONS = "host join build warm check save train tidy drop".split()
 _STORE_TIMEOUT = timedelta(seconds=60)
 _WARM_SAVES = 3
 _POLL_S = 0.001
@@ -42,8 +39,11 @@ _PAST = 2
 class DeepSpeedWorker:
     """One rank of a pair."""
 
-    def __init__(self, rank: int, root: Path) -> None:
-        self._rank = rank
+    def __init__(self, name: str, root: Path) -> None:
+        # A group of its own: DeepSpeed's decoupled engine leaves its child behind when a rank dies.
+        os.setpgid(0, 0)
+        warnings.simplefilter("ignore")
+        self._rank = int(name.removeprefix("rank-"))
         self._root = root
         self._store: Any = None  # kept alive: both ranks depend on it
         self._training: Training | None = None
@@ -276,19 +276,3 @@ def _launcher_variables(rank: int, world_size: int, port: int) -> dict[str, str]
         "MASTER_ADDR": HOST,
         "MASTER_PORT": str(port),
     }
-
-
-def main(arguments: list[str]) -> None:
-    """Entry of the process."""
-    name, root, descriptor = arguments
-    # A group of its own: DeepSpeed's decoupled engine leaves its child behind when a rank dies.
-    os.setpgid(0, 0)
-    raise_descriptor_limit()
-    warnings.simplefilter("ignore")
-    worker = DeepSpeedWorker(int(name.removeprefix("rank-")), Path(root))
-    with Connection(int(descriptor)) as connection:
-        serve(connection, worker, _OPERATIONS)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -14,14 +14,16 @@ Call order: `HorovodSettings(...)` -> `run(settings)` -> `render(report)`, `draw
 
 from __future__ import annotations
 
-from ckpt_core.bench import Suite
+import sys
+
+from ckpt_core.bench.suites import Former
 from ckpt_horovod_tools.bench.drawing import drawings
 from ckpt_horovod_tools.bench.rounds import run
 from ckpt_horovod_tools.bench.settings import HorovodMeasure, HorovodSettings
 from ckpt_horovod_tools.bench.tables import render
 from ckpt_horovod_tools.bench.ways import BASE, NAMES, NO_SPIN, SAVING
 
-SUITE = Suite(HorovodSettings, HorovodMeasure, run, render, drawings)
+SUITE = Former("horovod", sys.modules[__name__])
 
 __all__ = [
     "BASE",

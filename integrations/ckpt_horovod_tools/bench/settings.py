@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
 from ckpt_core.bench.checks import check_leasts, check_numbers, check_run
 from ckpt_core.bench.settings import ModelSize, model_of
@@ -85,6 +86,13 @@ class HorovodSettings:
     staging_bytes: int | None = None
     seed: int = 0
     timeout_s: float = 600.0
+
+    suite: ClassVar[str] = "horovod"
+
+    @classmethod
+    def kind(cls) -> type[StrEnum]:
+        """Of the measures."""
+        return HorovodMeasure
 
     def __post_init__(self) -> None:
         leasts = {"rounds": 1, "train_steps": 2, "warm_saves": 0, "lead_steps": 1}

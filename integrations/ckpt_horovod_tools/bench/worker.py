@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.bench.contenders.base import missing, release
-from ckpt_core.bench.worker import Answer, raise_descriptor_limit, serve
+from ckpt_core.bench.serving import Answer, raise_descriptor_limit, serve
 from ckpt_horovod_tools.bench.settings import Schedule
 from ckpt_horovod_tools.bench.ways import INSTALL
 
@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> None:
         connection = Connection(calling.detach())
     with connection:
         connection.send_bytes(json.dumps({"rank": int(os.environ["HOROVOD_RANK"])}).encode())
-        serve(connection, HorovodWorker(Path(root)), ("hello", "check", "train"))
+        serve(connection, HorovodWorker(Path(root)))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,16 @@ Call order: `LightningSettings(...)` -> `run(settings)` -> `render(report)`, `dr
 
 from __future__ import annotations
 
-from ckpt_core.bench import Suite
+import sys
+
+from ckpt_core.bench.suites import Former
 from ckpt_lightning_tools.bench.drawing import drawings
 from ckpt_lightning_tools.bench.rounds import run
 from ckpt_lightning_tools.bench.settings import LightningMeasure, LightningSettings
 from ckpt_lightning_tools.bench.tables import render
 from ckpt_lightning_tools.bench.ways import BASE, NAMES
 
-SUITE = Suite(LightningSettings, LightningMeasure, run, render, drawings)
+SUITE = Former("lightning", sys.modules[__name__])
 
 __all__ = [
     "BASE",

@@ -12,7 +12,7 @@ from ckpt_core.errors import ConfigError
 from ckpt_lightning_tools.bench.settings import LightningSettings
 from ckpt_lightning_tools.bench.ways import BASE, NAMES
 
-_MODULE = "ckpt_lightning_tools.bench.worker"
+_WORKER = "ckpt_lightning_tools.bench.worker:FitWorker"
 
 
 class FitCrew(Processes):
@@ -47,7 +47,7 @@ class FitCrew(Processes):
         self.report.entrants[name] = Entrant()
         (root / name).mkdir()
         self._remotes[name] = Remote(
-            name, root / name, timeout_s=settings.timeout_s, module=_MODULE, environment=threads
+            name, root / name, timeout_s=settings.timeout_s, worker=_WORKER, environment=threads
         )
 
     def _introduce(self, name: str) -> None:

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import logging
 import os
 import shutil
-import sys
-import warnings
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench.contenders.base import missing, release
-from ckpt_core.bench.worker import Answer, raise_descriptor_limit, serve
+from ckpt_core.bench.serving import Answer
 from ckpt_lightning_tools.bench.settings import Window
 from ckpt_lightning_tools.bench.ways import WAYS
 
@@ -129,17 +125,3 @@ def _memory(field: str) -> int:
         if name == field:
             return int(value.split()[0]) * 1024
     return 0
-
-
-def main(arguments: list[str]) -> None:
-    """Entry of the process."""
-    name, root, descriptor = arguments
-    raise_descriptor_limit()
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    with Connection(int(descriptor)) as connection:
-        serve(connection, FitWorker(name, Path(root)), ("hello", "fit", "check"))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
