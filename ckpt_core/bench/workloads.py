@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,8 +84,7 @@ class Training:
         """
         torch.manual_seed(0)
         model = language_model(size["width"], size["layers"], size["vocabulary"])
-        shape = (size["batch"], size["tokens"] + 1)
-        batches = [torch.randint(size["vocabulary"], shape) for _ in range(8)]
+        batches = token_batches(size, torch.default_generator)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         training = cls(model, optimizer, itertools.cycle(batches))
         training.step(lambda: None)
@@ -94,8 +93,7 @@ class Training:
     def step(self, before_update: Callable[[], None]) -> None:
         """One optimizer step; `before_update` runs after backward, before anything changes."""
         batch = next(self.batches)
-        logits = self.model(batch[:, :-1])
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        loss = next_word_loss(self.model(batch[:, :-1]), batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         before_update()
@@ -109,6 +107,17 @@ class Training:
             for key, value in self.optimizer.state[parameter].items():
                 state[f"optimizer.{name}.{key}"] = value
         return state
+
+
+def token_batches(size: Mapping[str, Any], generator: torch.Generator) -> list[torch.Tensor]:
+    """A few random batches, to be trained on over and over; `size` has fields of `ModelSize`."""
+    shape = (size["batch"], size["tokens"] + 1)
+    return [torch.randint(size["vocabulary"], shape, generator=generator) for _ in range(8)]
+
+
+def next_word_loss(logits: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    """Of a model that was given all words of a batch but the last."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
 
 def language_model(width: int, layers: int, vocabulary: int) -> nn.Module:

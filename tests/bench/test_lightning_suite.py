@@ -17,7 +17,7 @@ pytest.importorskip("lightning.pytorch")
 from ckpt_core.bench import OURS, ModelSize
 from ckpt_core.errors import ConfigError
 from ckpt_lightning_tools.bench import BASE, NAMES, LightningSettings, fitting
-from ckpt_lightning_tools.bench.ways import MODEL_CHECKPOINT
+from ckpt_lightning_tools.bench.suite import MODEL_CHECKPOINT
 from tests.bench.quick import assert_all_ran, ckpt_core_bench, quick_fixtures
 
 INTERVALS = (1, 3)

@@ -17,16 +17,13 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ckpt_core.bench.contenders import OURS, State
-from ckpt_core.bench.workloads import language_model
+from ckpt_core.bench.workloads import language_model, next_word_loss, token_batches
 from ckpt_core.options import Options
-from ckpt_lightning_tools.bench.settings import Window
-from ckpt_lightning_tools.bench.ways import ASYNC_IO, BASE, MODEL_CHECKPOINT
+from ckpt_lightning_tools.bench.suite import ASYNC_IO, BASE, MODEL_CHECKPOINT, Window
 
-_DISTINCT_BATCHES = 8
 _HOOKS = (
     *("on_train_epoch_start", "on_train_batch_start", "on_before_zero_grad", "on_before_backward"),
     *("on_after_backward", "on_before_optimizer_step", "on_train_batch_end", "on_train_epoch_end"),
@@ -38,19 +35,14 @@ class Tokens(Dataset[torch.Tensor]):
     """Random batches, a few of them over and over; longer than any fit, so that none ends an epoch."""
 
     def __init__(self, size: dict[str, Any], length: int) -> None:
-        shape = (size["batch"], size["tokens"] + 1)
-        generator = torch.Generator().manual_seed(0)
         self._length = length
-        self._batches = [
-            torch.randint(size["vocabulary"], shape, generator=generator)
-            for _ in range(_DISTINCT_BATCHES)
-        ]
+        self._batches = token_batches(size, torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return self._batches[index % _DISTINCT_BATCHES]
+        return self._batches[index % len(self._batches)]
 
 
 class LanguageModel(LightningModule):
@@ -62,8 +54,7 @@ class LanguageModel(LightningModule):
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         """The loss of one batch."""
-        logits = self.model(batch[:, :-1])
-        return nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        return next_word_loss(self.model(batch[:, :-1]), batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW."""

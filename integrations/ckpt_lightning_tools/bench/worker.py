@@ -1,31 +1,36 @@
 """The process of one way: fits of one model after the other, each from scratch, on request.
 
-Started as `python -m ckpt_lightning_tools.bench.worker NAME ROOT FD`, like the processes of the other
-suites. Requests: hello -> fit, check. What a fit has written is removed, and dirty pages are written,
-before the answer goes out and after the clock has stopped.
+Requests: hello -> fit, check. What a fit has written is removed, and dirty pages are written, before the
+answer goes out and after the clock has stopped.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.contenders.base import missing, release
 from ckpt_core.bench.serving import Answer
-from ckpt_lightning_tools.bench.settings import Window
-from ckpt_lightning_tools.bench.ways import WAYS
+from ckpt_lightning_tools.bench.suite import Window
 
-INSTALL = "install it with: pip install 'ckpt-core[lightning]'"
+_INSTALL = "install it with: pip install 'ckpt-core[lightning]'"
 
 
 class FitWorker:
     """One way; keeps the model of the last size between fits."""
 
     def __init__(self, name: str, root: Path) -> None:
+        warnings.simplefilter("ignore")
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         self._name = name
         self._root = root
         self._size: dict[str, Any] = {}
@@ -34,14 +39,10 @@ class FitWorker:
 
     def hello(self) -> Answer:
         """Whether it can run here."""
-        way = WAYS[self._name]
-        reason = missing(*way.packages)
-        return {
-            "reason": None if reason is None else f"{reason}; {INSTALL}",
-            "version": "" if reason else release("lightning"),
-            "fsyncs": way.fsyncs,
-            "settings": way.settings,
-        }
+        reason = missing("lightning.pytorch", *(["ckpt_lightning"] if self._name == OURS else []))
+        if reason is not None:
+            return {"reason": f"{reason}; {_INSTALL}"}
+        return {"version": release("lightning")}
 
     def fit(
         self, size: dict[str, Any], window: dict[str, int], staging_bytes: int | None
@@ -50,23 +51,22 @@ class FitWorker:
         from ckpt_lightning_tools.bench import fitting
 
         module = self._module_of(size)
-        root = self._new_root()
-        before = _settle()
-        measured = _forget_peak()
-        found = fitting.fit(self._name, module, size, Window(**window), root, staging_bytes)
-        peak = _memory("VmHWM")
-        answer = {
-            "fit_s": found.fit_s,
-            "step_s": found.step_s,
-            "longest_step_s": found.longest_step_s,
-            "stall_s": found.stall_s,
-            "grown_bytes": peak - before if measured else None,
-            "state_bytes": sum(tensor.nbytes for tensor in found.state.values()),
-            "leaves": len(found.state),
-        }
-        del found
-        module.zero_grad(set_to_none=True)
-        self._clear(root)
+        with self._new_root() as root:
+            before = _settle()
+            measured = _forget_peak()
+            found = fitting.fit(self._name, module, size, Window(**window), root, staging_bytes)
+            peak = _memory("VmHWM")
+            answer = {
+                "fit_s": found.fit_s,
+                "step_s": found.step_s,
+                "longest_step_s": found.longest_step_s,
+                "stall_s": found.stall_s,
+                "grown_bytes": peak - before if measured else None,
+                "state_bytes": sum(tensor.nbytes for tensor in found.state.values()),
+                "leaves": len(found.state),
+            }
+            del found
+            module.zero_grad(set_to_none=True)
         return answer
 
     def check(self, size: dict[str, Any]) -> Answer:
@@ -74,29 +74,28 @@ class FitWorker:
         from ckpt_core.bench import workloads
         from ckpt_lightning_tools.bench import fitting
 
-        root = self._new_root()
-        window = Window(every=2, lead=0, steps=4)
         module = self._module_of(size)
-        found = fitting.fit(self._name, module, size, window, root, None)
-        live = workloads.digest(found.state)
-        saved = workloads.digest(fitting.saved_state(self._name, root))
-        self._clear(root)
+        with self._new_root() as root:
+            window = Window(every=2, lead=0, steps=4)
+            found = fitting.fit(self._name, module, size, window, root, None)
+            live = workloads.digest(found.state)
+            saved = workloads.digest(fitting.saved_state(self._name, root))
         return {"live": live, "saved": saved}
 
     def _module_of(self, size: dict[str, Any]) -> Any:
         from ckpt_lightning_tools.bench import fitting
 
         if size != self._size:
-            self._module = None
+            self._module = None  # never two of them
             self._module = fitting.LanguageModel(size)
             self._size = size
         return self._module
 
-    def _new_root(self) -> Path:
+    @contextmanager
+    def _new_root(self) -> Iterator[Path]:
         self._fits += 1
-        return self._root / f"fit-{self._fits}"
-
-    def _clear(self, root: Path) -> None:
+        root = self._root / f"fit-{self._fits}"
+        yield root
         shutil.rmtree(root, ignore_errors=True)
         os.sync()
 
