@@ -26,7 +26,6 @@ GROUP = "ckpt_core.bench"
 _OWN = ("core", "ranks", "policy", "papers")
 _FORMER = {
     "ranks": "RankSettings",
-    "horovod": "HorovodSettings",
     "deepspeed": "DeepSpeedSettings",
     "policy": "PolicySettings",
     "papers": "PapersSettings",

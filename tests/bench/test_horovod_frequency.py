@@ -14,9 +14,10 @@ from ckpt_core.bench import OURS
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.results import Entrant, Report
 from ckpt_core.errors import ConfigError
-from ckpt_horovod_tools.bench import BASE, NAMES, NO_SPIN, HorovodSettings, figures
+from ckpt_horovod_tools.bench import HorovodSettings
 from ckpt_horovod_tools.bench.frequency import Frequency, frequencies
-from ckpt_horovod_tools.bench.settings import Schedule
+from ckpt_horovod_tools.bench.suite import Schedule
+from ckpt_horovod_tools.bench.ways import BASE, ITERATION, NAMES, NO_SPIN, overhead
 from tests.bench.quick import ckpt_core_bench
 
 INTERVALS = (1, 5, 10, 20)
@@ -25,9 +26,9 @@ INTERVALS = (1, 5, 10, 20)
 def report_of(tmp_path: Path, overheads: dict[int, float]) -> Report:
     report = Report("horovod", {"intervals": INTERVALS}, describe(tmp_path))
     report.entrants = {OURS: Entrant(), BASE: Entrant()}
-    for every, overhead in overheads.items():
-        report.add(figures.iteration(every), BASE, 0.1)
-        report.add(figures.overhead(every, BASE), OURS, overhead)
+    for every, over in overheads.items():
+        report.add(ITERATION(every), BASE, 0.1)
+        report.add(overhead(every, BASE), OURS, over)
     return report
 
 
@@ -66,11 +67,11 @@ def test_without_overheads_nothing_is_predicted(tmp_path: Path) -> None:
 
 def test_overheads_have_no_ratio(tmp_path: Path) -> None:
     report = report_of(tmp_path, {1: 0.5})
-    assert report.ratio(figures.overhead(1, BASE), OURS) is None
+    assert report.ratio(overhead(1, BASE), OURS) is None
 
 
 def test_the_two_bases_have_figures_of_their_own() -> None:
-    keys = {figures.overhead(every, base).key for every in INTERVALS for base in (BASE, NO_SPIN)}
+    keys = {overhead(every, base).key for every in INTERVALS for base in (BASE, NO_SPIN)}
     assert len(keys) == 2 * len(INTERVALS)
 
 

@@ -20,13 +20,26 @@ if find_spec("horovod") is None and not os.environ.get("REQUIRE_INTEGRATIONS"):
     )
 
 from ckpt_core.bench import OURS
+from ckpt_core.bench.crew import Crew
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.remote import ContenderFailed
 from ckpt_core.bench.results import Report
-from ckpt_horovod_tools.bench import BASE, NAMES, NO_SPIN, SAVING, HorovodSettings, figures, pair
+from ckpt_core.bench.run import Run
+from ckpt_horovod_tools.bench import HorovodSettings, pair
 from ckpt_horovod_tools.bench.pair import Pair
-from ckpt_horovod_tools.bench.pair_run import PairRun
-from ckpt_horovod_tools.bench.ways import IN_STEP, TORCH_SAVE, WAYS
+from ckpt_horovod_tools.bench.suite import enter
+from ckpt_horovod_tools.bench.ways import (
+    BASE,
+    IN_STEP,
+    ITERATION,
+    NAMES,
+    NO_SPIN,
+    SAVING,
+    TORCH_SAVE,
+    WAYS,
+    WRITTEN,
+    overhead,
+)
 from tests.bench.quick import assert_all_ran, quick_fixtures
 
 INTERVALS = (1, 2)
@@ -53,7 +66,7 @@ def test_all_ways_train_the_very_same_model(report: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("every", INTERVALS)
 def test_each_round_gives_the_time_of_each_way(report: dict[str, Any], every: int) -> None:
-    rows = report["results"][figures.iteration(every).key]["contenders"]
+    rows = report["results"][ITERATION(every).key]["contenders"]
     assert list(rows) == list(NAMES)
     for row in rows.values():
         assert len(row["values"]) == report["settings"]["rounds"]
@@ -66,8 +79,8 @@ def test_each_round_gives_the_time_of_each_way(report: dict[str, Any], every: in
 def test_overheads_are_over_the_base_of_the_same_round(
     report: dict[str, Any], every: int, base: str
 ) -> None:
-    seconds = report["results"][figures.iteration(every).key]["contenders"]
-    overheads = report["results"][figures.overhead(every, base).key]["contenders"]
+    seconds = report["results"][ITERATION(every).key]["contenders"]
+    overheads = report["results"][overhead(every, base).key]["contenders"]
     assert list(overheads) == list(SAVING)
     for name, row in overheads.items():
         pairs = zip(seconds[name]["values"], seconds[base]["values"], strict=True)
@@ -85,7 +98,7 @@ def test_a_stall_is_known_where_it_is_not_a_part_of_the_step(
 
 
 def test_ranks_share_what_is_written_and_torch_save_has_one_writer(report: dict[str, Any]) -> None:
-    found = [report["results"].get(figures.written(rank).key) for rank in (0, 1)]
+    found = [report["results"].get(WRITTEN(rank).key) for rank in (0, 1)]
     if None in found:
         pytest.skip("this filesystem does not count what is written")
     first, second = [rank["contenders"] for rank in found if rank is not None]
@@ -145,11 +158,13 @@ def asked(settings: HorovodSettings) -> dict[str, Any]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[PairRun]:
+def crew(tmp_path: Path) -> Iterator[Crew]:
     settings = HorovodSettings(root=tmp_path, timeout_s=120.0)
     report = Report("horovod", {}, describe(tmp_path))
-    with PairRun(settings, tmp_path, report, lambda message: None) as run:
-        yield run
+    run = Run(settings, report, tmp_path, lambda message: None)
+    with Crew(run, Pair, shared=True) as crew:
+        enter(run, crew)
+        yield crew
 
 
 def alive(pid: int) -> bool:
@@ -161,32 +176,29 @@ def alive(pid: int) -> bool:
 
 
 def test_a_way_whose_rank_dies_is_out_and_the_others_go_on_in_a_new_pair(
-    run: PairRun, tmp_path: Path
+    crew: Crew, tmp_path: Path
 ) -> None:
     settings = HorovodSettings(root=tmp_path)
-    assert run._pair is not None
-    pids = run._pair.pids
+    pids = crew.team(OURS).pids
     os.kill(pids[1], signal.SIGKILL)
-    assert run.ask(OURS, "check", **asked(settings)) is None
-    assert run.report.entrants[OURS].failed
+    assert crew.ask(OURS, "check", **asked(settings)) is None
+    assert crew.report.entrants[OURS].failed
     assert not any(alive(pid) for pid in pids)
-    assert OURS not in run.names()
-    answers = run.ask(TORCH_SAVE, "check", **asked(settings))
+    assert OURS not in crew.names()
+    answers = crew.ask(TORCH_SAVE, "check", **asked(settings))
     assert answers is not None
     assert len({answer["saved"] for answer in answers}) == 1
-    assert run._pair is not None
-    assert not set(pids) & set(run._pair.pids)
+    assert not set(pids) & set(crew.team(TORCH_SAVE).pids)
 
 
-def test_a_rank_that_raises_is_reported_with_its_words(run: PairRun, tmp_path: Path) -> None:
+def test_a_rank_that_raises_is_reported_with_its_words(crew: Crew, tmp_path: Path) -> None:
     settings = HorovodSettings(root=tmp_path)
-    assert run.ask(BASE, "check", **asked(settings)) is None
-    assert "saves nothing" in str(run.report.entrants[BASE].reason)
+    assert crew.ask(BASE, "check", **asked(settings)) is None
+    assert "saves nothing" in str(crew.report.entrants[BASE].reason)
 
 
 def test_no_process_is_left_when_the_pair_is_closed(tmp_path: Path) -> None:
-    with Pair(tmp_path, timeout_s=120.0) as ranks:
-        ranks.ask("hello")
+    with Pair("all", tmp_path, 120.0) as ranks:
         pids = [*ranks.pids, ranks._launcher.pid]
         assert all(alive(pid) for pid in pids)
         ranks.close()
@@ -199,4 +211,4 @@ def test_a_launch_that_fails_is_noticed_at_once(
 ) -> None:
     monkeypatch.setattr(pair, "_MODULE", "ckpt_core.bench.nowhere")
     with pytest.raises(ContenderFailed, match=r"horovodrun ended at the start[\s\S]*nowhere"):
-        Pair(tmp_path, timeout_s=120.0)
+        Pair("all", tmp_path, 120.0)

@@ -8,32 +8,10 @@ has too; and how often each way can save below 5 % overhead (its Table I).
 
 Horovod and `ckpt_horovod` are imported by the ranks alone; where they are missing, the run says how to
 install them.
-
-Call order: `HorovodSettings(...)` -> `run(settings)` -> `render(report)`, `drawings(report)`.
 """
 
 from __future__ import annotations
 
-import sys
+from ckpt_horovod_tools.bench.suite import SUITE, HorovodSettings
 
-from ckpt_core.bench.suites import Former
-from ckpt_horovod_tools.bench.drawing import drawings
-from ckpt_horovod_tools.bench.rounds import run
-from ckpt_horovod_tools.bench.settings import HorovodMeasure, HorovodSettings
-from ckpt_horovod_tools.bench.tables import render
-from ckpt_horovod_tools.bench.ways import BASE, NAMES, NO_SPIN, SAVING
-
-SUITE = Former("horovod", sys.modules[__name__])
-
-__all__ = [
-    "BASE",
-    "NAMES",
-    "NO_SPIN",
-    "SAVING",
-    "SUITE",
-    "HorovodMeasure",
-    "HorovodSettings",
-    "drawings",
-    "render",
-    "run",
-]
+__all__ = ["SUITE", "HorovodSettings"]

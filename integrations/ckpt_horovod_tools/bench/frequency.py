@@ -9,8 +9,7 @@ import math
 from dataclasses import dataclass
 
 from ckpt_core.bench.results import Report
-from ckpt_horovod_tools.bench import figures
-from ckpt_horovod_tools.bench.ways import BASES
+from ckpt_horovod_tools.bench.ways import BASES, ITERATION, overhead
 
 BOUND = 0.05
 
@@ -57,14 +56,14 @@ def _over(report: Report, name: str, base: str) -> Frequency | None:
     cost = overheads[at] * at
     # What was measured to be too short stays too short, whatever saves at longer intervals cost.
     predicted = max(math.ceil(cost / BOUND), failed + 1)
-    base_s = report.stats(figures.iteration(at))[base].median
+    base_s = report.stats(ITERATION(at))[base].median
     return Frequency(base, measured, max(overheads), predicted, cost * base_s)
 
 
 def _medians(report: Report, name: str, base: str) -> dict[int, float]:
     medians: dict[int, float] = {}
     for interval in report.settings["intervals"]:
-        stats = report.stats(figures.overhead(interval, base)).get(name)
+        stats = report.stats(overhead(interval, base)).get(name)
         if stats is not None:
             medians[interval] = stats.median
     return medians

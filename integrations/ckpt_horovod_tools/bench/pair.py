@@ -20,19 +20,12 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
-from ckpt_core.bench.closing import Closing
-from ckpt_core.bench.remote import (
-    Answers,
-    ContenderFailed,
-    Line,
-    ask_all,
-    environment_for_children,
-    log_tail,
-)
-from ckpt_horovod_tools.bench.settings import RANKS
+from ckpt_core.bench.remote import ContenderFailed, Line, environment_for_children, log_tail
+from ckpt_core.bench.team import Team
+
+RANKS = 2
+"""More than this machine may have cores would measure the cores; fewer have nothing to reduce."""
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 _MODULE = "ckpt_horovod_tools.bench.worker"
@@ -45,40 +38,45 @@ _KILL_GRACE_S = 15.0
 _PEER = struct.Struct("iII")
 
 
-class Pair(Closing):
-    """Running ranks. Close it, or use it in a `with` block."""
+class Pair(Team):
+    """Running ranks. Close it, or use it in a `with` block.
 
-    def __init__(self, folder: Path, *, timeout_s: float) -> None:
+    Attributes:
+        joined: what the ranks said when they had come.
+    """
+
+    def __init__(self, name: str, folder: Path, timeout_s: float) -> None:
         """Launch the job; returns when all ranks have called back.
 
         Args:
+            name: not used: the ranks serve every way.
             folder: existing, empty directory of this job.
             timeout_s: deadline of the start, and of each request.
 
         Raises:
             ContenderFailed: the launcher ended, or a rank did not come.
         """
-        self._timeout_s = timeout_s
+        super().__init__(folder / "files", timeout_s)
         self._log = folder / "horovodrun.log"
         self._lines: dict[int, Line] = {}
         self._ranks: dict[int, _Process] = {}
-        root = folder / "files"
-        root.mkdir()
+        self.root.mkdir()
         # Not below `folder`: the name of a socket has a hundred characters at most.
         with tempfile.TemporaryDirectory(prefix="ckpt-core-bench-") as private:
             address = os.path.join(private, "ranks")
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(address)
                 listener.listen(RANKS)
-                self._launcher = self._launch(root, address)
+                self._launcher = self._launch(address)
                 try:
                     self._meet(listener)
+                    self.joined = self.ask("hello")
                 except BaseException:
                     self.kill()
                     raise
 
-    def _launch(self, root: Path, address: str) -> subprocess.Popen[bytes]:
-        worker = (sys.executable, "-m", _MODULE, str(root), address)
+    def _launch(self, address: str) -> subprocess.Popen[bytes]:
+        worker = (sys.executable, "-m", _MODULE, str(self.root), address)
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 [*_LAUNCHER, "-np", str(RANKS), *worker],
@@ -91,7 +89,7 @@ class Pair(Closing):
 
     def _meet(self, listener: socket.socket) -> None:
         """Wait for all ranks to call back."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         ended = os.pidfd_open(self._launcher.pid)
         try:
             while len(self._lines) < RANKS:
@@ -103,7 +101,7 @@ class Pair(Closing):
                 else:
                     missing = RANKS - len(self._lines)
                     raise ContenderFailed(
-                        f"{missing} of {RANKS} ranks did not come in {self._timeout_s:.0f} s"
+                        f"{missing} of {RANKS} ranks did not come in {self.timeout_s:.0f} s"
                     )
         finally:
             os.close(ended)
@@ -123,22 +121,18 @@ class Pair(Closing):
             raise ContenderFailed(f"a rank ended at the start: {log_tail(self._log)}") from exc
         self._ranks[rank] = process
         self._lines[rank] = Line(
-            f"rank-{rank}", connection, timeout_s=self._timeout_s, log=self._log
+            f"rank-{rank}", connection, timeout_s=self.timeout_s, log=self._log
         )
+
+    @property
+    def lines(self) -> list[Line]:
+        """To the ranks, in their order."""
+        return [self._lines[rank] for rank in sorted(self._lines)]
 
     @property
     def pids(self) -> list[int]:
         """Processes in rank order."""
         return [self._ranks[rank].pid for rank in sorted(self._ranks)]
-
-    def ask(self, operation: str, **arguments: Any) -> Answers:
-        """Ask all ranks at once; their answers in rank order.
-
-        Raises:
-            ContenderFailed: one of them failed; the others may wait for it for ever, so `kill` comes next.
-        """
-        lines = [self._lines[rank] for rank in sorted(self._lines)]
-        return ask_all(lines, operation, self._timeout_s, **arguments)
 
     def kill(self) -> None:
         """End launcher and ranks, whatever they wait for; idempotent."""
@@ -168,14 +162,6 @@ class Pair(Closing):
             # It leads its own group; those of its ranks end when they find it gone.
             os.killpg(self._launcher.pid, signal.SIGKILL)
             self._launcher.wait()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.kill() if error else self.close()
 
 
 class _Process:

@@ -26,7 +26,7 @@ from ckpt_core.observe import Event, EventName
 from ckpt_core.options import Options
 from ckpt_core.policy import EveryNSteps
 from ckpt_horovod_tools.bench import ways
-from ckpt_horovod_tools.bench.settings import Schedule
+from ckpt_horovod_tools.bench.suite import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,31 +5,14 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import horovod.torch as hvd
 import torch
-from torch import nn
 
 from ckpt_core.bench import workloads
 from ckpt_core.bench.contenders import State
 from ckpt_horovod_tools.bench.saving import CLASSES, Place
-
-_DISTINCT_BATCHES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """What one window found on one rank.
-
-    Attributes:
-        iteration_s: mean over the iterations under the clock.
-        stalled_s: time that training spent in all saves under the clock; None where that cannot be told.
-    """
-
-    iteration_s: float
-    stalled_s: float | None
 
 
 class Training:
@@ -48,17 +31,16 @@ class Training:
         hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
         optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
         self.saver = CLASSES[place.name](place, self._model, optimizer)
-        generator = torch.Generator().manual_seed(hvd.rank())
-        shape = (size["batch"], size["tokens"] + 1)
-        self._batches = itertools.cycle(
-            [
-                torch.randint(size["vocabulary"], shape, generator=generator)
-                for _ in range(_DISTINCT_BATCHES)
-            ]
-        )
+        batches = workloads.token_batches(size, torch.Generator().manual_seed(hvd.rank()))
+        self._batches = itertools.cycle(batches)
 
-    def window(self) -> Timed:
-        """All iterations of the schedule, the last ones under the clock."""
+    def window(self) -> tuple[float, float | None]:
+        """All iterations of the schedule, the last ones under the clock.
+
+        Returns:
+            The mean of these, and the time that training spent in all saves under the clock; None where that
+            cannot be told.
+        """
         schedule = self._schedule
         self.iterate(1, schedule.lead)
         gc.collect()
@@ -67,22 +49,19 @@ class Training:
         began = time.perf_counter()
         self.iterate(schedule.lead + 1, schedule.lead + schedule.steps)
         seconds = time.perf_counter() - began
-        return Timed(seconds / schedule.steps, self.saver.stalled_s())
+        return seconds / schedule.steps, self.saver.stalled_s()
 
     def iterate(self, first: int, last: int) -> None:
         """Train through these iterations."""
         optimizer = self.saver.optimizer
         for iteration in range(first, last + 1):
             optimizer.zero_grad()
-            self._loss().backward()  # type: ignore[no-untyped-call]
+            batch = next(self._batches)
+            loss = workloads.next_word_loss(self._model(batch[:, :-1]), batch)
+            loss.backward()  # type: ignore[no-untyped-call]
             self.saver.before_step()
             optimizer.step()
             self.saver.after_step(iteration)
-
-    def _loss(self) -> torch.Tensor:
-        batch = next(self._batches)
-        logits = self._model(batch[:, :-1])
-        return nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
     def state(self) -> State:
         """Aliases of every live parameter and optimizer tensor; the same order in every way."""

@@ -1,10 +1,14 @@
-"""The ways to train under Horovod that are compared. Pure values: needs neither torch nor Horovod."""
+"""The ways to train under Horovod that are compared, and what is measured of each. Pure values.
+
+The stall is that of the other suites.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ckpt_core.bench.contenders import OURS
+from ckpt_core.bench.results import Family, Figure, Unit
 
 INSTALL = "docs/horovod.md#installing says how to build it"
 
@@ -46,18 +50,17 @@ NAMES = tuple(WAYS)
 BASES = (BASE, NO_SPIN)
 SAVING = tuple([name for name in NAMES if name not in BASES])
 
-__all__ = [
-    "BASE",
-    "BASES",
-    "CHECKFREQ",
-    "INSTALL",
-    "IN_STEP",
-    "MONOLITHIC",
-    "NAMES",
-    "NO_SPIN",
-    "OURS",
-    "SAVING",
-    "TORCH_SAVE",
-    "WAYS",
-    "Way",
-]
+ITERATION = Family("iteration_every_{}", "Iteration, a save every {}", Unit.SECONDS)
+"""Time of one iteration, on the slower rank; without saves too, measured in the same minutes."""
+
+WRITTEN = Family(
+    "written_by_rank_{}", "Bytes that rank {} writes for a save / state bytes", Unit.TIMES
+)
+"""What storage sees a rank write for one save, over the size of the whole state."""
+
+
+def overhead(interval: int, base: str) -> Figure:
+    """What an iteration takes more than one of `base`, as a part of that."""
+    over = "" if base == BASE else "_no_spin"
+    title = f"Overhead over {base}, a save every {interval} iterations"
+    return Figure(f"overhead{over}_every_{interval}", title, Unit.PERCENT)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_core.bench.contenders.base import missing, release
 from ckpt_core.bench.serving import Answer, raise_descriptor_limit, serve
-from ckpt_horovod_tools.bench.settings import Schedule
+from ckpt_horovod_tools.bench.suite import Schedule
 from ckpt_horovod_tools.bench.ways import INSTALL
 
 if TYPE_CHECKING:
@@ -50,57 +50,45 @@ class HorovodWorker:
         hvd.init()
         return {"reason": None, "version": release("horovod")}
 
-    def train(
-        self,
-        name: str,
-        size: dict[str, Any],
-        schedule: dict[str, int],
-        staging_bytes: int | None,
-        timeout_s: float,
-    ) -> Answer:
+    def train(self, schedule: dict[str, int], **way: Any) -> Answer:
         """One window: the time of its iterations, and what its saves took from training."""
-        plan = Schedule(**schedule)
-        with self._training(name, size, plan, staging_bytes, timeout_s) as training:
-            found = training.window()
+        with self._training(Schedule(**schedule), **way) as training:
+            iteration_s, stalled_s = training.window()
             training.saver.settle()
             state = training.state()
-            answer = {
-                "iteration_s": found.iteration_s,
-                "stalled_s": found.stalled_s,
+            return {
+                "iteration_s": iteration_s,
+                "stalled_s": stalled_s,
                 "state_bytes": sum(tensor.nbytes for tensor in state.values()),
                 "leaves": len(state),
                 "remarks": training.saver.remarks(),
             }
-        return answer
 
-    def check(
-        self, name: str, size: dict[str, Any], staging_bytes: int | None, timeout_s: float
-    ) -> Answer:
+    def check(self, **way: Any) -> Answer:
         """Save, train on, destroy the state, restore it: it must be what it was at the save."""
         from ckpt_core.bench import workloads
 
-        with self._training(name, size, _CHECK, staging_bytes, timeout_s) as training:
+        with self._training(_CHECK, **way) as training:
             training.iterate(1, _CHECKED)
             live = workloads.digest(training.state())
             training.iterate(_CHECKED + 1, _CHECKED + _PAST)
             training.saver.settle()
             workloads.scramble(training.state())
             training.saver.restore()
-            saved = workloads.digest(training.state())
-        return {"live": live, "saved": saved}
+            return {"live": live, "saved": workloads.digest(training.state())}
 
     @contextmanager
     def _training(
-        self,
-        name: str,
-        size: dict[str, Any],
-        schedule: Schedule,
-        staging_bytes: int | None,
-        timeout_s: float,
+        self, schedule: Schedule, *, size: dict[str, Any], **place: Any
     ) -> Iterator[Training]:
         """A training of one way in a directory of its own; nothing of it is left behind.
 
         After an error nothing is closed: the other ranks may not be there, and all of them are ended.
+
+        Args:
+            schedule: which iterations are saved.
+            size: fields of `ModelSize`.
+            place: the other fields of `Place`.
         """
         import horovod.torch as hvd
 
@@ -110,7 +98,7 @@ class HorovodWorker:
         gc.collect()  # what the window before had
         self._windows += 1
         root = self._root / f"window-{self._windows}"
-        training = Training(size, Place(name, root, schedule, staging_bytes, timeout_s))
+        training = Training(size, Place(root=root, schedule=schedule, **place))
         yield training
         training.saver.close()
         hvd.barrier()  # no rank writes any more

@@ -1,0 +1,285 @@
+"""The suite `horovod`: the ways that are compared, the figures, and the order of a run. Needs no torch.
+
+In a round, every way trains through the same window of iterations, the two without saves among them, in
+random order and one after the other: what a window is compared with was measured within the same minutes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from rich.table import Table
+
+from ckpt_core.bench.contenders import OURS
+from ckpt_core.bench.crew import Crew
+from ckpt_core.bench.machine import check_room
+from ckpt_core.bench.remote import Answers, ContenderFailed
+from ckpt_core.bench.results import TRAIN_STALL, Entrant, Report
+from ckpt_core.bench.run import Run
+from ckpt_core.bench.settings import RunSettings, model_of
+from ckpt_core.bench.suite import Suite
+from ckpt_core.bench.views import Over, Own, Several, View
+from ckpt_core.errors import ConfigError
+from ckpt_horovod_tools.bench.frequency import BOUND, frequencies
+from ckpt_horovod_tools.bench.pair import RANKS, Pair
+from ckpt_horovod_tools.bench.ways import (
+    BASE,
+    BASES,
+    INSTALL,
+    ITERATION,
+    NAMES,
+    NO_SPIN,
+    SAVING,
+    TORCH_SAVE,
+    WAYS,
+    WRITTEN,
+    overhead,
+)
+
+_MEMORY_STATES = 6
+"""Of each rank, in sizes of the state: what trains with its gradients, staging memory of two saves, what
+torch.save gathers, dirty pages."""
+
+_DISK_STATES = 6
+_PROCESS_BYTES = 500 * 2**20
+_IN_STEP_STALL = "its stall is part of step(), and is not told apart"
+
+
+class HorovodMeasure(StrEnum):
+    """Groups of figures that can be asked for one by one."""
+
+    TRAIN = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The iterations of one window, counted from 1.
+
+    Attributes:
+        every: a save at the end of each `every`-th iteration; the first one under the clock is among them.
+        warm_saves: at the end of each of so many first iterations too: memory and files are new then.
+        lead: iterations before the clock starts.
+        steps: iterations under the clock; a multiple of `every`, so that the last save holds up as many
+            iterations as the others.
+    """
+
+    every: int
+    warm_saves: int
+    lead: int
+    steps: int
+
+    def due(self, iteration: int) -> bool:
+        """Whether this iteration is saved."""
+        return iteration <= self.warm_saves or (iteration - self.lead - 1) % self.every == 0
+
+    @property
+    def saves(self) -> int:
+        """All saves of the window."""
+        return sum(self.due(number) for number in range(1, self.lead + self.steps + 1))
+
+    @property
+    def timed_saves(self) -> int:
+        """Those under the clock."""
+        return self.steps // self.every
+
+
+@dataclass(frozen=True, kw_only=True)
+class HorovodSettings(RunSettings):
+    """One run under Horovod; see `RunSettings` for the other fields.
+
+    Attributes:
+        state_bytes: parameters and AdamW state of the model, the same on each rank.
+        intervals: iterations between saves that are compared with no saves at all.
+        train_steps: least iterations under the clock in a window.
+        warm_saves: saves at the start of a window, before the clock.
+        lead_steps: iterations before the clock, those with `warm_saves` among them.
+        contenders: names of ways; the two without saves always run.
+        staging_bytes: bound of our staging memory in each process; None leaves the engine's default.
+    """
+
+    state_bytes: int = 200 * 10**6
+    intervals: tuple[int, ...] = (1, 5, 10, 20)
+    train_steps: int = 20
+    warm_saves: int = 3
+    lead_steps: int = 8
+    contenders: tuple[str, ...] = NAMES
+    measures: tuple[HorovodMeasure, ...] = tuple(HorovodMeasure)
+    staging_bytes: int | None = None
+
+    suite: ClassVar = "horovod"
+    leasts: ClassVar = {"train_steps": 2, "warm_saves": 0, "lead_steps": 1, "state_bytes": 2**20}
+    trial: ClassVar = {
+        "state_bytes": 2 * 2**20,
+        "rounds": 2,
+        "intervals": (1, 2),
+        "train_steps": 4,
+        "lead_steps": 4,
+    }
+
+    def schedule(self, every: int) -> Schedule:
+        """The window with a save every so many iterations."""
+        steps = every * -(-self.train_steps // every)
+        return Schedule(every, self.warm_saves, self.lead_steps, steps)
+
+
+def measure(run: Run[HorovodSettings]) -> None:
+    """Everything that the settings ask for.
+
+    Raises:
+        ConfigError: there is no room for the run, or Horovod is not installed, or does not start here.
+    """
+    settings = run.settings
+    check_room(
+        settings.root,
+        disk_bytes=settings.state_bytes * _DISK_STATES,
+        memory_bytes=RANKS * (settings.state_bytes * _MEMORY_STATES + _PROCESS_BYTES),
+    )
+    if find_spec("horovod") is None:
+        raise ConfigError(f"the suite horovod cannot run: Horovod is not installed; {INSTALL}")
+    with Crew(run, Pair, shared=True) as crew:
+        enter(run, crew)
+        _check(run, crew)
+        for _ in crew.rounds("training"):
+            for every in crew.shuffled(settings.intervals):
+                _note(run.report, settings.schedule(every), _train(run, crew, every))
+    rows = {name: frequencies(run.report, name) for name in run.report.entrants if name in SAVING}
+    ways = {name: [dataclasses.asdict(row) for row in rows[name]] for name in rows}
+    run.report.more["frequency"] = {"bound": BOUND, "ways": ways}
+
+
+def enter(run: Run[HorovodSettings], crew: Crew) -> None:
+    """Launch the ranks and enter all ways.
+
+    Raises:
+        ConfigError: Horovod does not start here, or does not import.
+    """
+    run.notify("starting")
+    try:
+        pair = crew.team(BASE)
+    except ContenderFailed as exc:
+        raise ConfigError(f"the suite horovod cannot run: {exc}") from exc
+    assert isinstance(pair, Pair)
+    for hello in pair.joined:
+        if hello["reason"] is not None:
+            raise ConfigError(f"the suite horovod cannot run: {hello['reason']}")
+    version = pair.joined[0]["version"]
+    about = {
+        name: Entrant(version, way.fsyncs, way.settings, name in BASES)
+        for name, way in WAYS.items()
+        if name in BASES or name in run.settings.contenders
+    }
+    crew.enter(about, about=about)
+
+
+def _check(run: Run[HorovodSettings], crew: Crew) -> None:
+    """What each way saves is what training had; this also warms it up."""
+    for name in crew.names(reference=False):
+        run.notify(f"check: {name}")
+        answers = crew.ask(name, "check", **_arguments(run.settings))
+        if answers is not None:
+            entrant = run.report.entrants[name]
+            digests = {digest for a in answers for digest in (a["live"], a["saved"])}
+            entrant.restored = len(digests) == 1
+            entrant.digest = answers[0]["saved"]
+            if run.settings.staging_bytes is not None and name != TORCH_SAVE:
+                entrant.settings += f", staging_bytes={run.settings.staging_bytes}"
+
+
+def _train(run: Run[HorovodSettings], crew: Crew, every: int) -> dict[str, Answers]:
+    """One window of each way, in random order; without those that failed."""
+    told = {
+        "schedule": dataclasses.asdict(run.settings.schedule(every)),
+        **_arguments(run.settings),
+    }
+    answers = {name: crew.ask(name, "train", **told) for name in crew.shuffled(crew.names())}
+    return {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def _arguments(settings: HorovodSettings) -> dict[str, Any]:
+    return {
+        "size": dataclasses.asdict(model_of(settings.state_bytes)),
+        "staging_bytes": settings.staging_bytes,
+        "timeout_s": settings.timeout_s,
+    }
+
+
+def _note(report: Report, schedule: Schedule, windows: dict[str, Answers]) -> None:
+    """One round of one interval."""
+    seconds = {name: max(a["iteration_s"] for a in windows[name]) for name in windows}
+    for name, answers in windows.items():
+        report.add(ITERATION(schedule.every), name, seconds[name])
+        if name in SAVING:
+            for base in [base for base in BASES if base in seconds]:
+                over = seconds[name] / seconds[base] - 1
+                report.add(overhead(schedule.every, base), name, over)
+            _note_saves(report, schedule, name, answers)
+        # The size that the report names is the one that was measured, not the one that was asked for.
+        first = answers[0]
+        report.settings.update(state_bytes=first["state_bytes"], leaves=first["leaves"])
+
+
+def _note_saves(report: Report, schedule: Schedule, name: str, answers: Answers) -> None:
+    stalls = [answer["stalled_s"] for answer in answers if answer["stalled_s"] is not None]
+    if stalls:
+        report.add(TRAIN_STALL(schedule.every), name, max(stalls) / schedule.timed_saves)
+    else:
+        report.entrants[name].remark(_IN_STEP_STALL)
+    for answer in answers:
+        for text in answer["remarks"]:
+            report.entrants[name].remark(text)
+    if any(answer["written_bytes"] for answer in answers):  # in memory nothing is counted
+        for rank, answer in enumerate(answers):
+            saved_bytes = schedule.saves * answer["state_bytes"]
+            report.add(WRITTEN(rank), name, answer["written_bytes"] / saved_bytes)
+
+
+def _frequencies(report: Report) -> Iterator[Table]:
+    """LightCheck's Table I: how often each way can save."""
+    found = report.more["frequency"]
+    for base in BASES:
+        title = f"Shortest interval with less than {found['bound']:.0%} overhead over {base}"
+        table = Table(title=title)
+        table.add_column("way")
+        for column in ("measured", "predicted", "cost of a save, ms"):
+            table.add_column(column, justify="right")
+        for name, rows in found["ways"].items():
+            for row in rows:
+                if row["base"] == base:
+                    table.add_row(name, *_cells(row), style="bold" if name == OURS else None)
+        yield table
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    measured = f"> {row['longest']}" if row["measured"] is None else str(row["measured"])
+    return measured, str(row["predicted"]), f"{row['save_s'] * 1e3:.1f}"
+
+
+def _overheads(base: str) -> Over:
+    title, bound = f"Overhead over {base}", BOUND * 100
+    return Over(title=title, make=partial(overhead, base=base), mark=bound)
+
+
+_FIGURES: tuple[View, ...] = (
+    Over(title="Iteration", make=ITERATION),
+    _overheads(BASE),
+    _overheads(NO_SPIN),
+    Over(title="Stall of a save on the slower rank", make=TRAIN_STALL),
+    Several(
+        "Bytes written for a save / state bytes",
+        [(f"rank {rank}", WRITTEN(rank)) for rank in range(RANKS)],
+    ),
+    Own(_frequencies),
+)
+
+SUITE = Suite(
+    settings=HorovodSettings,
+    schedule=measure,
+    figures=lambda report: _FIGURES,
+    fields=lambda settings: {"leaves": 0, "ranks": RANKS},
+)
