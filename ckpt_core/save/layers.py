@@ -15,7 +15,6 @@ from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.share import (
     Audit,
     Auditor,
-    AuditPlan,
     Part,
     Placed,
     Scope,
@@ -37,7 +36,6 @@ class LayerwisePlan:
         flat: the tensors as a flat state.
         leaf_of: name that the caller gave -> leaf (two names of one tensor share a leaf).
         share: what this rank stores of them.
-        audit: what it looks at of what others store.
         builder: places each part when its leaf is staged.
         pool: the memory for it.
     """
@@ -45,7 +43,6 @@ class LayerwisePlan:
     flat: FlatState
     leaf_of: Mapping[str, Leaf]
     share: Share
-    audit: AuditPlan
     builder: LayoutBuilder
     pool: StagingPool
 
@@ -101,8 +98,7 @@ class LayerPlanner:
         builder = LayoutBuilder([part.stored for part in share.parts])
         demand = self._demand(builder, self._tail_bytes)
         pool = self._pipeline.pool_for(demand, (leaf.tensor for leaf in flat.leaves))
-        audit = self._auditor.plan(share, flat.leaves)
-        return LayerwisePlan(flat, leaf_of, share, audit, builder, pool)
+        return LayerwisePlan(flat, leaf_of, share, builder, pool)
 
     def tail(self, plan: LayerwisePlan, state: Any, scope: Scope, *, turn: int) -> Tail:
         """What the state at the end of a save has beside the tensors that are staged already.
@@ -119,8 +115,7 @@ class LayerPlanner:
                 f"{min(missing)!r}: they could not be restored; add them to the state"
             )
         share = self._tail_sharer.share(flat, scope)
-        looks = self._auditor.plan(share, flat.leaves)
-        audit = self._auditor.audit(share, looks, flat.leaves, turn)
+        audit = self._auditor.audit(share, flat.leaves, turn)
         audit.read_eager(pipeline.streams)
         return _tail(flat, share, audit, pipeline.devices)
 

@@ -68,7 +68,7 @@ class LayerwiseSave(OpenSave):
         self._parts = {part.stored.name: part for part in plan.share.parts}
         self._placed: dict[str, Placed] = {}
         leaves, self._turn = plan.flat.leaves, auditor.turn(inflight.step)
-        self._audit = auditor.audit(plan.share, plan.audit, leaves, self._turn)
+        self._audit = auditor.audit(plan.share, leaves, self._turn)
         self._devices, self._streams = pipeline.devices, pipeline.streams
         self._watch, self._tail_watch = pipeline.watch_for(inflight), pipeline.watch_for(inflight)
         inflight.snapshot.name_leaves(self._leaf_name)

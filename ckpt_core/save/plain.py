@@ -108,11 +108,10 @@ class PlainSaves:
         """
         pipeline, shards, leaves = self._pipeline, self._shards, plan.flat.leaves
         arrangement, layout = plan.arrangement, plan.arrangement.layout
-        turn = self._auditor.turn(inflight.step)
-        audit = self._auditor.audit(arrangement.share, arrangement.audit, leaves, turn)
-        inflight.contents = Contents.of_leaves(
-            arrangement.placed, plan.flat.skeleton, [arrangement.share], [audit]
-        )
+        share, turn = arrangement.share, self._auditor.turn(inflight.step)
+        audit = self._auditor.audit(share, leaves, turn)
+        skeleton = plan.flat.skeleton
+        inflight.contents = Contents.of_leaves(arrangement.placed, skeleton, [share], [audit])
         audit.read_eager(pipeline.streams)
         mode = self.mode_used = self._resolve_mode(leaves)
         source = source_of(leaves, arrangement, mode=mode, devices=pipeline.devices)

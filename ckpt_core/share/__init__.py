@@ -7,7 +7,6 @@ reference    the plan as text that ranks compare
 
 from ckpt_core.share.arrangement import Arrangement, Arranger, Placed, items_of
 from ckpt_core.share.audit import Audit, Auditor, Evidence
-from ckpt_core.share.audit_plan import AuditPlan
 from ckpt_core.share.reference import TextReference
 from ckpt_core.share.sharing import Part, Scope, Share, Sharer
 
@@ -15,7 +14,6 @@ __all__ = [
     "Arrangement",
     "Arranger",
     "Audit",
-    "AuditPlan",
     "Auditor",
     "Evidence",
     "Part",

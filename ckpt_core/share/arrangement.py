@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckpt_core.layout import Extent, ShardLayout
-from ckpt_core.share.audit_plan import AuditPlan
 from ckpt_core.share.sharing import Part, Scope, Share, Sharer
 from ckpt_core.snapshot import StageItem
 from ckpt_core.state import FlatState, Leaf, blocks
-from ckpt_core.types import LeafSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,6 @@ class Arrangement:
         front_count: how many parts are copied inside `save`; they are the first ones of the file.
         names: of all leaves, this rank's or not.
         share: what this rank stores.
-        audit: what it looks at of what others store.
     """
 
     layout: ShardLayout
@@ -40,7 +37,6 @@ class Arrangement:
     front_count: int
     names: frozenset[str]
     share: Share
-    audit: AuditPlan
 
 
 class Arranger:
@@ -48,8 +44,7 @@ class Arranger:
 
     def __init__(self, sharer: Sharer) -> None:
         self._sharer = sharer
-        # Swapped as a whole: an interrupt may come between two assignments.
-        self._known: tuple[Sequence[LeafSpec], object, Arrangement] | None = None
+        self._known: Arrangement | None = None
 
     def arrange(self, flat: FlatState, scope: Scope) -> Arrangement:
         """The arrangement of a flat state; cheap when the structure is that of the last call.
@@ -57,14 +52,10 @@ class Arranger:
         Raises:
             ConfigError: the layout is impossible (its header would be too large).
         """
-        eager = [leaf.eager for leaf in flat.leaves]
-        key = (eager, scope, dict(flat.placements))
-        # The specs are the very same objects while the structure is (SpecMemo): == is an identity test.
-        known = self._known
-        if known is None or known[0] != flat.specs or known[1] != key:
-            known = (flat.specs, key, _arrange(flat, self._sharer.share(flat, scope)))
-            self._known = known
-        return known[2]
+        share, known = self._sharer.share(flat, scope), self._known
+        if known is None or known.share is not share:
+            known = self._known = _arrange(flat, share)
+        return known
 
 
 def _arrange(flat: FlatState, share: Share) -> Arrangement:
@@ -74,8 +65,7 @@ def _arrange(flat: FlatState, share: Share) -> Arrangement:
     by_name = {part.stored.name: part for part in share.parts}
     placed = tuple([Placed(by_name[extent.name], 0, extent) for extent in layout.extents])
     names = frozenset([leaf.spec.name for leaf in flat.leaves])
-    audit = AuditPlan.of(share, flat.leaves)
-    return Arrangement(layout, placed, len(front), names, share, audit)
+    return Arrangement(layout, placed, len(front), names, share)
 
 
 def items_of(leaves: Sequence[Leaf], placed: Sequence[Placed]) -> list[tuple[str, StageItem]]:

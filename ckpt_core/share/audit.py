@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,25 +37,14 @@ class Auditor:
     def __init__(self) -> None:
         self._compared: set[str] = set()
         self._turns = Turns()
-        # Of the two parts of a layer-wise save.
-        self._known: deque[tuple[Share, list[bool], AuditPlan]] = deque(maxlen=2)
 
     def turn(self, step: int) -> int:
         """Which turn it is of the leaves to look at. Called once for each save."""
         return self._turns.next(step)
 
-    def plan(self, share: Share, leaves: Sequence[Leaf]) -> AuditPlan:
-        """What is looked at; cheap while the share is the same object."""
-        eager = [leaf.eager for leaf in leaves]
-        for known, flags, plan in self._known:
-            if known is share and flags == eager:
-                return plan
-        self._known.append((share, eager, AuditPlan.of(share, leaves)))
-        return self._known[-1][2]
-
-    def audit(self, share: Share, plan: AuditPlan, leaves: Sequence[Leaf], turn: int) -> Audit:
+    def audit(self, share: Share, leaves: Sequence[Leaf], turn: int) -> Audit:
         """What this rank is to see of its replicas at one save; reads nothing yet."""
-        return Audit(plan, leaves, turn=turn, first=share.plan not in self._compared)
+        return Audit(share.audit, leaves, turn=turn, first=share.plan not in self._compared)
 
     def agreed(self, plans: Iterable[str]) -> None:
         """All ranks have found these structures equal. Called from any thread."""

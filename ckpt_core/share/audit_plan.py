@@ -17,7 +17,6 @@ from math import gcd
 import xxhash
 
 from ckpt_core.share.reference import LeafRow
-from ckpt_core.share.sharing import Share
 from ckpt_core.state import Leaf
 from ckpt_core.units import align_up
 
@@ -85,6 +84,23 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
+class Replica:
+    """A leaf that other ranks have too, byte for byte.
+
+    Attributes:
+        index: number of the leaf in the flat state.
+        row: its place in `Share.rows`.
+        copies: how many ranks have it.
+        group: the same text on exactly those ranks; they have the same replicas in it.
+    """
+
+    index: int
+    row: int
+    copies: int
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """One leaf that is looked at.
 
@@ -141,13 +157,15 @@ class AuditPlan:
     rows: tuple[LeafRow, ...]
 
     @classmethod
-    def of(cls, share: Share, leaves: Sequence[Leaf]) -> AuditPlan:
+    def of(
+        cls, replicas: Sequence[Replica], rows: tuple[LeafRow, ...], leaves: Sequence[Leaf]
+    ) -> AuditPlan:
         """Called on the training thread when the structure is new."""
-        total = sum([leaves[one.index].nbytes // one.copies for one in share.replicas])
+        total = sum([leaves[one.index].nbytes // one.copies for one in replicas])
         part = max(1 / SAVES, min(LEAST_BYTES / max(total, 1), 1.0))
         groups: dict[str, int] = {}
         kinds: dict[tuple[bool, bool], list[Look]] = {}
-        for one in share.replicas:
+        for one in replicas:
             leaf = leaves[one.index]
             budget = int(leaf.nbytes * part / one.copies)
             small = leaf.nbytes <= SMALL_BYTES if leaf.eager else budget < _GRAIN
@@ -164,7 +182,11 @@ class AuditPlan:
         # What else decides which bytes are read: ranks with other options are not compared.
         looks = (*eager.always, *eager.turns, *lazy.always, *lazy.turns)
         layout = xxhash.xxh3_64_hexdigest(repr((len(eager.turns), looks)).encode())
-        return cls(eager, lazy, tuple([f"{group}@{layout}" for group in groups]), share.rows)
+        return cls(eager, lazy, tuple([f"{group}@{layout}" for group in groups]), rows)
+
+
+NO_AUDIT = AuditPlan(Rota((), ()), Rota((), ()), (), ())
+"""Of what nobody else has."""
 
 
 class Turns:

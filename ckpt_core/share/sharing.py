@@ -12,7 +12,7 @@ another structure is found out before anything is published.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,6 +21,7 @@ import xxhash
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import itemsize, share_leaves, structure_hash
+from ckpt_core.share.audit_plan import NO_AUDIT, AuditPlan, Replica
 from ckpt_core.share.reference import LeafRow
 from ckpt_core.state import FlatState, Leaf
 from ckpt_core.types import LeafSpec, Placement, RankInfo, Slice
@@ -101,23 +102,6 @@ class Part:
     slice: Slice | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """A leaf that other ranks have too, byte for byte.
-
-    Attributes:
-        index: number of the leaf in the flat state.
-        row: its place in `Share.rows`.
-        copies: how many ranks have it.
-        group: the same text on exactly those ranks; they have the same replicas in it.
-    """
-
-    index: int
-    row: int
-    copies: int
-    group: str
-
-
 @dataclass(frozen=True)
 class Share:
     """What this rank stores of a state.
@@ -126,13 +110,13 @@ class Share:
         parts: in the order of the leaves; a leaf that other ranks store has none.
         plan: hash of what must be equal on all ranks; "" in a job of one.
         rows: what that is, without contents; empty in a job of one.
-        replicas: the leaves whose contents must be equal too.
+        audit: what this rank looks at of what others store.
     """
 
     parts: tuple[Part, ...]
-    plan: str = ""
-    rows: tuple[LeafRow, ...] = ()
-    replicas: tuple[Replica, ...] = ()
+    plan: str
+    rows: tuple[LeafRow, ...]
+    audit: AuditPlan
 
 
 class Sharer:
@@ -140,23 +124,26 @@ class Sharer:
 
     def __init__(self, info: RankInfo) -> None:
         self._info = info
-        self._known: tuple[object, Share] | None = None
+        # Swapped as a whole: an interrupt may come between two assignments.
+        self._known: tuple[Sequence[LeafSpec], object, Share] | None = None
 
     def share(self, flat: FlatState, scope: Scope) -> Share:
-        """This rank's share. Called on the training thread; cheap while the structure is the same.
+        """This rank's share, the same object while the structure is. Called on the training thread.
 
         Raises:
             ConfigError: a distributed tensor is said to be private.
         """
-        if self._info.world_size == 1:
-            return Share(tuple([Part(i, leaf.spec) for i, leaf in enumerate(flat.leaves)]))
-        key = (flat.specs, dict(flat.placements), scope)
+        key = (scope, [leaf.eager for leaf in flat.leaves], dict(flat.placements))
         known = self._known
-        if known is None or known[0] != key:
-            known = self._known = (key, self._share(flat, scope))
-        return known[1]
+        # The specs are the very same objects while the structure is (SpecMemo): == is an identity test.
+        if known is None or known[0] != flat.specs or known[1] != key:
+            known = self._known = (flat.specs, key, self._share(flat, scope))
+        return known[2]
 
     def _share(self, flat: FlatState, scope: Scope) -> Share:
+        if self._info.world_size == 1:
+            parts = [Part(index, leaf.spec) for index, leaf in enumerate(flat.leaves)]
+            return Share(tuple(parts), "", (), NO_AUDIT)
         rng = flat.names_of_rng()
         buffers = flat.names_of_buffers()
         private: list[int] = []
@@ -173,11 +160,11 @@ class Sharer:
         parts = [Part(index, flat.leaves[index].spec) for index in private]
         parts += self._parts(flat, shared, buffers)
         parts.sort(key=lambda part: part.index)
-        rows = [_row(flat.leaves[index], flat.placements, buffers) for index in shared]
+        rows = tuple([_row(flat.leaves[index], flat.placements, buffers) for index in shared])
         # Of all ranks, since nodes may have different numbers of them.
-        plan = structure_hash(rows, members=self._info.world_size)
+        plan = structure_hash([row[:4] for row in rows], members=self._info.world_size)
         replicas = _replicas(flat, shared, buffers, world_size=self._info.world_size)
-        return Share(tuple(parts), plan, tuple([LeafRow(*row) for row in rows]), replicas)
+        return Share(tuple(parts), plan, rows, AuditPlan.of(replicas, rows, flat.leaves))
 
     def _parts(self, flat: FlatState, shared: list[int], buffers: frozenset[str]) -> list[Part]:
         plain = [i for i in shared if flat.leaves[i].spec.name not in flat.placements]
@@ -223,14 +210,12 @@ def _part(index: int, spec: LeafSpec, whole: LeafSpec, slice_: Slice) -> Part:
     return Part(index, stored, whole, slice_)
 
 
-def _row(
-    leaf: Leaf, placements: Mapping[str, Placement], buffers: frozenset[str]
-) -> tuple[str, str, tuple[int, ...], str]:
+def _row(leaf: Leaf, placements: Mapping[str, Placement], buffers: frozenset[str]) -> LeafRow:
     spec = leaf.spec
     placement = placements.get(spec.name)
     if placement is None:
-        return spec.name, spec.dtype, spec.shape, "buffer" if spec.name in buffers else ""
-    return spec.name, spec.dtype, placement.shape, placement.kind
+        return LeafRow(spec.name, spec.dtype, spec.shape, "buffer" if spec.name in buffers else "")
+    return LeafRow(spec.name, spec.dtype, placement.shape, placement.kind)
 
 
 def _replicas(

@@ -20,8 +20,7 @@ from ckpt_core.types import RankInfo
 
 
 def _plan(flat: FlatState, world: int) -> AuditPlan:
-    share = Sharer(RankInfo(0, world)).share(flat, Scope())
-    return AuditPlan.of(share, flat.leaves)
+    return Sharer(RankInfo(0, world)).share(flat, Scope()).audit
 
 
 def _looked_at(plan: AuditPlan, turn: int, *, eager: bool) -> list[tuple[str, int, int]]:
@@ -110,7 +109,7 @@ def _marks(tensors: Sequence[torch.Tensor], *, turn: int, first: bool = False) -
     auditor = Auditor()
     if not first:
         auditor.agreed([share.plan])
-    audit = auditor.audit(share, auditor.plan(share, flat.leaves), flat.leaves, turn)
+    audit = auditor.audit(share, flat.leaves, turn)
     _read(audit)
     return audit.marks()
 
