@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from multiprocessing.util import Finalize
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
@@ -23,7 +22,6 @@ from ckpt_core.observe import EventName
 from ckpt_core.options import Options, checked_options, checked_root
 from ckpt_core.restore import RestoredStep
 from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle, stalling
-from ckpt_core.share import Scope
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
@@ -47,8 +45,7 @@ class Checkpointer:
         on_sigterm: "save" turns SIGTERM into `stop_requested`, so that the loop can save once more and leave.
         sigterm_grace: how long after SIGTERM the process may live on (timedelta or seconds), also where
             the main thread is stuck. What is in flight goes on meanwhile.
-        files: the file layer; for tests.
-        devices: the device layer; for tests.
+        files, devices: the doors to both; for tests.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -212,7 +209,7 @@ class Checkpointer:
             CkptError: with on_error="raise", a save failed in the background.
             StagingError: something was still in flight after `timeout`.
         """
-        if not self._engine.flights.wait_empty(deadline=self._engine.deadline()):
+        if not self._engine.wait_empty():
             raise StagingError("checkpoints are still in flight after `timeout`: storage is stuck")
         self._engine.failures.report()
 
@@ -232,8 +229,7 @@ class Checkpointer:
             ConfigError: the state cannot be saved, or `staging_bytes` is too small for it.
         """
         self._check_usable()
-        scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
-        self._engine.plain.prepare(state, scope)
+        self._engine.plain.prepare(state, per_rank=per_rank, replicated=replicated)
 
     # -- restoring and looking -------------------------------------------------------------------
 
@@ -271,7 +267,7 @@ class Checkpointer:
         """
         self._check_usable()
         step = None if step is None else check_step(step)
-        self._engine.flights.wait_empty(deadline=self._engine.deadline())
+        self._engine.wait_empty()
         began = time.monotonic()
         found = self._engine.restorer().restore(
             state, step=step, strict=strict, trusted=trusted, broadcast=broadcast
@@ -340,9 +336,7 @@ class Checkpointer:
         """Finish what is in flight, within `timeout`, then end the threads and unlock the root. Idempotent.
 
         Where it is interrupted it can be called again, and else goes on at the end of the process.
-
-        A thread that hangs on storage is left behind: all it can do once storage is back is to delete
-        its own attempt.
+        A thread that hangs on storage is left behind: all it can do once it is back is delete its attempt.
 
         Raises:
             CkptError: with on_error="raise", a save failed in the background and was not reported yet.
@@ -380,19 +374,12 @@ class Checkpointer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
         else:
             # The error of the loop is the one that counts; ours has been logged.
             _close_quietly(self)
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
         if self._closing:

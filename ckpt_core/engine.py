@@ -136,9 +136,9 @@ class Engine:
         self.barriers.open()
         open_together(self.store, self.coordination, timeout_s=options.timeout_s)
 
-    def deadline(self) -> float:
-        """When a wait that begins now has lasted too long, on the monotonic clock."""
-        return time.monotonic() + self.options.timeout_s
+    def wait_empty(self) -> bool:
+        """Wait until nothing is in flight; False when `timeout` has passed first."""
+        return self.flights.wait_empty(deadline=time.monotonic() + self.options.timeout_s)
 
     def close(self) -> None:
         """Finish what is in flight, within `timeout`, then end the threads and unlock the root.
@@ -147,7 +147,7 @@ class Engine:
         """
         self.journal.sweep()
         self.flights.give_up_unsealed()
-        deadline = self.deadline()
+        deadline = time.monotonic() + self.options.timeout_s
         if not self.flights.wait_empty(deadline=deadline):
             self.flights.settle_all()
         self.end_threads(timeout_s=max(deadline - time.monotonic(), _GRACE_S))

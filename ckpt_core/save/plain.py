@@ -78,12 +78,11 @@ class PlainSaves:
         journal.resume_collector()
         return SaveHandle.of(inflight, began, blocking=self._pipeline.options.blocking)
 
-    def prepare(self, state: Any, scope: Scope) -> None:
-        """Allocate and touch the memory for a state.
-
-        Raises:
-            ConfigError: the state cannot be saved.
-        """
+    def prepare(
+        self, state: Any, *, per_rank: Iterable[str] | None, replicated: Iterable[str] | None
+    ) -> None:
+        """See `Checkpointer.prepare`."""
+        scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
         self._plan(state, scope).pool.touch()
 
     # -- inside ----------------------------------------------------------------------------------
