@@ -115,7 +115,8 @@ class Committer:
             raise reason from reason.__cause__
         left = max(inflight.deadline - time.monotonic(), 0.0)
         inflight.voted = True
-        ballots = coordination.agree(attempt.id, step, self._ballot(contents, entry), left)
+        ballot = Ballot("+".join(contents.plans), entry.to_json(), contents.reference)
+        ballots = coordination.agree(attempt.id, step, ballot, left)
         error: BaseException | None = None
         try:
             if isinstance(self._store, StepStore):
@@ -217,9 +218,6 @@ class Committer:
             contents.state_bytes,
             files,
         )
-
-    def _ballot(self, contents: Contents, written: RankManifestFile) -> Ballot:
-        return Ballot("+".join(contents.plans), written.to_json(), contents.reference)
 
     def _publish(
         self, store: StepStore, inflight: InFlight, attempt: Attempt, ballots: Sequence[Json]

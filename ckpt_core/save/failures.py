@@ -5,15 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from ckpt_core.coordination import Coordination
-from ckpt_core.errors import CkptError, CommitError
+from ckpt_core.errors import CommitError
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.types import RAISED_TO_CALLER, OnError
 
 _log = logging.getLogger("ckpt_core")
-
-_REFUSED_WITHIN_S = 5.0
-"""Who gives an attempt up tells the others at once, and removes its files meanwhile."""
 
 
 class Failures:
@@ -53,19 +49,6 @@ class Failures:
         # Order matters: no interrupt comes between the two, so that none is taken out and not raised.
         del self._errors[: len(errors)]
         raise errors[0]
-
-
-def refusal_behind(
-    coordination: Coordination, attempt_id: str, step: int, error: BaseException, *, left_s: float
-) -> CkptError | None:
-    """Why another rank has given the attempt up, if that is why this one's files are gone.
-
-    Called from background threads; returns within some seconds, and before `left_s`.
-    """
-    if not isinstance(error.__cause__, FileNotFoundError):
-        return None
-    within_s = min(max(left_s, 0.0), _REFUSED_WITHIN_S)
-    return coordination.refusal(attempt_id, step, within_s)
 
 
 def _is_echo(error: BaseException) -> bool:

@@ -142,7 +142,7 @@ class Flights:
     def give_up_unsealed(self) -> None:
         """Fail the open ones whose caller never ended them."""
         for inflight in self.active():
-            if inflight.is_open_ended:
+            if inflight.open_ended:
                 error = StagingError(f"step {inflight.step} was never sealed", step=inflight.step)
                 self.do(partial(inflight.fail, error))
 

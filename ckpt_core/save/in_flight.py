@@ -23,10 +23,13 @@ from ckpt_core.errors import CkptError, PersistError
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.persist import ShardFile
 from ckpt_core.save.contents import Contents
-from ckpt_core.save.failures import Failures, refusal_behind
+from ckpt_core.save.failures import Failures
 from ckpt_core.snapshot import ShardImage, Snapshot, Stager, StagingPool
 from ckpt_core.store import Attempt, GuestStore, StepStore
 from ckpt_core.types import Destination
+
+_REFUSED_WITHIN_S = 5.0
+"""Who gives an attempt up tells the others at once, and removes its files meanwhile."""
 
 
 class Phase(Enum):
@@ -71,6 +74,7 @@ class InFlight:
         attempt_id: names this try; the same on all ranks; "" before it is drawn.
         destination: where named files go; None: it becomes a step.
         images: everything that may hold chunks for it.
+        open_ended: it waits for its caller, and only the stager touches its images.
     """
 
     def __init__(self, step: int, around: Surroundings) -> None:
@@ -91,7 +95,7 @@ class InFlight:
         self._lock = threading.Lock()
         # Apart from _lock: making the directory may hang on storage, and failing must not.
         self._making = threading.Lock()
-        self._open_ended = False
+        self.open_ended = False
         self._ended = threading.Lock()
         self._ended.acquire()
         self._phase = Phase.STAGING
@@ -140,19 +144,6 @@ class InFlight:
         self.began = time.monotonic()
         self.deadline = self.began + timeout_s
 
-    def open_ended(self) -> None:
-        """It ends only when the caller says so, and only the stager touches its images."""
-        self._open_ended = True
-
-    def end_announced(self) -> None:
-        """The caller has said so: it goes on by itself from here."""
-        self._open_ended = False
-
-    @property
-    def is_open_ended(self) -> bool:
-        """Whether it waits for its caller."""
-        return self._open_ended
-
     def clean_up_soon(self) -> None:
         """Have `clean_up` called where it belongs. Nobody stages anything for it from here on."""
         self._around.stager.submit(self.clean_up)
@@ -181,7 +172,7 @@ class InFlight:
             self.error = error
             told, self.reported = self.reported, True
             # Now: whoever seals it from here on finds it failed, and leaves its end to us.
-            left_open = self._open_ended
+            left_open = self.open_ended
         if not told:
             # Order matters: whoever has waited for a future finds the failure at the next save.
             self._around.failures.note(self.step, error)
@@ -192,10 +183,14 @@ class InFlight:
             self.clean_up_soon()
 
     def explained(self, error: BaseException) -> BaseException:
-        """The error, or what another rank had failed with when that is behind it."""
-        left = self.deadline - time.monotonic()
-        coordination = self._around.coordination
-        refusal = refusal_behind(coordination, self.attempt_id, self.step, error, left_s=left)
+        """The error, or what another rank had failed with when that is behind it.
+
+        Called from background threads; returns within some seconds, and before the deadline.
+        """
+        if not isinstance(error.__cause__, FileNotFoundError):
+            return error
+        within_s = min(max(self.deadline - time.monotonic(), 0.0), _REFUSED_WITHIN_S)
+        refusal = self._around.coordination.refusal(self.attempt_id, self.step, within_s)
         if refusal is None:
             return error
         refusal.__cause__ = error

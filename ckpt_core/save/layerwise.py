@@ -75,7 +75,7 @@ class LayerwiseSave(OpenSave):
         builder = plan.builder
         sink = saves.shards.open(inflight, builder.file_bytes)
         # Also when the watchdog gives it up: the chunks that it holds must go back.
-        inflight.open_ended()
+        inflight.open_ended = True
         # Its header comes last.
         sizes = (builder.header_bytes, builder.file_bytes)
         self._image = saves.shards.image(sink, plan.pool, sizes, hold=True)
@@ -102,12 +102,10 @@ class LayerwiseSave(OpenSave):
         devices = self._devices
         behind = devices.queued(devices.of_all(leaf.tensor for leaf in leaves))
         run = partial(self._run_stage, looked_at, items, behind)
-        done = _Staged(frozenset([leaf.spec.name for leaf in leaves]), placed, watched)
+        note = partial(self._note, [leaf.spec.name for leaf in leaves], placed, watched)
         live = [*self._audit.live(looked_at), *items]
         there = placed or looked_at
-        self._hand_over(
-            Errand([*looked_at, *staged], live, run if there else None, partial(self._note, done))
-        )
+        self._hand_over(Errand([*looked_at, *staged], live, run if there else None, note))
 
     @stalling
     def seal(
@@ -167,11 +165,13 @@ class LayerwiseSave(OpenSave):
         extent = self._plan.builder.append(leaf.spec.name)
         return Placed(self._parts[leaf.spec.name], 0, extent)
 
-    def _note(self, done: _Staged) -> None:
+    def _note(
+        self, names: Sequence[str], placed: Sequence[Placed], watch: Callable[[], None]
+    ) -> None:
         """What has been handed over. Idempotent."""
-        self._left -= done.names
-        self._placed.update((place.extent.name, place) for place in done.placed)
-        done.watch()
+        self._left.difference_update(names)
+        self._placed.update((place.extent.name, place) for place in placed)
+        watch()
 
     def _take_back(self, mark: BuilderMark, error: BaseException) -> None:
         """A `stage` was interrupted before it had handed anything over."""
@@ -263,12 +263,3 @@ class LayerwiseSave(OpenSave):
     def _settle(self, items: Sequence[StageItem]) -> None:
         self._streams.settle()
         self._watch.end(items)
-
-
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    """What one call of `stage` has brought."""
-
-    names: frozenset[str]
-    placed: Sequence[Placed]
-    watch: Callable[[], None]

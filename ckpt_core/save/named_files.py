@@ -112,7 +112,7 @@ class FilesSave(OpenSave):
         self._nbytes = 0
         self._pool: StagingPool | None = None
         # Also when the watchdog gives it up: what was added before is given up by then.
-        inflight.open_ended()
+        inflight.open_ended = True
 
     @stalling
     def add(self, name: str, tree: Any, *, eager: Eager = False) -> None:

@@ -102,7 +102,7 @@ class OpenSave:
             )
             self._pipeline.stager.submit(errand.run_once)
         if self._sealed:
-            self._inflight.end_announced()
+            self._inflight.open_ended = False
         self._errand = None
 
     def _recover(self, error: BaseException) -> None:

@@ -14,7 +14,7 @@ from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.shards import Shards
 from ckpt_core.save.staging import StageJob, source_of
-from ckpt_core.share import Arrangement, Arranger, Auditor, Scope, Sharer
+from ckpt_core.share import Arrangement, Auditor, Scope, Sharer, arrange
 from ckpt_core.snapshot import StagingPool
 from ckpt_core.state import FlatState, Leaf, SpecMemo, flatten
 from ckpt_core.types import Mode, RankInfo
@@ -51,7 +51,8 @@ class PlainSaves:
         self._pipeline = pipeline
         self._shards = shards
         self._auditor = auditor
-        self._arranger = Arranger(Sharer(info))
+        self._sharer = Sharer(info)
+        self._arrangement: Arrangement | None = None
         self._memo = SpecMemo()
         self.mode = self.mode_used = Mode(pipeline.options.mode)
 
@@ -91,7 +92,9 @@ class PlainSaves:
         """Find everything that can be wrong with the input, before the checkpoint is started."""
         pipeline = self._pipeline
         flat = flatten(state, eager_leaf_bytes=pipeline.eager_leaf_bytes, memo=self._memo)
-        arrangement = self._arranger.arrange(flat, scope)
+        share, arrangement = self._sharer.share(flat, scope), self._arrangement
+        if arrangement is None or arrangement.share is not share:
+            arrangement = self._arrangement = arrange(flat, share)
         layout = arrangement.layout
         demand = pipeline.memory.demand_of_save(
             layout.file_bytes, layout.front_bytes, mapped=self.mode is Mode.DIRECT
@@ -118,7 +121,7 @@ class PlainSaves:
         sizes = (layout.front_bytes, layout.file_bytes)
         image = shards.image(sink, plan.pool, sizes, hold=True)
         watch, streams = pipeline.watch_for(inflight), pipeline.streams
-        job = StageJob(inflight, image, source, audit, watch=watch, streams=streams)
+        job = StageJob(inflight, image, source, audit, watch, streams)
         inflight.snapshot.name_leaves(lambda name: name if name in arrangement.names else None)
         job.announce()
         image.header(layout.header)

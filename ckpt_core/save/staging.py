@@ -67,74 +67,67 @@ def source_of(
     return Source((), frozen, lazy, names, mode, devices.queued(used))
 
 
+@dataclass(frozen=True, slots=True)
 class StageJob:
     """Hands over what `save` has copied, and copies the rest of one source; runs on the stager thread."""
 
-    def __init__(
-        self,
-        inflight: InFlight,
-        image: ShardImage,
-        source: Source,
-        audit: Audit,
-        *,
-        watch: LeafWatch,
-        streams: CopyStreams,
-    ) -> None:
-        self._inflight = inflight
-        self._image = image
-        self._source = source
-        self._audit = audit
-        self._streams = streams
-        self._watch = watch
-        watch.begin(source.names, source.lazy)
+    inflight: InFlight
+    image: ShardImage
+    source: Source
+    audit: Audit
+    watch: LeafWatch
+    streams: CopyStreams
+
+    def __post_init__(self) -> None:
+        self.watch.begin(self.source.names, self.source.lazy)
 
     def announce(self) -> None:
         """Note what training must wait for. Called before `run` is queued."""
-        snapshot, source = self._inflight.snapshot, self._source
-        behind = snapshot.expect_before_all() if self._audit.is_lazy else 0
+        snapshot, source = self.inflight.snapshot, self.source
+        behind = snapshot.expect_before_all() if self.audit.is_lazy else 0
         snapshot.expect(source.names, source.lazy, behind=behind)
 
     def run(self) -> None:
         """Copy; every error fails the checkpoint. Once this returns no live leaf is read any more."""
-        with guarded(self._inflight, [self._image]):
-            self._image.let_go()
-            if self._audit.is_lazy:
-                look_at(self._inflight.snapshot, self._audit, self._streams)
-                self._inflight.snapshot.arrived(1)
-            self._audit.done()
-            self._streams.follow(self._source.behind)
+        with guarded(self.inflight, [self.image]):
+            self.image.let_go()
+            if self.audit.is_lazy:
+                look_at(self.inflight.snapshot, self.audit, self.streams)
+                self.inflight.snapshot.arrived(1)
+            self.audit.done()
+            self.streams.follow(self.source.behind)
             # Clones count for no barrier: nobody else has them.
-            self._image.leaves(self._source.frozen)
-            items = self._cloned() if self._source.mode is Mode.DEVICE else self._source.lazy
-            stage_items(self._inflight.snapshot, self._image, items, settle=self._settle)
-            self._streams.settle()
-            self._watch.raise_if_changed()
-            self._inflight.snapshot.complete()
-            self._image.finish()
-        self._inflight.staging_ended()
+            self.image.leaves(self.source.frozen)
+            items = self._cloned() if self.source.mode is Mode.DEVICE else self.source.lazy
+            stage_items(self.inflight.snapshot, self.image, items, settle=self._settle)
+            self.streams.settle()
+            self.watch.raise_if_changed()
+            self.inflight.snapshot.complete()
+            self.image.finish()
+        self.inflight.staging_ended()
 
     def _cloned(self) -> Sequence[StageItem]:
         """Clones on the devices; the live leaves are free as soon as they are made (LightCheck-G)."""
-        lazy, snapshot = self._source.lazy, self._inflight.snapshot
+        lazy, snapshot = self.source.lazy, self.inflight.snapshot
         if not self._has_room():
             return lazy
         if not snapshot.enter_copy():
             raise StagingError(f"step {snapshot.step} was given up while it was being staged")
         with _reading(snapshot, lazy, self._settle):
-            clones = tuple([(self._streams.clone(x), at, size) for x, at, size in lazy])
-        self._watch.raise_if_changed()
-        snapshot.arrived(len(self._source.names))
+            clones = tuple([(self.streams.clone(x), at, size) for x, at, size in lazy])
+        self.watch.raise_if_changed()
+        snapshot.arrived(len(self.source.names))
         snapshot.complete()
         return clones
 
     def _settle(self, items: Sequence[StageItem]) -> None:
-        self._streams.settle()
-        self._watch.end(items)
+        self.streams.settle()
+        self.watch.end(items)
 
     def _has_room(self) -> bool:
         """Whether all leaves are on devices, and each has room for clones of its own."""
-        devices, need = self._streams.devices, Counter[torch.device | None]()
-        for tensor, _, size in self._source.lazy:
+        devices, need = self.streams.devices, Counter[torch.device | None]()
+        for tensor, _, size in self.source.lazy:
             need[devices.of(tensor)] += size
         return None not in need and all(devices.has_room(need[device], device) for device in need)
 

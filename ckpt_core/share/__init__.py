@@ -5,14 +5,13 @@ audit_plan   what is looked at, and when      audit          looks, and says wha
 reference    the plan as text that ranks compare
 """
 
-from ckpt_core.share.arrangement import Arrangement, Arranger, Placed, items_of
+from ckpt_core.share.arrangement import Arrangement, Placed, arrange, items_of
 from ckpt_core.share.audit import Audit, Auditor, Evidence
 from ckpt_core.share.reference import TextReference
 from ckpt_core.share.sharing import Part, Scope, Share, Sharer
 
 __all__ = [
     "Arrangement",
-    "Arranger",
     "Audit",
     "Auditor",
     "Evidence",
@@ -22,5 +21,6 @@ __all__ = [
     "Share",
     "Sharer",
     "TextReference",
+    "arrange",
     "items_of",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckpt_core.layout import Extent, ShardLayout
-from ckpt_core.share.sharing import Part, Scope, Share, Sharer
+from ckpt_core.share.sharing import Part, Share
 from ckpt_core.snapshot import StageItem
 from ckpt_core.state import FlatState, Leaf, blocks
 
@@ -39,26 +39,12 @@ class Arrangement:
     share: Share
 
 
-class Arranger:
-    """Arranges flat states; remembers the last structure. One owner, one thread."""
+def arrange(flat: FlatState, share: Share) -> Arrangement:
+    """The arrangement of a share; to be kept as long as the share stays the same object.
 
-    def __init__(self, sharer: Sharer) -> None:
-        self._sharer = sharer
-        self._known: Arrangement | None = None
-
-    def arrange(self, flat: FlatState, scope: Scope) -> Arrangement:
-        """The arrangement of a flat state; cheap when the structure is that of the last call.
-
-        Raises:
-            ConfigError: the layout is impossible (its header would be too large).
-        """
-        share, known = self._sharer.share(flat, scope), self._known
-        if known is None or known.share is not share:
-            known = self._known = _arrange(flat, share)
-        return known
-
-
-def _arrange(flat: FlatState, share: Share) -> Arrangement:
+    Raises:
+        ConfigError: the layout is impossible (its header would be too large).
+    """
     front = [part.stored for part in share.parts if flat.leaves[part.index].eager]
     lazy = [part.stored for part in share.parts if not flat.leaves[part.index].eager]
     layout = ShardLayout.plan(front, lazy)
