@@ -13,8 +13,6 @@ import pytest
 TOP = Path(__file__).parents[1]
 PACKAGE = TOP / "ckpt_core"
 INTEGRATIONS = sorted(path.name for path in (PACKAGE.parent / "integrations").glob("ckpt_*"))
-SCRIPTS_ARE_READ_FOR_THEM = "cli/doctor/"
-"""What the doctor looks for in a user's script, and has a process of its own import, is named there."""
 DOORS = "system"
 """Each of its files is a door of its own: only one of them needs torch."""
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -83,9 +81,8 @@ def test_no_module_lies_outside_of_a_room() -> None:
 def test_no_integration_is_imported_or_started_by_name(module: Path) -> None:
     tree = ast.parse(module.read_text())
     named = [name for name in _imports(tree) if name.split(".")[0] in INTEGRATIONS]
-    if not _name(module).startswith(SCRIPTS_ARE_READ_FOR_THEM):
-        texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-        named += [text for text in texts if str(text).split(".")[0] in INTEGRATIONS]
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    named += [text for text in texts if str(text).split(".")[0] in INTEGRATIONS]
     assert not named, f"{named}: found by entry points alone (ckpt_core/system/plugins.py)"
 
 

@@ -3,6 +3,7 @@
 `ckpt_core` imports no integration. Each names what it brings in its distribution, by group and name:
 
     ckpt_core.bench     a suite of `ckpt-core bench`
+    ckpt_core.doctor    what `ckpt-core doctor` is to know of a framework
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core.cli.doctor.environment import check_environment
+from ckpt_core.cli.doctor.environment import TORCH, check_environment
 from ckpt_core.cli.doctor.machine import judge_memory
 from ckpt_core.cli.doctor.trials import Trial, trials
 from ckpt_core.cli.doctor.versions import is_older, is_there
@@ -109,7 +109,7 @@ def test_devices_are_told_as_torch_sees_them(
     build: str | None, devices: list[list[object]], level: str, said: str
 ) -> None:
     told = {"build": build, "devices": devices, "said": ["The driver\n is too old"]}
-    checks = check_environment({"torch": Trial(told)}, wants_deepspeed=False)
+    checks = check_environment({"torch": Trial(told)}, (), asked=False)
     (found,) = [finding for finding in checks if finding.check == "cuda"]
     assert found.level == level
     assert said in found.found
@@ -210,9 +210,9 @@ def test_a_trial_that_dies_is_told_and_none_is_left_behind(
 ) -> None:
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with trials(["torch"]) as running:
+    with trials({"torch": TORCH.program}) as running:
         assert running["torch"].result().error == "ended by SIGSEGV"
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n")
-    with trials(["torch"]) as running:
+    with trials({"torch": TORCH.program}) as running:
         pass
     assert running["torch"].result().error == "ended by SIGKILL"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_core.system import plugins
 from tests.cli.doctoring import Cli, Diagnosis, diagnosis
 
 KEY = '{"checkpoint_engine": {"type": "ckpt_core"}}'
@@ -224,3 +225,12 @@ def test_our_own_example_is_found_to_be_right(cli: Cli) -> None:
     made = diagnosis(cli, "--quick", "--script", example)
     assert made.one("import")[0] == "ok"
     assert made.bad == []
+
+
+def test_a_job_is_not_called_right_where_nobody_can_read_its_files(
+    look: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "names", lambda group: [])
+    made = look(KEY, START)
+    assert made.bad == ["config"]
+    assert "no integration is installed" in made.one("config")[1]

@@ -10,7 +10,13 @@ import pytest
 import ckpt_core
 
 TOP = Path(__file__).parents[2]
-MODULES = sorted((TOP / "integrations").glob("ckpt_*/*.py"))
+TOOLS = "_tools"
+"""Packages that end so are parts of the commands of `ckpt-core`, not of the integration."""
+MODULES = sorted(
+    path
+    for path in (TOP / "integrations").glob("ckpt_*/*.py")
+    if not path.parent.name.endswith(TOOLS)
+)
 
 
 def _name(path: Path) -> str:

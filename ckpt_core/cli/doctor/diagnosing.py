@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ckpt_core.cli.doctor.deepspeed_config import check_config
-from ckpt_core.cli.doctor.environment import check_environment, framework_names
-from ckpt_core.cli.doctor.finding import Finding, Level
+from ckpt_core.cli.doctor.environment import TORCH, check_environment
+from ckpt_core.cli.doctor.finding import Finding, Level, problem
+from ckpt_core.cli.doctor.framework import Framework, frameworks
 from ckpt_core.cli.doctor.machine import check_machine
 from ckpt_core.cli.doctor.root import check_root
-from ckpt_core.cli.doctor.scripts import read_scripts
-from ckpt_core.cli.doctor.selection import check_selection
 from ckpt_core.cli.doctor.trials import trials
+from ckpt_core.cli.doctor.versions import is_there
 from ckpt_core.cli.text import count_text, say, say_json, say_rich, table
 
 if TYPE_CHECKING:
@@ -42,19 +41,34 @@ def diagnose(request: DoctorRequest) -> bool:
 
 
 def _examine(request: DoctorRequest) -> list[Finding]:
-    scripts = read_scripts(request.script) if request.script else None
-    config = None if request.config is None else check_config(request.config)
-    with trials(() if request.quick else framework_names()) as running:
+    known = frameworks()
+    job = _job(request, known)
+    programs = {one.name: one.program for one in (TORCH, *known) if is_there(one.name)}
+    with trials({} if request.quick else programs) as running:
         found = [] if request.root is None else check_root(request.root)
-        if config is not None:
-            found += config.findings
-        found += check_selection(config, scripts)
         told = {name: trial.result() for name, trial in running.items()}
-    wants_deepspeed = config is not None or scripts is not None
     return [
-        *check_environment(told, wants_deepspeed=wants_deepspeed),
+        *check_environment(told, known, asked=_asks(request)),
         *check_machine(told.get("torch")),
         *found,
+        *job,
+    ]
+
+
+def _asks(request: DoctorRequest) -> bool:
+    return request.config is not None or bool(request.script)
+
+
+def _job(request: DoctorRequest, known: Sequence[Framework]) -> list[Finding]:
+    """What the frameworks say about the files of a job."""
+    judges = [one.judge_job for one in known if one.judge_job is not None]
+    if not _asks(request):
+        return []
+    if not judges:
+        text = "no integration is installed that could read this job's files"
+        return [problem("config", text, "install ckpt-core again")]
+    return [
+        found for judge in judges for found in judge(request.config, tuple(request.script or ()))
     ]
 
 

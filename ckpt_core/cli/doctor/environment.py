@@ -6,43 +6,46 @@ import dataclasses
 import difflib
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ckpt_core._version import __version__
 from ckpt_core.cli.doctor.finding import Finding, note, ok, problem, warning
+from ckpt_core.cli.doctor.framework import Framework
 from ckpt_core.cli.doctor.trials import Trial
 from ckpt_core.cli.doctor.versions import installed_version, is_older, is_there, least_version
 from ckpt_core.cli.text import size_text
 from ckpt_core.errors import ConfigError
 from ckpt_core.options import ENV_PREFIX, Options
 
-_FRAMEWORKS = ("lightning", "deepspeed", "horovod")
-_INSTALL = {
-    "torch": "pip install torch",
-    "lightning": "pip install 'ckpt-core[lightning]'",
-    "deepspeed": "pip install 'ckpt-core[deepspeed]'",
-    "horovod": "build it as docs/horovod.md says",
-}
+_TORCH = """
+import warnings
+import torch
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = [torch.cuda.get_device_properties(index) for index in range(count)]
+told["build"] = torch.version.cuda or torch.version.hip
+told["devices"] = [[device.name, device.total_memory] for device in devices]
+told["said"] = [str(warning.message) for warning in caught]
+"""
 
 
-def framework_names() -> list[str]:
-    """What is installed of torch and the frameworks that have an integration."""
-    return [name for name in ("torch", *_FRAMEWORKS) if is_there(name)]
-
-
-def check_environment(trials: Mapping[str, Trial], *, wants_deepspeed: bool) -> list[Finding]:
+def check_environment(
+    trials: Mapping[str, Trial], frameworks: Sequence[Framework], *, asked: bool
+) -> list[Finding]:
     """What is installed, and whether it can be imported.
 
     Args:
         trials: by name; those that are missing were not tried.
-        wants_deepspeed: the user asked about a job of DeepSpeed.
+        frameworks: those that have an integration.
+        asked: the user asked about a job of one.
     """
     return [
         _python(),
         *_ourselves(),
-        *_package("torch", trials.get("torch")),
-        *_cuda(trials.get("torch")),
-        *_frameworks(trials, wants_deepspeed=wants_deepspeed),
+        *_checked(TORCH, trials.get("torch")),
+        *_frameworks(trials, frameworks, asked=asked),
         *check_variables(os.environ),
     ]
 
@@ -89,27 +92,41 @@ def _ourselves() -> Iterator[Finding]:
         yield ok("ckpt-core", __version__)
 
 
-def _package(name: str, trial: Trial | None) -> Iterator[Finding]:
-    if not is_there(name):
-        yield problem(name, "not installed", _INSTALL[name])
-        return
-    version, least = installed_version(name), least_version(name)
+def _checked(one: Framework, trial: Trial | None) -> Iterator[Finding]:
+    yield _package(one, trial)
+    if trial is not None and trial.error is None:
+        yield from one.judge(trial.told)
+
+
+def _package(one: Framework, trial: Trial | None) -> Finding:
+    if not is_there(one.name):
+        return problem(one.name, "not installed", one.install)
+    version, least = installed_version(one.name), least_version(one.name)
     if version is not None and least is not None and is_older(version, least):
-        yield problem(name, f"{version} is too old", f"ckpt-core needs {least} or newer")
-        return
+        return problem(one.name, f"{version} is too old", f"ckpt-core needs {least} or newer")
     text = (version or "of unknown version") + ("" if least is None else f" (needs {least})")
     if trial is not None and trial.error is not None:
-        what = name if name == "torch" else f"ckpt_{name}"
-        found = f"{text}, but {what} cannot be imported: {trial.error}"
-        yield problem(name, found, f"`python -c 'import {what}'` says more; or {_INSTALL[name]}")
-        return
-    yield ok(name, text if trial is not None else f"{text}, not tried")
+        found = f"{text}, but {one.needs} cannot be imported: {trial.error}"
+        advice = f"`python -c 'import {one.needs}'` says more; or {one.install}"
+        return problem(one.name, found, advice)
+    return ok(one.name, text if trial is not None else f"{text}, not tried")
 
 
-def _cuda(torch: Trial | None) -> Iterator[Finding]:
-    if torch is None or torch.error is not None:
-        return
-    build, devices = torch.told["build"], torch.told["devices"]
+def _frameworks(
+    trials: Mapping[str, Trial], frameworks: Sequence[Framework], *, asked: bool
+) -> Iterator[Finding]:
+    absent = {one.name: one.absent(asked) for one in frameworks if not is_there(one.name)}
+    for one in frameworks:
+        if one.name not in absent:
+            yield from _checked(one, trials.get(one.name))
+    yield from [found for _, found in sorted(absent.items()) if found is not None]
+    silent = [name for name, found in absent.items() if found is None]
+    if silent:
+        yield note("frameworks", f"not installed: {', '.join(silent)}")
+
+
+def _cuda(told: Mapping[str, Any]) -> Iterator[Finding]:
+    build, devices = told["build"], told["devices"]
     if devices:
         names = [f"{name} ({size_text(nbytes)})" for name, nbytes in devices]
         kinds = {name: names.count(name) for name in names}
@@ -117,29 +134,11 @@ def _cuda(torch: Trial | None) -> Iterator[Finding]:
     elif build is None:
         yield note("cuda", "none: this torch is built for CPUs alone")
     else:
-        said = " ".join([" ".join(text.split()) for text in torch.told["said"]])
+        said = " ".join([" ".join(text.split()) for text in told["said"]])
         found = f"torch is built for {build} and sees no device{': ' if said else ''}{said}"
         yield note("cuda", found, "fine where no job trains on a GPU; see nvidia-smi")
 
 
-def _frameworks(trials: Mapping[str, Trial], *, wants_deepspeed: bool) -> Iterator[Finding]:
-    absent = [name for name in _FRAMEWORKS if not is_there(name)]
-    for name in _FRAMEWORKS:
-        if name not in absent:
-            yield from _package(name, trials.get(name))
-            yield from _controllers(trials.get(name))
-    if wants_deepspeed and "deepspeed" in absent:
-        absent.remove("deepspeed")
-        advice = "run the command where the job runs, too"
-        yield warning("deepspeed", "not installed here", advice)
-    if "lightning" in absent and is_there("pytorch_lightning"):
-        absent.remove("lightning")
-        text = "only pytorch_lightning is installed, whose Trainer takes no callback of ours"
-        yield warning("lightning", text, f"{_INSTALL['lightning']}, and import lightning.pytorch")
-    if absent:
-        yield note("frameworks", f"not installed: {', '.join(absent)}")
-
-
-def _controllers(trial: Trial | None) -> Iterator[Finding]:
-    if trial is not None and trial.told.get("controllers") == []:
-        yield problem("horovod", "built with neither Gloo nor MPI", _INSTALL["horovod"])
+TORCH = Framework(
+    name="torch", needs="torch", install="pip install torch", place=0, program=_TORCH, judge=_cuda
+)

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,28 +18,6 @@ from typing import Any
 _MARK = "ckpt-core doctor: "
 _TIMEOUT_S = 120.0
 
-_TORCH = """
-import warnings
-import torch
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    devices = [torch.cuda.get_device_properties(index) for index in range(count)]
-told["build"] = torch.version.cuda or torch.version.hip
-told["devices"] = [[device.name, device.total_memory] for device in devices]
-told["said"] = [str(warning.message) for warning in caught]
-"""
-_HOROVOD = """
-import horovod.torch as hvd
-import ckpt_horovod
-told["controllers"] = [name for name in ("gloo", "mpi") if getattr(hvd, name + "_built")()]
-"""
-_PROGRAMS = {
-    "torch": _TORCH,
-    "lightning": "import ckpt_lightning",
-    "deepspeed": "import ckpt_deepspeed",
-    "horovod": _HOROVOD,
-}
 _FRAME = """
 import json, sys
 told = {{}}
@@ -59,12 +37,13 @@ class Trial:
 class RunningTrial:
     """A process that imports; ended by the `with` of `trials`, at the latest."""
 
-    def __init__(self, name: str) -> None:
-        program = _FRAME.format(program=_PROGRAMS[name], mark=_MARK)
+    def __init__(self, program: str) -> None:
+        """Start it."""
+        whole = _FRAME.format(program=program, mark=_MARK)
         # As this process finds modules, so shall that one: it may run from a checkout.
         path = os.pathsep.join([entry for entry in sys.path if entry])
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", program],
+            [sys.executable, "-P", "-c", whole],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -95,12 +74,12 @@ class RunningTrial:
 
 
 @contextmanager
-def trials(names: Iterable[str]) -> Iterator[dict[str, RunningTrial]]:
-    """Trials of these frameworks, all at the same time; none is left behind."""
+def trials(programs: Mapping[str, str]) -> Iterator[dict[str, RunningTrial]]:
+    """Trials of these programs, all at the same time, by the same names; none is left behind."""
     running: dict[str, RunningTrial] = {}
     try:
-        for name in names:
-            running[name] = RunningTrial(name)
+        for name, program in programs.items():
+            running[name] = RunningTrial(program)
         yield running
     finally:
         for trial in running.values():

@@ -9,10 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.cli.doctor.finding import Finding, note, ok, problem
-from ckpt_core.cli.doctor.settings_code import settings_of
-from ckpt_core.cli.doctor.versions import is_there
+from ckpt_core.cli.doctor import Finding, is_there, note, ok, problem
 from ckpt_core.errors import ConfigError
+from ckpt_deepspeed_tools.doctor.settings_code import settings_of
 
 KEY = "checkpoint_engine"
 TYPE = "ckpt_core"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckpt_core.cli.doctor.deepspeed_config import KEY, TYPE, ConfigReport
-from ckpt_core.cli.doctor.finding import Finding, Level, note, ok, problem, warning
-from ckpt_core.cli.doctor.scripts import Named, Scripts
-from ckpt_core.cli.doctor.settings_code import settings_of
+from ckpt_core.cli.doctor import Finding, Level, note, ok, problem, warning
 from ckpt_core.cli.text import count_text
 from ckpt_core.errors import ConfigError
+from ckpt_deepspeed_tools.doctor.config import KEY, TYPE, ConfigReport
+from ckpt_deepspeed_tools.doctor.scripts import Named, Scripts
+from ckpt_deepspeed_tools.doctor.settings_code import settings_of
 
 _ADD_KEY = f'add "{KEY}": {{"type": "{TYPE}"}}'
 _ADD_IMPORT = "add `import ckpt_deepspeed` before deepspeed.initialize()"

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckpt_core.cli.doctor.deepspeed_config import KEY, TYPE
 from ckpt_core.errors import ConfigError
+from ckpt_deepspeed_tools.doctor.config import KEY, TYPE
 
 _PACKAGE = "ckpt_deepspeed"
 _SWALLOWING = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
