@@ -7,8 +7,6 @@ memory, one at a time.
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +19,15 @@ from ckpt_core.cli.tree import Item, TensorRef, read_tree, walk
 from ckpt_core.cli.values import value_text
 from ckpt_core.errors import ConfigError, CorruptCheckpoint
 from ckpt_core.layout import (
-    MAX_HEADER_BYTES,
+    METADATA_KEY,
     RankManifest,
     nbytes,
     parse_header,
+    plain_header,
     storage,
 )
 from ckpt_core.restore import Leaf
 from ckpt_core.types import LeafSpec
-from ckpt_core.units import align_up
-
-_ALIGN = 8
-_RESERVED = "__metadata__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +54,7 @@ def write_safetensors(file: IO[bytes], part: Part, leaves: RankLeaves, made: Exp
     )
     if not entries:
         raise ConfigError(f"{part.shown}: no tensor has such a name; `ckpt-core show` lists them")
-    header = _header(entries)
+    header = plain_header(entry.spec for entry in entries)
     total = len(header) + sum(entry.nbytes for entry in entries)
     check_room(file, total)
     file.write(header)
@@ -74,7 +69,7 @@ def write_safetensors(file: IO[bytes], part: Part, leaves: RankLeaves, made: Exp
 def _entries(
     chosen: Iterable[Item], part: Part, leaves: RankLeaves, made: Exported
 ) -> Iterator[_Entry]:
-    used = {_RESERVED}
+    used = {METADATA_KEY}
     for item in chosen:
         if item.tensor is None:
             if item.is_value and item.kind != "meta":
@@ -118,28 +113,6 @@ def _unique(name: str, used: set[str]) -> str:
         made = f"{name}~{number}"
     used.add(made)
     return made
-
-
-def _header(entries: Iterable[_Entry]) -> bytes:
-    table: dict[str, object] = {_RESERVED: {"format": "pt"}}
-    position = 0
-    for entry in entries:
-        kept = storage(entry.spec.dtype)
-        shape = entry.spec.shape if kept.trailing is None else (*entry.spec.shape, kept.trailing)
-        end = position + entry.nbytes
-        table[entry.spec.name] = {
-            "dtype": kept.code,
-            "shape": shape,
-            "data_offsets": [position, end],
-        }
-        position = end
-    text = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
-    if len(text) + _ALIGN > MAX_HEADER_BYTES:
-        raise ConfigError(
-            f"too many tensors for one safetensors file: a header of {len(text)} bytes"
-        )
-    text = text.ljust(align_up(len(text), _ALIGN))
-    return struct.pack("<Q", len(text)) + text
 
 
 def _bytes(tensor: TensorRef, leaves: RankLeaves) -> Iterator[memoryview]:

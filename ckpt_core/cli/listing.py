@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import json
 import os
 import stat
-import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,15 +25,20 @@ from ckpt_core.cli.text import (
 from ckpt_core.errors import CkptError, ConfigError, NotCommitted
 from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
 from ckpt_core.restore import Watch
-from ckpt_core.store import StepStore, committed_steps, step_path
+from ckpt_core.store import (
+    CORRUPT,
+    INFLIGHT,
+    SLOTS,
+    StepStore,
+    committed_steps,
+    entries,
+    step_path,
+    writer_of,
+)
 from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 
-_INFLIGHT, _CORRUPT, _SLOTS, _LOCK = ".inflight", ".corrupt", ".slots", ".lock"
-_OWNER_BYTES = 4096
 _MOST_TRIES = 5
-_FLOCK = "hhqqi4x"
-"""struct flock of 64-bit Linux: type, whence, start, length, process."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,13 @@ def survey(root: Path) -> Listing:
     pinned = store.pinned()
     found = [_step_row(root, step, newest=step == steps[-1], pins=pinned) for step in steps]
     rows = tuple([row for row in found if row is not None])
-    in_flight, corrupt = tuple(_others(root / _INFLIGHT)), tuple(_others(root / _CORRUPT))
-    slots = [size for size, _ in _files(root / _SLOTS)]
+    in_flight, corrupt = tuple(_others(root / INFLIGHT)), tuple(_others(root / CORRUPT))
+    slots = [size for size, _ in _files(root / SLOTS)]
     total = sum(row.file_bytes for row in rows) + sum(slots)
     total += sum(other.file_bytes for other in (*in_flight, *corrupt))
     return Listing(
         root=str(root),
-        writer=_writer(root / _LOCK),
+        writer=writer_of(root),
         steps=rows,
         in_flight=in_flight,
         corrupt=corrupt,
@@ -194,43 +196,9 @@ def _files(folder: Path) -> Iterator[tuple[int, float]]:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        if folder.is_symlink():
-            return []
-        with os.scandir(folder) as found:
-            return sorted(found, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return []
-
-
-def _writer(lock: Path) -> dict[str, Any] | None:
-    """Who holds the lock of the root; None when nobody does. Asks, and does not take it."""
-    try:
-        fd = Files().open_read(lock)
-    except OSError:
-        return None
-    try:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-        if kind == fcntl.F_UNLCK:
-            return None
-        known = _owner(fd)
-        # The kernel names the holder of a record lock alone; of other locks it says -1.
-        return {**known, "pid": pid if pid > 0 else known.get("pid")}
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-
-
-def _owner(fd: int) -> dict[str, Any]:
-    """What the text of a lock file says; {} when it says nothing."""
-    try:
-        owner = json.loads(os.pread(fd, _OWNER_BYTES, 0))
-    except (ValueError, RecursionError):
-        return {}
-    known = ("pid", "host", "since", "command")
-    return {key: owner[key] for key in known if key in owner} if isinstance(owner, dict) else {}
+    with suppress(NotADirectoryError, PermissionError):
+        return entries(folder)
+    return []
 
 
 # -- for people --------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from __future__ import annotations
 from ckpt_core.layout.coverage import Effort, needed_ranges, uncovered
 from ckpt_core.layout.dtypes import Storage, itemsize, nbytes, storage
 from ckpt_core.layout.entries import ChunkSum, FileEntry, LeafEntry, RankEntry, SliceEntry
-from ckpt_core.layout.header import MAX_HEADER_BYTES, PAD_PREFIX
+from ckpt_core.layout.header import MAX_HEADER_BYTES, METADATA_KEY, PAD_PREFIX, plain_header
 from ckpt_core.layout.manifest import Json, Manifest, RankManifest
 from ckpt_core.layout.names import (
     FORMAT_NAME,
@@ -42,6 +42,7 @@ __all__ = [
     "MANIFEST_NAME",
     "MAX_HEADER_BYTES",
     "MAX_MANIFEST_BYTES",
+    "METADATA_KEY",
     "PAD_PREFIX",
     "BuilderMark",
     "ChunkSum",
@@ -67,6 +68,7 @@ __all__ = [
     "parents_of",
     "parse_header",
     "parse_shard_name",
+    "plain_header",
     "rank_manifest_name",
     "shard_name",
     "share_leaves",

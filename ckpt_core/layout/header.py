@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from json.encoder import encode_basestring as quote
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.layout.dtypes import storage
+from ckpt_core.layout.dtypes import nbytes, storage
 from ckpt_core.layout.names import SHARD_VERSION
 from ckpt_core.types import LeafSpec
 from ckpt_core.units import ALIGN_BYTES, align_up
@@ -23,6 +23,7 @@ __all__ = [
     "entry_middle",
     "metadata_text",
     "pad_entry",
+    "plain_header",
     "quote",
     "region_bytes",
     "utf8",
@@ -36,6 +37,9 @@ MAX_HEADER_BYTES = 100_000_000
 
 METADATA_KEY = "__metadata__"
 PAD_PREFIX = "__pad__"
+_ALIGN = 8
+"""Where tensors begin in a file that is no shard."""
+
 _OURS = {"format": "pt", "ckpt_core": SHARD_VERSION}
 
 
@@ -54,6 +58,31 @@ def metadata_text(metadata: Mapping[str, str]) -> str:
             )
     merged = json.dumps({**_OURS, **metadata}, ensure_ascii=False, separators=(",", ":"))
     return f'"{METADATA_KEY}":{merged}'
+
+
+def _entries(specs: Iterable[LeafSpec]) -> Iterator[str]:
+    position = 0
+    for spec in specs:
+        end = position + nbytes(spec)
+        yield f"{quote(spec.name)}{entry_middle(spec)}{position},{end}]}}"
+        position = end
+
+
+def plain_header(specs: Iterable[LeafSpec]) -> bytes:
+    """The first bytes of a safetensors file that is no shard: tensors without gaps, nothing of ours.
+
+    Called by exports. The names are such as UTF-8 can write, each once.
+
+    Raises:
+        ConfigError: safetensors would refuse so long a header.
+    """
+    body = utf8(",".join([f'"{METADATA_KEY}":{{"format":"pt"}}', *_entries(specs)]))
+    text_bytes = len(body) + len("{}")
+    if text_bytes + _ALIGN > MAX_HEADER_BYTES:
+        raise ConfigError(
+            f"too many tensors for one safetensors file: a header of {text_bytes} bytes"
+        )
+    return _framed(body, LENGTH_BYTES + align_up(text_bytes, _ALIGN))
 
 
 def entry_middle(spec: LeafSpec) -> str:
@@ -97,8 +126,12 @@ def encode_header(metadata: str, entries: Sequence[str], *, room_bytes: int | No
     body = utf8(",".join([metadata, *entries]))
     room = region_bytes(len(body)) if room_bytes is None else room_bytes
     assert LENGTH_BYTES + len(body) + len("{}") <= room, "more entries than room was reserved for"
-    length = struct.pack("<Q", room - LENGTH_BYTES)
-    return b"".join([length, b"{", body, b"}"]).ljust(room, b" ")
+    return _framed(body, room)
+
+
+def _framed(body: bytes, room_bytes: int) -> bytes:
+    length = struct.pack("<Q", room_bytes - LENGTH_BYTES)
+    return b"".join([length, b"{", body, b"}"]).ljust(room_bytes, b" ")
 
 
 def utf8(text: str) -> bytes:

@@ -11,7 +11,7 @@
 The other ranks of a job that share the root use `GuestStore`: they write their own files into attempts, and
 leave every change of names to the rank that leads.
 
-Readers need none of it: `committed_steps`, `step_path` and `resolve` neither lock nor write.
+Readers need none of it: `committed_steps`, `step_path`, `resolve` and `writer_of` neither lock nor write.
 
 Idea: a directory named `step-*` exists if and only if it is complete, so names are the only index
 and there is no `latest` file. Every change of names is ordered: bytes are durable before their name
@@ -23,20 +23,35 @@ and never goes back); LightCheck (two mappings).
 
 from ckpt_core.store.directories import file_path
 from ckpt_core.store.guest import GuestStore
-from ckpt_core.store.lock import RootLock
-from ckpt_core.store.names import committed_steps, is_committed, listing, resolve, step_path
+from ckpt_core.store.lock import RootLock, writer_of
+from ckpt_core.store.names import (
+    CORRUPT,
+    INFLIGHT,
+    SLOTS,
+    committed_steps,
+    entries,
+    is_committed,
+    listing,
+    resolve,
+    step_path,
+)
 from ckpt_core.store.publish import Attempt
 from ckpt_core.store.store import StepStore
 
 __all__ = [
+    "CORRUPT",
+    "INFLIGHT",
+    "SLOTS",
     "Attempt",
     "GuestStore",
     "RootLock",
     "StepStore",
     "committed_steps",
+    "entries",
     "file_path",
     "is_committed",
     "listing",
     "resolve",
     "step_path",
+    "writer_of",
 ]

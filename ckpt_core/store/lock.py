@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import logging
 import os
 import socket
+import struct
 import sys
 import weakref
 from datetime import UTC, datetime
@@ -36,6 +38,10 @@ _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EN
 """What a kernel or a filesystem without open-file-description locks answers."""
 
 _OWNER_BYTES = 4096
+_OWNER_KEYS = ("pid", "host", "since", "command")
+
+_FLOCK = "hhqqi4x"
+"""struct flock of 64-bit Linux: type, whence, start, length, process."""
 
 _RECORD = (
     "%s: no open-file-description lock is to be had here (%s); a POSIX record lock stands in. Danger: code "
@@ -242,6 +248,30 @@ def owner_of(root: Path) -> dict[str, Any]:
         return {}
     try:
         return _read_owner(fd)
+    finally:
+        os.close(fd)
+
+
+def writer_of(root: Path) -> dict[str, Any] | None:
+    """Who holds the lock of a root, as far as it is known; None when nobody does. Asks, and does not take it.
+
+    Called by tools that look at a root; never by the holder, as `owner_of`.
+    """
+    try:
+        fd = Files().open_read(root / LOCK)
+    except OSError:
+        return None
+    try:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+        if kind == fcntl.F_UNLCK:
+            return None
+        owner = _read_owner(fd)
+        known = {key: owner[key] for key in _OWNER_KEYS if key in owner}
+        # The kernel names the holder of a record lock alone; of other locks it says -1.
+        return {**known, "pid": pid if pid > 0 else known.get("pid")}
+    except OSError:
+        return None
     finally:
         os.close(fd)
 
