@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.cli.leaf_bytes import LeafReader
 from ckpt_core.cli.sides import Side
 from ckpt_core.cli.steps import opened
 from ckpt_core.cli.text import count_text, say, say_json, say_rich, table
 from ckpt_core.cli.tree import Item
 from ckpt_core.layout import itemsize
-from ckpt_core.restore import Leaf
+from ckpt_core.restore import Leaf, LeafReader
 
 _PIECE_ELEMENTS = 32_000
 """Elements that are compared at once: they stay in the cache, and torch starts no threads for them,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO
 
 from ckpt_core.cli.exported import Exported, check_room
-from ckpt_core.cli.leaf_bytes import RankLeaves
 from ckpt_core.cli.parts import Part
 from ckpt_core.cli.tree import Item, TensorRef, read_tree, walk
 from ckpt_core.cli.values import value_text
@@ -26,7 +25,7 @@ from ckpt_core.layout import (
     plain_header,
     storage,
 )
-from ckpt_core.restore import Leaf
+from ckpt_core.restore import Leaf, RankLeaves
 from ckpt_core.types import LeafSpec
 
 

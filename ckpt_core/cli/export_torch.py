@@ -13,12 +13,12 @@ from typing import IO
 import torch
 
 from ckpt_core.cli.exported import Exported, check_room
-from ckpt_core.cli.leaf_bytes import RankLeaves
 from ckpt_core.cli.parts import Part
 from ckpt_core.cli.tensors import fill
 from ckpt_core.cli.tree import Json, key_text, read_tree, walk
 from ckpt_core.cli.values import value_text
 from ckpt_core.errors import ConfigError, RestoreError
+from ckpt_core.restore import RankLeaves
 from ckpt_core.state import Skeleton
 
 _GONE = object()

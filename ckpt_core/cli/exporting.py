@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ckpt_core.cli.exported import Exported
-from ckpt_core.cli.leaf_bytes import LeafReader, RankLeaves
 from ckpt_core.cli.parts import Part
-from ckpt_core.cli.steps import opened
+from ckpt_core.cli.steps import opened, rank_of
 from ckpt_core.cli.text import count_text, note, say, say_json, shorten, size_text
 from ckpt_core.errors import ConfigError
+from ckpt_core.restore import LeafReader, RankLeaves
 from ckpt_core.system.files import Files
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def export_step(request: ExportRequest) -> bool:
     made = Exported()
     with replacing(request.file, force=request.force) as file:
         with opened(request.path, request.step) as step, LeafReader(step) as reader:
-            leaves = reader.of_rank(request.rank)
+            leaves = reader.of_rank(rank_of(step, request.rank))
             if kind is Format.TORCH:
                 from ckpt_core.cli.export_torch import write_torch
 

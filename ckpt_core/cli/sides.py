@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckpt_core.cli.leaf_bytes import LeafReader
 from ckpt_core.cli.tree import Item, read_tree, walk
 from ckpt_core.cli.values import value_text
-from ckpt_core.restore import Leaf
+from ckpt_core.restore import Leaf, LeafReader
 
 _FLAGS = {"p": "parameter", "g": "requires grad", "c": "conjugated", "n": "negated"}
 
@@ -25,7 +24,7 @@ class Side:
         owner = reader.leaves.owner(rank)
         self.is_own = owner.rank == rank
         self._reader = reader
-        self._leaves = reader.of_rank(owner.rank)
+        self._leaves = reader.of_rank(owner)
         self.items: dict[str, Item] = {}
         self._first: dict[str, str] = {}
         for item in walk(read_tree(owner.skeleton)):

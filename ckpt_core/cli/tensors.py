@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ckpt_core.cli.leaf_bytes import RankLeaves
 from ckpt_core.cli.tree import Json, TensorRef
 from ckpt_core.errors import ConfigError, CorruptCheckpoint
 from ckpt_core.layout import itemsize, nbytes
-from ckpt_core.restore import Leaf
+from ckpt_core.restore import Leaf, RankLeaves
 from ckpt_core.types import LeafSpec
 
 _MAX_DIMS = 64

@@ -141,22 +141,8 @@ def _some(leaves: Sequence[str]) -> str:
 def _leaves_hit(report: StepReport) -> list[list[str] | None]:
     """Leaves with bytes in each bad chunk; None when the manifest cannot say."""
     manifests = {bad.file: _manifest(report.path, bad) for bad in report.bad_chunks}
-    return [_hit(manifests[bad.file], bad) for bad in report.bad_chunks]
-
-
-def _hit(manifest: RankManifest | None, bad: BadChunk) -> list[str] | None:
-    if manifest is None:
-        return None
-    extents = [(leaf.spec.name, leaf.file, leaf.offset, leaf.nbytes) for leaf in manifest.leaves]
-    extents += [
-        (entry.spec.name, entry.file, entry.offset, entry.slice.nbytes) for entry in manifest.slices
-    ]
-    return [
-        name
-        for name, file, offset, nbytes in extents
-        if manifest.files[file].name == bad.file
-        and max(offset, bad.offset) < min(offset + nbytes, bad.offset + bad.nbytes)
-    ]
+    found = [(bad, manifests[bad.file]) for bad in report.bad_chunks]
+    return [None if manifest is None else bad.leaves_of(manifest) for bad, manifest in found]
 
 
 def _manifest(step_dir: Path, bad: BadChunk) -> RankManifest | None:

@@ -4,6 +4,7 @@
     Restorer(root, ...).restore(...)  bind to the live state, fill it in place, fall back if corrupt
     load(path)                        the same into fresh tensors, without a live state
     verify(path)                      the same into nothing: a report
+    LeafReader(step).blocks(leaf)     the bytes of one leaf in order, for tools
 
 Idea: the unit of work is a run of checksum chunks of a file, not a leaf, so ten thousand small leaves cost
 no more than one large one, and each byte is verified while it is still in the cache that the copy left it
@@ -22,6 +23,7 @@ from ckpt_core.restore.directories import committed_directories
 from ckpt_core.restore.failures import Retired
 from ckpt_core.restore.leaves import Leaf, Place, StepLeaves
 from ckpt_core.restore.manifests import StepManifest, read_manifests
+from ckpt_core.restore.streaming import LeafReader, RankLeaves
 from ckpt_core.restore.units import BadChunk
 from ckpt_core.restore.verifying import Report, StepReport, verify
 from ckpt_core.restore.watch import Watch
@@ -45,8 +47,10 @@ __all__ = [
     "BadChunk",
     "Guard",
     "Leaf",
+    "LeafReader",
     "NoGuard",
     "Place",
+    "RankLeaves",
     "Report",
     "RestoreWarning",
     "RestoredStep",

@@ -17,7 +17,7 @@ from ckpt_core.layout import FileEntry, itemsize, needed_ranges
 from ckpt_core.restore.destinations import Run, TensorSink
 from ckpt_core.restore.failures import ReadRefused
 from ckpt_core.restore.leaves import Leaf, Place, StepLeaves
-from ckpt_core.restore.manifests import StepManifest, rank_extents
+from ckpt_core.restore.manifests import StepManifest
 from ckpt_core.restore.reading import Outcome, ParallelReader
 from ckpt_core.restore.units import BadChunk, ReadJob
 from ckpt_core.system.devices import Devices
@@ -161,15 +161,7 @@ def _raise_findings(step: StepManifest, outcome: Outcome) -> None:
 
 
 def _leaves_in(step: StepManifest, bad: BadChunk) -> str:
-    names = [
-        name
-        for rank in step.ranks
-        for name, file, offset, nbytes in rank_extents(rank)
-        if nbytes
-        and rank.files[file].name == bad.file
-        and offset < bad.offset + bad.nbytes
-        and offset + nbytes > bad.offset
-    ]
+    names = [name for rank in step.ranks for name in bad.leaves_of(rank)]
     if not names:
         return ""
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""

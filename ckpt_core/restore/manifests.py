@@ -50,14 +50,6 @@ class StepManifest:
                 yield rank, index, entry
 
 
-def rank_extents(rank: RankManifest) -> Iterator[tuple[str, int, int, int]]:
-    """Name, file, offset and length of all that a rank stored of leaves."""
-    for leaf in rank.leaves:
-        yield leaf.spec.name, leaf.file, leaf.offset, leaf.nbytes
-    for entry in rank.slices:
-        yield entry.spec.name, entry.file, entry.offset, entry.slice.nbytes
-
-
 def read_manifests(step_dir: Path, *, files: Files) -> StepManifest:
     """Manifests of a step, with the real size of every file compared to them. Takes no lock.
 

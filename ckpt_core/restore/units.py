@@ -13,7 +13,7 @@ from typing import Protocol
 
 import xxhash
 
-from ckpt_core.layout import FileEntry
+from ckpt_core.layout import FileEntry, RankManifest
 from ckpt_core.units import ALIGN_BYTES
 
 UNIT_BYTES = 16 * 1024 * 1024
@@ -96,10 +96,27 @@ class BadChunk:
     expected: str
     got: str
 
-    def __str__(self) -> str:
+    @property
+    def where(self) -> str:
+        """In words: the file, the chunk, its bytes."""
         end = self.offset + self.nbytes
-        where = f"{self.path}: chunk {self.index} (bytes {self.offset}..{end})"
-        return f"{where}: expected xxh3 {self.expected}, got {self.got}"
+        return f"{self.path}: chunk {self.index} (bytes {self.offset}..{end})"
+
+    def leaves_of(self, rank: RankManifest) -> list[str]:
+        """Names of the leaves with bytes in it, of the rank that wrote the file."""
+        stored = [(leaf.spec.name, leaf.file, leaf.offset, leaf.nbytes) for leaf in rank.leaves]
+        stored += [
+            (part.spec.name, part.file, part.offset, part.slice.nbytes) for part in rank.slices
+        ]
+        return [
+            name
+            for name, file, offset, nbytes in stored
+            if rank.files[file].name == self.file
+            and max(offset, self.offset) < min(offset + nbytes, self.offset + self.nbytes)
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.where}: expected xxh3 {self.expected}, got {self.got}"
 
 
 @dataclass(frozen=True, slots=True)

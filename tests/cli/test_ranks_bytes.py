@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import ckpt_core
-from ckpt_core.cli import leaf_bytes
-from ckpt_core.cli.windows import windows
+from ckpt_core.restore import streaming
+from ckpt_core.restore.windows import windows
 from tests.cli.several import ALIKE, BOXED, GOLDEN, JOB, diff, flat, same
 from tests.restore.ranks import write_ranks
 
@@ -32,8 +32,8 @@ Damage = Callable[[Path, int], None]
 def test_the_same_state_is_equal_whatever_the_number_of_ranks(
     cli: Cli, save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
-    monkeypatch.setattr(leaf_bytes, "WINDOW_BYTES", window)
-    monkeypatch.setattr(leaf_bytes, "MAX_OPEN", 1)
+    monkeypatch.setattr(streaming, "WINDOW_BYTES", window)
+    monkeypatch.setattr(streaming, "MAX_OPEN", 1)
     paths = [save(ALIKE.state(0))]
     for world, dim in ((2, 0), (3, 1), (4, 1)):
         job = replace(ALIKE, world=world, dim=dim)
@@ -106,7 +106,7 @@ def test_whole_leaves_are_exported_with_the_private_values_of_a_rank(
     rank: int | None,
     window: int,
 ) -> None:
-    monkeypatch.setattr(leaf_bytes, "WINDOW_BYTES", window)
+    monkeypatch.setattr(streaming, "WINDOW_BYTES", window)
     expected = dict(flat(JOB.state(rank or 0)))
     chosen = [] if rank is None else ["--rank", rank]
     for name in ("out.safetensors", "out.pt"):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from ckpt_core.layout import itemsize
-from ckpt_core.restore import Leaf, Place
+from ckpt_core.restore.leaves import Leaf, Place
 from ckpt_core.types import Block, Slice
 
 Span = tuple[int, int, Place]

@@ -1,4 +1,6 @@
-"""Bytes of leaves, read in blocks and checked: no leaf is ever held whole here. Torch-free.
+"""Bytes of leaves in their order, read in blocks and checked: no leaf is ever held whole here. Torch-free.
+
+For tools, which copy or compare what a restore would put into tensors.
 
 A checksum covers a chunk, which may hold many leaves or be a small part of one. So a chunk is hashed
 whole, once, before any byte of it is handed out; the second read comes from the page cache.
@@ -16,13 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import xxhash
-
-from ckpt_core.cli.steps import rank_of
-from ckpt_core.cli.windows import spans_of, windows
 from ckpt_core.errors import CorruptCheckpoint
 from ckpt_core.layout import FileEntry, RankManifest, itemsize, needed_ranges
-from ckpt_core.restore import Leaf, Place, StepLeaves, StepManifest
+from ckpt_core.restore.leaves import Leaf, Place, StepLeaves
+from ckpt_core.restore.manifests import StepManifest
+from ckpt_core.restore.units import BadChunk, ChunkCheck, Discard, ReadJob, Unit
+from ckpt_core.restore.windows import spans_of, windows
 from ckpt_core.system.files import Files
 
 BLOCK_BYTES = 1 << 20
@@ -70,19 +71,17 @@ class CheckedFile:
             offset = stop
 
     def _check(self, index: int) -> None:
-        chunk = self._entry.chunks[index]
-        if chunk.xxh3 is None:
+        if self._entry.chunks[index].xxh3 is None:
             return
         start, stop = self._starts[index], self._starts[index + 1]
-        digest = xxhash.xxh3_64()
+        found: list[BadChunk] = []
+        job = ReadJob(self.path, self._entry, Discard())
+        check = ChunkCheck(Unit(job, index, start, stop - start), found.append)
         for position in range(start, stop, BLOCK_BYTES):
-            digest.update(self._read(position, min(BLOCK_BYTES, stop - position)))
-        if digest.hexdigest() != chunk.xxh3:
-            where = f"{self.path}: chunk {index} (bytes {start}..{stop})"
-            expected, got = f"xxh3 {chunk.xxh3}", f"xxh3 {digest.hexdigest()}"
-            text = (
-                f"{where}: expected {expected}, got {got}; `ckpt-core verify` lists all that is bad"
-            )
+            check.feed([self._read(position, min(BLOCK_BYTES, stop - position))])
+        for bad in found:
+            expected, got = f"xxh3 {bad.expected}", f"xxh3 {bad.got}"
+            text = f"{bad.where}: expected {expected}, got {got}; `ckpt-core verify` lists all that is bad"
             raise CorruptCheckpoint(text, path=self.path, expected=expected, got=got)
 
     def _read(self, offset: int, nbytes: int) -> memoryview:
@@ -120,13 +119,9 @@ class LeafReader:
         self._recent: dict[CheckedFile, None] = {}
         self._whole: set[int] = set()
 
-    def of_rank(self, number: int | None) -> RankLeaves:
-        """The leaves as one rank has them; None: the first rank that is there.
-
-        Raises:
-            ConfigError: this rank is not there.
-        """
-        return RankLeaves(self, rank_of(self._step, number))
+    def of_rank(self, manifest: RankManifest) -> RankLeaves:
+        """The leaves as one rank of the step has them."""
+        return RankLeaves(self, manifest)
 
     def blocks(self, leaf: Leaf) -> Iterator[memoryview]:
         """Row-major bytes of a leaf of `leaves`, in blocks; each is overwritten by the next one.
