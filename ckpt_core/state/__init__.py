@@ -15,22 +15,46 @@ box of the whole it is; the skeleton knows only the whole, so it does not matter
 Source: DeepFreeze (CCGrid '20) section IV-A c.
 """
 
-from ckpt_core.state.bind import Binding, bind
-from ckpt_core.state.distributed import local_of
-from ckpt_core.state.flatten import FlatState, SpecMemo, flatten
-from ckpt_core.state.leaf import Leaf
-from ckpt_core.state.memory import (
-    GIL_RELEASE_BYTES,
-    blocks,
-    memory_at,
-    memory_of,
-    one_thread_limit,
-)
-from ckpt_core.state.rng import RngState
-from ckpt_core.state.skeleton import Skeleton
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ckpt_core.state.kinds import KINDS
+
+if TYPE_CHECKING:
+    from ckpt_core.state.binding import Binding, bind
+    from ckpt_core.state.distributed import local_of
+    from ckpt_core.state.flattening import FlatState, SpecMemo, flatten
+    from ckpt_core.state.leaf import Leaf
+    from ckpt_core.state.memory import (
+        GIL_RELEASE_BYTES,
+        blocks,
+        memory_at,
+        memory_of,
+        one_thread_limit,
+    )
+    from ckpt_core.state.rng import RngState
+    from ckpt_core.state.skeleton import Skeleton
+
+# These import torch: whoever only looks at a skeleton starts without it.
+_LAZY = {
+    name: f"ckpt_core.state.{module}"
+    for module, names in {
+        "binding": "Binding bind",
+        "distributed": "local_of",
+        "flattening": "FlatState SpecMemo flatten",
+        "leaf": "Leaf",
+        "memory": "GIL_RELEASE_BYTES blocks memory_at memory_of one_thread_limit",
+        "rng": "RngState",
+        "skeleton": "Skeleton",
+    }.items()
+    for name in names.split()
+}
 
 __all__ = [
     "GIL_RELEASE_BYTES",
+    "KINDS",
     "Binding",
     "FlatState",
     "Leaf",
@@ -45,3 +69,9 @@ __all__ = [
     "memory_of",
     "one_thread_limit",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import importlib
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,9 +15,9 @@ from torch.nn import Parameter
 
 from ckpt_core.errors import CkptError, CorruptCheckpoint, RestoreError, UntrustedData
 from ckpt_core.state.atoms import thaw
-from ckpt_core.state.freeze import FACTORIES
 from ckpt_core.state.generators import check_states
 from ckpt_core.state.keys import Keys, Work
+from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.leaf import dtypes, empty_leaf, extent, typed_view
 from ckpt_core.state.nodes import (
     PLAIN,
@@ -48,15 +47,6 @@ _MOST_FLAG_BITS = 8192
 """Python takes the square of it to name the members of a flag."""
 
 _RNG_TYPE = "ckpt_core.state.rng:RngState"
-
-_SEQ_MAKERS: dict[str, Callable[[list[Any]], Any]] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "Size": torch.Size,
-    "slice": lambda parts: slice(*parts),
-}
 
 
 class Builder:
@@ -125,13 +115,10 @@ class Builder:
     # -- containers ----------------------------------------------------------------------------
 
     def seq(self, node: Seq) -> Any:
-        if node.kind == "deque":
-            return deque([self.build(item) for item in node.items], node.maxlen)
+        kind = KINDS[node.kind]
         try:
-            if node.kind in ("set", "frozenset"):
-                return _SEQ_MAKERS[node.kind](self.keys(node.items))
-            items = [self.build(item) for item in node.items]
-            return _SEQ_MAKERS[node.kind](items)
+            items = self.keys(node.items) if kind.hashed else list(map(self.build, node.items))
+            return kind.build(items, node.extra)
         except TypeError as exc:
             raise self.corrupt(f"a {node.kind} of values that cannot be in one") from exc
 
@@ -143,18 +130,9 @@ class Builder:
             raise self.corrupt("a dict with a key that cannot be one") from exc
         if len(items) != len(keys):
             raise self.corrupt("a dict with a key that occurs twice")
-        if node.kind == "dict":
-            return items
-        if node.kind == "defaultdict":
-            return defaultdict(FACTORIES[node.factory] if node.factory else None, items)
-        if node.kind == "Counter":
-            made: Counter[Any] = Counter()
-            dict.update(made, items)
-            return made
-        ordered = OrderedDict(items)
-        if node.attrs is not None:
-            vars(ordered).update(self.build(node.attrs))
-        return ordered
+        return (
+            items if node.kind == "dict" else KINDS[node.kind].build(items, self.build(node.extra))
+        )
 
     def record(self, node: Record) -> Any:
         cls = self._type(node.type_name, f"{node.kind} type", _is_record(node))

@@ -28,8 +28,8 @@ from ckpt_core.state.generators import (
     check_seed_sequence,
 )
 from ckpt_core.state.keys import Keys, Work
+from ckpt_core.state.kinds import FACTORIES
 
-_FACTORIES = frozenset({list, dict, int, float, set, str, bool, tuple})
 _MOST_INT_BITS = 2**16
 """Of an int in a call: division and gcd take the square of it."""
 
@@ -92,7 +92,7 @@ def _counts(arguments: tuple[Any, ...], work: Work) -> None:
 
 
 def _factory(arguments: tuple[Any, ...], work: Work) -> None:
-    if len(arguments) > 1 or any(a is not None and a not in _FACTORIES for a in arguments):
+    if len(arguments) > 1 or any(a is not None and a not in FACTORIES.values() for a in arguments):
         raise ValueError("an unknown factory")
 
 

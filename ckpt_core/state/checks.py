@@ -6,10 +6,9 @@ from typing import Any
 
 from ckpt_core.state.atoms import parse_atom
 from ckpt_core.state.leaf import dtypes
-from ckpt_core.state.nodes import Ref
+from ckpt_core.state.nodes import MAX_SIZE, Ref
 from ckpt_core.state.special import LAYOUTS, QUANTIZED, subbyte_dtypes
 
-MAX_SIZE = 2**62
 _MAX_DIMS = 64
 
 

@@ -19,12 +19,13 @@ from ckpt_core.state.atoms import (
     parse_atom,
     to_base64,
 )
-from ckpt_core.state.checks import MAX_SIZE, Malformed, check_meta, sizes, want, want_type
-from ckpt_core.state.freeze import FACTORIES
+from ckpt_core.state.checks import Malformed, check_meta, sizes, want, want_type
 from ckpt_core.state.keys import Keys, Work
+from ckpt_core.state.kinds import KINDS, Kind
 from ckpt_core.state.leaf import dtypes
 from ckpt_core.state.nodes import (
     MAX_DEPTH,
+    MAX_SIZE,
     PLAIN,
     Array,
     Atom,
@@ -42,9 +43,6 @@ from ckpt_core.state.nodes import (
 )
 
 _KEY_UNITS = 2**25
-_SEQS = frozenset({"list", "tuple", "set", "frozenset", "deque", "Size", "slice"})
-_MAPS = frozenset({"dict", "OrderedDict", "defaultdict", "Counter"})
-_RECORDS = frozenset({"dataclass", "namedtuple"})
 _FLAGS = frozenset({"", "p", "g", "pg", "c", "n", "cn", "pc", "pn", "gc", "gn", "gcn", "pcn"})
 _FLAGS |= {"pgc", "pgn", "pgcn"}
 _PARTS = {
@@ -83,12 +81,10 @@ class Encoder:
         items = [self.encode(item) for item in node.items]
         if node.kind == "list":
             return items
-        if node.kind in ("set", "frozenset"):
+        kind = KINDS[node.kind]
+        if kind.hashed:
             items.sort(key=repr)  # The order of a set differs from run to run.
-        made: dict[str, Any] = {"!": node.kind, "v": items}
-        if node.maxlen is not None:
-            made["maxlen"] = node.maxlen
-        return made
+        return {"!": node.kind, "v": items} | self._extra(kind, node)
 
     def map(self, node: Map) -> Any:
         values = [self.encode(value) for value in node.values]
@@ -98,11 +94,10 @@ class Encoder:
         else:
             keys = [self.encode(key) for key in node.keys]
             made["items"] = [list(row) for row in zip(keys, values, strict=True)]
-        if node.factory is not None:
-            made["factory"] = node.factory
-        if node.attrs is not None:
-            made["attrs"] = self.encode(node.attrs)
-        return made
+        return made | self._extra(KINDS[node.kind], node)
+
+    def _extra(self, kind: Kind, node: Seq | Map) -> Any:
+        return {} if node.extra is None else {kind.extra: self.encode(node.extra)}
 
     def record(self, node: Record) -> Any:
         values = [self.encode(value) for value in node.values]
@@ -204,12 +199,9 @@ class Decoder:
     def _tagged(self, tag: str, value: dict[str, Any], depth: int) -> Node:
         if tag in CODEC:
             return self._atom(tag, value)
-        if tag in _SEQS:
-            return self._seq(tag, value, depth)
-        if tag in _MAPS:
-            return self._map(tag, value, depth)
-        if tag in _RECORDS:
-            return self._record(tag, value, depth)
+        if tag in KINDS:
+            kind = KINDS[tag]
+            return _FORMS[kind.form](self, kind, value, depth)
         method = _DECODERS.get(tag)
         if method is None:
             raise Malformed(f"the unknown tag {tag[:40]!r}")
@@ -222,18 +214,17 @@ class Decoder:
             raise Malformed(str(exc)) from exc
         return made if tag in ("int", "float", "str") else Atom(tag, made)
 
-    def _seq(self, tag: str, value: dict[str, Any], depth: int) -> Node:
+    def _seq(self, kind: Kind, value: dict[str, Any], depth: int) -> Node:
         items = [self.decode(item, depth) for item in want(value, "v", list)]
-        maxlen = want(value, "maxlen", int) if "maxlen" in value else None
-        if maxlen is not None and (tag != "deque" or not len(items) <= maxlen < MAX_SIZE):
-            raise Malformed("maxlen out of range")
-        if tag == "slice" and len(items) != 3:
-            raise Malformed("a slice of other than 3 parts")
-        if tag == "Size" and any(type(i) is not int or abs(i) >= MAX_SIZE for i in items):
-            raise Malformed("a size that is no int")
-        return Seq(tag, items, maxlen)
+        return Seq(kind.tag, items, self._extra(kind, value, items, depth))
 
-    def _map(self, tag: str, value: dict[str, Any], depth: int) -> Node:
+    def _extra(self, kind: Kind, value: dict[str, Any], items: list[Node], depth: int) -> Node:
+        extra = self.decode(value.get(kind.extra), depth) if kind.extra else None
+        if not kind.fits(items, extra):
+            raise Malformed(f"a {kind.tag} of parts that it cannot have")
+        return extra
+
+    def _map(self, kind: Kind, value: dict[str, Any], depth: int) -> Node:
         keys: list[Node]
         if "v" in value:
             held = want(value, "v", dict)
@@ -242,36 +233,19 @@ class Decoder:
             keys = list(held)  # texts: their hashes cannot be foreseen
             values = [self.decode(item, depth) for item in held.values()]
         else:
-            rows = want(value, "items", list)
-            if any(not isinstance(row, list) or len(row) != 2 for row in rows):
-                raise Malformed("an item that is not a key and a value")
-            keys = [self.decode(row[0], depth) for row in rows]
-            values = [self.decode(row[1], depth) for row in rows]
-        factory = value.get("factory")
-        if factory is not None and (not isinstance(factory, str) or factory not in FACTORIES):
-            raise Malformed("an unknown factory")
+            rows = _rows(value, "items")
+            keys = [self.decode(key, depth) for key, _ in rows]
+            values = [self.decode(item, depth) for _, item in rows]
         Keys(self._work).add(key for key in keys if type(key) in PLAIN)
-        attrs = self.decode(value["attrs"], depth) if "attrs" in value else None
-        if attrs is not None and not (
-            tag == "OrderedDict"
-            and isinstance(attrs, Map)
-            and all(type(key) is str for key in attrs.keys)
-        ):
-            raise Malformed("attributes of another form")
-        return Map(tag, keys, values, factory, attrs)
+        return Map(kind.tag, keys, values, self._extra(kind, value, keys, depth))
 
-    def _record(self, tag: str, value: dict[str, Any], depth: int) -> Node:
-        rows = want(value, "fields", list)
-        if any(
-            not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str)
-            for row in rows
-        ):
-            raise Malformed("a field that is not a name and a value")
-        names = [row[0] for row in rows]
-        if len(set(names)) != len(names):
-            raise Malformed("a field that occurs twice")
-        values = [self.decode(row[1], depth) for row in rows]
-        return Record(tag, want_type(value), names, values)
+    def _record(self, kind: Kind, value: dict[str, Any], depth: int) -> Node:
+        rows = _rows(value, "fields")
+        names = [name for name, _ in rows]
+        if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
+            raise Malformed("a field without a name of its own")
+        values = [self.decode(item, depth) for _, item in rows]
+        return Record(kind.tag, want_type(value), names, values)
 
     def _object(self, value: dict[str, Any], depth: int) -> Node:
         if "state" not in value:
@@ -339,6 +313,19 @@ class Decoder:
         return number
 
 
+def _rows(value: dict[str, Any], name: str) -> list[list[Any]]:
+    """A field that is a list of pairs, or Malformed."""
+    rows: list[Any] = want(value, name, list)
+    if any(not isinstance(row, list) or len(row) != 2 for row in rows):
+        raise Malformed(f"{name} that are not pairs")
+    return rows
+
+
+_FORMS: dict[type, Callable[[Decoder, Kind, dict[str, Any], int], Node]] = {
+    Seq: Decoder._seq,
+    Map: Decoder._map,
+    Record: Decoder._record,
+}
 _DECODERS: dict[str, Callable[[Decoder, dict[str, Any], int], Node]] = {
     "object": Decoder._object,
     "enum": Decoder._member,

@@ -10,11 +10,10 @@ import dataclasses
 import datetime as dt
 import enum
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -22,6 +21,7 @@ from ckpt_core.errors import ConfigError
 from ckpt_core.state import arrays
 from ckpt_core.state.atoms import EXACT_TYPES
 from ckpt_core.state.distributed import Placer, Unplaced, is_distributed
+from ckpt_core.state.kinds import KINDS, Kind, Unnamed
 from ckpt_core.state.nodes import (
     MAX_DEPTH,
     PLAIN,
@@ -41,9 +41,6 @@ from ckpt_core.state.records import check_reachable, fields_alone, type_name
 from ckpt_core.state.special import is_uninitialized
 from ckpt_core.types import Placement
 
-FACTORIES: dict[str, type] = {
-    cls.__name__: cls for cls in (list, dict, int, float, set, str, bool, tuple)
-}
 TENSORS: frozenset[type] = frozenset({Tensor, Parameter})
 _Handler = Callable[["Walker", Any, str], Node]
 
@@ -143,8 +140,8 @@ class Walker:
             for value, name in zip(values, names, strict=True)
         ]
 
-    def mapping(self, value: dict[Any, Any], path: str, kind: str, **extra: Any) -> Node:
-        """Node of a dict of any of the known kinds."""
+    def mapping(self, value: dict[Any, Any], path: str, kind: str) -> Map:
+        """Node of a dict of any of the known kinds, without its extra."""
 
         def children() -> Node:
             keys: list[Any] = list(value)
@@ -153,9 +150,10 @@ class Walker:
             else:
                 nodes = [self.key(key, path) for key in keys]
                 names = list(map(str, keys))
-            return Map(kind, nodes, self.values(list(value.values()), names, path), **extra)
+            return Map(kind, nodes, self.values(list(value.values()), names, path))
 
-        return self.container(value, path, children)
+        made: Map = self.container(value, path, children)
+        return made
 
     def key(self, key: Any, path: str) -> Node:
         """Node of a dict's key: any hashable value without tensors in it."""
@@ -168,14 +166,15 @@ class Walker:
             )
         return node
 
-    def sequence(self, value: Any, path: str, kind: str, maxlen: int | None = None) -> Node:
-        """Node of a list, tuple, set, ..."""
+    def sequence(self, value: Any, path: str, kind: str) -> Seq:
+        """Node of a list, tuple, set, ..., without its extra."""
 
         def children() -> Node:
             items = list(value)
-            return Seq(kind, self.values(items, map(str, range(len(items))), path), maxlen)
+            return Seq(kind, self.values(items, map(str, range(len(items))), path))
 
-        return self.container(value, path, children)
+        made: Seq = self.container(value, path, children)
+        return made
 
     def array(self, value: Any, path: str) -> Node:
         """Node of a numpy array; the same array met again is the same tensor."""
@@ -189,16 +188,25 @@ class Walker:
         return pickle_opaque(value, shown(path)) if packed is None else Atom("ndarray", packed)
 
 
-def _dict(walker: Walker, value: Any, path: str) -> Node:
-    return walker.mapping(value, path, "dict")
+def _container(kind: Kind) -> _Handler:
+    """Handler of one kind of container."""
+    freeze: Any = Walker.mapping if kind.form is Map else Walker.sequence
+    take, tag = kind.take, kind.tag
+    if not kind.extra:
+        return lambda walker, value, path: freeze(
+            walker, value if take is None else take(value), path, tag
+        )
 
+    def handler(walker: Walker, value: Any, path: str) -> Node:
+        try:
+            extra = kind.note(value)
+        except Unnamed:
+            return pickle_opaque(value, shown(path))
+        node = freeze(walker, value, path, tag)
+        node.extra = _attributes(walker, extra, path) if type(extra) is dict else extra
+        return node
 
-def _ordered(walker: Walker, value: Any, path: str) -> Node:
-    node = walker.mapping(value, path, "OrderedDict")
-    own = vars(value)
-    if own:
-        node.attrs = _attributes(walker, own, path)
-    return node
+    return handler
 
 
 def _attributes(walker: Walker, own: dict[str, Any], path: str) -> Map:
@@ -210,20 +218,7 @@ def _attributes(walker: Walker, own: dict[str, Any], path: str) -> Map:
             type(name) is str and type(version) is int for name, version in found
         ):
             return Map("dict", ["_metadata"], [Atom("versions", found)])
-    made: Map = walker.mapping(own, f"{path}.__dict__", "dict")
-    return made
-
-
-def _defaultdict(walker: Walker, value: Any, path: str) -> Node:
-    factory = value.default_factory
-    if factory is not None and FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
-        return pickle_opaque(value, shown(path))
-    name = None if factory is None else factory.__name__
-    return walker.mapping(value, path, "defaultdict", factory=name)
-
-
-def _slice(walker: Walker, value: slice, path: str) -> Node:
-    return walker.sequence((value.start, value.stop, value.step), path, "slice")
+    return walker.mapping(own, f"{path}.__dict__", "dict")
 
 
 def _time(walker: Walker, value: Any, path: str) -> Node:
@@ -249,24 +244,10 @@ def _opaque(walker: Walker, value: Any, path: str) -> Node:
     return pickle_opaque(value, shown(path))
 
 
-def _kind(kind: str) -> _Handler:
-    return lambda walker, value, path: walker.sequence(value, path, kind)
-
-
 _HANDLERS: dict[type, _Handler] = {
     Tensor: lambda walker, value, path: walker.ref(value, path),
     Parameter: lambda walker, value, path: walker.ref(value, path),
-    dict: _dict,
-    OrderedDict: _ordered,
-    defaultdict: _defaultdict,
-    Counter: lambda walker, value, path: walker.mapping(value, path, "Counter"),
-    list: _kind("list"),
-    tuple: _kind("tuple"),
-    set: _kind("set"),
-    frozenset: _kind("frozenset"),
-    torch.Size: _kind("Size"),
-    deque: lambda walker, value, path: walker.sequence(value, path, "deque", value.maxlen),
-    slice: _slice,
+    **{kind.type: _container(kind) for kind in KINDS.values() if kind.module},
     bytearray: lambda walker, value, path: Atom("bytearray", bytes(value)),
     dt.datetime: _time,
     dt.time: _time,

@@ -16,6 +16,7 @@ from ckpt_core.state.arrays import as_tensor
 from ckpt_core.state.build import check_view
 from ckpt_core.state.distributed import Placer, Unplaced, is_distributed
 from ckpt_core.state.homes import Home
+from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.leaf import dtype_name, dtypes
 from ckpt_core.state.nodes import Array, Map, Node, Obj, Opaque, Record, Ref, Seq
 from ckpt_core.state.objects import needs_load, parameters_of, steps_as_torch, takes
@@ -140,7 +141,7 @@ class Matcher:
         self._pairs(saved, here, path)
 
     def _sequence(self, node: Node, live: Sequence[Any], path: str) -> None:
-        if not isinstance(node, Seq) or node.kind not in ("list", "tuple", "Size"):
+        if not isinstance(node, Seq) or not KINDS[node.kind].homes:
             self._differ(node, live, path)
             return
         self._pairs(dict(enumerate(node.items)), dict(enumerate(live)), path)

@@ -14,6 +14,9 @@ Node = Any
 MAX_DEPTH = 128
 """Containers inside each other. JSON text nests about twice as deep; Python's own limit is 1000."""
 
+MAX_SIZE = 2**62
+"""Bound of sizes, strides and offsets in a skeleton."""
+
 PLAIN: frozenset[type] = frozenset({type(None), bool, int, float, str})
 
 
@@ -25,22 +28,21 @@ class Ref(int):
 
 @dataclass(slots=True)
 class Seq:
-    """list, tuple, set, frozenset, deque (`maxlen`), Size or slice."""
+    """Items; `kind` and `extra` as in `kinds`."""
 
     kind: str
     items: Sequence[Node]
-    maxlen: int | None = None
+    extra: Node = None
 
 
 @dataclass(slots=True)
 class Map:
-    """dict, OrderedDict, defaultdict (`factory`) or Counter; `attrs` are an OrderedDict's own."""
+    """Keys and values; `kind` and `extra` as in `kinds`."""
 
     kind: str
     keys: Sequence[Node]
     values: Sequence[Node]
-    factory: str | None = None
-    attrs: Map | None = None
+    extra: Node = None
 
 
 @dataclass(slots=True)

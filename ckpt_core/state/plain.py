@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.nodes import PLAIN, Array, Map, Node, Obj, Record, Ref, Seq
 
 SEQUENCES = (list, tuple)
@@ -45,7 +46,7 @@ def _children(node: Node) -> Iterable[Node]:
 
 def is_plain(node: Node) -> bool:
     """Whether nothing below the node has a home of its own; what is in sets and deques has none."""
-    if isinstance(node, Seq) and node.kind not in ("list", "tuple", "Size"):
+    if isinstance(node, Seq) and not KINDS[node.kind].homes:
         return True
     return not isinstance(node, Ref | Array | Obj) and all(map(is_plain, _children(node)))
 
