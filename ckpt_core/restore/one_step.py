@@ -19,8 +19,6 @@ from ckpt_core.types import RankInfo
 if TYPE_CHECKING:
     from ckpt_core.restore.broadcast import Broadcast, Shares
 
-_RNG_TYPE = ":RngState"
-
 
 @dataclass(slots=True)
 class Search:
@@ -48,6 +46,7 @@ class ReadStep:
         binding: to finish once all ranks have come so far.
         leaves: of the step.
         owner: whose skeleton and private leaves were taken.
+        skeleton: that of the owner.
         read_bytes: bytes that were read from shard files.
         shares: what is to be broadcast; None: nothing.
     """
@@ -56,6 +55,7 @@ class ReadStep:
     binding: Binding
     leaves: StepLeaves
     owner: RankManifest
+    skeleton: Skeleton
     read_bytes: int
     shares: Shares | None = None
 
@@ -93,7 +93,7 @@ def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader
     jobs = plan_reads(leaves, needs, how.devices)
     search.touched = True
     read_bytes += fill(step, jobs, list(binding.destinations.values()), how=how)
-    return ReadStep(path, binding, leaves, owner, read_bytes, shares)
+    return ReadStep(path, binding, leaves, owner, skeleton, read_bytes, shares)
 
 
 def borrowed_entries(read: ReadStep) -> list[str]:
@@ -102,8 +102,7 @@ def borrowed_entries(read: ReadStep) -> list[str]:
         names = read.leaves.private[read.owner.rank]
         return sorted({name.split(".", 1)[0] for name in names})
     # One rank saved it and did not say what was its own; generators always are.
-    tree = read.owner.skeleton.get("tree")
-    return sorted(_rng_entries(tree)) if isinstance(tree, dict) else []
+    return read.skeleton.entries_with_generators()
 
 
 def unused_ranks(leaves: StepLeaves, world_size: int) -> list[int]:
@@ -118,21 +117,3 @@ def _needs(binding: Binding, named: Mapping[str, Leaf], shares: Shares | None) -
             yield Need(leaf, tensor, block)
         elif (part := shares.mine.get(name)) is not None:
             yield Need(leaf, tensor, block, part)
-
-
-def _rng_entries(tree: dict[str, Any]) -> Iterator[str]:
-    values = tree.get("v")
-    if isinstance(values, dict):
-        for key, node in values.items():
-            if isinstance(node, dict) and _holds_rng(node):
-                yield key
-
-
-def _holds_rng(node: Any) -> bool:
-    if isinstance(node, list):
-        return any(map(_holds_rng, node))
-    if not isinstance(node, dict):
-        return False
-    if node.get("!") == "object" and str(node.get("type")).endswith(_RNG_TYPE):
-        return True
-    return any(map(_holds_rng, node.values()))

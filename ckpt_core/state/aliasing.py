@@ -11,7 +11,7 @@ not touched and nothing synchronizes. Source: DeepFreeze (CCGrid '20) IV-A c, ex
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -19,12 +19,19 @@ import torch
 from torch import Tensor
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.state.leaf import dtype_name, extent, row_major, typed_view
+from ckpt_core.state.leaf import (
+    dtype_name,
+    extent,
+    meeting,
+    overlaps_itself,
+    row_major,
+    typed_view,
+    view_key,
+)
 from ckpt_core.state.nodes import View
 
 _POOL_ALIGN = 16
 _storage_id = attrgetter("_cdata")
-_Key = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 @dataclass(slots=True)
@@ -127,9 +134,9 @@ def _share(
     names: Sequence[str],
 ) -> None:
     """Leaves of tensors that lie in one storage."""
-    distinct: dict[_Key, _Place] = {}
+    distinct: dict[Hashable, _Place] = {}
     for index, tensor in group:
-        key = (int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        key = view_key(tensor)
         if key in distinct:
             distinct[key].members.append(index)
         else:
@@ -145,16 +152,10 @@ def _share(
 
 def _clusters(places: list[_Place]) -> list[list[_Place]]:
     """Places whose byte ranges meet; empty ones stand alone."""
-    clusters = [[place] for place in places if place.low == place.high]
-    end = -1
+    empty = [[place] for place in places if place.low == place.high]
     full = [place for place in places if place.low < place.high]
-    for place in sorted(full, key=lambda place: (place.low, place.index)):
-        if place.low < end:
-            clusters[-1].append(place)
-        else:
-            clusters.append([place])
-        end = max(end, place.high)
-    return clusters
+    full.sort(key=lambda place: (place.low, place.index))
+    return empty + meeting(full, lambda place: (None, place.low, place.high))
 
 
 def _resolve(cluster: list[_Place], labels: dict[int, str], names: Sequence[str]) -> list[_Place]:
@@ -191,19 +192,6 @@ def _alone(place: _Place) -> Draft:
         view = View(dtype_name(tensor.dtype), 0, shape, steps)
         tensor = tensor.as_strided(base_shape, stride, tensor.storage_offset())
     return Draft(place.index, tensor, members, views=dict.fromkeys(members, view))
-
-
-def overlaps_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether two elements may lie at one place (never False when they do)."""
-    reach = 0
-    for step, size in sorted(zip(stride, shape, strict=True)):
-        if size == 0:
-            return False
-        if size > 1:
-            if step <= reach:
-                return True
-            reach += (size - 1) * step
-    return False
 
 
 def _interleaved(cluster: list[_Place]) -> bool:

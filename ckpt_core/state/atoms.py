@@ -10,7 +10,7 @@ import struct
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -120,10 +120,6 @@ def _unescape(text: Any) -> str:
     return from_base64(text).decode("utf-8", "surrogatepass")
 
 
-def _dump_time(value: Any) -> list[Any]:
-    return [value.isoformat(), value.fold]
-
-
 def _parse_time(cls: Any) -> Callable[[Any], Any]:
     def parse(value: Any) -> Any:
         if not isinstance(value, list) or len(value) != 2 or value[1] not in (0, 1):
@@ -133,8 +129,12 @@ def _parse_time(cls: Any) -> Callable[[Any], Any]:
     return parse
 
 
-def _parse_timezone(value: Any) -> dt.timezone:
-    return dt.timezone(dt.timedelta(*_ints(value, 3)))
+def _dump_delta(value: dt.timedelta) -> list[int]:
+    return [value.days, value.seconds, value.microseconds]
+
+
+def _parse_delta(value: Any) -> dt.timedelta:
+    return dt.timedelta(*_ints(value, 3))
 
 
 def _parse_array(value: Any) -> Any:
@@ -158,10 +158,6 @@ def _parse_npdtype(value: Any) -> Any:
     return value
 
 
-def _parse_range(value: Any) -> range:
-    return range(*_ints(value, 3))
-
-
 def _parse_versions(value: Any) -> tuple[tuple[str, int], ...]:
     if not isinstance(value, list) or any(
         not isinstance(row, list) or [type(item) for item in row] != [str, int] for row in value
@@ -170,61 +166,78 @@ def _parse_versions(value: Any) -> tuple[tuple[str, int], ...]:
     return tuple((row[0], row[1]) for row in value)
 
 
-_Row = tuple[Callable[[Any], Any], Callable[[Any], Any]]
-CODEC: dict[str, _Row] = {
-    "float": (float_to_hex, _float_from_hex),
-    "int": (hex, lambda text: int(_text(text), 16)),
-    "str": (_escape, _unescape),
-    "bytes": (to_base64, from_base64),
-    "bytearray": (to_base64, from_base64),
-    "complex": (lambda z: [float_to_hex(z.real), float_to_hex(z.imag)], _parse_complex),
-    "range": (lambda r: [r.start, r.stop, r.step], _parse_range),
-    "ellipsis": (lambda _: None, lambda _: ...),
-    "dtype": (dtype_name, _parse_dtype),
-    "device": (str, _parse_device),
-    "layout": (
-        lambda v: str(v).removeprefix("torch."),
-        lambda v: _parse_enum_like(torch.layout, v),
-    ),
-    "memory_format": (
-        lambda v: str(v).removeprefix("torch."),
-        lambda v: _parse_enum_like(torch.memory_format, v),
-    ),
-    "path": (lambda p: [type(p).__name__, _escape(str(p))], _parse_path),
-    "date": (dt.date.isoformat, lambda v: dt.date.fromisoformat(_text(v))),
-    "datetime": (_dump_time, _parse_time(dt.datetime)),
-    "time": (_dump_time, _parse_time(dt.time)),
-    "timedelta": (
-        lambda d: [d.days, d.seconds, d.microseconds],
-        lambda v: dt.timedelta(*_ints(v, 3)),
-    ),
-    "timezone": (
-        lambda z: [(d := z.utcoffset(None)).days, d.seconds, d.microseconds],
-        _parse_timezone,
-    ),
-    "uuid": (str, lambda v: uuid.UUID(_text(v))),
-    "ndarray": (lambda v: [v[0], v[1], to_base64(v[2])], _parse_array),
-    "npscalar": (lambda v: [v[0], to_base64(v[1])], _parse_scalar),
-    "npdtype": (lambda v: v, _parse_npdtype),
-    "versions": (lambda v: [list(row) for row in v], _parse_versions),
-}
-"""Tag -> (value to JSON, JSON to value). Parsers raise ValueError, TypeError or OverflowError."""
+def _short(value: Any) -> str:
+    """Torch's name of a value, without the prefix."""
+    return str(value).removeprefix("torch.")
 
-EXACT_TYPES: dict[type, str] = {
-    bytes: "bytes",
-    complex: "complex",
-    range: "range",
-    type(...): "ellipsis",
-    torch.dtype: "dtype",
-    torch.device: "device",
-    torch.layout: "layout",
-    torch.memory_format: "memory_format",
-    dt.date: "date",
-    dt.timedelta: "timedelta",
-    uuid.UUID: "uuid",
+
+def _from_torch(cls: type) -> Callable[[Any], Any]:
+    return lambda value: _parse_enum_like(cls, value)
+
+
+class _Row(NamedTuple):
+    """One kind of atom.
+
+    Attributes:
+        dump: JSON of the frozen value.
+        parse: the frozen value of JSON; raises ValueError, TypeError or OverflowError.
+        types: those whose instances are such atoms as they are.
+        thaw: a fresh value of the tree from the frozen one; None: that itself, which is immutable.
+    """
+
+    dump: Callable[[Any], Any]
+    parse: Callable[[Any], Any]
+    types: tuple[type, ...] = ()
+    thaw: Callable[[Any], Any] | None = None
+
+
+CODEC: dict[str, _Row] = {
+    "float": _Row(float_to_hex, _float_from_hex),
+    "int": _Row(hex, lambda text: int(_text(text), 16)),
+    "str": _Row(_escape, _unescape),
+    "bytes": _Row(to_base64, from_base64, (bytes,)),
+    "bytearray": _Row(to_base64, from_base64, thaw=bytearray),
+    "complex": _Row(
+        lambda z: [float_to_hex(z.real), float_to_hex(z.imag)], _parse_complex, (complex,)
+    ),
+    "range": _Row(lambda r: [r.start, r.stop, r.step], lambda v: range(*_ints(v, 3)), (range,)),
+    "ellipsis": _Row(lambda _: None, lambda _: ..., (type(...),)),
+    "dtype": _Row(dtype_name, _parse_dtype, (torch.dtype,)),
+    "device": _Row(str, _parse_device, (torch.device,)),
+    "layout": _Row(_short, _from_torch(torch.layout), (torch.layout,)),
+    "memory_format": _Row(_short, _from_torch(torch.memory_format), (torch.memory_format,)),
+    "path": _Row(
+        lambda p: [type(p).__name__, _escape(str(p))],
+        _parse_path,
+        tuple(getattr(pathlib, name) for name in _PATHS),
+    ),
+    "date": _Row(dt.date.isoformat, lambda v: dt.date.fromisoformat(_text(v)), (dt.date,)),
+    "datetime": _Row(lambda t: [t.isoformat(), t.fold], _parse_time(dt.datetime)),
+    "time": _Row(lambda t: [t.isoformat(), t.fold], _parse_time(dt.time)),
+    "timedelta": _Row(_dump_delta, _parse_delta, (dt.timedelta,)),
+    "timezone": _Row(
+        lambda zone: _dump_delta(zone.utcoffset(None)), lambda v: dt.timezone(_parse_delta(v))
+    ),
+    "uuid": _Row(str, lambda v: uuid.UUID(_text(v)), (uuid.UUID,)),
+    "ndarray": _Row(
+        lambda v: [v[0], v[1], to_base64(v[2])],
+        _parse_array,
+        thaw=lambda v: arrays.unpack_array(*v),
+    ),
+    "npscalar": _Row(
+        lambda v: [v[0], to_base64(v[1])], _parse_scalar, thaw=lambda v: arrays.unpack_scalar(*v)
+    ),
+    "npdtype": _Row(lambda v: v, _parse_npdtype, thaw=arrays.parse_dtype),
+    "versions": _Row(
+        lambda v: [list(row) for row in v],
+        _parse_versions,
+        thaw=lambda v: OrderedDict((name, {"version": version}) for name, version in v),
+    ),
 }
+"""By tag."""
+
+EXACT_TYPES = {cls: tag for tag, row in CODEC.items() for cls in row.types}
 """Types whose instances are atoms as they are."""
-EXACT_TYPES |= {getattr(pathlib, name): "path" for name in _PATHS}
 
 
 def parse_atom(tag: str, value: Any) -> Any:
@@ -234,21 +247,12 @@ def parse_atom(tag: str, value: Any) -> Any:
         ValueError: malformed.
     """
     try:
-        return CODEC[tag][1](value)
+        return CODEC[tag].parse(value)
     except (ValueError, TypeError, ArithmeticError, RuntimeError) as exc:
         raise ValueError(f"malformed {tag}: {str(exc)[:200]}") from exc
 
 
 def thaw(tag: str, value: Any) -> Any:
     """A fresh value of the tree from a frozen one: mutable values are never shared."""
-    if tag == "bytearray":
-        return bytearray(value)
-    if tag == "ndarray":
-        return arrays.unpack_array(*value)
-    if tag == "npscalar":
-        return arrays.unpack_scalar(*value)
-    if tag == "npdtype":
-        return arrays.parse_dtype(value)
-    if tag == "versions":
-        return OrderedDict((name, {"version": version}) for name, version in value)
-    return value
+    make = CODEC[tag].thaw
+    return value if make is None else make(value)

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from ckpt_core.errors import RestoreError, StateMismatch
-from ckpt_core.state.aliasing import overlaps_itself
 from ckpt_core.state.build import Builder
 from ckpt_core.state.homes import Home, fill_home
-from ckpt_core.state.leaf import dtype_name
+from ckpt_core.state.leaf import dtype_name, overlaps_itself, view_key
 from ckpt_core.state.match import Load, Matcher
 from ckpt_core.state.optimizers import load_exactly
 from ckpt_core.state.overlaps import find_doubtful, first_contradiction
@@ -243,6 +242,4 @@ def _is_direct(skeleton: Skeleton, spec: LeafSpec, home: Home) -> bool:
 def _place(tensor: Tensor) -> tuple[object, ...] | None:
     if tensor.layout is not torch.strided:
         return None
-    bits = (tensor.is_conj(), tensor.is_neg())
-    where = (tensor.untyped_storage()._cdata, tensor.storage_offset(), *bits)
-    return (*where, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    return (*view_key(tensor), tensor.is_conj(), tensor.is_neg())

@@ -35,6 +35,7 @@ from ckpt_core.state.nodes import (
     View,
 )
 from ckpt_core.state.opaque import open_opaque
+from ckpt_core.state.plain import is_generators
 from ckpt_core.state.special import put_bits, rebuild
 
 _KEY_UNITS = 2**25
@@ -45,8 +46,6 @@ _TIMES = 16
 
 _MOST_FLAG_BITS = 8192
 """Python takes the square of it to name the members of a flag."""
-
-_RNG_TYPE = "ckpt_core.state.rng:RngState"
 
 
 class Builder:
@@ -146,7 +145,7 @@ class Builder:
 
     def obj(self, node: Obj) -> Any:
         made = self.build(node.state)
-        if node.type_name == _RNG_TYPE and not self._rehearsal:
+        if is_generators(node) and not self._rehearsal:
             # Whoever gets it hands it to native code.
             check_states(made)
         return made

@@ -75,7 +75,7 @@ class Encoder:
         return {"!": "float", "v": float_to_hex(node)}
 
     def str(self, node: str) -> Any:
-        return {"!": "str", "v": CODEC["str"][0](node)} if has_surrogates(node) else node
+        return {"!": "str", "v": CODEC["str"].dump(node)} if has_surrogates(node) else node
 
     def seq(self, node: Seq) -> Any:
         items = [self.encode(item) for item in node.items]
@@ -108,7 +108,7 @@ class Encoder:
         return {"!": "object", "type": node.type_name, "state": self.encode(node.state)}
 
     def atom(self, node: Atom) -> Any:
-        return {"!": node.tag, "v": CODEC[node.tag][0](node.value)}
+        return {"!": node.tag, "v": CODEC[node.tag].dump(node.value)}
 
     def member(self, node: Member) -> Any:
         held = {"name": node.name} if node.name is not None else {"value": self.encode(node.value)}

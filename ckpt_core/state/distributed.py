@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.state.aliasing import Draft, PoolDraft
+from ckpt_core.state.leaf import view_key
 from ckpt_core.types import Block, Placement
 
 _ADVICE = "save its .full_tensor(), or its .to_local() under per_rank"
@@ -205,9 +206,7 @@ def keep_local_parts(
         if placements.keys().isdisjoint(members):
             continue
         first = tensors[members[0]]
-        if len({placements.get(m) for m in members}) > 1 or not all(
-            _same_view(tensors[m], first) for m in members
-        ):
+        if len({(placements.get(m), view_key(tensors[m])) for m in members}) > 1:
             shown = ", ".join(repr(names[m]) for m in members[:4])
             raise ConfigError(
                 f"{shown} share memory, one as the local part of a DTensor and another one as"
@@ -219,15 +218,6 @@ def keep_local_parts(
             draft.views.clear()
         parts.append(id(draft))
     return [pool for pool in pools if not any(id(draft) in parts for draft, _ in pool.places)]
-
-
-def _same_view(left: Tensor, right: Tensor) -> bool:
-    return (
-        left.storage_offset() == right.storage_offset()
-        and left.shape == right.shape
-        and left.stride() == right.stride()
-        and left.dtype is right.dtype
-    )
 
 
 def check_plain_parts(

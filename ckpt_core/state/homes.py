@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckpt_core.state.aliasing import overlaps_itself
 from ckpt_core.state.distributed import is_distributed, local_of, take_box
+from ckpt_core.state.leaf import overlaps_itself
 from ckpt_core.state.nodes import Ref
 from ckpt_core.state.special import subbyte_dtypes
 from ckpt_core.types import Block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
@@ -16,6 +16,7 @@ from torch import Tensor
 from ckpt_core.types import LeafSpec
 
 _T = TypeVar("_T")
+_Span = tuple[Hashable, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,43 @@ def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def meeting(spans: Iterable[_T], of: Callable[[_T], _Span]) -> list[list[_T]]:
+    """Groups of those whose bytes meet; they come in order of memory and first byte.
+
+    Args:
+        of: the memory, its first byte that one touches, and the one behind the last.
+    """
+    groups: list[list[_T]] = []
+    memory, end = None, 0
+    for span in spans:
+        where, low, high = of(span)
+        if where != memory or low >= end:
+            groups.append([])
+            memory, end = where, low
+        groups[-1].append(span)
+        end = max(end, high)
+    return groups
+
+
+def view_key(tensor: Tensor) -> tuple[Hashable, ...]:
+    """Equal for strided tensors that show the same memory in the same way: storage and offset come first."""
+    start = tensor.untyped_storage()._cdata, int(tensor.storage_offset())
+    return (*start, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def overlaps_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether two elements may lie at one place (never False when they do)."""
+    reach = 0
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size == 0:
+            return False
+        if size > 1:
+            if step <= reach:
+                return True
+            reach += (size - 1) * step
+    return False
 
 
 def typed_view(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn import Module
 
 from ckpt_core.state.distributed import local_of
+from ckpt_core.state.leaf import view_key
 from ckpt_core.state.rng import RngState
 from ckpt_core.state.special import decompose, is_uninitialized
 
-_Memory = tuple[int, int]
+_Memory = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def _modules(owner: object) -> Iterator[Module]:
 
 
 def _memory(tensor: Tensor) -> _Memory:
-    return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
+    return view_key(tensor)[:2]
 
 
 def _memories(tensors: Iterable[Tensor]) -> Iterator[_Memory]:

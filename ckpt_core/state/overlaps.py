@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckpt_core.state.aliasing import overlaps_itself
 from ckpt_core.state.homes import Home, fill_home, source_of
-from ckpt_core.state.leaf import row_major, typed_view
+from ckpt_core.state.leaf import meeting, overlaps_itself, row_major, typed_view
 from ckpt_core.state.nodes import RefTable
 from ckpt_core.state.special import put_bits, subbyte_dtypes
 from ckpt_core.types import LeafSpec
@@ -112,17 +111,9 @@ def _geometry(home: Home) -> tuple[int, Shape]:
 
 def _clusters(spans: list[_Span]) -> Iterator[list[_Span]]:
     """Those whose byte ranges meet, and single ones whose elements may."""
-    cluster: list[_Span] = []
-    end, device = -1, ""
-    for span in [*spans, None]:
-        if span is not None and span[0] == device and span[1] < end:
-            cluster.append(span)
-            end = max(end, span[2])
-            continue
-        if len(cluster) > 1 or (cluster and _may_repeat(cluster[0][4])):
+    for cluster in meeting(spans, itemgetter(0, 1, 2)):
+        if len(cluster) > 1 or _may_repeat(cluster[0][4]):
             yield cluster
-        if span is not None:
-            cluster, device, end = [span], span[0], span[2]
 
 
 def _may_repeat(home: Home) -> bool:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.nodes import PLAIN, Array, Map, Node, Obj, Record, Ref, Seq
+from ckpt_core.state.records import type_name
+from ckpt_core.state.rng import RngState
 
 SEQUENCES = (list, tuple)
 
@@ -39,6 +41,8 @@ def is_array(live: Any) -> bool:
 def _children(node: Node) -> Iterable[Node]:
     if isinstance(node, Seq):
         return node.items
+    if isinstance(node, Obj):
+        return (node.state,)
     if isinstance(node, Map | Record):
         return node.values
     return ()
@@ -49,6 +53,16 @@ def is_plain(node: Node) -> bool:
     if isinstance(node, Seq) and not KINDS[node.kind].homes:
         return True
     return not isinstance(node, Ref | Array | Obj) and all(map(is_plain, _children(node)))
+
+
+def is_generators(node: Node) -> bool:
+    """Whether it is an `RngState`."""
+    return isinstance(node, Obj) and node.type_name == type_name(RngState)
+
+
+def holds_generators(node: Node) -> bool:
+    """Whether there is an `RngState` in it."""
+    return is_generators(node) or any(map(holds_generators, _children(node)))
 
 
 def has_state(live: Any) -> bool:

@@ -14,8 +14,9 @@ from ckpt_core.errors import CorruptCheckpoint, RestoreError
 from ckpt_core.state.build import Builder
 from ckpt_core.state.checks import Malformed, sizes, want
 from ckpt_core.state.codec import Decoder, Encoder
-from ckpt_core.state.leaf import dtypes, empty_leaf, extent, row_major, typed_view
+from ckpt_core.state.leaf import dtypes, empty_leaf, extent, overlaps_itself, row_major, typed_view
 from ckpt_core.state.nodes import LeafTable, Node, Pool, RefTable
+from ckpt_core.state.plain import fields_of, holds_generators
 from ckpt_core.types import LeafSpec
 
 Json = Any
@@ -70,6 +71,11 @@ class Skeleton:
     def leaf_names(self) -> set[str]:
         """Names of the leaves that the tree refers to, staged ones included."""
         return set(self.refs.leaf)
+
+    def entries_with_generators(self) -> list[str]:
+        """Top-level entries of the state in which an `RngState` was saved."""
+        rows = fields_of(self.tree).items()
+        return sorted(key for key, node in rows if type(key) is str and holds_generators(node))
 
     def allocate(self, specs: Mapping[str, LeafSpec]) -> dict[str, Tensor]:
         """Fresh CPU tensors for all `specs`, with the strides and shared storages that were saved.
@@ -144,12 +150,8 @@ class Skeleton:
             return row_major(shape)
         if len(stride) != len(shape) or extent(shape, stride) != math.prod(shape):
             raise self.corrupt(f"the strides of the leaf {name!r} do not fit its shape")
-        reach = 1
-        for step, size in sorted(zip(stride, shape, strict=True)):
-            if size > 1:
-                if step != reach:
-                    raise self.corrupt(f"the strides of the leaf {name!r} leave gaps or overlap")
-                reach *= size
+        if overlaps_itself(shape, stride):
+            raise self.corrupt(f"the strides of the leaf {name!r} leave gaps or overlap")
         return stride
 
     def _allocate_pool(self, pool: Pool, specs: Mapping[str, LeafSpec]) -> dict[str, Tensor]:

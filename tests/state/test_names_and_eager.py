@@ -168,3 +168,10 @@ def test_numpy_arrays_are_eager_wherever_they_are() -> None:
     found = eager(state)
     assert {"plain", "list.0", "opt.state.own.array"} <= found.keys()
     assert all(found.values()), found
+
+
+def test_generators_are_known_by_their_class_and_not_by_its_name() -> None:
+    theirs = type("RngState", (), {"state_dict": dict, "load_state_dict": lambda self, state: None})
+    state = {"theirs": theirs(), "ours": [{"rng": RngState()}], "plain": 1}
+    skeleton = flatten(state, eager_leaf_bytes=0).skeleton
+    assert skeleton.entries_with_generators() == ["ours"]
