@@ -1,4 +1,4 @@
-"""Runs a scenario once for every operation at which it can be killed. Called in the warm process."""
+"""Runs a scenario and kills it: at every operation, or at a part of them. Called in the warm process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests import places
 from tests.crash.directories import DIRECTORIES
 from tests.crash.layers import CHANGES, NAME_CHANGES, KillAt
 from tests.crash.likeness import likeness
@@ -18,33 +19,35 @@ from tests.crash.warm import forked
 
 POINTS = {"before": CHANGES, "after": NAME_CHANGES, "torn": ("pwrite",)}
 ALL: dict[str, Scenario] = {**SCENARIOS, **DIRECTORIES}
-_MOST = 2000
+_NEVER = 1_000_000
+_MOST = 16
+"""So many kills of one scenario, but for `CKPT_PLACES=all`."""
+_MOST_OF_A_REPAIR = 6
 _CHECKS_PER_CHILD = 20
 
 
 def kill_everywhere(scenario: str, point: str, place: str, *, writers: int) -> int:
-    """Kill at every operation, restart after each, and check; how many kills there were."""
+    """Kill at operations, restart after each, and check; how many kills there were."""
     plan = ALL[scenario]
-    prepared = _prepared(plan, Path(place))
+    dying = replace(plan, options=plan.options | {"writers": writers})
+    life = _Life(f"{scenario} {point}", dying, _prepared(plan, Path(place)), point)
     checks = Checks(plan)
-    for n, (root, acknowledged) in enumerate(
-        _killed(plan, prepared, point, Path(place), writers=writers)
-    ):
+    for n, root, acknowledged in life.killed(Path(place), most=_MOST):
         checks.add(root, acknowledged, f"{scenario}, killed {point} operation {n}")
     return checks.finish()
 
 
 def kill_twice(scenario: str, place: str) -> int:
-    """Kill at every operation, and then the restart at every operation of its repair."""
+    """Kill at operations, and then the restart at operations of its repair."""
     plan = ALL[scenario]
-    prepared = _prepared(plan, Path(place))
+    first = _Life(f"{scenario} twice", plan, _prepared(plan, Path(place)))
     repair = replace(plan, act=lambda run: None, started=())
     checks, seen = Checks(plan), Seen()
-    for at, (root, acknowledged) in enumerate(_killed(plan, prepared, "before", Path(place))):
+    for at, root, acknowledged in first.killed(Path(place), most=_MOST):
         if seen.is_new(root, acknowledged):
-            place_of_repairs = Path(place) / str(at)
-            for again, (twice, _) in enumerate(_killed(repair, root, "before", place_of_repairs)):
-                what = f"{scenario}, killed before operation {at}, and its repair at {again}"
+            second = _Life(f"{scenario} {at}", repair, root)
+            for n, twice, _ in second.killed(Path(place) / str(at), most=_MOST_OF_A_REPAIR):
+                what = f"{scenario}, killed before operation {at}, and its repair at {n}"
                 checks.add(twice, acknowledged, what)
         shutil.rmtree(root, ignore_errors=True)
     return checks.finish()
@@ -107,37 +110,51 @@ def _prepared(plan: Scenario, place: Path) -> Path:
     return root
 
 
-def _killed(
-    plan: Scenario, prepared: Path, point: str, place: Path, *, writers: int | None = None
-) -> Iterator[tuple[Path, set[Found]]]:
-    """A root for each kill, with what had been acknowledged before it; ends when none dies."""
-    changes = {} if writers is None else {"writers": writers}
-    for n in range(_MOST):
-        root, log = place / f"killed-{n}", place / f"acknowledged-{n}"
-        if prepared.exists():
-            shutil.copytree(prepared, root)
+@dataclass(frozen=True)
+class _Life:
+    """How a process lives that is killed `point` an operation; it begins with a copy of `prepared`."""
+
+    name: str
+    plan: Scenario
+    prepared: Path
+    point: str = "before"
+
+    def killed(self, place: Path, *, most: int) -> Iterator[tuple[int, Path, set[Found]]]:
+        """For each kill the operation, the root, and what had been acknowledged before it."""
         place.mkdir(exist_ok=True)
-        sent, problem = forked(lambda: _run(plan, root, log, n, point, changes))  # noqa: B023
+        log = place / "acknowledged"
+        sent, acknowledged = self._lived(place / "whole", log, _NEVER)
+        assert sent == 0 and set(self.plan.started) <= acknowledged, f"committed: {acknowledged}"
+        for n in places.some(range(int(_counted(log).read_text())), most, of=self.name):
+            root = place / f"killed-{n}"
+            sent, acknowledged = self._lived(root, place / f"acknowledged-{n}", n)
+            if sent:  # several writers do not always come to the same number of operations
+                yield n, root, acknowledged
+
+    def _lived(self, root: Path, log: Path, n: int) -> tuple[int, set[Found]]:
+        """The signal that ended it, and what was acknowledged; a root that was not killed is deleted."""
+        if self.prepared.exists():
+            shutil.copytree(self.prepared, root)
+        sent, problem = forked(lambda: self._run(root, log, n))
         assert not problem and sent in (0, signal.SIGKILL), f"at {n}: signal {sent}: {problem}"
-        acknowledged = _read(log)
         if sent == 0:
-            assert set(plan.started) <= acknowledged, f"only {acknowledged} were committed"
             shutil.rmtree(root)
-            return
-        yield root, acknowledged
-    raise AssertionError("the scenario does not end")
+        return sent, _read(log)
+
+    def _run(self, root: Path, log: Path, n: int) -> None:
+        kill = KillAt(n, point=self.point, names=POINTS[self.point])
+        pipe = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+        def acknowledge(step: int, mark: int) -> None:
+            os.write(pipe, f"{step} {mark}\n".encode())
+
+        self.plan.run(root, kill.files(self.plan.base), acknowledge)
+        _counted(log).write_text(str(kill.count))
 
 
-def _run(
-    plan: Scenario, root: Path, log: Path, n: int, point: str, changes: dict[str, int]
-) -> None:
-    kill = KillAt(n, point=point, names=POINTS[point])
-    pipe = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def acknowledge(step: int, mark: int) -> None:
-        os.write(pipe, f"{step} {mark}\n".encode())
-
-    replace(plan, options=plan.options | changes).run(root, kill.files(plan.base), acknowledge)
+def _counted(log: Path) -> Path:
+    """Where a life that was not cut short notes how many operations it had."""
+    return log.with_suffix(".count")
 
 
 def _read(log: Path) -> set[Found]:

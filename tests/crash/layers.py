@@ -52,13 +52,14 @@ class KillAt:
     """Kills this process at the n-th operation (counted from 0) of the given names.
 
     `point` says where: "before" the operation, "after" it, or "torn": a write that is cut in the middle.
+    `count` is how many have begun.
     """
 
     def __init__(self, n: int, *, point: str = "before", names: tuple[str, ...] = CHANGES) -> None:
         self._n = n
         self._point = point
         self._names = names
-        self._count = 0
+        self.count = 0
         self._lock = threading.Lock()
         self.armed = True
 
@@ -82,8 +83,8 @@ class KillAt:
         if not self.armed or name not in self._names:
             return False
         with self._lock:
-            self._count += 1
-            return self._count == self._n + 1
+            self.count += 1
+            return self.count == self._n + 1
 
 
 def _write_part(fd: int, data: Buffer, offset: int) -> None:

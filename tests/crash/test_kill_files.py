@@ -1,4 +1,4 @@
-"""kill -9 at every file operation of a save of named files: the pointer names a whole directory."""
+"""kill -9 at any file operation of a save of named files: the pointer names a whole directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_kill_at_any_file_operation_leaves_whole_directories_and_a_true_pointe
         writers=DIRECTORIES[scenario].options.get("writers", 1),
     )
     print(f"{scenario}: {count} kills {point} an operation")
-    assert count > 3, "next to nothing was killed"
+    assert count >= 3, "next to nothing was killed"
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_a_kill_during_the_repair_after_a_kill_loses_nothing_either(
 ) -> None:
     count = warm.call("tests.crash.killing:kill_twice", scenario=scenario, place=str(tmp_path))
     print(f"{scenario}: {count} second kills")
-    assert count > 50
+    assert count > 12
