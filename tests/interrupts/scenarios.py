@@ -58,8 +58,10 @@ class Run:
     good: int = 0
     ck: Checkpointer = field(init=False)
     state: dict[str, Any] = field(init=False)
+    others: frozenset[threading.Thread] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.others = frozenset(threading.enumerate())
         self.open()
         self.train()
 
@@ -118,21 +120,20 @@ class Run:
         began = time.monotonic()
         self.ck.close()
         assert time.monotonic() - began < SOON_S
-        assert ours() == []
+        self.check_ended()
 
+    def check_ended(self) -> None:
+        """No thread of the engine is left but older ones, and the one that the process has for SIGTERM."""
 
-def ours() -> list[str]:
-    """Threads of the engine that are alive; not the one for SIGTERM, which may be older."""
+        def alive() -> list[str]:
+            names = [one.name for one in threading.enumerate() if one not in self.others]
+            return [name for name in names if name.startswith("ckpt-") and name != "ckpt-sigterm"]
 
-    def alive() -> list[str]:
-        names = (item.name for item in threading.enumerate())
-        return [name for name in names if name.startswith("ckpt-") and name != "ckpt-sigterm"]
-
-    # Whoever has been told of the end of a thread may be a moment ahead of it.
-    until = time.monotonic() + SOON_S
-    while alive() and time.monotonic() < until:
-        time.sleep(0.001)
-    return alive()
+        # Whoever has been told of the end of a thread may be a moment ahead of it.
+        until = time.monotonic() + SOON_S
+        while alive() and time.monotonic() < until:
+            time.sleep(0.001)
+        assert not (left := alive()), f"threads are left: {left}"
 
 
 @dataclass
@@ -297,7 +298,7 @@ def close(run: Run, trap: Trap) -> None:
     strike(trap, run.ck.close)
     run.ck.close()
     handle.committed.result(SOON_S)
-    assert ours() == []
+    run.check_ended()
     run.open()
 
 
@@ -306,5 +307,5 @@ def make(run: Run, trap: Trap) -> None:
     struck = strike(trap, lambda: Checkpointer(run.root, options(), files=QuickFiles()))
     if struck.result is not None:
         struck.result.close()
-    assert ours() == []
+    run.check_ended()
     run.open()

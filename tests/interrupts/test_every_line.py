@@ -1,26 +1,26 @@
 """An interrupt, or an error, at every line of every call; then the run goes on with the same Checkpointer.
 
 By default every line of the short calls is tried and a part of those of the long ones, another part in each
-scenario; CKPT_EVERY_LINE=1 tries all of them, which takes some minutes.
+scenario and each run; CKPT_PLACES=all tries all of them, which takes some minutes.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import places
 from tests.interrupts import scenarios
 from tests.interrupts.scenarios import Run
 from tests.interrupts.trap import Boom, Trap
 
 Call = Callable[[Run, Trap], None]
 
-ROUNDS = 25
-"""About so many of one scenario; a call of fewer lines is tried at each."""
+MOST = 20
+"""So many of one scenario; a call of fewer lines is tried at each."""
 
 CALLS: list[tuple[Call, dict[str, Any]]] = [
     (scenarios.save, {}),
@@ -46,19 +46,11 @@ CALLS: list[tuple[Call, dict[str, Any]]] = [
 NAMES = [f"{call.__name__}-{'-'.join(changes) or 'plain'}" for call, changes in CALLS]
 
 
-def lines_of(run: Run, call: Call, kind: type[BaseException]) -> int:
-    """How many lines the call has."""
+def lines_of(run: Run, call: Call, kind: type[BaseException]) -> list[int]:
+    """Where it strikes: lines of the call, by number."""
     counting = Trap(-1, kind)
     call(run, counting)
-    return counting.lines
-
-
-def places(lines: int, *, salt: int) -> range:
-    """Where it strikes."""
-    if os.environ.get("CKPT_EVERY_LINE"):
-        return range(lines)
-    stride = max(lines // ROUNDS, 1)
-    return range(salt % stride, lines, stride)
+    return places.some(range(counting.lines), MOST, of=f"{call.__name__} {kind} {run.changes}")
 
 
 @pytest.mark.parametrize(("call", "changes"), CALLS, ids=NAMES)
@@ -68,7 +60,7 @@ def test_the_run_goes_on_after_an_interrupt_or_an_error_at_any_line(
 ) -> None:
     run = Run(tmp_path / "root", changes)
     run.check()
-    for n in places(lines_of(run, call, kind), salt=len(str(changes)) + len(call.__name__)):
+    for n in lines_of(run, call, kind):
         trap = Trap(n, kind)
         call(run, trap)
         run.check()
@@ -82,7 +74,7 @@ def test_a_first_save_that_is_cut_short_anywhere_poisons_nothing(
     run = Run(tmp_path / "counted")
     lines = lines_of(run, scenarios.save, kind)
     run.close()
-    for n in places(lines, salt=3):
+    for n in lines:
         run = Run(tmp_path / str(n))
         scenarios.save(run, Trap(n, kind))
         run.check()
@@ -95,7 +87,7 @@ def test_a_constructor_that_is_cut_short_anywhere_leaves_the_root_free(
 ) -> None:
     run = Run(tmp_path / "root")
     run.check()
-    for n in places(lines_of(run, scenarios.make, kind), salt=5):
+    for n in lines_of(run, scenarios.make, kind):
         scenarios.make(run, Trap(n, kind))
         run.check()
     run.close()
@@ -106,7 +98,7 @@ def test_an_interrupt_between_two_calls_of_one_line_is_no_other(tmp_path: Path) 
     run.check()
     counting = Trap(-1, event="opcode")
     scenarios.save(run, counting)
-    for n in places(counting.lines, salt=7):
+    for n in places.some(range(counting.lines), MOST, of="instructions"):
         scenarios.save(run, Trap(n, event="opcode"))
         run.check()
     run.close()
