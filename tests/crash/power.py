@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,12 +204,30 @@ class Promises:
         return parse_step_dir(path.name)
 
 
+def moments(log: Sequence[Event]) -> range:
+    """Numbers of the outages."""
+    began = next(at for at, event in enumerate(log) if event.name == "start")
+    return range(1 + sum(bool(event.site) for event in log[began:]))
+
+
 def broken_promise(
-    log: list[Event], root: Path, place: Path, plan: Scenario, *, seeds: int
+    log: list[Event],
+    root: Path,
+    place: Path,
+    plan: Scenario,
+    *,
+    seeds: int,
+    at: Collection[int] | None = None,
 ) -> tuple[int, str]:
-    """Cut the power everywhere; how many states were looked at, and what is wrong with the first bad one."""
+    """Cut the power; how many states were looked at, and what is wrong with the first bad one.
+
+    Args:
+        at: numbers of the outages that are looked at; None: all.
+    """
     seen: set[int] = set()
-    for outage in outages(log, root.parent, root):
+    for number, outage in enumerate(outages(log, root.parent, root)):
+        if at is not None and number not in at:
+            continue
         for policy in policies(seeds):
             tree = outage.disk.after(policy)
             promise = (frozenset(outage.promised.items()), outage.pinned)

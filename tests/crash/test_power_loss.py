@@ -1,5 +1,6 @@
 """Power lost at any sync: what was committed is there, bit for bit, and nothing is torn.
 
+A run tries a part of the syncs (tests/places.py), each in ten outcomes or so.
 Memory-mapped writes (mode DIRECT) are left out: they do not go through the file layer.
 """
 
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import places
 from tests.crash.directories import DIRECTORIES
 from tests.crash.disk import Disk, Policy, build
-from tests.crash.power import NOTES, Recorder, broken_promise
+from tests.crash.power import NOTES, Recorder, broken_promise, moments
 from tests.crash.promises import QuickFiles
 from tests.crash.recording import recorded, recorded_restart
 from tests.crash.scenarios import SCENARIOS, Scenario
@@ -22,6 +24,9 @@ RESTARTED = [
     *("retire_and_recycle", "replace_by_two_renames"),
     *("files_again", "files_over_others_by_two_renames"),
 ]
+
+MOST, MOST_OF_A_RESTART = 8, 4
+"""So many syncs of one scenario, but for `CKPT_PLACES=all`."""
 
 
 def disk_of(tmp_path: Path) -> Path:
@@ -34,10 +39,11 @@ def disk_of(tmp_path: Path) -> Path:
 def test_a_power_loss_at_any_sync_keeps_every_committed_step(scenario: str, tmp_path: Path) -> None:
     plan, root = ALL[scenario], disk_of(tmp_path)
     log = recorded(plan, root).log
-    count, problem = broken_promise(log, root, tmp_path, plan, seeds=4)
+    at = places.some(moments(log), MOST, of=scenario)
+    count, problem = broken_promise(log, root, tmp_path, plan, seeds=4, at=at)
     print(f"{scenario}: {count} states of the disk")
     assert not problem, problem
-    assert count > 20
+    assert count > 10
 
 
 @pytest.mark.parametrize("after", range(1, 6))
@@ -47,7 +53,8 @@ def test_a_power_loss_after_a_kill_and_a_restart_keeps_every_committed_step(
 ) -> None:
     plan, root = ALL[scenario], disk_of(tmp_path)
     log = recorded_restart(plan, root, after=after, skip=None).log
-    count, problem = broken_promise(log, root, tmp_path, plan.went_on(), seeds=2)
+    at = places.some(moments(log), MOST_OF_A_RESTART, of=f"{scenario} {after}")
+    count, problem = broken_promise(log, root, tmp_path, plan.went_on(), seeds=2, at=at)
     print(f"{scenario}, killed after {after} renames: {count} states of the disk")
     assert not problem, problem
 

@@ -39,6 +39,7 @@ class FaultAt:
         self._count = 0
         self._lock = threading.Lock()
         self.struck: list[str] = []
+        self.mended_at = 0
 
     def files(self, base: type[Files] = QuickFiles) -> Files:
         """Files of class `base` that fail here."""
@@ -47,7 +48,7 @@ class FaultAt:
     def mend(self) -> None:
         """The cause is gone."""
         with self._lock:
-            self.n = None
+            self.n, self.mended_at = None, self._count
 
     def __call__(self, name: str, args: tuple[Any, ...], act: Callable[[], Any]) -> Any:
         if name in self._names:

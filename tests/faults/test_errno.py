@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_core import Checkpointer, CkptError, CommitError, PersistError
+from tests import places
 from tests.crash.layers import CHANGES
 from tests.crash.promises import QuickFiles, check_clean, check_restart, check_visible
 from tests.crash.states import make_state, options
@@ -16,7 +17,9 @@ from tests.faults.layers import FaultAt
 
 BEFORE = (5, 10, 20)
 KNOWN = {(step, 0) for step in (*BEFORE, 30, 40, 1000)}
-_MOST = 500
+_NEVER = 1_000_000
+_MOST = 16
+"""So many operations of a save fail in one run, but for `CKPT_PLACES=all`."""
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +69,20 @@ def run_with_fault(root: Path, fault: FaultAt, *, mode: str = "host") -> bool:
 def test_any_operation_may_fail_and_the_next_save_works(
     code: int, lasting: bool, prepared: Path, tmp_path: Path
 ) -> None:
-    for n in range(_MOST):
+    def fault_at(n: int) -> FaultAt:
         root = tmp_path / str(n)
         shutil.copytree(prepared, root)
         fault = FaultAt(n, code, lasting=lasting)
-        struck = run_with_fault(root, fault)
+        run_with_fault(root, fault)
         check_restart(root, least={(20, 0)}, started=KNOWN)
         shutil.rmtree(root)
-        if not struck:
-            break
-    print(f"{errno.errorcode[code]}: {n} operations failed")
-    assert n > 20
+        return fault
+
+    count = fault_at(_NEVER).mended_at
+    assert count > 20
+    drawn = places.some(range(count), _MOST, of=f"{code} {lasting}")
+    # Writers do not always come to the same number of operations.
+    assert sum(bool(fault_at(n).struck) for n in drawn) >= len(drawn) - 1
 
 
 @pytest.mark.parametrize("name", CHANGES)

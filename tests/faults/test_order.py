@@ -81,11 +81,11 @@ def test_the_newest_committed_step_never_goes_back_as_a_reader_sees_it(root: Pat
     assert seen == sorted(seen)
 
 
-SAVES = 1000
+SAVES = 400
 CHECK_EVERY = 25
 
 
-def test_a_thousand_saves_with_four_in_flight_are_exact_and_leak_nothing(root: Path) -> None:
+def test_hundreds_of_saves_with_four_in_flight_are_exact_and_leak_nothing(root: Path) -> None:
     state = {f"w{index}": torch.zeros(3000 + index) for index in range(4)}
     chosen = options(in_flight=4, writers=3, keep_last=2 * CHECK_EVERY, staging_bytes=24 * 4096)
     process, sizes = psutil.Process(), []

@@ -15,6 +15,7 @@ import pytest
 from ckpt_core.errors import RestoreError
 from ckpt_core.store import StepStore, committed_steps, step_path
 from ckpt_core.system.files import Files
+from tests import places
 from tests.store.harness import (
     SPARE,
     Killed,
@@ -27,6 +28,8 @@ from tests.store.harness import (
     save,
 )
 
+MOST, MOST_OF_A_REPAIR = 16, 6
+"""So many operations of one scenario, but for `CKPT_PLACES=all`."""
 BEFORE = (10, 20, 30)
 MARK = 200
 
@@ -118,18 +121,19 @@ def run_killed(root: Path, switch: KillSwitch, base: type[Files], act: object) -
 
 
 def crashed_roots(
-    prepared: Path, place: Path, base: type[Files], act: object
+    start: Path, place: Path, base: type[Files], act: object, *, most: int
 ) -> Iterator[tuple[int, Path]]:
-    """A copy of the prepared root for each operation ahead of which the process can die."""
-    at, died = 0, True
-    while died:
-        root = place / str(at)
-        shutil.copytree(prepared, root)
-        died = run_killed(root, KillSwitch(at), base, act)
+    """A copy of a root for operations ahead of which the process can die, and for its end."""
+    counting = KillSwitch()
+    counted = shutil.copytree(start, place / "counted")
+    run_killed(counted, counting, base, act)
+    shutil.rmtree(counted)
+    what = f"{getattr(act, '__name__', place.name)} {base.__name__}"
+    for at in (*places.some(range(counting.count), most, of=what), counting.count):
+        root = shutil.copytree(start, place / str(at))
+        assert run_killed(root, KillSwitch(at), base, act) == (at < counting.count)
         yield at, root
         shutil.rmtree(root)
-        at += 1
-    assert at > 5, "nothing was killed"
 
 
 def check_reopened(root: Path, base: type[Files]) -> None:
@@ -160,7 +164,7 @@ def check_reopened(root: Path, base: type[Files]) -> None:
 def test_a_kill_ahead_of_any_operation_loses_no_newest_step(
     prepared: Path, tmp_path: Path, base: type[Files], act: Callable[[StepStore], None]
 ) -> None:
-    for _, root in crashed_roots(prepared, tmp_path, base, act):
+    for _, root in crashed_roots(prepared, tmp_path, base, act, most=MOST):
         if base is QuickFiles:
             # With an atomic exchange, readers see the newest step at every instant.
             assert max(committed_steps(root)) >= max(BEFORE)
@@ -174,12 +178,12 @@ def test_a_kill_during_the_repair_after_a_kill_loses_nothing_either(
     prepared: Path, tmp_path: Path, act: Callable[[StepStore], None]
 ) -> None:
     seen = set()
-    for at, root in crashed_roots(prepared, tmp_path / "first", NoExchange, act):
+    for at, root in crashed_roots(prepared, tmp_path / "first", NoExchange, act, most=MOST):
         if (names := names_in(root)) in seen:
             continue
         seen.add(names)
-        for again, twice in crashed_repairs(root, tmp_path / "second"):
-            assert again < 50, f"the repair after a kill at {at} does not end"
+        repairs = tmp_path / f"repair-{at}"
+        for _, twice in crashed_roots(root, repairs, NoExchange, None, most=MOST_OF_A_REPAIR):
             check_reopened(twice, NoExchange)
 
 
@@ -189,23 +193,13 @@ def names_in(root: Path) -> tuple[str, ...]:
     return tuple(sorted(re.sub(r"-[0-9a-f]{8}\b|\b[0-9a-f]{16}$", "", name) for name in names))
 
 
-def crashed_repairs(root: Path, place: Path) -> Iterator[tuple[int, Path]]:
-    at, died = 0, True
-    while died:
-        twice = place / str(at)
-        shutil.copytree(root, twice)
-        died = run_killed(twice, KillSwitch(at), NoExchange, None)
-        yield at, twice
-        shutil.rmtree(twice)
-        at += 1
-
-
 def test_a_replaced_step_is_whole_in_its_old_or_its_new_form(
     prepared: Path, tmp_path: Path
 ) -> None:
     for base in (QuickFiles, NoExchange):
         found = set()
-        for _, root in crashed_roots(prepared, tmp_path / base.__name__, base, replace_newest):
+        place = tmp_path / base.__name__
+        for _, root in crashed_roots(prepared, place, base, replace_newest, most=MOST):
             store = make_store(root, base())
             store.open()
             store.close()
@@ -214,7 +208,7 @@ def test_a_replaced_step_is_whole_in_its_old_or_its_new_form(
 
 
 def test_quarantined_steps_are_never_deleted(prepared: Path, tmp_path: Path) -> None:
-    for _, root in crashed_roots(prepared, tmp_path, QuickFiles, quarantine):
+    for _, root in crashed_roots(prepared, tmp_path, QuickFiles, quarantine, most=MOST):
         store = make_store(root)
         store.open()
         store.close()
