@@ -45,7 +45,6 @@ def test_some_thousand_inputs_give_values_or_errors_of_ours(tmp_path: Path) -> N
     assert found["CorruptCheckpoint"] > SOME / 10
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif("CKPT_FUZZ" not in os.environ, reason="set CKPT_FUZZ=1 to try all inputs")
 def test_a_hundred_thousand_inputs_give_values_or_errors_of_ours(tmp_path: Path) -> None:
