@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from multiprocessing.util import Finalize
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -25,6 +25,7 @@ from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle, stalling
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
+from ckpt_core.system.threads import at_exit
 from ckpt_core.types import check_step
 
 _log = logging.getLogger("ckpt_core")
@@ -78,9 +79,8 @@ class Checkpointer:
         engine = Engine(self.root, checked, ranks, files or Files(), devices or Devices())
         self._engine, self._journal = engine, engine.journal
         self.events, self.gauges = engine.events, engine.gauges
-        # Runs at exit also in children of multiprocessing, which skip atexit: the threads are daemons,
-        # and a started checkpoint must not die with them. `close` cancels it.
-        self._at_exit = Finalize(None, _close_quietly, args=(self,), exitpriority=10)
+        # The threads are daemons, and a started checkpoint must not die with them. `close` cancels it.
+        self._at_exit = at_exit(partial(_close_quietly, self), self._abandon, priority=10)
         try:
             engine.open()
             self._guard = SigtermGuard(sigterm_grace) if on_sigterm else None
@@ -364,10 +364,11 @@ class Checkpointer:
         self._closed = True
 
     def _abandon(self) -> None:
-        """Let go of what was opened when the rest could not be."""
+        """Let go of everything within seconds: the rest could not be opened, or nobody waits for `close`."""
         self._closing = True
-        self._engine.let_go()
-        self._engine.end_threads()
+        self._engine.give_up()
+        if self._guard is not None:
+            self._guard.close()
         self._at_exit.cancel()
         self._closed = True
 

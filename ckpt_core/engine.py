@@ -149,11 +149,17 @@ class Engine:
         self.flights.give_up_unsealed()
         deadline = time.monotonic() + self.options.timeout_s
         if not self.flights.wait_empty(deadline=deadline):
-            self.flights.settle_all()
+            self.flights.settle_all("the Checkpointer was closed while storage was stuck")
         self.end_threads(timeout_s=max(deadline - time.monotonic(), _GRACE_S))
         self.let_go()
 
-    def end_threads(self, *, timeout_s: float = _GRACE_S) -> None:
+    def give_up(self) -> None:
+        """As `close`, but wait for nothing that is in flight: it fails. Takes seconds."""
+        self.flights.settle_all("nobody waited for it at the end of the process")
+        self.end_threads(timeout_s=_GRACE_S)
+        self.let_go()
+
+    def end_threads(self, *, timeout_s: float) -> None:
         """End every thread; one that hangs is left behind."""
         deadline = time.monotonic() + timeout_s
         try:

@@ -15,8 +15,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.util import Finalize
+from functools import partial
 from typing import Any, TypeVar
+
+from ckpt_core.coordination.line import cut, open_sockets, opened_since
+from ckpt_core.system.threads import Monitor, Worker, at_exit, join_all
 
 Store = Any
 """A `torch.distributed.TCPStore`: torch does not export the type, and is not loaded before it is needed."""
@@ -29,14 +32,16 @@ _NEW_S = 10.0
 """Opening includes looking up names, which takes its time where a name server does not answer. The first
 value is for connecting, the second for a request that finds no connection free."""
 
-_OPENING = threading.Lock()
+_OPENING = threading.RLock()
 """Held while a store is made or destroyed: in some versions torch does both without Python's lock, and two at
 once end the process (pytorch issue 143593). For the same reason connections are opened ahead, and not while
 training runs."""
 
 _LAST_S = 20.0
-"""How long the end of the process waits for connections that hang: name servers answer, or not, by then."""
+"""How long the end of the process waits for connections that are being opened: name servers answer, or not,
+by then."""
 
+_BRIEF_S = 1.0
 _IDLE_S = 60.0
 """Firewalls forget idle connections without a word, so one that has idled longer is not used again."""
 
@@ -116,8 +121,9 @@ class Connection:
         self.idle_since = time.monotonic()
         self.client: Store | None = None
         self._current: Future[Any] | None = None
-        self.thread = threading.Thread(target=self._run, name="ckpt-store", daemon=True)
-        self.thread.start()
+        self.line: socket.socket | None = None
+        self.worker = Worker(self._run, name="ckpt-store")
+        self.worker.start()
 
     def start(self, action: Callable[[Store], _Result]) -> Future[_Result]:
         """Run `action` on the connection's thread."""
@@ -144,6 +150,8 @@ class Connection:
             del job, action
         with _OPENING:
             self.client = None
+        if self.line is not None:
+            self.line.close()
 
     def _carry_out(self, action: Callable[[Store], _Result], future: Future[_Result]) -> None:
         # An abandoned future is done already; then nobody wants the answer.
@@ -158,7 +166,10 @@ class Connection:
         host, port = self._address.host, self._address.port
         # TCPStore retries a refused connection until its timeout; a store that is gone is told at once.
         socket.create_connection((host, port), timeout=_PROBE_S).close()
-        store = open_store(host, port, _OPENING_S)
+        with _OPENING:
+            before = open_sockets()
+            store = open_store(host, port, _OPENING_S)
+            self.line = opened_since(before, port)
         store.set_timeout(timedelta(seconds=self._timeout_s))
         return store
 
@@ -177,13 +188,16 @@ class Clients:
     def __init__(self, address: Address, *, patience_s: float) -> None:
         self.address = address
         self.patience_s = patience_s
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self._calling = 0
         self._idle: deque[Connection] = deque()
         self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed = False
         self.kept: list[object] = []
         self._pid = os.getpid()
+        # Last of ours: what ends before still uses the connections.
+        end = partial(self.close, _LAST_S)
+        self._at_exit = at_exit(end, end, priority=0)
         _POOLS.add(self)
 
     def call(self, action: Callable[[Store], _Result], limit_s: float | None = None) -> _Result:
@@ -200,7 +214,7 @@ class Clients:
             result = self._answer(connection, connection.start(action), limit_s)
             self._give_back(connection)
         finally:
-            with self._changed:
+            with self._changed.lock:
                 self._calling -= 1
                 self._changed.notify_all()
         return result
@@ -246,33 +260,34 @@ class Clients:
         Raises:
             StoreGone: see `call`; but one that merely takes long to open is waited for.
         """
-        with self._changed:
+        with self._changed.lock:
             connections = [self._new() for _ in range(count - len(self._idle))]
         futures = [connection.start(lambda client: None) for connection in connections]
         for connection, future in zip(connections, futures, strict=True):
             self._answer(connection, future, _OPENING_S)
             self._give_back(connection)
 
-    def close(self, timeout_s: float = 1.0) -> None:
-        """Close every connection; one that hangs in a request is left to its daemon thread.
+    def close(self, timeout_s: float = _BRIEF_S) -> None:
+        """Close every connection; one that hangs in a request is cut. Interrupted, it can be called again.
 
-        The end of the process waits for that one, within limits: a daemon thread that comes back from torch
-        when Python is gone takes the process down with it.
+        One that still has not ended `timeout_s` later is left to its thread. The end of the process waits for
+        that again, within limits: a daemon thread that comes back from torch when Python is gone takes the
+        process down with it.
         """
-        with self._changed:
+        with self._changed.lock:
             self._closed = True
             self._changed.notify_all()
             connections = list(self._all)
             self._idle.clear()
         for connection in connections:
             connection.abandon(StoreGone("this rank has closed its connections"))
-        deadline = time.monotonic() + timeout_s
-        for connection in connections:
-            connection.thread.join(max(deadline - time.monotonic(), 0.0))
-        left = [item.thread for item in connections if item.thread.is_alive()]
-        if left:
-            Finalize(None, _join, args=(left, _LAST_S), exitpriority=0)
+        workers = [connection.worker for connection in connections]
+        if not join_all(workers, timeout_s=_BRIEF_S):
+            for connection in connections:
+                cut(connection.line)
         self.kept.clear()
+        if join_all(workers, timeout_s=timeout_s):
+            self._at_exit.cancel()
 
     def pin(self) -> None:
         """In a forked child: never destroy the parent's clients, whose threads do not exist here."""
@@ -284,18 +299,23 @@ class Clients:
 
     def _take_for_call(self, limit_s: float) -> Connection:
         """One that is free, or soon will be: other calls are short."""
-        deadline = time.monotonic() + limit_s
-        with self._changed:
-            while (connection := self._oldest_idle()) is None and self._calling:
-                if not self._changed.wait(max(deadline - time.monotonic(), 0.0)):
-                    raise StoreGone(f"the store at {self.address} has not answered {limit_s:.3g} s")
-            connection = connection or self._new()
+        taken: list[Connection] = []
+
+        def take() -> bool:
+            connection = self._oldest_idle()
+            if connection is None and self._calling:
+                return False
+            taken.append(connection or self._new())
             self._calling += 1
-            return connection
+            return True
+
+        if not self._changed.wait_for(take, deadline=time.monotonic() + limit_s):
+            raise StoreGone(f"the store at {self.address} has not answered {limit_s:.3g} s")
+        return taken[0]
 
     def _take_for_wait(self) -> Connection:
         """One that is free; but the last one stays for calls, which waits may depend on."""
-        with self._changed:
+        with self._changed.lock:
             spare = len(self._idle) + self._calling > 1
             return (self._oldest_idle() if spare else None) or self._new()
 
@@ -322,7 +342,7 @@ class Clients:
             raise StoreGone("this rank has closed its connections")
 
     def _give_back(self, connection: Connection) -> None:
-        with self._changed:
+        with self._changed.lock:
             if self._closed:
                 connection.end()
                 return
@@ -349,12 +369,6 @@ class Clients:
 
 def _first_line(exc: BaseException) -> str:
     return (str(exc) or type(exc).__name__).splitlines()[0][:200]
-
-
-def _join(threads: list[threading.Thread], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    for thread in threads:
-        thread.join(max(deadline - time.monotonic(), 0.0))
 
 
 _POOLS: weakref.WeakSet[Clients] = weakref.WeakSet()

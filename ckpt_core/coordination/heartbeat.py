@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from ckpt_core.coordination.channel import Channel
 from ckpt_core.coordination.client import StoreGone
+from ckpt_core.system.threads import Worker
 
 _log = logging.getLogger("ckpt_core")
 
@@ -45,8 +46,8 @@ class Heartbeat:
         self._key = key
         self._beat_s = beat_s
         self._jobs: queue.SimpleQueue[Callable[[Channel], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="ckpt-heartbeat", daemon=True)
-        self._thread.start()
+        self._worker = Worker(self._run, name="ckpt-heartbeat")
+        self._worker.start()
 
     def do(self, job: Callable[[Channel], None]) -> None:
         """Run `job` soon, on this thread; a store that is gone is its only excuse. Never blocks."""
@@ -55,7 +56,7 @@ class Heartbeat:
     def stop(self, timeout_s: float) -> None:
         """Carry out what was asked, say goodbye, end the thread; gives up after `timeout_s`."""
         self._jobs.put(None)
-        self._thread.join(timeout_s)
+        self._worker.join(deadline=time.monotonic() + timeout_s)
 
     def _run(self) -> None:
         beats = 0

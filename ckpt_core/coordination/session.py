@@ -10,7 +10,6 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing.util import Finalize
 
 import xxhash
 
@@ -25,6 +24,7 @@ from ckpt_core.coordination.heartbeat import Heartbeat, Liveness
 from ckpt_core.coordination.meeting import Run
 from ckpt_core.coordination.options import StoreOptions
 from ckpt_core.errors import CkptError, CommitError, ConfigError, CoordinationTimeout
+from ckpt_core.system.threads import at_exit
 from ckpt_core.types import RankInfo
 
 _REMEMBERED = 256
@@ -71,7 +71,7 @@ class Session:
         self._options = options
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._closed = self._left = False
+        self._closed = self._lingered = self._left = False
         self._live: dict[str, _Part] = {}
         self._ended: OrderedDict[str, CkptError | None] = OrderedDict()
         self._times: OrderedDict[int, int] = OrderedDict()
@@ -83,8 +83,8 @@ class Session:
             options.beat_s,
             self._begun.under_way,
         )
-        # Also in children of multiprocessing, which skip atexit. After a Checkpointer's own (priority 10).
-        self._at_exit = Finalize(None, self.close, exitpriority=5)
+        # After a Checkpointer's own (priority 10).
+        self._at_exit = at_exit(self.close, self.close, priority=5)
 
     # -- what ranks do together ------------------------------------------------------------------
 
@@ -264,7 +264,9 @@ class Session:
         with self._lock:
             self._closed = True
         self._heart.stop(_FAREWELL_S)
-        if self.info.rank == 0:
+        if self.info.rank == 0 and not self._lingered:
+            # Not twice: whoever interrupts it does not want to wait.
+            self._lingered = True
             self._linger()
         self._clients.close()
         # Last: interrupted before, it can be closed again.

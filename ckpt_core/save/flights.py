@@ -146,15 +146,14 @@ class Flights:
                 error = StagingError(f"step {inflight.step} was never sealed", step=inflight.step)
                 self.do(partial(inflight.fail, error))
 
-    def settle_all(self) -> None:
+    def settle_all(self, why: str) -> None:
         """Give up those that could not end before the Checkpointer closes."""
         for inflight in self.active():
-            text = (
-                "the Checkpointer was closed while storage was stuck; earlier steps are untouched"
-            )
             unsure = inflight.phase is Phase.COMMITTING
             state = "may be committed or not (look at `steps()`)" if unsure else "was not saved"
-            error = PersistError(f"step {inflight.step} {state}: {text}")
+            error = PersistError(
+                f"step {inflight.step} {state}: {why}; earlier steps are untouched"
+            )
             self.do(partial(inflight.fail, error))
 
     def wait_empty(self, *, deadline: float) -> bool:

@@ -1,4 +1,4 @@
-"""Threads that are started once, and a lock with a wait, both such that an interrupt leaves them whole.
+"""Threads, a lock with a wait, and the end of the process, all such that an interrupt leaves them whole.
 
 Danger: Python raises KeyboardInterrupt between any two calls of the training thread. `threading.Condition` is
 entered and left by functions written in Python, and an interrupt inside them leaves its lock taken for ever.
@@ -6,14 +6,21 @@ entered and left by functions written in Python, and an interrupt inside them le
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from multiprocessing.util import Finalize
 
 from ckpt_core.errors import PersistError
 
+_log = logging.getLogger("ckpt_core")
+
 _LOOK_AGAIN_S = 0.5
 """Whoever rings the bells may be interrupted between two of them."""
+
+_HURRIES = 10
+_HURRIED = "%r at the end of the process: what is in flight is given up, committed steps are safe"
 
 
 class Monitor:
@@ -85,11 +92,12 @@ class Worker:
                 f"limit of the container), or run fewer threads and processes"
             ) from exc
 
-    def join(self, *, deadline: float) -> None:
-        """Wait until it has ended, if it was started at all; one that hangs is left behind."""
+    def join(self, *, deadline: float) -> bool:
+        """Wait until it has ended, if it was started at all; False for one that hangs, and is left behind."""
         ended = self._changed.wait_for(lambda: not self._running, deadline=deadline)
         if ended and self._thread.is_alive():
             self._thread.join(_LOOK_AGAIN_S)
+        return ended
 
     def _run_to_end(self) -> None:
         try:
@@ -110,8 +118,34 @@ def start_all(workers: Iterable[Worker]) -> None:
         worker.start()
 
 
-def join_all(workers: Iterable[Worker], *, timeout_s: float) -> None:
-    """Wait for those that have been told to end; one that hangs is left behind."""
+def join_all(workers: Iterable[Worker], *, timeout_s: float) -> bool:
+    """Wait for those that have been told to end; whether all have. One that hangs is left behind."""
     deadline = time.monotonic() + timeout_s
-    for worker in workers:
-        worker.join(deadline=deadline)
+    return all(worker.join(deadline=deadline) for worker in workers)
+
+
+def at_exit(close: Callable[[], None], hurry: Callable[[], None], *, priority: int) -> Finalize:
+    """Have `close` called when the process ends, also in children of multiprocessing, which skip atexit.
+
+    If an interrupt ends it, `hurry` is called until it comes to its end: nobody wants to wait any more, but a
+    daemon thread that comes back from C++ code of torch when Python is gone aborts the process. The interrupt
+    is told and goes no further, so that whatever else is to end does.
+
+    Args:
+        close: may take its time; not called any more once the result has been cancelled.
+        hurry: ends within some seconds, and can be called again where it was interrupted.
+        priority: higher ones come first.
+    """
+    return Finalize(None, _ended, args=(close, hurry), exitpriority=priority)
+
+
+def _ended(close: Callable[[], None], hurry: Callable[[], None]) -> None:
+    disturbed: BaseException | None = None
+    for action in (close, *[hurry] * _HURRIES):
+        try:
+            if disturbed is not None:
+                _log.error(_HURRIED, disturbed)
+            action()
+            return
+        except BaseException as exc:
+            disturbed = exc
