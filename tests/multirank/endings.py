@@ -1,7 +1,7 @@
 """Jobs of two ranks whose main threads end while threads of the engine wait for the other rank.
 
-`python -m tests.multirank.endings WAY JOBS FOLDER SEED` prints, as JSON, how each rank has ended. The ranks are
-forked from a process with torch loaded, and end as any Python does: nothing calls `os._exit`.
+`python -m tests.multirank.endings WAY JOBS FOLDER SEED` prints, as JSON, how each rank has ended. The ranks
+are forked from a process with torch loaded, and end as any Python does: nothing calls `os._exit`.
 """
 
 from __future__ import annotations

@@ -199,10 +199,6 @@ def main(task: str, folder: Path) -> None:
     {"save": save, "restore": restore}[task](folder)
     dist.barrier()
     dist.destroy_process_group()
-    sys.stdout.flush()
-    # Such processes have been aborted at their very end ("terminate called without an active exception"), as
-    # daemon threads inside a call of torch do when Python ends. All that is tested has been done by then.
-    os._exit(0)
 
 
 if __name__ == "__main__":
