@@ -40,6 +40,7 @@ from ckpt_core.restore.units import (
 )
 from ckpt_core.system.files import Files
 from ckpt_core.system.pages import page_memory
+from ckpt_core.system.threads import at_exit
 
 if TYPE_CHECKING:
     from ckpt_core.system.devices import Devices
@@ -132,6 +133,8 @@ class _Run:
         self._changed = threading.Condition()
         self._workers = [_Worker(self) for _ in range(min(how.readers, len(units)))]
         self._running = 0
+        # Readers copy into tensors; a wait for them that is interrupted goes on at the end of the process.
+        self._at_exit = at_exit(self.halt, self.halt, priority=0)
 
     def start(self) -> None:
         # One for all: a fast disk wants huge pages, which are larger than what each reader needs.
@@ -168,6 +171,7 @@ class _Run:
         self.halted = True
         if not self._stuck():
             self._ended(min(self.how.timeout_s, _DRAIN_S))
+        self._at_exit.cancel()
 
     def units(self) -> Iterator[Unit]:
         """The units that this thread is to read."""
