@@ -194,9 +194,11 @@ def _bit_generator(work: Work, kind: Any) -> Any:
 
 
 def _wrapped(kind: str) -> Callable[..., Any]:
-    def make(_: Work, bits: Any, *rest: Any) -> Any:
+    def make(work: Work, bits: Any, *rest: Any) -> Any:
         from numpy import random as numpy_random
 
+        if isinstance(bits, str):  # NumPy 1 names it; its state follows with that of the whole
+            bits = _bit_generator(work, bits)
         if not isinstance(bits, numpy_random.BitGenerator):
             raise ValueError("unexpected bit generator")
         return getattr(numpy_random, kind)(bits)
@@ -372,4 +374,4 @@ def _put_generator(target: Any, state: Any, work: Work) -> None:
 
 def _put_seed_sequence(target: Any, state: Any, work: Work) -> None:
     check_seed_sequence(state)
-    target.__setstate_cython__(state)
+    target.__setstate__(state)

@@ -231,6 +231,33 @@ def test_every_honest_state_of_a_generator_is_taken() -> None:
             assert back[name].randn() == value.randn()
 
 
+class _ByName:
+    """Pickled as NumPy 1 pickles a generator: by the name of its kind, with one state for all of it."""
+
+    def __init__(self, constructor: str, kind: str, state: Any) -> None:
+        functions = vars(np.random._pickle)
+        arguments = (kind, functions["__bit_generator_ctor"])
+        self.reduced = (functions[constructor], arguments, state)
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+@pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
+def test_a_generator_that_numpy_1_pickled_is_read(kind: str) -> None:
+    live = np.random.Generator(getattr(np.random, kind)(1))
+    old = np.random.RandomState(getattr(np.random, kind)(1))
+    live.random(3, dtype=np.float32)
+    pickled = [
+        _ByName("__generator_ctor", kind, live.bit_generator.state),
+        _ByName("__randomstate_ctor", kind, old.get_state(legacy=False)),
+    ]
+    back, old_back = load(pickle.dumps(pickled, 4))
+    assert back.random() == live.random() and old_back.randn() == old.randn()
+    with pytest.raises(CorruptCheckpoint, match="bit generator"):
+        load(pickle.dumps(_ByName("__generator_ctor", "os.system", None), 4))
+
+
 def test_harmless_values_of_every_kind_are_read() -> None:
     many = collections.OrderedDict([((1, "a"), 2)])
     values = [

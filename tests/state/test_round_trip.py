@@ -115,6 +115,7 @@ TREES = st.recursive(
 )
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 @settings(deadline=None, max_examples=300)
 @given(TREES)
 def test_any_tree_comes_back_with_types_and_bits(tree: Any) -> None:

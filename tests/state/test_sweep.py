@@ -372,7 +372,8 @@ def test_a_scheduler_comes_back(name: str) -> None:
         return {"optimizer": optimizer, "scheduler": made}
 
     made, live = build(3), build(0)
-    restore(made, live)
+    # An older torch keeps a function in the state of SWALR.
+    restore(made, live, trusted="anneal_func" in made["scheduler"].state_dict())
     for part in made:
         assert repr(made[part].state_dict()) == repr(live[part].state_dict())
     for state in (made, live):
