@@ -63,6 +63,12 @@ def check_numbers(settings: object, *names: str) -> None:
             raise ConfigError(f"{name}={values} must be numbers of at least 1")
 
 
+def check_bound(value: float) -> None:
+    """Raise ConfigError when this bound on the overhead is no part of 1."""
+    if not 0 < value <= 1:
+        raise ConfigError(f"max_overhead={value} must be above 0 and at most 1, such as 0.05")
+
+
 def check_state(*, state_bytes: int, leaves: int) -> None:
     """Raise ConfigError when a state of this size cannot have so many leaves."""
     least = leaves * _LEAST_LEAF_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from types import TracebackType
 from typing import Any
 
 from ckpt_core.bench.processes import Turns
@@ -48,7 +49,7 @@ class Crew(Turns):
         """List ways in the order of the report, with what is known `about` them."""
         for name in ways:
             self._names.append(name)
-            self.report.entrants[name] = (about or {}).get(name) or Entrant()
+            self.report.entrants.setdefault(name, (about or {}).get(name) or Entrant())
 
     def names(self, *, reference: bool = True) -> list[str]:
         """Ways that still run, in the order of the report."""
@@ -110,6 +111,11 @@ class Crew(Turns):
             self._teams[seat] = self._launch(seat, folder, self.run.settings.timeout_s)
         return self._teams[seat]
 
+    @property
+    def running(self) -> bool:
+        """Whether any team is there."""
+        return bool(self._teams)
+
     def ask(self, name: str, operation: str, /, **arguments: Any) -> Answers | None:
         """Answers of all ranks (see `Team.ask`), or None when the way failed, now or before."""
         if name in self._out:
@@ -141,10 +147,23 @@ class Crew(Turns):
 
     def close(self) -> None:
         """End every process; idempotent."""
+        self._end()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """After an error nobody is asked to finish."""
+        self._end(after_an_error=error is not None)
+
+    def _end(self, *, after_an_error: bool = False) -> None:
         for team in self._teams.values():
             team.hang_up()  # they end side by side
         while self._teams:
-            self._teams.popitem()[1].close()
+            team = self._teams.popitem()[1]
+            team.abandon() if after_an_error else team.close()
 
     # -- turns -----------------------------------------------------------------------------------
 

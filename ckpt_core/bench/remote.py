@@ -17,6 +17,7 @@ from ckpt_core.errors import CkptError
 
 _GRACE_S = 30.0
 _LOG_TAIL = 2000
+_RUN_TIMEOUT_S = 600.0
 
 
 Answers = list[dict[str, Any]]
@@ -188,6 +189,41 @@ def ask_all(lines: Sequence[Line], operation: str, within_s: float, /, **argumen
             if line.ready in ready:
                 answers[number] = waiting.pop(number).answer(operation)
     return [answers[number] for number in range(len(lines))]
+
+
+def run_module(
+    module: str,
+    numbers: Sequence[int],
+    *,
+    what: str,
+    environment: Mapping[str, str] | None = None,
+) -> Any:
+    """What a module prints as JSON when it is run with these arguments, in a process of its own.
+
+    Args:
+        module: its name.
+        numbers: its arguments.
+        what: it does, in errors.
+        environment: variables besides those of this process.
+
+    Raises:
+        CkptError: the process failed, or took longer than ten minutes.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *[str(number) for number in numbers]],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_RUN_TIMEOUT_S,
+            env=environment_for_children(environment),
+            check=False,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise CkptError(f"{what} took longer than {_RUN_TIMEOUT_S:.0f} s") from exc
+    if done.returncode != 0:
+        raise CkptError(f"{what} failed: {done.stderr[-_LOG_TAIL:]}")
+    return json.loads(done.stdout)
 
 
 def log_tail(log: Path) -> str:

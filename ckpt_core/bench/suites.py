@@ -24,12 +24,7 @@ from ckpt_core.system import plugins
 
 GROUP = "ckpt_core.bench"
 _OWN = ("core", "ranks", "policy", "papers")
-_FORMER = {
-    "ranks": "RankSettings",
-    "deepspeed": "DeepSpeedSettings",
-    "policy": "PolicySettings",
-    "papers": "PapersSettings",
-}
+_FORMER = {"deepspeed": "DeepSpeedSettings"}
 
 
 @dataclass(frozen=True)

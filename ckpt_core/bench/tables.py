@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -144,6 +146,43 @@ def interval_tables(report: Report, rows: Sequence[tuple[str, Make]]) -> Iterato
         columns = [(f"every {every}", make(every)) for every in intervals]
         if any(report.stats(figure) for _, figure in columns):
             yield ratio_table(report, f"{title}, {unit_name(make(intervals[0]))}", columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Of a table of rows of plain values: heading, field of a row, how it is written, in which unit."""
+
+    heading: str
+    field: str
+    text: str = "{}"
+    scale: float = 1
+
+    def cell(self, row: Mapping[str, Any]) -> str:
+        """The text of one row."""
+        value = row[self.field]
+        return self.text.format(value if self.scale == 1 else value * self.scale)
+
+
+def rows_table(title: str, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> Table:
+    """A row for each."""
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    return text_table(title, [column.heading for column in columns], cells)
+
+
+def text_table(
+    title: str,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Collection[str] = (),
+) -> Table:
+    """Of texts; columns of words are named in `left`."""
+    table = Table(title=title)
+    for head in heads:
+        table.add_column(head, justify="left" if head in left else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def contenders_table(report: Report) -> Table:

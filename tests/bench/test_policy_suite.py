@@ -14,7 +14,8 @@ import pytest
 
 from ckpt_core.bench import PolicySettings
 from ckpt_core.bench.machine import describe
-from ckpt_core.bench.policy import ADAPTIVE, ALONE, FIXED, NAMES, figures
+from ckpt_core.bench.policy import ADAPTIVE, ALONE, FIXED, NAMES
+from ckpt_core.bench.policy import conditions as figures
 from ckpt_core.bench.policy.processors import Shares
 from ckpt_core.bench.policy.reaction import (
     compare,

@@ -13,8 +13,9 @@ import pytest
 from ckpt_core.bench import OURS, RankMeasure, RankSettings
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.ranks import NAMES
-from ckpt_core.bench.ranks.saving import TeamRun, enter_all
+from ckpt_core.bench.ranks.suite import RankCrew
 from ckpt_core.bench.results import Report
+from ckpt_core.bench.run import Run
 from tests.bench.quick import ckpt_core_bench, quick_run, report_of
 
 SIZES = (2, 4)
@@ -154,15 +155,13 @@ def test_a_way_whose_rank_dies_is_out_and_the_others_go_on_in_a_new_team(tmp_pat
     names = (OURS, "torch_save_rank0", "single")
     settings = RankSettings(root=tmp_path, contenders=names, measures=(RankMeasure.SAVE,)).quick()
     report = Report("ranks", {}, describe(tmp_path))
-    enter_all(report, names)
 
     def notify(message: str) -> None:
         if "round 2" in message:
-            assert run._team is not None
-            os.kill(run._team.pids[1], signal.SIGKILL)
+            os.kill(crew.team(OURS).pids[1], signal.SIGKILL)
 
-    with TeamRun(settings, tmp_path, 2, notify) as run:
-        run.measure(report)
+    with RankCrew(Run(settings, report, tmp_path, notify), 2) as crew:
+        crew.measure()
     failed = [name for name in names if report.entrants[name].failed]
     assert len(failed) == 1
     assert "rank-1: its process ended" in str(report.entrants[failed[0]].reason)

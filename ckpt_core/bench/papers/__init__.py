@@ -5,10 +5,7 @@ a stand-in: a state of a given size, whose iterations sleep as a host does besid
 of an iteration to the time to persist can be the papers'. A filesystem in memory stands for persistent
 memory.
 
-    settings -> parts (which ways a figure compares) -> rounds (one `worker` process for each part) -> found
-
-Call order: `PapersSettings(...)` -> `run(settings)` -> `render(report)`, `drawings(report)`,
-`write(report, folder)`.
+    settings -> parts (which ways a figure compares) -> suite (one `worker` process) -> found
 
 Source: PCcheck (ASPLOS '25) figures 8 and 11 to 14; LightCheck (ICCD '23) table I and figure 11; CheckFreq
 (FAST '21), Breakdown of Benefits.
@@ -16,10 +13,7 @@ Source: PCcheck (ASPLOS '25) figures 8 and 11 to 14; LightCheck (ICCD '23) table
 
 from __future__ import annotations
 
-from ckpt_core.bench.papers.drawing import drawings
-from ckpt_core.bench.papers.files import write
-from ckpt_core.bench.papers.rounds import run
 from ckpt_core.bench.papers.settings import PapersMeasure, PapersSettings
-from ckpt_core.bench.papers.tables import render
+from ckpt_core.bench.papers.suite import SUITE
 
-__all__ = ["PapersMeasure", "PapersSettings", "drawings", "render", "run", "write"]
+__all__ = ["SUITE", "PapersMeasure", "PapersSettings"]

@@ -1,7 +1,8 @@
-"""Pictures of the suite `papers`: an area for each quantity of a figure, and a file for each figure."""
+"""A run of the suite `papers` as pictures and files: an area for each quantity, and files for each figure."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,14 @@ from ckpt_core.bench.papers.found import (
     places,
     quantities,
 )
-from ckpt_core.bench.papers.tables import Plain, found_of, number_text, place_text, training_line
+from ckpt_core.bench.papers.tables import (
+    Plain,
+    found_of,
+    markdown,
+    number_text,
+    place_text,
+    training_line,
+)
 from ckpt_core.bench.papers.ways import IDEAL
 from ckpt_core.bench.plot import finish
 from ckpt_core.bench.results import Report
@@ -24,6 +32,7 @@ from ckpt_core.observe import check_plot
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_COLUMNS = ("quantity", "unit", "line", "x", "median", "min", "max", "values")
 _OURS = ("default", "pccheck")
 _MARKERS = "osD^vP*Xphd<>"
 _WIDE = 4.0
@@ -159,3 +168,26 @@ def _style(number: int, line: str) -> dict[str, Any]:
         "elinewidth": 0.8,
         "capsize": 2,
     }
+
+
+def write(report: Report, folder: Path) -> None:
+    """Write `<paper>-<figure>.png` and `.csv` for each figure, and `tables.md`; existing ones are replaced.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    folder.mkdir(exist_ok=True)
+    for part in report.more["papers"].values():
+        _write_csv(part, folder / f"{part['file']}.csv")
+        draw_part(report, part, folder / f"{part['file']}.png")
+    (folder / "tables.md").write_text(markdown(report))
+
+
+def _write_csv(part: Plain, path: Path) -> None:
+    """A row for each point; its values, one for each round, are separated by spaces."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(_COLUMNS)
+        for row in part["rows"]:
+            values = " ".join(f"{value:.6g}" for value in row["values"])
+            rows.writerow([*(row[column] for column in _COLUMNS[:-1]), values])

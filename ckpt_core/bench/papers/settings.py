@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
 
-from ckpt_core.bench.checks import check_leasts, check_numbers, check_run, check_state
+from ckpt_core.bench.checks import check_bound, check_state
 from ckpt_core.bench.papers.ways import NAMES
+from ckpt_core.bench.settings import RunSettings
 from ckpt_core.errors import ConfigError
 
 _LEAST_STATE_BYTES = 2**20
@@ -31,17 +31,15 @@ class PapersMeasure(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PapersSettings:
-    """One run of the papers' figures.
+class PapersSettings(RunSettings):
+    """One run of the papers' figures; see `RunSettings` for the other fields.
 
     Attributes:
-        root: existing directory to write to; on the filesystem that is to be measured.
         memory_root: existing directory on a filesystem in memory, in the place of persistent memory;
             None: /dev/shm where that is, else what needs it is left out.
         state_bytes: of the state in all parts but `persist`.
         iteration_s: an iteration without checkpoints, spent asleep as a host is beside a GPU.
         leaves: tensors in the state.
-        rounds: of each part; every figure is the median over them.
         intervals: steps between saves of `throughput`.
         sizes: of the state in `persist`, in bytes.
         in_flight: numbers of checkpoints under way, of `in_flight`; `writers` takes the first 3.
@@ -56,17 +54,12 @@ class PapersSettings:
         saves: most in one block, or one more than may be under way; a block is made of whole intervals.
         least: iterations that a block has at least, if `saves` allows.
         contenders: presets, or torch_save_fsync; parts that compare others leave those out.
-        measures: which parts to run.
-        seed: of the order of turns.
-        timeout_s: longest time that one turn may take.
     """
 
-    root: Path
     memory_root: Path | None = None
     state_bytes: int = 200 * 10**6
     iteration_s: float = 0.01
     leaves: int = 160
-    rounds: int = 5
     intervals: tuple[int, ...] = (1, 2, 5, 10, 25, 50)
     sizes: tuple[int, ...] = (32 * 10**6, 128 * 10**6, 512 * 10**6, 10**9)
     in_flight: tuple[int, ...] = (1, 2, 3, 4)
@@ -82,30 +75,43 @@ class PapersSettings:
     least: int = 50
     contenders: tuple[str, ...] = NAMES
     measures: tuple[PapersMeasure, ...] = tuple(PapersMeasure)
-    seed: int = 0
-    timeout_s: float = 600.0
 
-    suite: ClassVar[str] = "papers"
+    suite: ClassVar = "papers"
+    leasts: ClassVar = {
+        **dict.fromkeys(("saves", "least", "one_interval", "breakdown_interval"), 1),
+        "leaves": 4,
+        "state_bytes": _LEAST_STATE_BYTES,
+    }
+    numbers: ClassVar = (
+        *("intervals", "sizes", "in_flight", "in_flight_intervals", "threads", "chunks"),
+        "interval_points",
+    )
+    trial: ClassVar = {
+        "state_bytes": 2 * 2**20,
+        "iteration_s": 0.001,
+        "leaves": 16,
+        "rounds": 2,
+        "intervals": (1, 5),
+        "sizes": (2**20, 2 * 2**20),
+        "in_flight": (1, 2),
+        "in_flight_intervals": (1, 5),
+        "threads": (1, 3),
+        "memory_states": (1.0, 2.0),
+        "chunks": (2, 4),
+        "one_interval": 2,
+        "breakdown_interval": 5,
+        "interval_points": (1, 5),
+        "saves": 2,
+        "least": 5,
+    }
 
-    @classmethod
-    def kind(cls) -> type[StrEnum]:
-        """Of the measures."""
-        return PapersMeasure
-
-    def __post_init__(self) -> None:
-        leasts = {"rounds": 1, "leaves": 4, "saves": 1, "least": 1}
-        intervals = {"one_interval": 1, "breakdown_interval": 1}
-        check_leasts(self, {**leasts, **intervals, "state_bytes": _LEAST_STATE_BYTES})
+    def check(self) -> None:
+        """Sizes have room for the leaves; parts are parts."""
         for size in (self.state_bytes, *self.sizes):
             check_state(state_bytes=size, leaves=self.leaves)
-        names = ("intervals", "sizes", "in_flight", "in_flight_intervals", "threads", "chunks")
-        check_numbers(self, *names, "interval_points")
         if not self.iteration_s > 0:
             raise ConfigError(f"iteration_s={self.iteration_s} must be above 0, such as 0.02")
-        if not 0 < self.max_overhead <= 1:
-            raise ConfigError(
-                f"max_overhead={self.max_overhead} must be above 0 and at most 1, such as 0.05"
-            )
+        check_bound(self.max_overhead)
         if not self.memory_states or min(self.memory_states) < 1:
             raise ConfigError(
                 f"memory_states={self.memory_states} must be numbers of at least 1: a checkpoint that "
@@ -113,7 +119,6 @@ class PapersSettings:
             )
         if self.memory_root is not None and not self.memory_root.is_dir():
             raise ConfigError(f"memory_root={str(self.memory_root)!r} is not an existing directory")
-        check_run(self, names=NAMES, kind=PapersMeasure)
 
     def saves_of(self, interval: int, in_flight: int) -> int:
         """How many whole intervals a block has; one more than may be under way, so that the last waits."""
@@ -126,25 +131,3 @@ class PapersSettings:
         if self.memory_root is not None:
             return self.memory_root
         return _TMPFS if os.path.ismount(_TMPFS) and os.access(_TMPFS, os.W_OK) else None
-
-    def quick(self) -> PapersSettings:
-        """The same run with a state and a number of rounds that take seconds."""
-        return dataclasses.replace(
-            self,
-            state_bytes=2 * 2**20,
-            iteration_s=0.001,
-            leaves=16,
-            rounds=2,
-            intervals=(1, 5),
-            sizes=(2**20, 2 * 2**20),
-            in_flight=(1, 2),
-            in_flight_intervals=(1, 5),
-            threads=(1, 3),
-            memory_states=(1.0, 2.0),
-            chunks=(2, 4),
-            one_interval=2,
-            breakdown_interval=5,
-            interval_points=(1, 5),
-            saves=2,
-            least=5,
-        )

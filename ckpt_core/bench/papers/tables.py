@@ -6,16 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from ckpt_core.bench.papers.comparing import compare
 from ckpt_core.bench.papers.found import QUANTITIES, Found, Quantity, Row, lines, places, quantities
 from ckpt_core.bench.papers.parts import Part
 from ckpt_core.bench.papers.settings import PapersSettings
 from ckpt_core.bench.results import Report
-from ckpt_core.bench.tables import contenders_table, machine_line
+from ckpt_core.bench.tables import machine_line, text_table
 
 _WORDS = ("where in the paper", "remark")
 _BYTES_AXIS = "bytes of the state"
@@ -55,13 +53,12 @@ def found_of(part: Plain) -> Found:
     )
 
 
-def render(report: Report) -> RenderableType:
-    """Everything a run found."""
-    parts: list[RenderableType] = [Text(f"{machine_line(report)}\n{training_line(report)}")]
+def tables(report: Report) -> Iterator[Table]:
+    """Everything that a run found."""
     for part in report.more["papers"].values():
-        parts += [_rich(grid) for grid in grids(part)]
-    parts.append(contenders_table(report))
-    return Group(*parts)
+        for grid in grids(part):
+            left = (grid.heads[0], *_WORDS)
+            yield text_table(grid.title, grid.heads, grid.rows, left=left)
 
 
 def training_line(report: Report, part: Plain | None = None) -> str:
@@ -147,15 +144,6 @@ def number_text(value: float, digits: int = 3) -> str:
 def place_text(x: float, axis: str) -> str:
     """A place on the axis."""
     return f"{x / 1e6:.0f} MB" if axis == _BYTES_AXIS else f"{x:g}"
-
-
-def _rich(grid: Grid) -> Table:
-    table = Table(title=grid.title)
-    for number, head in enumerate(grid.heads):
-        table.add_column(head, justify="right" if number and head not in _WORDS else "left")
-    for row in grid.rows:
-        table.add_row(*row)
-    return table
 
 
 def _markdown(grid: Grid) -> str:

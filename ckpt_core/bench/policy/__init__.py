@@ -7,9 +7,7 @@
 Each condition is one job in a process of its own, which trains all the time: blocks of iterations with the
 policy in force and blocks without any save follow one another, so that both are of the same minute.
 
-    settings -> rounds (one `worker` process for each condition, with an `interference` process) -> reaction
-
-Call order: `PolicySettings(...)` -> `run(settings)` -> `render(report)`, `drawings(report)`.
+    suite (one `worker` process for each condition, with an `interference` process) -> reaction -> shown
 
 Source: CheckFreq (FAST '21) section 5.5 (isolated, static, adaptive).
 """
@@ -17,19 +15,6 @@ Source: CheckFreq (FAST '21) section 5.5 (isolated, static, adaptive).
 from __future__ import annotations
 
 from ckpt_core.bench.policy.conditions import ADAPTIVE, ALONE, FIXED, NAMES
-from ckpt_core.bench.policy.drawing import drawings
-from ckpt_core.bench.policy.rounds import run
-from ckpt_core.bench.policy.settings import PolicyMeasure, PolicySettings
-from ckpt_core.bench.policy.tables import render
+from ckpt_core.bench.policy.suite import SUITE, PolicyMeasure, PolicySettings
 
-__all__ = [
-    "ADAPTIVE",
-    "ALONE",
-    "FIXED",
-    "NAMES",
-    "PolicyMeasure",
-    "PolicySettings",
-    "drawings",
-    "render",
-    "run",
-]
+__all__ = ["ADAPTIVE", "ALONE", "FIXED", "NAMES", "SUITE", "PolicyMeasure", "PolicySettings"]

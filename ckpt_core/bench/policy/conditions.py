@@ -1,8 +1,10 @@
-"""The conditions that are compared. Pure values: needs no torch."""
+"""The conditions that are compared, and what is measured in each: one value for each round. Pure values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from ckpt_core.bench.results import Figure, Unit
 
 ALONE = "auto_alone"
 FIXED = "fixed_beside_job"
@@ -32,3 +34,15 @@ CONDITIONS = {
 """In the order of the run: the second needs what the first has found."""
 
 NAMES = tuple(CONDITIONS)
+
+OVERHEAD = Figure("overhead", "Overhead over iterations without saves", Unit.PERCENT)
+TOLD = Figure("told_overhead", "Overhead that Auto itself reports", Unit.PERCENT)
+ITERATION = Figure("iteration", "Iteration without saves", Unit.SECONDS)
+INTERVAL = Figure("interval", "Interval", Unit.STEPS)
+SETTLED = Figure(
+    "settled_overhead", "Overhead from 20 iterations of a new load on, by its saves", Unit.PERCENT
+)
+COST = Figure("cost", "What one save adds to training", Unit.SECONDS)
+REACTION = Figure(
+    "reaction", "Iterations of a new load until those that follow are within the bound", Unit.STEPS
+)

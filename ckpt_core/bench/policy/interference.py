@@ -13,8 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ckpt_core.bench.policy.processors import keep_to
-from ckpt_core.bench.policy.settings import Load
+from ckpt_core.bench.policy.processors import Load, keep_to
 from ckpt_core.bench.serving import Answer
 from ckpt_core.system.files import NO_DIRECT
 

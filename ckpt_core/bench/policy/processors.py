@@ -12,6 +12,21 @@ the pages of all activations anew in each iteration, and iterations differ by a 
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What the second job does as long as it is on.
+
+    Attributes:
+        cpu_threads: that multiply matrices without a pause.
+        disk_threads: that write without a pause, each into a file of its own.
+        file_bytes: size of such a file, which is overwritten from its beginning again and again.
+    """
+
+    cpu_threads: int
+    disk_threads: int
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Shares:
     """Processors, by number. What moves from one to another takes twice as long for a while.
 

@@ -104,7 +104,7 @@ class JobWorker:
         assert self._shares is not None, "open comes first"
         # Not before: threads of the engine, which saves have started, may run anywhere.
         keep_to(self._shares.training)
-        return _plain(block)
+        return {"block": _plain(block)}
 
     def disturb(self, on: bool) -> Answer:
         """Begin or end the second job."""

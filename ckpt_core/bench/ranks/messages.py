@@ -8,15 +8,25 @@ simulated commits                -> what 10,000 ranks would take
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rich.table import Table
+
+from ckpt_core.bench.plot import finish_lines
 from ckpt_core.bench.ranks.commit_messages import simulate
 from ckpt_core.bench.ranks.real_commits import measure
-from ckpt_core.bench.ranks.settings import RankSettings
 from ckpt_core.bench.ranks.simulation import Costs
+from ckpt_core.bench.results import Report
+from ckpt_core.bench.tables import Column, rows_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ckpt_core.bench.ranks.suite import RankSettings
 
 SPREAD_S = 1.0
 """The other case than all votes at once: ranks are through with their files within so many seconds."""
@@ -76,3 +86,65 @@ def compared(real: dict[str, Any], costs: Costs) -> dict[str, Any]:
         "client_s": costs.client_s,
         "ratio": predicted.settled_s / measured_s,
     }
+
+
+_SIMULATED = (
+    Column("ranks", "ranks", "{:,}"),
+    Column("latency, us", "latency_s", "{:,.0f}", 1e6),
+    Column("votes within, s", "spread_s", "{:g}"),
+    Column("last vote to verdict on all, ms", "verdict_s", "{:,.1f}", 1e3),
+    Column("messages", "messages", "{:,}"),
+    Column("by rank", "by_rank", "{:.1f}"),
+    Column("store busy while ranks wait", "waiting_load", "{:.1%}"),
+)
+
+
+def tables(report: Report) -> Iterator[Table]:
+    """Real commits beside simulated ones, and simulated ones of many ranks."""
+    found = report.more.get("messages")
+    if found is None:
+        return
+    yield _compared(found["store"], found["compared"])
+    rows = [{**row, "by_rank": row["messages"] / row["ranks"]} for row in found["simulated"]]
+    yield rows_table("Simulated commits, without the time to publish", _SIMULATED, rows)
+
+
+def _compared(store: dict[str, Any], found: list[dict[str, Any]]) -> Table:
+    columns = (
+        Column("ranks", "ranks"),
+        Column("real, ms", "real"),
+        Column("simulated, ms", "simulated_s", "{:.1f}", 1e3),
+        Column("simulated / real", "ratio", "{:.2f}x"),
+        Column("messages", "messages"),
+    )
+    seconds = [(row["measured_s"], row["fastest_s"], row["slowest_s"]) for row in found]
+    texts = ["{:.1f} ({:.1f}-{:.1f})".format(*(one * 1e3 for one in three)) for three in seconds]
+    title = (
+        f"Commits of threads of one process: TCPStore answered {store['messages_per_s']:,.0f} messages/s "
+        f"of {store['clients']} clients, each {store['message_s'] * 1e6:.1f} us of its processor"
+    )
+    rows = [{**row, "real": text} for row, text in zip(found, texts, strict=True)]
+    return rows_table(title, columns, rows)
+
+
+def areas(report: Report) -> Iterator[Callable[[Axes], None]]:
+    """A line for each case of the simulation, over the number of ranks."""
+    if report.more.get("messages"):
+        yield partial(_draw, rows=report.more["messages"]["simulated"])
+
+
+def _draw(area: Axes, *, rows: list[dict[str, Any]]) -> None:
+    for number, case in enumerate(sorted({(row["latency_s"], row["spread_s"]) for row in rows})):
+        points = [
+            (row["ranks"], row["verdict_s"] * 1e3)
+            for row in rows
+            if (row["latency_s"], row["spread_s"]) == case
+        ]
+        label = f"latency {case[0] * 1e6:g} us, votes within {case[1]:g} s"
+        area.plot(*zip(*points, strict=True), marker="o", color=f"C{number}", label=label)
+    area.set_xscale("log")
+    area.set_yscale("log")
+    area.set_xlabel("simulated ranks", fontsize=9)
+    area.set_ylabel("ms", fontsize=9)
+    area.legend(fontsize=8)
+    finish_lines(area, "Simulated commit: last vote to verdict on all ranks")

@@ -7,24 +7,25 @@ one JSON list. Every plan is made as a rank makes it: `share_leaves`, then `stru
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from statistics import median
 from typing import Any
 
-from ckpt_core.bench.remote import environment_for_children
-from ckpt_core.errors import CkptError
+from rich.table import Table
+
+from ckpt_core.bench.remote import run_module
+from ckpt_core.bench.results import Report
+from ckpt_core.bench.tables import Column, rows_table
 from ckpt_core.layout import share_leaves, structure_hash
 
 _WIDTH = 4096
 _ITEM_BYTES = 4
 _SAMPLES = 9
-_TIMEOUT_S = 600
 
 Row = tuple[str, str, tuple[int, ...], str]
 
@@ -64,20 +65,28 @@ def measure(leaves: int, ranks: Sequence[int]) -> list[dict[str, Any]]:
     Raises:
         CkptError: the process failed.
     """
-    arguments = [str(number) for number in (leaves, *ranks)]
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        env=environment_for_children(),
-        check=False,
-    )
-    if done.returncode != 0:
-        raise CkptError(f"planning failed: {done.stderr[-2000:]}")
-    rows: list[dict[str, Any]] = json.loads(done.stdout)
-    return rows
+    found: list[dict[str, Any]] = run_module(__name__, [leaves, *ranks], what="planning")
+    return found
+
+
+_COLUMNS = (
+    Column("structure", "structure"),
+    Column("leaves", "leaves", "{:,}"),
+    Column("ranks", "ranks", "{:,}"),
+    Column("one rank, ms", "rank_s", "{:.1f}", 1e3),
+    Column("slowest, ms", "slowest_s", "{:.1f}", 1e3),
+    Column("plans made", "made", "{:,}"),
+    Column("all of them, s", "all_s", "{:.2f}"),
+    Column("peak memory, MB", "peak_bytes", "{:.2f}", 1e-6),
+    Column("largest / even share", "largest_share", "{:.4f}"),
+)
+
+
+def tables(report: Report) -> Iterator[Table]:
+    """What `measure` found."""
+    if "planning" in report.more:
+        title = "Planning: share_leaves and structure_hash of one rank"
+        yield rows_table(title, _COLUMNS, report.more["planning"])
 
 
 def transformer(leaves: int) -> list[Row]:

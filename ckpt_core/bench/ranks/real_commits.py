@@ -8,7 +8,6 @@ another process: so what the ranks do takes one processor in all, and what the s
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -18,9 +17,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckpt_core.bench.ranks.store_process import HOST, StoreProcess
-from ckpt_core.bench.remote import environment_for_children
+from ckpt_core.bench.remote import run_module
 from ckpt_core.coordination import Ballot, StoreOptions, TorchStore
-from ckpt_core.errors import CkptError
 
 _CLIENTS = 4
 _REQUESTS = 2000
@@ -69,19 +67,8 @@ def measure(commits: int, ranks: tuple[int, ...]) -> Row:
     Raises:
         CkptError: the process failed.
     """
-    arguments = [str(number) for number in (commits, *ranks)]
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        env=environment_for_children(_ENVIRONMENT),
-        check=False,
-    )
-    if done.returncode != 0:
-        raise CkptError(f"real commits failed: {done.stderr[-2000:]}")
-    found: Row = json.loads(done.stdout)
+    numbers = [commits, *ranks]
+    found: Row = run_module(__name__, numbers, what="real commits", environment=_ENVIRONMENT)
     return found
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import ckpt_horovod
+from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.contenders.base import StepPaths, sync_path
 from ckpt_core.checkpointer import Checkpointer
 from ckpt_core.observe import Event, EventName
@@ -278,7 +279,7 @@ class _Scheduled(EveryNSteps):
 
 
 CLASSES: dict[str, type[Stock]] = {
-    ways.OURS: LayerWise,
+    OURS: LayerWise,
     ways.IN_STEP: LayerWise,
     ways.CHECKFREQ: CheckFreqStyle,
     ways.MONOLITHIC: MonolithicCopy,

@@ -1,4 +1,4 @@
-"""What a picture of the suite `policy` shows: bars of CheckFreq's figure, and intervals over time."""
+"""What a report of the suite `policy` shows: CheckFreq's figure, intervals over time, and each reaction."""
 
 from __future__ import annotations
 
@@ -6,29 +6,104 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rich.console import RenderableType
+from rich.text import Text
+
 from ckpt_core.bench.plot import finish
-from ckpt_core.bench.policy import figures
+from ckpt_core.bench.policy import conditions as figures
 from ckpt_core.bench.policy.conditions import ADAPTIVE, ALONE, FIXED
+from ckpt_core.bench.policy.reaction import SETTLE_WITHIN
 from ckpt_core.bench.results import Report
+from ckpt_core.bench.tables import cell, text_table
+from ckpt_core.bench.views import Own
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_BY_SAVES = f"from {SETTLE_WITHIN} on, by its saves, %"
+_COLUMNS = (
+    ("overhead, %", figures.OVERHEAD),
+    ("Auto says, %", figures.TOLD),
+    ("interval, steps", figures.INTERVAL),
+    ("a save adds, ms", figures.COST),
+    ("iteration without saves, ms", figures.ITERATION),
+)
 _COLORS = {ALONE: "#7c8aa0", FIXED: "#333333", ADAPTIVE: "#c2410c"}
 _DISTURBED = ("change", "before", "saving", "drain", "after")
 
 
-def drawings(report: Report) -> list[Callable[[Axes], None]]:
-    """Which areas there is something to draw for."""
-    areas: list[Callable[[Axes], None]] = []
+def job_line(report: Report) -> str:
+    """What trains, and what is beside it."""
+    settings = report.settings
+    load = settings["load"]
+    return (
+        f"state {settings['state_bytes'] / 1e6:.0f} MB in {settings['leaves']} leaves, training on "
+        f"{settings['threads']} thread(s), {settings['rounds']} rounds; the second job: "
+        f"{load['cpu_threads']} thread(s) computing, {load['disk_threads']} writing"
+    )
+
+
+def _tables(report: Report) -> Iterator[RenderableType]:
+    found = report.more["policy"]
+    if report.values:
+        yield _conditions(report, found["conditions"])
+    for row in found["conditions"].values():
+        if row["changes"]:
+            yield _changes(report, row["changes"])
+    if found["decision"] is not None:
+        yield _decision(found["decision"])
+
+
+def _conditions(report: Report, found: dict[str, Any]) -> RenderableType:
+    """CheckFreq's three bars."""
+    bound = report.settings["max_overhead"]
+    overheads = report.stats(figures.OVERHEAD)
+    rows = []
+    for name, row in found.items():
+        if name in overheads:
+            holds = "holds" if overheads[name].median <= bound else "BROKEN"
+            cells = [cell(report, figure, name) for _, figure in _COLUMNS]
+            rows.append([name, holds, *cells, _saves(row["rounds"])])
+    title = f"Overhead with a bound of {bound:.1%}: median (min-max)"
+    heads = ["condition", "bound", *[heading for heading, _ in _COLUMNS], "saves, in iterations"]
+    return text_table(title, heads, rows, left=heads[:2])
+
+
+def _saves(rounds: list[dict[str, Any]]) -> str:
+    saves = sum(len(row["intervals"]) for row in rounds)
+    return f"{saves} in {sum(row['iterations'] for row in rounds)}"
+
+
+def _changes(report: Report, changes: list[dict[str, Any]]) -> RenderableType:
+    """What Auto did when the second job began."""
+    bound = report.settings["max_overhead"]
+    title = f"The second job begins: iterations until the following ones are within {bound:.1%}"
+    heads = ("round", "iterations", "of", "overhead of all of them, %", _BY_SAVES, "intervals")
+    rows = []
+    for number, change in enumerate(changes, 1):
+        count = len(change["overheads"])
+        after = f"not in {count}" if change["after"] is None else str(change["after"])
+        intervals = " ".join(str(steps) for _, steps in change["intervals"])
+        percents = [f"{part * 100:.1f}" for part in (change["overheads"][0], change["settled"])]
+        rows.append([str(number), after, str(count), *percents, intervals])
+    return text_table(title, heads, rows)
+
+
+def _decision(found: dict[str, Any]) -> Text:
+    median_us, mean_us = found["median_s"] * 1e6, found["mean_s"] * 1e6
+    return Text(
+        f"A decision of Auto: {median_us:.2f} us, median of {found['questions']} (mean {mean_us:.2f} us)"
+    )
+
+
+def _areas(report: Report) -> Iterator[Callable[[Axes], None]]:
     conditions = report.more["policy"]["conditions"]
     if report.stats(figures.OVERHEAD):
-        areas.append(partial(_overheads, report=report))
-        areas.append(partial(_intervals, conditions=conditions))
+        yield partial(_overheads, report=report)
+        yield partial(_intervals, conditions=conditions)
     if ADAPTIVE in conditions and conditions[ADAPTIVE]["changes"]:
-        areas.append(partial(_reactions, report=report))
-        areas.append(partial(_iterations, trace=conditions[ADAPTIVE]["trace"]))
-    return areas
+        yield partial(_reactions, report=report)
+        yield partial(_iterations, trace=conditions[ADAPTIVE]["trace"])
 
 
 def _overheads(area: Axes, *, report: Report) -> None:
@@ -118,3 +193,6 @@ def _iterations(area: Axes, *, trace: list[dict[str, Any]]) -> None:
     area.set_xlabel("iteration; grey lines: saves; red: the second job is on", fontsize=9)
     area.set_ylabel("ms", fontsize=9)
     finish(area, f"Iterations of {ADAPTIVE}")
+
+
+FIGURES = (Own(_tables, _areas),)

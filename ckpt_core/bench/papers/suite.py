@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.bench.closing import Closing
+from ckpt_core.bench.crew import Crew
 from ckpt_core.bench.machine import check_room, describe, work_folder
+from ckpt_core.bench.papers.drawing import drawings, write
 from ckpt_core.bench.papers.found import THROUGHPUT, Found, per_s
 from ckpt_core.bench.papers.parts import PARTS, Answer, Part, Turn, chosen
 from ckpt_core.bench.papers.settings import PapersMeasure, PapersSettings
-from ckpt_core.bench.papers.tables import part_json
+from ckpt_core.bench.papers.tables import part_json, tables, training_line
 from ckpt_core.bench.papers.ways import IDEAL, PRESETS, TORCH, Way
-from ckpt_core.bench.processes import Turns
-from ckpt_core.bench.remote import ContenderFailed, Remote
-from ckpt_core.bench.results import Entrant, Report
-from ckpt_core.bench.settings import plain
+from ckpt_core.bench.remote import ContenderFailed
+from ckpt_core.bench.results import Entrant
+from ckpt_core.bench.run import Run
+from ckpt_core.bench.suite import Suite
+from ckpt_core.bench.team import Launcher
+from ckpt_core.bench.views import Own
 
-_WORKER = "ckpt_core.bench.papers.worker:PapersWorker"
+LAUNCH = Launcher(worker="ckpt_core.bench.papers.worker:PapersWorker")
+_PROCESS = "papers"
 _DISK_STATES = 3
 """Files of a way in sizes of the state, besides one for each checkpoint under way."""
 
@@ -34,29 +38,19 @@ _PROCESS_BYTES = 500 * 2**20
 _NO_MEMORY = "no filesystem in memory: name one with --memory-root"
 
 
-def run(
-    settings: PapersSettings, *, notify: Callable[[str], None] = lambda message: None
-) -> Report:
-    """Measure everything that `settings` asks for; what is written is removed again.
-
-    Args:
-        settings: the run.
-        notify: told what happens next, for a progress line.
+def measure(run: Run[PapersSettings]) -> None:
+    """One part after the other, all in one process, which is new after it has failed.
 
     Raises:
         ConfigError: there is no room for the run.
     """
-    memory = None if settings.memory is None else describe(settings.memory).filesystem
-    fields = {**plain(settings), "memory_root": memory}
-    report = Report("papers", fields, describe(settings.root))
-    report.ours = PRESETS
-    report.more["papers"] = {}
-    _check_room(settings)
-    with work_folder(settings.root) as folder, _Process(folder, settings.timeout_s) as process:
+    run.report.ours = PRESETS
+    run.report.more["papers"] = {}
+    _check_room(run.settings)
+    with Crew(run, LAUNCH, shared=True) as crew:
         for part in PARTS:
-            if part.measure in settings.measures and chosen(part, settings):
-                _Job(part, settings, report, notify, process).measure()
-    return report
+            if part.measure in run.settings.measures and chosen(part, run.settings):
+                _Job(part, run, crew).measure()
 
 
 @contextlib.contextmanager
@@ -86,52 +80,13 @@ def _check_room(settings: PapersSettings) -> None:
     check_room(settings.root, disk_bytes=disk_bytes, memory_bytes=memory_bytes)
 
 
-class _Process(Closing):
-    """The process that trains: started when it is asked first, and again after it has failed."""
-
-    def __init__(self, folder: Path, timeout_s: float) -> None:
-        self._folder = folder / "process"
-        self._folder.mkdir()
-        self._timeout_s = timeout_s
-        self._remote: Remote | None = None
-
-    def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        """Its answer.
-
-        Raises:
-            ContenderFailed: it died, or did not answer; another one answers next.
-        """
-        if self._remote is None:
-            self._remote = Remote("papers", self._folder, timeout_s=self._timeout_s, worker=_WORKER)
-        try:
-            return self._remote.call(operation, **arguments)
-        except ContenderFailed:
-            self._remote.kill()
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """End it; idempotent."""
-        remote, self._remote = self._remote, None
-        if remote is not None:
-            remote.close()
-
-
-class _Job(Turns):
+class _Job:
     """One part."""
 
-    def __init__(
-        self,
-        part: Part,
-        settings: PapersSettings,
-        report: Report,
-        notify: Callable[[str], None],
-        process: _Process,
-    ) -> None:
-        super().__init__(report, notify, seed=settings.seed, rounds=settings.rounds)
-        self.settings = settings
+    def __init__(self, part: Part, run: Run[PapersSettings], crew: Crew) -> None:
+        self.settings, self.report = run.settings, run.report
         self._part = part
-        self._process = process
+        self._crew = crew
         self._out: set[str] = set()
         self._found = Found()
         self._restored: dict[str, bool] = {}
@@ -139,7 +94,7 @@ class _Job(Turns):
     def measure(self) -> None:
         """All rounds of all ways, and the check of what each has saved."""
         part, settings = self._part, self.settings
-        self.notify(f"{part.measure}: starting")
+        self._crew.notify(f"{part.measure}: starting")
         ways = chosen(part, settings)
         try:
             self._introduce(ways)
@@ -147,6 +102,7 @@ class _Job(Turns):
                 with _places(settings) as (disk, memory):
                     self._all_rounds(ways, size, disk, memory)
         except ContenderFailed as exc:
+            self._crew.disband(_PROCESS)
             for contender in {way.contender for way in ways}:
                 self.report.entrants[contender].fail(f"{part.measure}: {exc}")
         self.report.more["papers"][str(part.measure)] = {
@@ -154,8 +110,11 @@ class _Job(Turns):
             "restored": self._restored,
         }
 
+    def _ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        return self._crew.team(_PROCESS).ask(operation, **arguments)[0]
+
     def _introduce(self, ways: tuple[Way, ...]) -> None:
-        hello = self._process.ask("hello")
+        hello = self._ask("hello")
         for way in ways:
             release = hello["torch" if way.contender == TORCH else "core"]
             entrant = self.report.entrants.setdefault(way.contender, Entrant())
@@ -169,22 +128,22 @@ class _Job(Turns):
             and not self.settings.memory
         ):
             for way in ways:
-                self._remark(way.contender, _NO_MEMORY)
+                self.report.entrants[way.contender].remark(_NO_MEMORY)
 
     def _all_rounds(
         self, ways: tuple[Way, ...], size: int, disk: Path, memory: Path | None
     ) -> None:
         settings = self.settings
-        built = self._process.ask(
+        built = self._ask(
             "build",
             state_bytes=size,
             leaves=settings.leaves,
             iteration_s=settings.iteration_s,
         )
         ideal = [] if self._part.intervals is None else [Way(line=IDEAL, contender=IDEAL)]
-        for number in self.rounds(f"{self._part.measure}, {size / 1e6:.0f} MB"):
+        for number in self._crew.rounds(f"{self._part.measure}, {size / 1e6:.0f} MB"):
             answers: dict[str, Answer] = {}
-            for way in self.shuffled([*ideal, *ways]):
+            for way in self._crew.shuffled([*ideal, *ways]):
                 root = memory if way.in_memory else disk
                 assert root is not None, "chosen() leaves such ways out"
                 answer = self._turn(way, root, number)
@@ -205,9 +164,9 @@ class _Job(Turns):
             "timeout_s": settings.timeout_s,
         }
         if self._part.intervals is None:
-            answer = self._process.ask("persist", **arguments)
+            answer = self._ask("persist", **arguments)
         else:
-            answer = self._process.ask("train", **arguments, blocks=self._blocks(way))
+            answer = self._ask("train", **arguments, blocks=self._blocks(way))
         if "failed" in answer:
             self._out.add(way.name)
             self.report.entrants[way.contender].fail(
@@ -230,7 +189,7 @@ class _Job(Turns):
         if way.contender == IDEAL:
             return [(settings.least, 1)]
         assert self._part.intervals is not None
-        every = self.shuffled(self._part.intervals(settings))
+        every = self._crew.shuffled(self._part.intervals(settings))
         return [(interval, settings.saves_of(interval, way.in_flight)) for interval in every]
 
     # -- notes -----------------------------------------------------------------------------------
@@ -260,12 +219,19 @@ class _Job(Turns):
         entrant.restored = equal and entrant.restored is not False
         self._restored[way.name] = equal and self._restored.get(way.name, True)
         if not equal:
-            self._remark(way.contender, f"{self._part.measure}, {way.name}: restored other bytes")
+            entrant.remark(f"{self._part.measure}, {way.name}: restored other bytes")
 
-    def _remark(self, contender: str, text: str) -> None:
-        entrant = self.report.entrants.setdefault(contender, Entrant())
-        if text not in entrant.notes:
-            entrant.notes.append(text)
 
-    def close(self) -> None:
-        """The process is that of the run."""
+def _fields(settings: PapersSettings) -> dict[str, Any]:
+    memory = None if settings.memory is None else describe(settings.memory).filesystem
+    return {"memory_root": memory}
+
+
+SUITE = Suite(
+    settings=PapersSettings,
+    schedule=measure,
+    figures=lambda report: [Own(tables, drawings)],
+    about=training_line,
+    fields=_fields,
+    write=write,
+)

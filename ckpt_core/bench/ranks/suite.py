@@ -1,0 +1,360 @@
+"""The suite `ranks`: settings, figures, and the order of a run: teams, then planning, then messages."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any, ClassVar
+
+from rich.table import Table
+
+from ckpt_core.bench.checks import check_state
+from ckpt_core.bench.crew import Crew
+from ckpt_core.bench.machine import check_room
+from ckpt_core.bench.ranks import messages, planning
+from ckpt_core.bench.ranks.ways import NAMES
+from ckpt_core.bench.remote import Answers
+from ckpt_core.bench.results import Family, Report, Unit
+from ckpt_core.bench.run import Run
+from ckpt_core.bench.settings import ModelSize, RunSettings
+from ckpt_core.bench.suite import Suite
+from ckpt_core.bench.tables import text_table
+from ckpt_core.bench.team import RANKS_ENVIRONMENT, Launcher
+from ckpt_core.bench.views import Axis, Over, Own, View
+
+_MODEL = ModelSize(width=192, layers=4, vocabulary=1024, batch=2, tokens=64)
+_PROCESS_BYTES = 400 * 2**20
+_MEMORY_STATES = 6
+"""Of each rank, in sizes of the state: itself, two of staging memory of `replicated`, one each of the
+other ways, and dirty pages."""
+
+_DISK_STATES = 4
+"""Of each rank: the roots of `replicated`, whose files are recycled; the other ways share theirs."""
+
+
+class RankMeasure(StrEnum):
+    """Groups of figures that can be asked for one by one."""
+
+    SAVE = "save"
+    TRAIN = "train"
+    PLAN = "plan"
+    MESSAGES = "messages"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSettings(RunSettings):
+    """One run with several ranks; see `RunSettings` for the other fields.
+
+    Attributes:
+        world_sizes: numbers of processes that save together, one team after the other.
+        state_bytes: size of the replicated state that `save` measures.
+        leaves: tensors in that state.
+        warmups: untimed saves before the first round.
+        intervals: steps between saves that `train` compares with no saves at all.
+        train_steps: least steps of one training window; a window is a multiple of its interval.
+        model: the model of `train`, one replica in each process.
+        plan_leaves: leaves of the structures that `plan` shares out.
+        plan_ranks: numbers of simulated ranks; for the first of them every rank's plan is made.
+        simulated_ranks: numbers of ranks in the simulation of `messages`.
+        real_ranks: numbers of ranks (threads) that really commit, to compare the simulation with.
+        latencies_s: one-way network latencies of the simulation.
+        commits: real commits for each number of ranks.
+        staging_bytes: bound of our staging memory in each process; None leaves the engine's default.
+    """
+
+    world_sizes: tuple[int, ...] = (1, 2, 4)
+    state_bytes: int = 192 * 2**20
+    leaves: int = 384
+    warmups: int = 3
+    intervals: tuple[int, ...] = (5,)
+    train_steps: int = 5
+    model: ModelSize = _MODEL
+    contenders: tuple[str, ...] = NAMES
+    measures: tuple[RankMeasure, ...] = tuple(RankMeasure)
+    plan_leaves: int = 10_000
+    plan_ranks: tuple[int, ...] = (1024, 10_000)
+    simulated_ranks: tuple[int, ...] = (16, 64, 256, 1024, 4096, 10_000)
+    real_ranks: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
+    latencies_s: tuple[float, ...] = (0.00005, 0.001)
+    commits: int = 7
+    staging_bytes: int | None = None
+
+    suite: ClassVar = "ranks"
+    leasts: ClassVar = dict.fromkeys(("warmups", "commits", "plan_leaves"), 1) | {
+        "leaves": 4,
+        "train_steps": 2,
+    }
+    numbers: ClassVar = ("world_sizes", "intervals", "plan_ranks", "simulated_ranks", "real_ranks")
+    trial: ClassVar = {
+        "state_bytes": 8 * 2**20,
+        "leaves": 24,
+        "rounds": 2,
+        "warmups": 1,
+        "intervals": (2,),
+        "train_steps": 2,
+        "model": ModelSize(width=32, layers=1, vocabulary=64, batch=1, tokens=8),
+        "plan_leaves": 500,
+        "plan_ranks": (64, 1000),
+        "simulated_ranks": (16, 256),
+        "real_ranks": (2, 4),
+        "latencies_s": (0.00005,),
+        "commits": 3,
+    }
+
+    def check(self) -> None:
+        """So many leaves must have room in the state."""
+        check_state(state_bytes=self.state_bytes, leaves=self.leaves)
+
+
+def _family(key: str, title: str, unit: Unit) -> Family:
+    return Family(f"{key}_{{}}_ranks", title, unit, of="ranks")
+
+
+SHARE = _family("share", "Largest share of a rank", Unit.TIMES)
+"""Files of the rank that writes most, over the replicated bytes."""
+
+WRITTEN = _family("written", "Bytes written by the busiest rank", Unit.BYTES)
+"""Storage traffic of the rank that writes most, seen from outside."""
+
+DURABLE = _family("durable", "Save to complete", Unit.SECONDS)
+"""From the common start until every rank knows that the step is complete."""
+
+COMMIT = _family("commit", "Last bytes durable to committed everywhere", Unit.SECONDS)
+"""What is left of that after the last rank had its bytes on disk."""
+
+BLOCKED = _family("blocked", "Blocking time: save, then wait until staged", Unit.SECONDS)
+"""Of the slowest rank's training, if it does nothing else meanwhile."""
+
+
+def slowdown(every: int) -> Family:
+    """Time of a training step with a save every so many steps over one without."""
+    title = f"Training slowdown, a save every {every} steps"
+    return _family(f"slowdown_every_{every}", title, Unit.TIMES)
+
+
+def stall(every: int) -> Family:
+    """What one save takes from training, on the rank that waits longest."""
+    title = f"Stall in training, a save every {every} steps"
+    return _family(f"train_stall_every_{every}", title, Unit.SECONDS)
+
+
+_over = partial(Over, axis=Axis("world_sizes", "ranks", "ranks", base=2))
+
+
+def figures(report: Report) -> Iterator[View]:
+    """All of a report; ratios are to the median of ours at the same number of ranks."""
+    yield _over(title="Largest share of a rank / replicated bytes", make=SHARE)
+    title = "Bytes written by the busiest rank, seen from outside"
+    yield _over(title=title, make=WRITTEN, drawn="")
+    yield _over(title="Save to complete on all ranks", make=DURABLE)
+    yield _over(title="Last bytes durable to committed everywhere", make=COMMIT, drawn="")
+    title = "Blocking time: save, then wait until staged"
+    yield _over(title=f"{title}, slowest rank", make=BLOCKED, drawn=title)
+    for every in report.settings["intervals"]:
+        title = f"Training step with a save every {every} steps, over none"
+        yield _over(title=title, make=slowdown(every))
+        title = f"Stall of a save in training, every {every} steps, slowest rank"
+        yield _over(title=title, make=stall(every), drawn="")
+    yield Own(_rank_bytes)
+    yield Own(planning.tables)
+    yield Own(messages.tables, messages.areas)
+
+
+def _rank_bytes(report: Report) -> Iterator[Table]:
+    rows = []
+    for ranks, ways in report.more.get("rank_bytes", {}).items():
+        for name in report.entrants:
+            sizes = "  ".join(f"{size / 1e6:.2f}" for size in ways.get(name, []))
+            rows.append((ranks, name, sizes))
+    if rows:
+        title = "Files of the newest step by rank, MB"
+        yield text_table(title, ("ranks", "way", "rank 0, 1, ..."), rows)
+
+
+def measure(run: Run[RankSettings]) -> None:
+    """Everything that the settings ask for.
+
+    Raises:
+        ConfigError: there is no room for the run.
+        CkptError: planning or the real commits failed.
+    """
+    settings, more = run.settings, run.report.more
+    if {RankMeasure.SAVE, RankMeasure.TRAIN} & set(settings.measures):
+        _teams(run)
+    if RankMeasure.PLAN in settings.measures:
+        run.notify("planning")
+        more["planning"] = planning.measure(settings.plan_leaves, settings.plan_ranks)
+    if RankMeasure.MESSAGES in settings.measures:
+        more["messages"] = messages.run(settings, run.notify)
+
+
+def _teams(run: Run[RankSettings]) -> None:
+    settings, most = run.settings, max(run.settings.world_sizes)
+    state_bytes = max(settings.state_bytes, settings.model.state_bytes)
+    check_room(
+        settings.root,
+        disk_bytes=state_bytes * _DISK_STATES * (most + len(NAMES)),
+        memory_bytes=most * (state_bytes * _MEMORY_STATES + _PROCESS_BYTES),
+    )
+    for ranks in settings.world_sizes:
+        folder = run.folder / f"{ranks}-ranks"
+        folder.mkdir()
+        with RankCrew(dataclasses.replace(run, folder=folder), ranks) as crew:
+            crew.measure()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class RankCrew(Crew):
+    """All that is measured with one number of ranks: all ways take turns in one team.
+
+    A way that fails takes its team along, since the ranks wait for each other: the rest goes on in a
+    new one.
+    """
+
+    def __init__(self, run: Run[RankSettings], ranks: int) -> None:
+        launch = Launcher(
+            worker="ckpt_core.bench.ranks.worker:RankWorker",
+            ranks=ranks,
+            environment=RANKS_ENVIRONMENT,
+        )
+        super().__init__(run, launch, shared=True)
+        self.settings = run.settings
+        self._ranks = ranks
+        self._workload: tuple[str, dict[str, Any]] = ("", {})
+        self._state_bytes = 0
+        self.report.more.setdefault("rank_bytes", {})
+        self.report.more.setdefault("base_step_s", {})
+        self.enter(name for name in NAMES if name in self.settings.contenders)
+
+    def measure(self) -> None:
+        """Everything that the settings ask of a team."""
+        if RankMeasure.SAVE in self.settings.measures:
+            size = {"state_bytes": self.settings.state_bytes, "leaves": self.settings.leaves}
+            self._set_up("large", size)
+            self._saves()
+        if RankMeasure.TRAIN in self.settings.measures:
+            self._set_up("training", dataclasses.asdict(self.settings.model))
+            self._training()
+
+    # -- saves -----------------------------------------------------------------------------------
+
+    def _saves(self) -> None:
+        for name in self.turns(f"{self._ranks} ranks, save"):
+            self._save_turn(name)
+        for name in self.names():
+            self.notify(f"{self._ranks} ranks, check: {name}")
+            for answer in self.ask(name, "check") or ():
+                self.report.entrants[name].compare(answer["saved"], answer["restored"])
+
+    def _save_turn(self, name: str) -> None:
+        answers = self.ask(name, "save")
+        if answers is None:
+            return
+        report, ranks = self.report, self._ranks
+        written = [answer["written_bytes"] for answer in answers]
+        if any(written):  # a filesystem in memory counts nothing
+            report.add(WRITTEN(ranks), name, max(written))
+        files = [answer["file_bytes"] for answer in answers]
+        report.more["rank_bytes"].setdefault(str(ranks), {})[name] = files
+        report.add(SHARE(ranks), name, max(files) / self._state_bytes)
+        durable_s = max(answer["durable_s"] for answer in answers)
+        report.add(DURABLE(ranks), name, durable_s)
+        report.add(BLOCKED(ranks), name, max(answer["blocked_s"] for answer in answers))
+        known = [a["persisted_s"] for a in answers if a["persisted_s"] is not None]
+        if known:
+            report.add(COMMIT(ranks), name, max(durable_s - max(known), 0.0))
+        self._tidy(name)
+
+    # -- training --------------------------------------------------------------------------------
+
+    def _training(self) -> None:
+        before_s = self._base_step()
+        for name in self.turns(f"{self._ranks} ranks, training"):
+            windows = {
+                every: self._window(name, every) for every in self.shuffled(self.settings.intervals)
+            }
+            after_s = self._base_step()
+            for every, answers in windows.items():
+                if answers is not None and before_s and after_s:
+                    self._note(name, every, statistics.mean([before_s, after_s]), answers)
+            before_s = after_s
+
+    def _window(self, name: str, every: int) -> Answers | None:
+        steps = max(2, every * -(-self.settings.train_steps // every))
+        answers = self.ask(name, "train", every=every, steps=steps)
+        self._tidy(name)
+        return answers
+
+    def _note(self, name: str, every: int, base_s: float, answers: Answers) -> None:
+        step_s = max(answer["step_s"] for answer in answers)
+        self.report.add(slowdown(every)(self._ranks), name, step_s / base_s)
+        for stalls in zip(*[answer["stalls_s"] for answer in answers], strict=True):
+            self.report.add(stall(every)(self._ranks), name, max(stalls))
+
+    def _base_step(self) -> float | None:
+        """Seconds of a step without saves; those before and after a way's turn are its measure."""
+        for name in self.names()[:1]:
+            answers = self.ask(name, "train", every=0, steps=self.settings.train_steps)
+            if answers is not None:
+                step_s: float = max(answer["step_s"] for answer in answers)
+                steps = self.report.more["base_step_s"].setdefault(str(self._ranks), [])
+                steps.append(step_s)
+                return step_s
+        return None
+
+    # -- the team --------------------------------------------------------------------------------
+
+    def _set_up(self, workload: str, size: dict[str, Any]) -> None:
+        """A team with the state of a workload, and every way warm that works."""
+        self._workload = (workload, size)
+        self.readmit()
+        self._renew()
+
+    def _renew(self) -> None:
+        workload, size = self._workload
+        fresh = not self.running
+        team = self.team("")
+        if fresh:
+            self._introduce(team.ask("hello", names=self.names())[0])
+        team.ask("drop")
+        built = team.ask("build", workload=workload, **size)
+        self._state_bytes = built[0]["state_bytes"]
+        for name in self.names():
+            self._warm_up(name)
+            if self.team("") is not team:
+                return  # it has failed: the others are warm in another team
+
+    def _introduce(self, hellos: dict[str, Any]) -> None:
+        for name in self.names():
+            entrant = self.report.entrants[name]
+            entrant.introduce(hellos[name])
+            entrant.remark(hellos[name]["stands_for"])
+            if hellos[name]["reason"] is not None:
+                self.leave_out(name)
+
+    def _warm_up(self, name: str) -> None:
+        self.notify(f"{self._ranks} ranks, {self._workload[0]}, warm-up: {name}")
+        settings = self.settings
+        bounds = {"staging_bytes": settings.staging_bytes, "timeout_s": settings.timeout_s}
+        self.ask(name, "open", folder=self._workload[0], **bounds)
+        for _ in range(settings.warmups):
+            self.ask(name, "save")
+        self.ask(name, "tidy")
+
+    def _tidy(self, name: str) -> None:
+        answer = self.ask_one(name, "tidy")
+        if answer is not None:
+            self.report.entrants[name].settings = answer["settings"]
+
+    def give_up(self, name: str, reason: str) -> None:
+        """The way is out, and the others are warm in a new team."""
+        super().give_up(name, f"{self._ranks} ranks: {reason}")
+        self._renew()
+
+
+SUITE = Suite(settings=RankSettings, schedule=measure, figures=figures)
