@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests import places
 from tests.crash.warm import Warm
 from tests.multirank.crew import all_well
 
@@ -21,6 +22,7 @@ def test_clean_closes_behind_saves_that_fail_leave_no_attempt(warm: Warm, tmp_pa
             (2, "unlink"),
         )
     ]
+    cases = places.some(cases, 8, of="closing")
     outcomes = warm.call(
         "tests.multirank.crew:run_ranks",
         call="tests.multirank.closing_jobs:closes_behind_failures",

@@ -1,6 +1,7 @@
 """A worker of an elastic job: trains, and fails as it is told. Started by horovodrun with a JSON argument.
 
-The argument: folder, epochs, commit_every, options, store, roots, and a crash: {kind, batch, victim}.
+The argument: folder, epochs, commit_every, options, store, roots, and a crash: {kind, batch, victim}, or
+{layers: {batch: number}}: the steps of these batches break off after so many layers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ckpt_horovod.elastic import TorchState
 
 TOLD = json.loads(sys.argv[1])
 FOLDER = Path(TOLD["folder"])
-CRASH = TOLD.get("crash") or {"kind": None, "batch": -1}
+CRASH = {"kind": None, "batch": -1, "layers": {}} | TOLD.get("crash", {})
 
 
 def note(event: str, **fields: Any) -> None:
@@ -60,14 +61,14 @@ def stuck(*arguments: Any) -> None:
     time.sleep(3600)
 
 
-def tear(optimizer: Any) -> None:
-    """Let the next step fail half way, after some layers were updated."""
+def tear(optimizer: Any, layers: int) -> None:
+    """Let the next step fail half way, after so many layers were updated."""
     stepper = optimizer._iterations._stepper
     stock, size, updated = stepper.whole, stepping.CHUNK_BYTES, []
     real = stepping.SubSteps.update
 
     def update(self: Any, params: Any) -> None:
-        if len(updated) == CRASH["layers"]:
+        if len(updated) == layers:
             stepper.whole, stepping.CHUNK_BYTES, stepping.SubSteps.update = stock, size, real
             note("torn", layers=len(updated))
             raise HorovodInternalError("a layer was not reduced")
@@ -80,12 +81,12 @@ def tear(optimizer: Any) -> None:
 
 def crash_before(state: TorchState) -> None:
     """What goes wrong before a batch, once."""
+    layers = CRASH["layers"].pop(str(state.batch), None)
+    if layers is not None:
+        tear(state.optimizer, layers)
     if state.batch != CRASH["batch"]:
         return
     kind, CRASH["batch"] = CRASH["kind"], -1
-    if kind == "tear":
-        tear(state.optimizer)
-        return
     # A survivor must not: the rank that it waits for may be dead by then.
     if CRASH.get("victim", hvd.rank()) == hvd.rank():
         state.checkpointer.wait()
