@@ -76,11 +76,9 @@ PAIR: dict[str, dict[str, Any]] = {
     "DeepSpeed's scheduler": {"zero": 1, "settings": WARMUP, **BF16},
 }
 FOUR: dict[str, dict[str, Any]] = {
-    "zero 0": {**BF16},
     "zero 1": {"zero": 1, **BF16},
     "zero 2": {"zero": 2, **BF16},
     "zero 3": {"zero": 3, **BF16},
-    "zero 3, fp32": {"zero": 3},
     "pipeline and data": piped(),
     "pipeline and data, zero 1, bf16, shared writes": piped(zero=1, settings=SHARED_WRITES, **BF16),
     "experts shared out and data": expert(2, 4, zero=2, **BF16),
