@@ -7,15 +7,12 @@ through entry points of the group `ckpt_core.bench`: name of the suite -> its `S
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from rich.console import RenderableType
 
-from ckpt_core.bench.plot import draw
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.settings import RunSettings
 from ckpt_core.bench.suite import Suite
@@ -24,38 +21,6 @@ from ckpt_core.system import plugins
 
 GROUP = "ckpt_core.bench"
 _OWN = ("core", "ranks", "policy", "papers")
-_FORMER = {"deepspeed": "DeepSpeedSettings"}
-
-
-@dataclass(frozen=True)
-class Former:
-    """A suite that is not yet on the harness."""
-
-    name: str
-    module: ModuleType
-
-    @property
-    def settings(self) -> Any:
-        """Their class."""
-        return getattr(self.module, _FORMER[self.name])
-
-    def run(self, settings: Any, notify: Callable[[str], None]) -> Report:
-        """Measure."""
-        report: Report = self.module.run(settings, notify=notify)
-        return report
-
-    def render(self, report: Report) -> RenderableType:
-        """Tables."""
-        found: RenderableType = self.module.render(report)
-        return found
-
-    def plot(self, report: Report, path: Path) -> None:
-        """The picture."""
-        draw(report, path, self.module.drawings(report))
-
-    def write(self, report: Report, folder: Path) -> None:
-        """Files of its own."""
-        self.module.write(report, folder)
 
 
 def names() -> tuple[str, ...]:
@@ -63,17 +28,17 @@ def names() -> tuple[str, ...]:
     return (*_OWN, *(name for name in plugins.names(GROUP) if name not in _OWN))
 
 
-def suite_of(name: str) -> Suite[Any] | Former:
+def suite_of(name: str) -> Suite[Any]:
     """The suite of that name; imported only now.
 
     Raises:
         ConfigError: there is none.
     """
     if name in _OWN:
-        module = import_module(f"{__package__}.{name}")
-        return Former(name, module) if name in _FORMER else module.SUITE
+        own: Suite[Any] = import_module(f"{__package__}.{name}").SUITE
+        return own
     try:
-        found: Suite[Any] | Former = plugins.load(GROUP, name)
+        found: Suite[Any] = plugins.load(GROUP, name)
     except LookupError as exc:
         raise ConfigError(f"--suite {name}: choose of {', '.join(names())}") from exc
     return found

@@ -13,11 +13,12 @@ import pytest
 from ckpt_core.bench import OURS
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.results import Entrant, Report
+from ckpt_core.bench.run import Run
 from ckpt_core.errors import ConfigError
-from ckpt_deepspeed_tools.bench import BASE, NAMES, SAVING, DeepSpeedSettings, figures, rounds
-from ckpt_deepspeed_tools.bench.crew import DeepSpeedCrew
-from ckpt_deepspeed_tools.bench.settings import Window
-from ckpt_deepspeed_tools.bench.ways import FAST, OWN, PERSISTED, WAYS
+from ckpt_deepspeed_tools.bench import DeepSpeedSettings, suite, ways
+from ckpt_deepspeed_tools.bench.crew import StageCrew
+from ckpt_deepspeed_tools.bench.suite import Window
+from ckpt_deepspeed_tools.bench.ways import BASE, FAST, NAMES, OWN, PERSISTED, WAYS
 from tests.bench.quick import ckpt_core_bench
 
 INTERVALS = (1, 5, 20)
@@ -101,35 +102,34 @@ def test_a_rank_whose_integration_is_missing_says_how_to_install_it() -> None:
 
 def test_ours_come_first_and_the_base_last() -> None:
     assert (NAMES[0], NAMES[1], NAMES[-1]) == (OURS, PERSISTED, BASE)
-    assert BASE not in SAVING
     assert all("checkpoint_engine" in WAYS[name].config for name in OWN)
 
 
 def test_stages_and_intervals_have_figures_of_their_own() -> None:
-    keys = {figures.slowdown(stage, every).key for stage in (1, 3) for every in INTERVALS}
+    keys = {ways.SLOWDOWN(stage, every).key for stage in (1, 3) for every in INTERVALS}
     assert len(keys) == 2 * len(INTERVALS)
 
 
 def test_a_difference_below_nothing_has_no_ratio(tmp_path: Path) -> None:
     report = Report("deepspeed", {}, describe(tmp_path))
     report.entrants = {OURS: Entrant(), FAST: Entrant()}
-    report.add(figures.extra(1), OURS, 0.01)
-    report.add(figures.extra(1), FAST, -0.02)
-    assert report.ratio(figures.extra(1), OURS) == 1
-    assert report.ratio(figures.extra(1), FAST) is None
+    report.add(ways.EXTRA(1), OURS, 0.01)
+    report.add(ways.EXTRA(1), FAST, -0.02)
+    assert report.ratio(ways.EXTRA(1), OURS) == 1
+    assert report.ratio(ways.EXTRA(1), FAST) is None
 
 
 def test_a_peer_that_stops_is_told_from_one_that_cannot_run_and_ours_may_do_neither(
     tmp_path: Path,
 ) -> None:
     report = Report("deepspeed", {}, describe(tmp_path))
-    settings = DeepSpeedSettings(root=tmp_path)
-    crew = DeepSpeedCrew(settings, tmp_path, report, lambda message: None)
-    with crew.stage(1):
-        crew._give_up(FAST, "no device")
+    run = Run(DeepSpeedSettings(root=tmp_path), report, tmp_path, lambda message: None)
+    crew = StageCrew(run)
+    with crew.at(1):
+        crew.give_up(FAST, "no device")
         assert report.sound and not report.entrants[FAST].failed
         assert report.more["cannot_run"] == {FAST: {"1": "no device"}}
-        crew._give_up(OURS, "no memory")
+        crew.give_up(OURS, "no memory")
     assert report.entrants[OURS].failed and not report.sound
 
 
@@ -145,15 +145,15 @@ def test_what_is_restored_otherwise_makes_the_run_unsound(
     size = {"state_bytes": 10, "leaves": 1, "file_bytes": 12}
     whole = {"saved": "a", "latest": True, "problem": None, **size}
     warmed = [{"live": "a"}, {"live": "a"}]
-    rounds._note_check(report, 1, OURS, warmed, [whole, {**whole, **changed}])
-    rounds._note_check(report, 3, OURS, warmed, [whole, whole])
+    suite._note_check(report, 1, OURS, warmed, [whole, {**whole, **changed}])
+    suite._note_check(report, 3, OURS, warmed, [whole, whole])
     assert report.entrants[OURS].restored is equal
     assert report.sound is equal
 
 
 def test_without_the_base_there_is_nothing_to_compare(tmp_path: Path) -> None:
     report = Report("deepspeed", {}, describe(tmp_path))
-    settings = DeepSpeedSettings(root=tmp_path)
-    crew = DeepSpeedCrew(settings, tmp_path, report, lambda message: None)
+    run = Run(DeepSpeedSettings(root=tmp_path), report, tmp_path, lambda message: None)
+    crew = StageCrew(run)
     with pytest.raises(ConfigError, match="cannot run"):
-        crew._give_up(BASE, "no ports")
+        crew.give_up(BASE, "no ports")

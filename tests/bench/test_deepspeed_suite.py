@@ -6,6 +6,7 @@ cannot run on a CPU, the one that is patched, and none.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -23,11 +24,17 @@ if find_spec("deepspeed") is None and not os.environ.get("REQUIRE_INTEGRATIONS")
 from ckpt_core.bench import OURS
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.results import Figure, Report
-from ckpt_deepspeed_tools.bench import BASE, DeepSpeedSettings, figures
-from ckpt_deepspeed_tools.bench.crew import DeepSpeedCrew
-from ckpt_deepspeed_tools.bench.settings import RANKS
-from ckpt_deepspeed_tools.bench.team import DeepSpeedTeam
-from ckpt_deepspeed_tools.bench.ways import DECOUPLED, DECOUPLED_PATCHED, FAST, TORCH_FSYNC
+from ckpt_core.bench.run import Run
+from ckpt_deepspeed_tools.bench import DeepSpeedSettings, ways
+from ckpt_deepspeed_tools.bench.crew import LAUNCH, StageCrew
+from ckpt_deepspeed_tools.bench.ways import (
+    BASE,
+    DECOUPLED,
+    DECOUPLED_PATCHED,
+    FAST,
+    RANKS,
+    TORCH_FSYNC,
+)
 from tests.bench.quick import quick_fixtures
 
 INTERVALS = (1, 2)
@@ -86,12 +93,12 @@ def test_all_ways_train_the_very_same_model(report: dict[str, Any]) -> None:
 
 @by_stage
 def test_each_round_gives_what_a_save_costs(report: dict[str, Any], stage: int) -> None:
-    for make in (figures.call, figures.extra, figures.stall, figures.latest, figures.durable):
+    for make in (ways.CALL, ways.EXTRA, ways.STALL, ways.LATEST, ways.DURABLE):
         found = rows(report, make(stage))
         assert list(found) == RUNNING
         for row in found.values():
             assert len(row["values"]) == report["settings"]["rounds"]
-    for row in rows(report, figures.latest(stage)).values():
+    for row in rows(report, ways.LATEST(stage)).values():
         assert row["min"] > 0
 
 
@@ -99,15 +106,15 @@ def test_each_round_gives_what_a_save_costs(report: dict[str, Any], stage: int) 
 def test_what_a_way_leaves_out_to_be_durable_is_added_and_is_no_part_of_its_stall(
     report: dict[str, Any], stage: int
 ) -> None:
-    left_out = rows(report, figures.fsync(stage))
+    left_out = rows(report, ways.FSYNC(stage))
     assert list(left_out) == [DECOUPLED_PATCHED]
-    named, durable = rows(report, figures.latest(stage)), rows(report, figures.durable(stage))
+    named, durable = rows(report, ways.LATEST(stage)), rows(report, ways.DURABLE(stage))
     for name, row in left_out.items():
         sums = [a + b for a, b in zip(named[name]["values"], row["values"], strict=True)]
         assert durable[name]["values"] == pytest.approx(sums)
     pairs = zip(named[OURS]["values"], durable[OURS]["values"], strict=True)
     assert all(seen_s <= durable_s for seen_s, durable_s in pairs)
-    called = rows(report, figures.call(stage))
+    called = rows(report, ways.CALL(stage))
     assert durable[TORCH_FSYNC]["values"] == called[TORCH_FSYNC]["values"]
 
 
@@ -116,9 +123,9 @@ def test_what_a_way_leaves_out_to_be_durable_is_added_and_is_no_part_of_its_stal
 def test_slowdowns_are_over_the_base_of_the_same_round(
     report: dict[str, Any], stage: int, every: int
 ) -> None:
-    seconds = rows(report, figures.step(stage, every))
+    seconds = rows(report, ways.STEP(stage, every))
     assert list(seconds) == [*RUNNING, BASE]
-    for name, row in rows(report, figures.slowdown(stage, every)).items():
+    for name, row in rows(report, ways.SLOWDOWN(stage, every)).items():
         pairs = zip(seconds[name]["values"], seconds[BASE]["values"], strict=True)
         assert row["values"] == pytest.approx([with_saves / none for with_saves, none in pairs])
 
@@ -127,10 +134,10 @@ def test_slowdowns_are_over_the_base_of_the_same_round(
 def test_both_ranks_write_and_no_more_than_the_state_and_small_files(
     report: dict[str, Any], stage: int
 ) -> None:
-    if figures.amplification(stage).key not in report["results"]:
+    if ways.AMPLIFICATION(stage).key not in report["results"]:
         pytest.skip("this filesystem does not count what is written")
-    whole = rows(report, figures.amplification(stage))
-    parts = [rows(report, figures.written(stage, rank)) for rank in range(RANKS)]
+    whole = rows(report, ways.AMPLIFICATION(stage))
+    parts = [rows(report, ways.WRITTEN(stage, rank)) for rank in range(RANKS)]
     for name in (OURS, TORCH_FSYNC):
         # Small files: headers, manifests and DeepSpeed's scripts count too.
         assert 0.99 < whole[name]["min"] <= whole[name]["max"] < 1.3
@@ -149,7 +156,7 @@ def test_the_state_that_is_saved_is_the_same_in_all_ways(
 
 @by_stage
 def test_a_child_process_counts_as_memory(report: dict[str, Any], stage: int) -> None:
-    found = rows(report, figures.memory(stage))
+    found = rows(report, ways.MEMORY(stage))
     assert list(found) == RUNNING
     assert found[DECOUPLED_PATCHED]["min"] > 50e6 > found[OURS]["max"]
 
@@ -169,42 +176,43 @@ def test_tables_and_picture_are_written_and_the_root_is_left_as_it_was(
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Iterator[DeepSpeedCrew]:
+def stages(tmp_path: Path) -> Iterator[StageCrew]:
     settings = DeepSpeedSettings(root=tmp_path, timeout_s=120.0)
     report = Report("deepspeed", {}, describe(tmp_path))
-    with DeepSpeedCrew(settings, tmp_path, report, lambda message: None) as crew:
-        yield crew
+    with StageCrew(Run(settings, report, tmp_path, lambda message: None)) as stages:
+        yield stages
 
 
 def test_nothing_is_left_of_a_way_whose_rank_dies_not_even_its_orphans(
-    crew: DeepSpeedCrew,
+    stages: StageCrew,
 ) -> None:
-    with crew.stage(3):
-        assert crew.start(DECOUPLED)
-        built = crew.ask(DECOUPLED, "build", name=DECOUPLED, stage=3, size=SIZE, engine={})
+    with stages.at(3):
+        assert stages.joined(DECOUPLED)
+        built = stages.ask(DECOUPLED, "build", name=DECOUPLED, stage=3, size=SIZE, engine={})
         assert built is not None
         assert built[0]["engine"] == "DecoupledCheckpointEngine"
-        ranks = [psutil.Process(pid) for pid in crew.pids(DECOUPLED)]
+        ranks = [psutil.Process(pid) for pid in stages.team(DECOUPLED).pids]
         children = [child for rank in ranks for child in rank.children(recursive=True)]
         assert len(children) >= RANKS
-        buffers = f"deepspeed_*_{crew._teams[DECOUPLED]._port}_*"
+        buffers = f"deepspeed_*_{stages.team(DECOUPLED).port}_*"
         assert list(SHARED_MEMORY.glob(buffers))
-        crew.passed(DECOUPLED)
+        stages.passed(DECOUPLED)
         os.kill(ranks[1].pid, signal.SIGKILL)
-        assert crew.ask(DECOUPLED, "warm") is None
-        assert DECOUPLED not in crew.names()
+        assert stages.ask(DECOUPLED, "warm") is None
+        assert DECOUPLED not in stages.names()
     _, left = psutil.wait_procs([*ranks, *children], timeout=30)
     assert not left
     assert not list(SHARED_MEMORY.glob(buffers))
-    entrant = crew.report.entrants[DECOUPLED]
+    entrant = stages.report.entrants[DECOUPLED]
     assert entrant.failed and "ZeRO 3" in str(entrant.reason)
 
 
 def test_a_launch_that_fails_says_why_and_takes_nobody_along(
-    crew: DeepSpeedCrew, monkeypatch: pytest.MonkeyPatch
+    stages: StageCrew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DeepSpeedTeam, "worker", "ckpt_core.bench.nowhere:Worker")
-    with crew.stage(1):
-        assert not crew.start(FAST)
-        assert FAST not in crew.names() and OURS in crew.names()
-    assert "nowhere" in crew.report.more["cannot_run"][FAST]["1"]
+    nowhere = dataclasses.replace(LAUNCH, worker="ckpt_core.bench.nowhere:Worker")
+    monkeypatch.setattr(stages, "_launch", nowhere)
+    with stages.at(1):
+        assert not stages.joined(FAST)
+        assert FAST not in stages.names() and OURS in stages.names()
+    assert "nowhere" in stages.report.more["cannot_run"][FAST]["1"]
