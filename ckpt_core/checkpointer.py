@@ -17,7 +17,7 @@ import torch
 
 from ckpt_core.coordination import Coordination, NoCoordination
 from ckpt_core.engine import Engine
-from ckpt_core.errors import ConfigError, StagingError
+from ckpt_core.errors import ConfigError
 from ckpt_core.observe import EventName
 from ckpt_core.options import Options, checked_options, checked_root
 from ckpt_core.restore import RestoredStep
@@ -51,7 +51,7 @@ class Checkpointer:
     Raises:
         ConfigError: an argument is wrong.
         RootBusy: another process, or another Checkpointer, has the root open for writing.
-        PersistError: the root cannot be made or written to.
+        PersistError: the root cannot be made or written to, or the threads could not be started.
         CommitError, CoordinationTimeout: another rank could not open the root, or did not come.
         StagingError: with `on_sigterm`, no thread could be started for it.
     """
@@ -210,7 +210,7 @@ class Checkpointer:
             StagingError: something was still in flight after `timeout`.
         """
         if not self._engine.wait_empty():
-            raise StagingError("checkpoints are still in flight after `timeout`: storage is stuck")
+            raise self._engine.flights.not_empty()
         self._engine.failures.report()
 
     def prepare(

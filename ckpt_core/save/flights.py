@@ -110,6 +110,19 @@ class Flights:
         with self._changed.lock:
             return tuple(self._active)
 
+    def not_empty(self) -> StagingError:
+        """For whoever has waited in vain: which steps are in flight, at which stage, and for how long."""
+        now = time.monotonic()
+        found = ", ".join(
+            f"step {flight.step}, {flight.phase.value} for {now - flight.began:.1f} s"
+            for flight in self.active()
+        )
+        return StagingError(
+            f"still in flight after `timeout`: {found}. Committed steps are safe, and these go on. Look for "
+            f"storage that hangs, or a rank that does not save the same steps; seal or abort what was begun, "
+            f"or raise `timeout`"
+        )
+
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight. Takes no lock: it is asked at every step of an optimizer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -263,3 +264,13 @@ def test_named_files_are_refused_with_the_reason(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"pipelined=False: the length of named files"):
             ck.begin_files(1, "tag")
         ck.save(2, big())
+
+
+def test_a_wait_that_ends_too_early_says_what_is_in_flight(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as ck:
+        held = ck.begin(7, {"w": torch.ones(4)})
+        ck._engine.deadline = time.monotonic  # type: ignore[method-assign]
+        with pytest.raises(StagingError, match=r"step 7, staging for 0\.\d s\. Committed steps"):
+            ck.wait()
+        del ck._engine.deadline
+        held.abort()
