@@ -18,14 +18,88 @@ from ckpt_core.bench.contenders import Contender, Handle, Profile, State, conten
 from ckpt_core.bench.serving import Answer
 
 
-class Worker:
+class StateWorker:
+    """One state, and the time of what is done with it: base of the workers of contenders and of ranks."""
+
+    def __init__(self) -> None:
+        self._state: State = {}
+        self._training: workloads.Training | None = None
+
+    def build(self, workload: str, **size: Any) -> Answer:
+        """Allocate and fill the state of a workload: "large", "small_leaves" or "training"."""
+        if workload == "training":
+            self._training = workloads.Training.start(size)
+            self._state = self._training.state()
+        elif workload == "small_leaves":
+            self._state = workloads.small_leaves_state(**size)
+        else:
+            self._state = self._large(**size)
+        gc.collect()
+        return {"state_bytes": sum(tensor.nbytes for tensor in self._state.values())}
+
+    def _large(self, *, state_bytes: int, leaves: int) -> State:
+        return workloads.large_state(state_bytes=state_bytes, leaves=leaves)
+
+    def _meet(self) -> None:
+        """Called before each clock starts, and before a restore: ranks wait for each other."""
+
+    def _time_save(self, contender: Contender, step: int) -> Answer:
+        """One save, with the barrier right behind it: no compute hides the copy."""
+        workloads.mark(self._state, step)
+        gc.collect()
+        self._meet()
+        began = time.perf_counter()
+        handle = contender.save(self._state, step)
+        returned = time.perf_counter()
+        handle.barrier()
+        released = time.perf_counter()
+        handle.wait_durable()
+        durable_s = time.perf_counter() - began
+        return {
+            "call_s": returned - began,
+            "barrier_s": released - returned,
+            "durable_s": durable_s,
+            "persist_s": durable_s if handle.persist_s is None else handle.persist_s,
+        }
+
+    def _destroy_and_restore(self, contender: Contender) -> Answer:
+        """What the state was, and what came back."""
+        saved = workloads.digest(self._state)
+        workloads.scramble(self._state)
+        self._meet()
+        contender.load_into(self._state)
+        return {"saved": saved, "restored": workloads.digest(self._state)}
+
+    def _time_training(self, save: Callable[[], Handle], *, every: int, steps: int) -> Answer:
+        """`steps` steps, saving after each `every`-th from the first on; 0 saves never.
+
+        What is in flight at the end is waited for outside the clock; that of earlier windows never
+        reaches into this one.
+        """
+        assert self._training is not None, "build the training workload first"
+        stalls = Stalls()
+        self._meet()
+        began = time.perf_counter()
+        for number in range(steps):
+            self._training.step(stalls.before_update)
+            if every and number % every == 0:
+                stalls.start(save)
+        seconds = time.perf_counter() - began
+        stalls.finish()
+        return {"step_s": seconds / steps, "stalls_s": stalls.seconds}
+
+    def _free(self) -> None:
+        self._training, self._state = None, {}
+        gc.collect()
+
+
+class Worker(StateWorker):
     """One contender and its state."""
 
     def __init__(self, name: str, root: Path) -> None:
+        super().__init__()
         self._class = contender_class(name)
         self._root = root
-        self._state: State = {}
-        self._training: workloads.Training | None = None
         self._contender: Contender | None = None
         self._step = 0
 
@@ -41,19 +115,10 @@ class Worker:
             "reference": self._class.reference,
         }
 
-    def build(self, workload: str, **size: Any) -> Answer:
-        """Allocate and fill the state of a workload: "large", "small_leaves" or "training"."""
-        if workload == "training":
-            self._training = workloads.Training.start(size)
-            self._state = self._training.state()
-        elif workload == "small_leaves":
-            self._state = workloads.small_leaves_state(**size)
-        elif self._class.reference:
-            self._state = workloads.untouched_state(state_bytes=size["state_bytes"])
-        else:
-            self._state = workloads.large_state(**size)
-        gc.collect()
-        return {"state_bytes": sum(tensor.nbytes for tensor in self._state.values())}
+    def _large(self, *, state_bytes: int, leaves: int) -> State:
+        if self._class.reference:
+            return workloads.untouched_state(state_bytes=state_bytes)
+        return super()._large(state_bytes=state_bytes, leaves=leaves)
 
     def open(self, folder: str, staging_bytes: int | None, timeout_s: float) -> Answer:
         """Construct the contender on a new directory below its root."""
@@ -63,23 +128,9 @@ class Worker:
         return {}
 
     def save(self) -> Answer:
-        """One save, with the barrier right behind it: no compute hides the copy."""
-        contender = self._opened()
+        """See `_time_save`."""
         self._step += 1
-        workloads.mark(self._state, self._step)
-        gc.collect()
-        began = time.perf_counter()
-        handle = contender.save(self._state, self._step)
-        returned = time.perf_counter()
-        handle.barrier()
-        released = time.perf_counter()
-        handle.wait_durable()
-        ended = time.perf_counter()
-        return {
-            "call_s": returned - began,
-            "barrier_s": released - returned,
-            "persist_s": ended - began if handle.persist_s is None else handle.persist_s,
-        }
+        return self._time_save(self._opened(), self._step)
 
     def tidy(self) -> Answer:
         """Leave no old step and no dirty page behind for the next turn, whoever has it."""
@@ -98,44 +149,31 @@ class Worker:
 
     def check(self, step: int) -> Answer:
         """Save a state that every contender has at that step, destroy it, restore it, compare."""
-        contender = self._opened()
         self._step = step - 1
         self.save()
-        saved = workloads.digest(self._state)
-        workloads.scramble(self._state)
-        contender.load_into(self._state)
-        return {"saved": saved, "restored": workloads.digest(self._state)}
+        return self._destroy_and_restore(self._opened())
 
     def train(self, every: int, steps: int) -> Answer:
-        """Train `steps` steps, saving after each `every`-th from the first on; 0 saves never.
+        """See `_time_training`."""
 
-        What is in flight at the end is waited for outside the clock; that of earlier windows never
-        reaches into this one.
-        """
-        assert self._training is not None, "build the training workload first"
-        stalls = Stalls()
-        began = time.perf_counter()
-        for number in range(steps):
-            self._training.step(stalls.before_update)
-            if every and number % every == 0:
-                self._step += 1
-                stalls.start(lambda: self._opened().save(self._state, self._step))
-        seconds = time.perf_counter() - began
-        stalls.finish()
-        return {"step_s": seconds / steps, "stalls_s": stalls.seconds}
+        def save() -> Handle:
+            self._step += 1
+            return self._opened().save(self._state, self._step)
 
-    def close(self) -> None:
-        """End of the process."""
-        self.drop()
+        return self._time_training(save, every=every, steps=steps)
 
     def drop(self) -> Answer:
         """Close the contender and free the state."""
         contender, self._contender = self._contender, None
-        self._training, self._state, self._step = None, {}, 0
+        self._step = 0
         if contender is not None:
             contender.close()
-        gc.collect()
+        self._free()
         return {}
+
+    def close(self) -> None:
+        """End of the process."""
+        self.drop()
 
     def _opened(self) -> Contender:
         assert self._contender is not None, "open comes first"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -26,11 +27,13 @@ class Profile:
         root: empty directory of its own.
         staging_bytes: bound of staging memory for contenders that have one; None is their default.
         timeout_s: deadline of any wait.
+        rank: of this process, where several save together; all have the same root.
     """
 
     root: Path
     staging_bytes: int | None = None
     timeout_s: float = 600.0
+    rank: int = 0
 
 
 class Handle(Protocol):
@@ -45,50 +48,6 @@ class Handle(Protocol):
     @property
     def persist_s(self) -> float | None:
         """Seconds by the contender's own clock, or None: then the caller's clock counts."""
-
-
-class Contender(Protocol):
-    """One way to save a state.
-
-    Attributes:
-        name: as in the registry.
-        fsyncs: "yes" when a completed save survives a power cut, else what is missing.
-        disk_states: sizes of the state that may lie on disk at once.
-        memory_states: sizes of the state that the process holds between saves, its own included.
-        reference: measures the disk and holds no state, so it trains and restores nothing.
-    """
-
-    name: ClassVar[str]
-    fsyncs: ClassVar[str]
-    disk_states: ClassVar[int]
-    memory_states: ClassVar[int]
-    reference: ClassVar[bool]
-
-    def __init__(self, profile: Profile) -> None: ...
-
-    @classmethod
-    def available(cls, root: Path) -> str | None:
-        """Why it cannot run here, or None. Imports all that `save` needs."""
-
-    @classmethod
-    def version(cls) -> str:
-        """Release of the package that does the work."""
-
-    @property
-    def settings(self) -> str:
-        """Settings in words, for the report; final after the warm-up saves."""
-
-    def save(self, state: State, step: int) -> Handle:
-        """Start to save the state. Waits for an earlier save where the contender needs that."""
-
-    def tidy(self) -> None:
-        """Remove older steps than the newest; never timed."""
-
-    def load_into(self, state: State) -> float | None:
-        """Fill the live tensors from the newest step; seconds by its own clock if it has one."""
-
-    def close(self) -> None:
-        """Release everything; idempotent."""
 
 
 class Done:
@@ -160,6 +119,64 @@ class StepPaths:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+
+
+class Contender(ABC):
+    """One way to save a state.
+
+    Attributes:
+        name: as in the registry.
+        fsyncs: "yes" when a completed save survives a power cut, else what is missing.
+        disk_states: sizes of the state that may lie on disk at once.
+        memory_states: sizes of the state that the process holds between saves, its own included.
+        reference: measures the disk and holds no state, so it trains and restores nothing.
+        modules: all that `save` needs.
+        distribution: whose release is told.
+        setup: settings in words, where they are always the same.
+    """
+
+    name: ClassVar[str]
+    fsyncs: ClassVar[str]
+    disk_states: ClassVar[int] = 2
+    memory_states: ClassVar[int] = 1
+    reference: ClassVar[bool] = False
+    modules: ClassVar[tuple[str, ...]]
+    distribution: ClassVar[str] = ""
+    setup: ClassVar[str] = ""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._paths = StepPaths(profile.root)
+
+    @classmethod
+    def available(cls, root: Path) -> str | None:
+        """Why it cannot run here, or None. Imports all that `save` needs."""
+        return missing(*cls.modules)
+
+    @classmethod
+    def version(cls) -> str:
+        """Release of the package that does the work."""
+        return release(cls.distribution)
+
+    @property
+    def settings(self) -> str:
+        """Settings in words, for the report; final after the warm-up saves."""
+        return self.setup
+
+    @abstractmethod
+    def save(self, state: State, step: int) -> Handle:
+        """Start to save the state. Waits for an earlier save where the contender needs that."""
+
+    def tidy(self) -> None:
+        """Remove older steps than the newest; never timed."""
+        self._paths.tidy()
+
+    @abstractmethod
+    def load_into(self, state: State) -> float | None:
+        """Fill the live tensors from the newest step; seconds by its own clock if it has one."""
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Release everything; idempotent."""
 
 
 def missing(*modules: str) -> str | None:

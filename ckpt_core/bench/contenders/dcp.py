@@ -11,18 +11,15 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckpt_core.bench.contenders.base import (
+    Contender,
     Done,
     Futures,
     Handle,
     Profile,
     State,
-    StepPaths,
-    missing,
-    release,
 )
 
 if TYPE_CHECKING:
@@ -59,31 +56,19 @@ class ThreadTrials:
         self._saves += 1
 
 
-class DcpSave:
+class DcpSave(Contender):
     """`dcp.save`, then `dcp.load` in place."""
 
     name: ClassVar[str] = "dcp_save"
     fsyncs: ClassVar[str] = "files, not directories"
-    disk_states: ClassVar[int] = 2
-    memory_states: ClassVar[int] = 1
-    reference: ClassVar[bool] = False
+    modules: ClassVar[tuple[str, ...]] = ("torch.distributed.checkpoint",)
+    distribution: ClassVar[str] = "torch"
 
     def __init__(self, profile: Profile) -> None:
+        super().__init__(profile)
         # Any: torch re-exports these names without declaring them exported.
         self._dcp: Any = import_module("torch.distributed.checkpoint")
-        self._timeout_s = profile.timeout_s
-        self._paths = StepPaths(profile.root)
         self._trials = ThreadTrials()
-
-    @classmethod
-    def available(cls, root: Path) -> str | None:
-        """Whether this build of torch has distributed."""
-        return missing("torch.distributed.checkpoint")
-
-    @classmethod
-    def version(cls) -> str:
-        """Release of torch."""
-        return release("torch")
 
     @property
     def settings(self) -> str:
@@ -105,17 +90,10 @@ class DcpSave:
         self._trials.end()
         return Done()
 
-    def tidy(self) -> None:
-        """Remove older directories."""
-        self._paths.tidy()
-
     def load_into(self, state: State) -> None:
         """Load into the live tensors."""
         reader = self._dcp.FileSystemReader(self._paths.current())
         self._dcp.load(state, storage_reader=reader, no_dist=True)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class DcpAsyncDefault(DcpSave):
@@ -157,7 +135,7 @@ class DcpAsyncDefault(DcpSave):
         from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
         if self._upload is not None:
-            self._upload.result(self._timeout_s)
+            self._upload.result(self._profile.timeout_s)
         response = self._dcp.async_save(
             state,
             async_checkpointer_type=AsyncCheckpointerType.THREAD,
@@ -168,7 +146,7 @@ class DcpAsyncDefault(DcpSave):
             staged, self._upload = None, response
         else:
             staged, self._upload = response.staging_completion, response.upload_completion
-        return Futures(staged, self._upload, self._timeout_s, self._trials.end)
+        return Futures(staged, self._upload, self._profile.timeout_s, self._trials.end)
 
     def close(self) -> None:
         """Wait for the last save and free the stager's buffers."""
@@ -176,7 +154,7 @@ class DcpAsyncDefault(DcpSave):
         stager, self._stager = self._stager, None
         try:
             if upload is not None:
-                upload.result(self._timeout_s)
+                upload.result(self._profile.timeout_s)
         finally:
             if stager is not None:
                 stager.close()

@@ -6,65 +6,76 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from ckpt_core.bench.contenders.base import Futures, Handle, Profile, State, missing
+from ckpt_core.bench.contenders.base import Contender, Futures, Handle, Profile, State
 
 if TYPE_CHECKING:
     from ckpt_core.checkpointer import Checkpointer
+    from ckpt_core.coordination import Coordination
 
 
-class CkptCore:
+class CkptCore(Contender):
     """`Checkpointer` with its defaults; one step kept, so that retired files are recycled."""
 
     name: ClassVar[str] = "ckpt_core"
     fsyncs: ClassVar[str] = "yes"
     disk_states: ClassVar[int] = 4
     memory_states: ClassVar[int] = 3
-    reference: ClassVar[bool] = False
+    modules: ClassVar[tuple[str, ...]] = ("ckpt_core.checkpointer",)
     checksum: ClassVar[bool] = True
 
     def __init__(self, profile: Profile) -> None:
+        super().__init__(profile)
+        self._checkpointer = self._open()
+
+    def _open(self) -> Checkpointer | None:
+        """The engine of this process, or None where it saves nothing."""
+        return self._engine(self._profile.root)
+
+    def _engine(self, root: Path, coordination: Coordination | None = None) -> Checkpointer:
         from ckpt_core.options import Options
 
+        root.mkdir(exist_ok=True)
         options = Options(
             keep_last=1,
-            staging_bytes=profile.staging_bytes,
-            timeout=profile.timeout_s,
+            staging_bytes=self._profile.staging_bytes,
+            timeout=self._profile.timeout_s,
             checksum=self.checksum,
         )
         core: type[Checkpointer] = import_module("ckpt_core.checkpointer").Checkpointer
-        self._checkpointer = core(profile.root, options)
-        self._timeout_s = profile.timeout_s
-        self.settings = "defaults, keep_last=1" + ("" if self.checksum else ", checksum=False")
-        if profile.staging_bytes is not None:
-            self.settings += f", staging_bytes={profile.staging_bytes}"
-
-    @classmethod
-    def available(cls, root: Path) -> str | None:
-        """None once the engine imports."""
-        return missing("ckpt_core.checkpointer")
+        return core(root, options, coordination=coordination)
 
     @classmethod
     def version(cls) -> str:
         """Version of this package."""
         return f"ckpt-core {import_module('ckpt_core').__version__}"
 
+    @property
+    def settings(self) -> str:
+        """What is not the default."""
+        bound = self._profile.staging_bytes
+        text = "defaults, keep_last=1" + ("" if self.checksum else ", checksum=False")
+        return text if bound is None else f"{text}, staging_bytes={bound}"
+
     def save(self, state: State, step: int) -> Handle:
         """Asynchronous save of all leaves."""
+        assert self._checkpointer is not None
         handle = self._checkpointer.save(step, state)
-        return Futures(handle.staged, handle.committed, self._timeout_s)
+        return Futures(handle.staged, handle.committed, self._profile.timeout_s)
 
     def tidy(self) -> None:
         """Retention is part of the save."""
 
-    def load_into(self, state: State) -> None:
+    def load_into(self, state: State) -> float | None:
         """Newest step into the live tensors, checksums verified."""
-        restored = self._checkpointer.restore(state)
-        if restored is None:
+        assert self._checkpointer is not None
+        if self._checkpointer.restore(state) is None:
             raise LookupError("no committed step to restore")
+        return None
 
     def close(self) -> None:
         """Waits for what is in flight."""
-        self._checkpointer.close()
+        if self._checkpointer is not None:
+            self._checkpointer.close()
 
 
 class CkptCoreUnchecked(CkptCore):

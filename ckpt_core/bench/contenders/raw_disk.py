@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from ckpt_core.bench.contenders.base import Handle, Profile, State, Timed
+from ckpt_core.bench.contenders.base import Contender, Handle, Profile, State, Timed
 from ckpt_core.system.pages import page_memory
 from ckpt_core.units import ALIGN_BYTES, align_up
 
@@ -24,7 +24,7 @@ _THREADS = 2
 Direction = Literal["read", "write"]
 
 
-class RawDisk:
+class RawDisk(Contender):
     """fio where it is installed, else our own loop with two threads; blocks are overwritten.
 
     Nothing of the state is written or restored: only its size counts.
@@ -35,13 +35,19 @@ class RawDisk:
     disk_states: ClassVar[int] = 1
     memory_states: ClassVar[int] = 0
     reference: ClassVar[bool] = True
+    modules: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, profile: Profile) -> None:
+        super().__init__(profile)
         self._path = profile.root / "raw"
-        self._timeout_s = profile.timeout_s
         self._fio = shutil.which("fio")
         tool = "fio" if self._fio else f"{_THREADS} threads"
-        self.settings = f"{tool}, O_DIRECT, best of 4 MiB qd4 and 16 MiB qd2"
+        self._how = f"{tool}, O_DIRECT, best of 4 MiB qd4 and 16 MiB qd2"
+
+    @property
+    def settings(self) -> str:
+        """Who writes, and how."""
+        return self._how
 
     @classmethod
     def available(cls, root: Path) -> str | None:
@@ -77,9 +83,6 @@ class RawDisk:
         """Read as many bytes as the state has; the tensors stay as they are."""
         return self._best("read", _size(state))
 
-    def close(self) -> None:
-        """Nothing is held."""
-
     def _best(self, direction: Direction, size: int) -> float:
         run: Callable[[Direction, int, int, int], float] = self._run_fio if self._fio else self._run
         return min(run(direction, size, block, depth) for block, depth in _SHAPES)
@@ -100,7 +103,7 @@ class RawDisk:
             "--output-format=json",
         ]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=self._timeout_s, check=False
+            command, capture_output=True, text=True, timeout=self._profile.timeout_s, check=False
         )
         if done.returncode != 0:
             raise OSError(f"fio failed: {done.stderr.strip() or done.stdout.strip()}")

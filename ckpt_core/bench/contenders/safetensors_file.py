@@ -3,62 +3,41 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ckpt_core.bench.contenders.base import (
+    Contender,
     Done,
     Handle,
     Profile,
     State,
-    StepPaths,
-    missing,
-    release,
     sync_path,
 )
 
 
-class Safetensors:
+class Safetensors(Contender):
     """save_file, then load_file and a copy into the live tensors."""
 
     name: ClassVar[str] = "safetensors"
     fsyncs: ClassVar[str] = "no"
-    disk_states: ClassVar[int] = 2
-    memory_states: ClassVar[int] = 1
-    reference: ClassVar[bool] = False
-    settings = "save_file; load_file, then copy_"
+    modules: ClassVar[tuple[str, ...]] = ("safetensors.torch",)
+    distribution: ClassVar[str] = "safetensors"
+    setup: ClassVar[str] = "save_file; load_file, then copy_"
 
     def __init__(self, profile: Profile) -> None:
+        super().__init__(profile)
         self._library: Any = import_module("safetensors.torch")
-        self._paths = StepPaths(profile.root)
-
-    @classmethod
-    def available(cls, root: Path) -> str | None:
-        """Whether the library is installed."""
-        return missing("safetensors.torch")
-
-    @classmethod
-    def version(cls) -> str:
-        """Release of safetensors."""
-        return release("safetensors")
 
     def save(self, state: State, step: int) -> Handle:
         """Write the file through the page cache."""
         self._library.save_file(state, self._paths.next(step))
         return Done()
 
-    def tidy(self) -> None:
-        """Remove older files."""
-        self._paths.tidy()
-
     def load_into(self, state: State) -> None:
         """Load the file and copy out of it."""
         loaded = self._library.load_file(self._paths.current())
         for name, tensor in state.items():
             tensor.copy_(loaded[name])
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class SafetensorsFsync(Safetensors):

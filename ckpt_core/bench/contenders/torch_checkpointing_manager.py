@@ -5,23 +5,20 @@ from __future__ import annotations
 import resource
 from concurrent.futures import Future
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ckpt_core.bench.contenders.base import (
+    Contender,
     Handle,
     Profile,
     State,
-    StepPaths,
-    missing,
-    release,
 )
 
 _ITEMS = 4
 _OTHER_DESCRIPTORS = 512
 
 
-class TorchCheckpointing:
+class TorchCheckpointing(Contender):
     """`CheckpointManager` with asynchronous staging, shared memory and one writer for each item.
 
     Direct I/O is off: its stream writes unaligned buffers, which ext4 refuses with EINVAL after the
@@ -30,12 +27,18 @@ class TorchCheckpointing:
 
     name: ClassVar[str] = "torch_checkpointing"
     fsyncs: ClassVar[str] = "no"
-    disk_states: ClassVar[int] = 2
+    modules: ClassVar[tuple[str, ...]] = (
+        "torch_checkpointing",
+        "torch_checkpointing.storage.filesystem",
+    )
+    distribution: ClassVar[str] = "torch_checkpointing"
     memory_states: ClassVar[int] = 2
-    reference: ClassVar[bool] = False
-    settings = f"shared memory, async staging, {_ITEMS} items and writers, use_direct_io=False"
+    setup: ClassVar[str] = (
+        f"shared memory, async staging, {_ITEMS} items and writers, use_direct_io=False"
+    )
 
     def __init__(self, profile: Profile) -> None:
+        super().__init__(profile)
         library: Any = import_module("torch_checkpointing")
         storage: Any = import_module("torch_checkpointing.storage.filesystem")
         writer = library.CheckpointWriterConfig(file_write_max_threads=_ITEMS)
@@ -44,28 +47,12 @@ class TorchCheckpointing:
             storage_config=storage.LocalFileSystemStorageConfig(use_direct_io=False),
         )
         self._manager: Any = config.build()
-        self._paths = StepPaths(profile.root)
-        self._timeout_s = profile.timeout_s
-
-    @classmethod
-    def available(cls, root: Path) -> str | None:
-        """Whether the library is installed."""
-        return missing("torch_checkpointing", "torch_checkpointing.storage.filesystem")
-
-    @classmethod
-    def version(cls) -> str:
-        """Release of torch_checkpointing."""
-        return release("torch_checkpointing")
 
     def save(self, state: State, step: int) -> Handle:
         """Start a save; the library itself waits for the previous one."""
         _choose_sharing(len(state))
         write = self._manager.save(str(self._paths.next(step)), _items(state))
-        return _Pending(self._manager, write, self._timeout_s)
-
-    def tidy(self) -> None:
-        """Remove older directories."""
-        self._paths.tidy()
+        return _Pending(self._manager, write, self._profile.timeout_s)
 
     def load_into(self, state: State) -> None:
         """Load into the live tensors."""

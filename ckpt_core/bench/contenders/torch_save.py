@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import ClassVar
 
 from ckpt_core.bench.contenders.base import (
+    Contender,
     Done,
     Handle,
-    Profile,
     State,
-    StepPaths,
-    missing,
-    release,
     sync_path,
 )
 
 
-class TorchSave:
+class TorchSave(Contender):
     """torch.save, then torch.load(mmap=True) and a copy into the live tensors."""
 
     name: ClassVar[str] = "torch_save"
     fsyncs: ClassVar[str] = "no"
-    disk_states: ClassVar[int] = 2
-    memory_states: ClassVar[int] = 1
-    reference: ClassVar[bool] = False
-    settings = "zip format; load with mmap=True, then copy_"
-
-    def __init__(self, profile: Profile) -> None:
-        self._paths = StepPaths(profile.root)
-
-    @classmethod
-    def available(cls, root: Path) -> str | None:
-        """torch is always there."""
-        return missing("torch")
-
-    @classmethod
-    def version(cls) -> str:
-        """Release of torch."""
-        return release("torch")
+    modules: ClassVar[tuple[str, ...]] = ("torch",)
+    distribution: ClassVar[str] = "torch"
+    setup: ClassVar[str] = "zip format; load with mmap=True, then copy_"
 
     def save(self, state: State, step: int) -> Handle:
         """Write the file through the page cache."""
@@ -48,10 +30,6 @@ class TorchSave:
         torch.save(state, self._paths.next(step))
         return Done()
 
-    def tidy(self) -> None:
-        """Remove older files."""
-        self._paths.tidy()
-
     def load_into(self, state: State) -> None:
         """Map the file and copy out of it."""
         import torch
@@ -59,9 +37,6 @@ class TorchSave:
         loaded = torch.load(self._paths.current(), mmap=True, weights_only=True)
         for name, tensor in state.items():
             tensor.copy_(loaded[name])
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class TorchSaveFsync(TorchSave):

@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ckpt_core.bench.contenders.base import (
+    Contender,
     Handle,
     Profile,
     State,
-    StepPaths,
-    missing,
-    release,
 )
 
 
-class TorchSnapshot:
+class TorchSnapshot(Contender):
     """`Snapshot.async_take` with its defaults; one snapshot in flight, as its users do."""
 
     name: ClassVar[str] = "torchsnapshot"
     fsyncs: ClassVar[str] = "no"
-    disk_states: ClassVar[int] = 2
-    memory_states: ClassVar[int] = 1
-    reference: ClassVar[bool] = False
-    settings = "async_take, defaults"
+    modules: ClassVar[tuple[str, ...]] = ("torchsnapshot",)
+    distribution: ClassVar[str] = "torchsnapshot"
+    setup: ClassVar[str] = "async_take, defaults"
 
     def __init__(self, profile: Profile) -> None:
+        super().__init__(profile)
         self._library: Any = import_module("torchsnapshot")
-        self._paths = StepPaths(profile.root)
         self._pending: _Pending | None = None
-
-    @classmethod
-    def available(cls, root: Path) -> str | None:
-        """Whether the library is installed."""
-        return missing("torchsnapshot")
-
-    @classmethod
-    def version(cls) -> str:
-        """Release of torchsnapshot."""
-        return release("torchsnapshot")
 
     def _app_state(self, state: State) -> dict[str, Any]:
         # A plain UserDict around the live tensors: its state_dict() is the state itself.
@@ -52,10 +38,6 @@ class TorchSnapshot:
         path = str(self._paths.next(step))
         self._pending = _Pending(self._library.Snapshot.async_take(path, self._app_state(state)))
         return self._pending
-
-    def tidy(self) -> None:
-        """Remove older directories."""
-        self._paths.tidy()
 
     def load_into(self, state: State) -> None:
         """Load into the live tensors."""

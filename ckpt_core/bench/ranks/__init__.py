@@ -7,7 +7,6 @@ messages  commits through a real store, and a simulation of them with 10,000 ran
 
 from __future__ import annotations
 
-from ckpt_core.bench.ranks.suite import SUITE, RankMeasure, RankSettings
-from ckpt_core.bench.ranks.ways import NAMES
+from ckpt_core.bench.ranks.suite import NAMES, SUITE, RankMeasure, RankSettings
 
 __all__ = ["NAMES", "SUITE", "RankMeasure", "RankSettings"]

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 from rich.table import Table
 
 from ckpt_core.bench.checks import check_state
+from ckpt_core.bench.contenders import RANKED
 from ckpt_core.bench.crew import Crew
 from ckpt_core.bench.machine import check_room
 from ckpt_core.bench.ranks import messages, planning
-from ckpt_core.bench.ranks.ways import NAMES
 from ckpt_core.bench.remote import Answers
 from ckpt_core.bench.results import Family, Report, Unit
 from ckpt_core.bench.run import Run
@@ -27,6 +27,7 @@ from ckpt_core.bench.tables import text_table
 from ckpt_core.bench.team import RANKS_ENVIRONMENT, Launcher
 from ckpt_core.bench.views import Axis, Over, Own, View
 
+NAMES = tuple(RANKED)
 _MODEL = ModelSize(width=192, layers=4, vocabulary=1024, batch=2, tokens=64)
 _PROCESS_BYTES = 400 * 2**20
 _MEMORY_STATES = 6
@@ -264,7 +265,7 @@ class RankCrew(Crew):
         report.add(SHARE(ranks), name, max(files) / self._state_bytes)
         durable_s = max(answer["durable_s"] for answer in answers)
         report.add(DURABLE(ranks), name, durable_s)
-        report.add(BLOCKED(ranks), name, max(answer["blocked_s"] for answer in answers))
+        report.add(BLOCKED(ranks), name, max(a["call_s"] + a["barrier_s"] for a in answers))
         known = [a["persisted_s"] for a in answers if a["persisted_s"] is not None]
         if known:
             report.add(COMMIT(ranks), name, max(durable_s - max(known), 0.0))

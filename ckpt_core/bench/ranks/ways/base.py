@@ -1,77 +1,30 @@
-"""The protocol of ways and what several of them share."""
+"""What a way to save has besides what every contender has."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import abstractmethod
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-from ckpt_core.bench.contenders import Handle, State
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where one rank of a way works.
-
-    Attributes:
-        root: existing directory of this way; all ranks have the same.
-        rank: of this process.
-        world_size: of the job.
-        staging_bytes: bound of staging memory for ways that have one; None is their default.
-        timeout_s: deadline of any wait.
-    """
-
-    root: Path
-    rank: int
-    world_size: int
-    staging_bytes: int | None
-    timeout_s: float
+from ckpt_core.bench.contenders import Contender
 
 
-class Way(Protocol):
-    """One way to save the state of several ranks.
+class Way(Contender):
+    """One way to save the state of several ranks; every rank calls every method.
 
     Attributes:
-        name: as in the registry.
-        fsyncs: "yes" when a completed save survives a power cut, else what is missing.
         stands_for: what it corresponds to in DeepFreeze, or what it is.
     """
 
-    name: ClassVar[str]
-    fsyncs: ClassVar[str]
     stands_for: ClassVar[str]
-
-    def __init__(self, place: Place) -> None: ...
-
-    @classmethod
-    def obstacle(cls) -> str | None:
-        """Why it cannot run here, or None."""
-
-    @classmethod
-    def release(cls) -> str:
-        """Release of the package that does the work."""
-
-    @property
-    def settings(self) -> str:
-        """Settings in words, for the report."""
-
-    def save(self, state: State, step: int) -> Handle:
-        """Start to save; every rank calls it."""
 
     def persisted_s(self) -> float | None:
         """Seconds until the last save's bytes of this rank were durable, if it knows."""
+        return None
 
+    @abstractmethod
     def file_bytes(self) -> int:
         """Length of all files that this rank wrote for the newest step."""
-
-    def tidy(self) -> None:
-        """Remove older steps than the newest; never timed."""
-
-    def load_into(self, state: State) -> None:
-        """Fill the live tensors of this rank from the newest step; every rank calls it."""
-
-    def close(self) -> None:
-        """Release everything; every rank calls it; idempotent."""
 
 
 def bytes_of(paths: list[Path]) -> int:

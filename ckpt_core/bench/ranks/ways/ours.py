@@ -2,70 +2,26 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch.distributed as dist
 
 from ckpt_core.bench.contenders import Handle, State
-from ckpt_core.bench.contenders.base import Done, Futures, missing
-from ckpt_core.bench.ranks.ways.base import Place, bytes_of
+from ckpt_core.bench.contenders.base import Done
+from ckpt_core.bench.contenders.ours import CkptCore
+from ckpt_core.bench.ranks.ways.base import Way, bytes_of
 from ckpt_core.observe import EventName
-from ckpt_core.options import Options
 
 if TYPE_CHECKING:
     from ckpt_core.checkpointer import Checkpointer
-    from ckpt_core.coordination import Coordination
 
 
-class _Engine(ABC):
+class _Engine(CkptCore, Way):
     """What all four have in common: a `Checkpointer`, or none on ranks that save nothing."""
-
-    fsyncs: ClassVar[str] = "yes"
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._options = Options(
-            keep_last=1, staging_bytes=place.staging_bytes, timeout=place.timeout_s
-        )
-        self._checkpointer = self._make()
-
-    @abstractmethod
-    def _make(self) -> Checkpointer | None:
-        """The engine of this rank, or None when it saves nothing."""
-
-    def _engine(self, root: Path, coordination: Coordination | None = None) -> Checkpointer:
-        root.mkdir(exist_ok=True)
-        core: type[Checkpointer] = import_module("ckpt_core.checkpointer").Checkpointer
-        return core(root, self._options, coordination=coordination)
-
-    @classmethod
-    def obstacle(cls) -> str | None:
-        """None once the engine imports."""
-        return missing("ckpt_core.checkpointer")
-
-    @classmethod
-    def release(cls) -> str:
-        """Version of this package."""
-        return f"ckpt-core {import_module('ckpt_core').__version__}"
-
-    @property
-    def settings(self) -> str:
-        """The bound of memory, if there is one."""
-        bound = self._place.staging_bytes
-        return "defaults, keep_last=1" + ("" if bound is None else f", staging_bytes={bound}")
-
-    def save(self, state: State, step: int) -> Handle:
-        """Asynchronous."""
-        assert self._checkpointer is not None
-        handle = self._checkpointer.save(step, state)
-        return Futures(handle.staged, handle.committed, self._place.timeout_s)
 
     def _save_and_wait(self, state: State, step: int) -> None:
         assert self._checkpointer is not None
-        self._checkpointer.save(step, state).committed.result(self._place.timeout_s)
+        self._checkpointer.save(step, state).committed.result(self._profile.timeout_s)
 
     def persisted_s(self) -> float | None:
         """As the engine's own log says."""
@@ -92,20 +48,6 @@ class _Engine(ABC):
     def _leads(self) -> bool:
         return True
 
-    def tidy(self) -> None:  # noqa: B027 - nothing to do, and nothing that a way must add
-        """Retention is part of the save."""
-
-    def load_into(self, state: State) -> None:
-        """Newest step into the live tensors, checksums verified."""
-        assert self._checkpointer is not None
-        if self._checkpointer.restore(state) is None:
-            raise LookupError("no committed step to restore")
-
-    def close(self) -> None:
-        """Waits for what is in flight."""
-        if self._checkpointer is not None:
-            self._checkpointer.close()
-
 
 class Sharded(_Engine):
     """Each rank stores a slice of every leaf; one commit; all of it behind training."""
@@ -113,16 +55,16 @@ class Sharded(_Engine):
     name: ClassVar[str] = "ckpt_core"
     stands_for: ClassVar[str] = "VELOC-Opt"
 
-    def _make(self) -> Checkpointer:
+    def _open(self) -> Checkpointer:
         from ckpt_core.coordination import TorchStore
 
-        return self._engine(self._place.root / "shared", TorchStore.from_process_group())
+        return self._engine(self._profile.root / "shared", TorchStore.from_process_group())
 
     def _label(self) -> int:
-        return self._place.rank
+        return self._profile.rank
 
     def _leads(self) -> bool:
-        return self._place.rank == 0
+        return self._profile.rank == 0
 
 
 class ShardedBlocking(Sharded):
@@ -143,10 +85,10 @@ class Single(_Engine):
     name: ClassVar[str] = "single"
     stands_for: ClassVar[str] = "VELOC-Single"
 
-    def _make(self) -> Checkpointer | None:
-        if self._place.rank != 0:
+    def _open(self) -> Checkpointer | None:
+        if self._profile.rank != 0:
             return None
-        return self._engine(self._place.root / "single")
+        return self._engine(self._profile.root / "single")
 
     def save(self, state: State, step: int) -> Handle:
         """Save and wait; the others meet rank 0 at a barrier."""
@@ -155,12 +97,13 @@ class Single(_Engine):
         dist.barrier()
         return Done()
 
-    def load_into(self, state: State) -> None:
+    def load_into(self, state: State) -> float | None:
         """Rank 0 restores, and the others receive it."""
         if self._checkpointer is not None:
             super().load_into(state)
         for tensor in state.values():
             dist.broadcast(tensor, 0)
+        return None
 
 
 class Replicated(_Engine):
@@ -169,5 +112,5 @@ class Replicated(_Engine):
     name: ClassVar[str] = "replicated"
     stands_for: ClassVar[str] = "VELOC-Opt without its slices"
 
-    def _make(self) -> Checkpointer:
-        return self._engine(self._place.root / f"rank-{self._place.rank}")
+    def _open(self) -> Checkpointer:
+        return self._engine(self._profile.root / f"rank-{self._profile.rank}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch.distributed as dist
@@ -11,92 +10,59 @@ from ckpt_core.bench.contenders import Handle, Profile, State
 from ckpt_core.bench.contenders.base import Done
 from ckpt_core.bench.contenders.dcp import DcpAsyncReused, DcpSave
 from ckpt_core.bench.contenders.torch_save import TorchSaveFsync
-from ckpt_core.bench.ranks.ways.base import Place, bytes_of
+from ckpt_core.bench.ranks.ways.base import Way, bytes_of
 
 
-class TorchSaveRank0(TorchSaveFsync):
+class TorchSaveRank0(TorchSaveFsync, Way):
     """Rank 0 writes one file and makes it durable; the others wait for it."""
 
     name: ClassVar[str] = "torch_save_rank0"
     stands_for: ClassVar[str] = "what most scripts do (as Keras-Default)"
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(_profile(place))
-        self._rank = place.rank
-
-    @classmethod
-    def obstacle(cls) -> str | None:
-        """torch is always there."""
-        return None
-
-    @classmethod
-    def release(cls) -> str:
-        """Release of torch."""
-        return cls.version()
-
     def save(self, state: State, step: int) -> Handle:
         """Write on rank 0, then meet at a barrier."""
-        if self._rank == 0:
+        if self._profile.rank == 0:
             super().save(state, step)
         else:
             self._paths.next(step)
         dist.barrier()
         return Done()
 
-    def persisted_s(self) -> float | None:
-        """It keeps no log."""
-        return None
-
     def file_bytes(self) -> int:
         """The one file."""
-        return bytes_of([self._paths.current()]) if self._rank == 0 else 0
+        return bytes_of([self._paths.current()]) if self._profile.rank == 0 else 0
 
     def tidy(self) -> None:
         """Rank 0 removes older files."""
-        if self._rank == 0:
+        if self._profile.rank == 0:
             super().tidy()
         self._paths.older.clear()
 
 
-class _Ranked(DcpSave):
+class _Ranked(DcpSave, Way):
     """Directories and collectives that all ranks share."""
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(_profile(place))
-        self._rank = place.rank
+    def __init__(self, profile: Profile) -> None:
+        super().__init__(profile)
         # A group of its own: its collectives run in a thread, beside those of training.
         self._group = dist.new_group(backend="gloo")
-
-    @classmethod
-    def obstacle(cls) -> str | None:
-        """Whether this build of torch has distributed checkpoints."""
-        return cls.available(Path())
-
-    @classmethod
-    def release(cls) -> str:
-        """Release of torch."""
-        return cls.version()
 
     def _target(self, step: int) -> dict[str, Any]:
         target = super()._target(step)
         del target["no_dist"]
         return {**target, "process_group": self._group}
 
-    def persisted_s(self) -> float | None:
-        """It keeps no log."""
-        return None
-
     def file_bytes(self) -> int:
         """The files that carry this rank's number; rank 0 writes the metadata."""
         folder = self._paths.current()
-        mine = list(folder.glob(f"__{self._rank}_*.distcp"))
-        if self._rank == 0:
+        mine = list(folder.glob(f"__{self._profile.rank}_*.distcp"))
+        if self._profile.rank == 0:
             mine.append(folder / ".metadata")
         return bytes_of(mine)
 
     def tidy(self) -> None:
         """Rank 0 removes older directories."""
-        if self._rank == 0:
+        if self._profile.rank == 0:
             super().tidy()
         self._paths.older.clear()
 
@@ -118,7 +84,3 @@ class RankedDcpAsync(_Ranked, DcpAsyncReused):
 
     name: ClassVar[str] = "dcp_async_reused"
     stands_for: ClassVar[str] = "dcp.async_save over gloo"
-
-
-def _profile(place: Place) -> Profile:
-    return Profile(place.root, place.staging_bytes, place.timeout_s)
