@@ -2,50 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Mapping
 
 from ckpt_core.errors import ConfigError
 
 _LEAST_LEAF_BYTES = 8192
-
-
-class Run(Protocol):
-    """What every suite is told."""
-
-    @property
-    def root(self) -> Path:
-        """Directory to write to."""
-
-    @property
-    def contenders(self) -> tuple[str, ...]:
-        """Who is measured."""
-
-    @property
-    def measures(self) -> Sequence[StrEnum]:
-        """What is measured."""
-
-
-def check_run(run: Run, *, names: Sequence[str], kind: type[StrEnum]) -> None:
-    """Raise unless contenders, measures and root exist.
-
-    Args:
-        run: the settings.
-        names: of all contenders that the suite knows.
-        kind: of its measures.
-
-    Raises:
-        ConfigError: one of them does not.
-    """
-    unknown = sorted(set(run.contenders) - set(names))
-    if unknown or not run.contenders:
-        raise ConfigError(f"unknown contenders {unknown}: known are {', '.join(names)}")
-    if not run.measures:
-        raise ConfigError(f"measures is empty: choose of {', '.join(kind)}")
-    if not run.root.is_dir():
-        raise ConfigError(f"root={str(run.root)!r} is not an existing directory")
 
 
 def check_leasts(settings: object, leasts: Mapping[str, int]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-from ckpt_core.bench.processes import Turns
+from ckpt_core.bench.closing import Closing
 from ckpt_core.bench.remote import Answers, ContenderFailed
 from ckpt_core.bench.results import Entrant
 from ckpt_core.bench.run import Run
@@ -14,15 +15,18 @@ from ckpt_core.bench.team import Launch, Team
 from ckpt_core.errors import ConfigError
 
 _ALL = "all"
+Item = TypeVar("Item")
 
 
-class Crew(Turns):
+class Crew(Closing):
     """The teams of one run, launched when they are asked first. Close it, or use it in a `with` block.
 
     Call order: `enter`, perhaps `start` -> `ask` in the `turns` of each title -> `close`.
 
     Attributes:
         run: what is measured, and where it is noted.
+        report: of the run.
+        notify: of the run.
     """
 
     def __init__(self, run: Run[Any], launch: Launch, *, shared: bool = False) -> None:
@@ -34,8 +38,9 @@ class Crew(Turns):
             shared: one team serves all ways, and is told the `name` of the way in each request; else each
                 way has a team of its own.
         """
-        super().__init__(run.report, run.notify, seed=run.settings.seed, rounds=run.settings.rounds)
         self.run = run
+        self.report, self.notify = run.report, run.notify
+        self._random = random.Random(run.settings.seed)
         self._launch = launch
         self._shared = shared
         self._teams: dict[str, Team] = {}
@@ -173,3 +178,13 @@ class Crew(Turns):
             for name in self.shuffled(self.names(reference=reference)):
                 if name not in self._out:
                     yield name
+
+    def rounds(self, title: str) -> Iterator[int]:
+        """Numbers of the rounds, told as they begin."""
+        for number in range(self.run.settings.rounds):
+            self.notify(f"{title}: round {number + 1} of {self.run.settings.rounds}")
+            yield number
+
+    def shuffled(self, items: Sequence[Item]) -> list[Item]:
+        """The same items in the run's own random order."""
+        return self._random.sample(items, len(items))

@@ -100,13 +100,6 @@ def _whiskers(figure: Figure, rows: list[Stats]) -> list[list[float]]:
     ]
 
 
-def by_interval(area: Axes, *, report: Report, title: str, make: Make) -> None:
-    """One line for each contender over the interval between saves."""
-    lines(area, report=report, make=make, numbers=report.settings["intervals"])
-    area.set_xlabel("steps between saves", fontsize=9)
-    finish_lines(area, title)
-
-
 def lines(
     area: Axes, *, report: Report, make: Make, numbers: Sequence[int], base: int = 10
 ) -> None:

@@ -236,7 +236,3 @@ class Report:
             }
             for name, stats in self.stats(figure).items()
         }
-
-
-slowdown = SLOWDOWN
-train_stall = TRAIN_STALL

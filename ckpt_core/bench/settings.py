@@ -9,7 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from ckpt_core.bench.checks import check_leasts, check_numbers, check_run
+from ckpt_core.bench.checks import check_leasts, check_numbers
+from ckpt_core.errors import ConfigError
 
 _WIDTHS = (1024, 512, 256, 128, 64, 32)
 _LEAST_LAYERS = 2
@@ -89,7 +90,14 @@ class RunSettings:
         check_leasts(self, {"rounds": 1, **self.leasts})
         check_numbers(self, *self.numbers)
         self.check()
-        check_run(self, names=self._all("contenders"), kind=self.kind())
+        names = self._all("contenders")
+        unknown = sorted(set(self.contenders) - set(names))
+        if unknown or not self.contenders:
+            raise ConfigError(f"unknown contenders {unknown}: known are {', '.join(names)}")
+        if not self.measures:
+            raise ConfigError(f"measures is empty: choose of {', '.join(self.kind())}")
+        if not self.root.is_dir():
+            raise ConfigError(f"root={str(self.root)!r} is not an existing directory")
 
     def check(self) -> None:
         """What a suite wants besides.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from ckpt_core.bench.contenders import OURS
-from ckpt_core.bench.results import Figure, Make, Report, Unit
+from ckpt_core.bench.results import Figure, Report, Unit
 
 _SCALES = {
     Unit.BYTES_PER_S: (1e-9, "GB/s", 2),
@@ -38,11 +37,6 @@ def state_line(report: Report) -> str:
         f"state {report.settings['state_bytes'] / 1e6:.0f} MB in {report.settings['leaves']} leaves, "
         f"{report.settings['rounds']} rounds in random order; ratio = median / median of {OURS}"
     )
-
-
-def machine_text(report: Report) -> Text:
-    """Where it ran, and with what."""
-    return Text(f"{machine_line(report)}\n{state_line(report)}")
 
 
 def machine_line(report: Report) -> str:
@@ -137,15 +131,6 @@ def _filled(
 
 def _add(table: Table, name: str, cells: Sequence[str]) -> None:
     table.add_row(name, *cells, style="bold" if name == OURS else None)
-
-
-def interval_tables(report: Report, rows: Sequence[tuple[str, Make]]) -> Iterator[Table]:
-    """A table for each figure that was measured, with a column for each interval."""
-    intervals: list[int] = list(report.settings["intervals"])
-    for title, make in rows:
-        columns = [(f"every {every}", make(every)) for every in intervals]
-        if any(report.stats(figure) for _, figure in columns):
-            yield ratio_table(report, f"{title}, {unit_name(make(intervals[0]))}", columns)
 
 
 @dataclass(frozen=True, slots=True)
