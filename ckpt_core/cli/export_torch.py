@@ -15,11 +15,11 @@ import torch
 from ckpt_core.cli.exported import Exported, check_room
 from ckpt_core.cli.parts import Part
 from ckpt_core.cli.tensors import fill
-from ckpt_core.cli.tree import Json, key_text, read_tree, walk
+from ckpt_core.cli.tree import Json, children_of, key_text, kind_of, read_tree, walk
 from ckpt_core.cli.values import value_text
 from ckpt_core.errors import ConfigError, RestoreError
 from ckpt_core.restore import RankLeaves
-from ckpt_core.state import Skeleton
+from ckpt_core.state import Kind, Seq, Skeleton
 
 _GONE = object()
 _ATOMS = (
@@ -34,15 +34,6 @@ _ATOMS = (
     "layout",
     "versions",
 )
-_SEQS = {
-    "list": "list",
-    "tuple": "tuple",
-    "set": "set",
-    "Size": "Size",
-    "frozenset": "set",
-    "deque": "list",
-}
-_MAPS = {"dict": "dict", "OrderedDict": "OrderedDict", "Counter": "Counter", "defaultdict": "dict"}
 
 
 def write_torch(file: IO[bytes], part: Part, leaves: RankLeaves, made: Exported) -> None:
@@ -136,14 +127,9 @@ class _Rewriter:
         tag = tag if isinstance(tag, str) else ""
         if tag in _ATOMS or tag in ("tensor", "composite"):
             return node
-        if tag in _SEQS and isinstance(node.get("v"), list):
-            self._note(path, tag, _SEQS[tag])
-            return {"!": _SEQS[tag], "v": self._items(node["v"], path)}
-        if tag in _MAPS:
-            return self._map(node, tag, path)
-        if tag in ("dataclass", "namedtuple"):
-            self._note(path, tag, "dict")
-            return {"!": "dict", "items": list(self._rows(_children(node), path))}
+        kind = kind_of(node)
+        if kind is not None and kind.loose:
+            return self._container(node, kind, path)
         if tag == "object":
             return self._plain(node.get("state"), path)
         if tag == "array":
@@ -152,11 +138,13 @@ class _Rewriter:
         self._made.left_out[path] = value_text(node)
         return _GONE
 
-    def _map(self, node: dict[str, Json], tag: str, path: str) -> Json:
-        self._note(path, tag, _MAPS[tag])
-        made: dict[str, Json] = {"!": _MAPS[tag]}
+    def _container(self, node: dict[str, Json], kind: Kind, path: str) -> Json:
+        self._note(path, kind.tag, kind.loose)
+        if kind.form is Seq:
+            return {"!": kind.loose, "v": self._items(node["v"], path)}
+        made: dict[str, Json] = {"!": kind.loose}
         made["items"] = list(self._rows(_children(node), path))
-        if isinstance(node.get("attrs"), dict) and tag == "OrderedDict":
+        if isinstance(node.get("attrs"), dict) and kind.loose == "OrderedDict":
             made["attrs"] = self._plain(node["attrs"], _join(path, "__dict__"))
         return made
 
@@ -178,17 +166,9 @@ class _Rewriter:
 
 
 def _children(node: Json) -> list[tuple[Json, Json]]:
-    """Key and value nodes below a container."""
-    if isinstance(node, list):
-        return list(enumerate(node))
-    held = node.get("v") if isinstance(node, dict) else None
-    if isinstance(held, dict):
-        return list(held.items())
-    if isinstance(held, list):
-        return list(enumerate(held)) if node.get("!") in list(_SEQS) else []
-    rows = (node.get("items") or node.get("fields")) if isinstance(node, dict) else None
-    rows = rows if isinstance(rows, list) else []
-    return [(row[0], row[1]) for row in rows if isinstance(row, list) and len(row) == 2]
+    """Key and value nodes below a container that torch takes in some form."""
+    kind = kind_of(node)
+    return children_of(node) if kind is not None and kind.loose else []
 
 
 def _join(path: str, key: str) -> str:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ckpt_core.state import KINDS, Kind, Map, Seq
+
 Json = Any
 
-_SEQS = ("list", "tuple", "set", "frozenset", "deque", "Size", "slice")
-_MAPS = ("dict", "OrderedDict", "defaultdict", "Counter")
 _SCALARS = ("int", "float", "str", "complex")
 _ROOT_NAME = "tensor"
 _MAX_DEPTH = 130
@@ -89,6 +89,31 @@ def read_tree(skeleton: Json) -> Item:
     return _item(skeleton.get("tree") if isinstance(skeleton, dict) else None, _At())
 
 
+def kind_of(node: Json) -> Kind | None:
+    """What kind of container a node is; None when it is none, or lacks the items of one."""
+    if isinstance(node, list):
+        return KINDS["list"]
+    tag = node.get("!") if isinstance(node, dict) else None
+    kind = KINDS.get(tag) if isinstance(tag, str) else None
+    is_empty = kind is not None and kind.form is Seq and not isinstance(node.get("v"), list)
+    return None if is_empty else kind
+
+
+def children_of(node: Json) -> list[tuple[Json, Json]]:
+    """Key and value nodes of what is in a container; what is no such pair is left out."""
+    kind = kind_of(node)
+    if kind is None:
+        return []
+    held = node if isinstance(node, list) else node.get("v")
+    if kind.form is Seq:
+        return list(enumerate(held))
+    if kind.form is Map and isinstance(held, dict):
+        return list(held.items())
+    rows = node.get("items" if kind.form is Map else "fields")
+    rows = rows if isinstance(rows, list) else []
+    return [(row[0], row[1]) for row in rows if isinstance(row, list) and len(row) == 2]
+
+
 def walk(item: Item) -> Iterator[Item]:
     """All places, containers before what is in them."""
     yield item
@@ -101,17 +126,12 @@ def _item(node: Json, at: _At) -> Item:
         return at.item("unknown", value=node)
     if node is None or isinstance(node, bool | int | float | str):
         return at.item("None" if node is None else type(node).__name__, value=node)
-    if isinstance(node, list):
-        return _seq(node, node, "list", at)
+    kind = kind_of(node)
+    if kind is not None:
+        return _container(node, kind, at)
     tag = node.get("!") if isinstance(node, dict) else None
     if not isinstance(tag, str):
         return at.item("unknown", value=node)
-    if tag in _SEQS and isinstance(node.get("v"), list):
-        return _seq(node, node["v"], tag, at)
-    if tag in _MAPS:
-        return _map(node, tag, at)
-    if tag in ("dataclass", "namedtuple"):
-        return _container(node, _keyed(node.get("fields")), tag, at)
     if tag == "object" and "state" in node:
         state = _item(node["state"], replace(at, depth=at.depth + 1))
         return replace(state, type_name=_text(node.get("type")))
@@ -120,25 +140,17 @@ def _item(node: Json, at: _At) -> Item:
     return at.item(tag, type_name=_text(node.get("type")), value=node)
 
 
-def _seq(node: Json, items: list[Json], kind: str, at: _At) -> Item:
-    if all(map(is_scalar, items)):
-        return at.item(kind, value=node)
-    return _container(node, [(str(index), item) for index, item in enumerate(items)], kind, at)
-
-
-def _map(node: Json, kind: str, at: _At) -> Item:
-    rows = list(node["v"].items()) if isinstance(node.get("v"), dict) else _keyed(node.get("items"))
-    if isinstance(node.get("attrs"), dict):
+def _container(node: Json, kind: Kind, at: _At) -> Item:
+    rows = [(key_text(key), value) for key, value in children_of(node)]
+    if kind.form is Seq and all(is_scalar(value) for _, value in rows):
+        return at.item(kind.tag, value=node)
+    if kind.form is Map and isinstance(node.get("attrs"), dict):
         rows.append(("__dict__", node["attrs"]))
-    return _container(node, rows, kind, at)
-
-
-def _container(node: Json, rows: list[tuple[str, Json]], kind: str, at: _At) -> Item:
     children = tuple([_item(value, at.below(key)) for key, value in rows])
     if not children:
-        return at.item(kind, value=node)
+        return at.item(kind.tag, value=node)
     name = _text(node.get("type")) if isinstance(node, dict) else ""
-    return at.item(kind, type_name=name, children=children)
+    return at.item(kind.tag, type_name=name, children=children)
 
 
 def _tensor(node: Json, tag: str, at: _At) -> Item:
@@ -174,12 +186,6 @@ def key_text(node: Json) -> str:
     from ckpt_core.cli.values import value_text
 
     return node if isinstance(node, str) else value_text(node)
-
-
-def _keyed(rows: Json) -> list[tuple[str, Json]]:
-    """Pairs of a list of pairs; what is none is left out."""
-    rows = rows if isinstance(rows, list) else []
-    return [(key_text(row[0]), row[1]) for row in rows if isinstance(row, list) and len(row) == 2]
 
 
 def _text(value: Json) -> str:

@@ -11,20 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ckpt_core.cli.text import shorten
+from ckpt_core.state import KINDS, Kind, Map
 
 Json = Any
 _MOST = 72
 _MOST_OF_ITEMS = 48
 _SHOWN_ITEMS = 8
-_BRACKETS = {
-    "list": ("[", "]"),
-    "tuple": ("(", ")"),
-    "set": ("{", "}"),
-    "frozenset": ("{", "}"),
-    "deque": ("[", "]"),
-    "Size": ("[", "]"),
-    "slice": ("(", ")"),
-}
 
 
 def value_text(node: Json) -> str:
@@ -36,13 +28,14 @@ def value_text(node: Json) -> str:
     if node is None or isinstance(node, bool | int | float):
         return repr(node)
     if isinstance(node, list):
-        return _sequence("list", node)
+        return _sequence(KINDS["list"], node)
     if not isinstance(node, dict):
         return "unknown"
     tag, value = node.get("!"), node.get("v")
     tag = tag if isinstance(tag, str) else "unknown"
-    if tag in _BRACKETS and isinstance(value, list):
-        return _sequence(tag, value)
+    kind = KINDS.get(tag)
+    if kind is not None and kind.ends and isinstance(value, list):
+        return _sequence(kind, value)
     if tag in _TEXTS:
         # Hostile input: what is not of the tag's form is shown as JSON.
         with contextlib.suppress(ValueError, TypeError, LookupError, struct.error):
@@ -50,11 +43,10 @@ def value_text(node: Json) -> str:
     return shorten(f"{tag}: {_brief(value)}", _MOST)
 
 
-def _sequence(kind: str, items: list[Json]) -> str:
-    if kind == "set" and not items:
+def _sequence(kind: Kind, items: list[Json]) -> str:
+    if kind.tag == "set" and not items:
         return "set()"
-    before, after = _BRACKETS[kind]
-    name = "" if kind in ("list", "tuple", "set") else kind
+    name = "" if kind.tag in ("list", "tuple", "set") else kind.tag
     shown: list[str] = []
     for item in items:
         shown.append(value_text(item))
@@ -63,8 +55,8 @@ def _sequence(kind: str, items: list[Json]) -> str:
             break
     if len(shown) < len(items) or shown[-1:] == ["..."]:
         shown.append(f"{len(items)} values")
-    comma = "," if kind == "tuple" and len(items) == 1 else ""
-    return f"{name}{before}{', '.join(shown)}{comma}{after}"
+    comma = "," if kind.tag == "tuple" and len(items) == 1 else ""
+    return f"{name}{kind.ends[0]}{', '.join(shown)}{comma}{kind.ends[1]}"
 
 
 def _brief(value: Json) -> str:
@@ -141,6 +133,6 @@ _TEXTS: dict[str, Callable[[dict[str, Json]], str]] = {
     "datetime": lambda node: f"datetime {node['v'][0]}",
     "time": lambda node: f"time {node['v'][0]}",
     **dict.fromkeys(
-        ("dict", "OrderedDict", "defaultdict", "Counter"), lambda node: f"empty {node['!']}"
+        (tag for tag, kind in KINDS.items() if kind.form is Map), lambda node: f"empty {node['!']}"
     ),
 }

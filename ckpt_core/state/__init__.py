@@ -20,7 +20,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckpt_core.state.kinds import KINDS
+from ckpt_core.state.kinds import KINDS, Kind
+from ckpt_core.state.nodes import Map, Seq
 
 if TYPE_CHECKING:
     from ckpt_core.state.binding import Binding, bind
@@ -57,8 +58,11 @@ __all__ = [
     "KINDS",
     "Binding",
     "FlatState",
+    "Kind",
     "Leaf",
+    "Map",
     "RngState",
+    "Seq",
     "Skeleton",
     "SpecMemo",
     "bind",
