@@ -17,7 +17,7 @@ from ckpt_core.cli.steps import opened
 from ckpt_core.cli.text import count_text, say, say_json, say_rich, table
 from ckpt_core.cli.tree import Item
 from ckpt_core.layout import itemsize
-from ckpt_core.restore import Leaf, LeafReader
+from ckpt_core.restore import LeafReader, StoredLeaf
 
 _PIECE_ELEMENTS = 32_000
 """Elements that are compared at once: they stay in the cache, and torch starts no threads for them,
@@ -195,7 +195,10 @@ class _Rank:
             self._whole.found.tensors.append(made)
 
     def _tensors(
-        self, path: str, items: tuple[Item, Item], leaves: tuple[Leaf | None, Leaf | None]
+        self,
+        path: str,
+        items: tuple[Item, Item],
+        leaves: tuple[StoredLeaf | None, StoredLeaf | None],
     ) -> TensorDiff | None:
         known = [_known(item, leaf) for item, leaf in zip(items, leaves, strict=True)]
         for reason in ("dtype", "shape", "view"):
@@ -210,7 +213,7 @@ class _Rank:
         return made
 
     def _values(
-        self, path: str, left: Leaf, right: Leaf, known: list[dict[str, Any]]
+        self, path: str, left: StoredLeaf, right: StoredLeaf, known: list[dict[str, Any]]
     ) -> TensorDiff | None:
         size = itemsize(left.spec.dtype)
         distance: Any = None
@@ -247,7 +250,7 @@ def _shown_of(item: Item) -> Hashable:
     return ref.leaf, "" if ref.is_whole else json.dumps([ref.view, ref.flags])
 
 
-def _known(item: Item, leaf: Leaf | None) -> dict[str, Any]:
+def _known(item: Item, leaf: StoredLeaf | None) -> dict[str, Any]:
     if leaf is None:
         return {"dtype": None, "shape": None}
     made = {"dtype": leaf.spec.dtype, "shape": list(leaf.spec.shape)}

@@ -25,7 +25,7 @@ from ckpt_core.layout import (
     plain_header,
     storage,
 )
-from ckpt_core.restore import Leaf, RankLeaves
+from ckpt_core.restore import RankLeaves, StoredLeaf
 from ckpt_core.types import LeafSpec
 
 
@@ -93,7 +93,7 @@ def file_of(rank: RankManifest) -> str:
     return rank.files[0].name if rank.files else "the step"
 
 
-def _spec(item: Item, leaf: Leaf, name: str) -> LeafSpec:
+def _spec(item: Item, leaf: StoredLeaf, name: str) -> LeafSpec:
     assert item.tensor is not None
     if item.tensor.view is None:
         return LeafSpec(name, leaf.spec.dtype, leaf.spec.shape)

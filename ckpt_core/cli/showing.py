@@ -28,7 +28,7 @@ from ckpt_core.cli.tree import Item, read_tree, walk
 from ckpt_core.cli.values import value_text
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import LeafEntry, RankManifest
-from ckpt_core.restore import Leaf, StepLeaves, StepManifest
+from ckpt_core.restore import StepLeaves, StepManifest, StoredLeaf
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -66,7 +66,7 @@ def show_step(request: ShowRequest) -> bool:
     return True
 
 
-def totals(top: Item, leaves: Mapping[str, Leaf]) -> list[dict[str, Any]]:
+def totals(top: Item, leaves: Mapping[str, StoredLeaf]) -> list[dict[str, Any]]:
     """For each key at the top: how many leaves and bytes; each leaf counts where it occurs first."""
     seen: set[str] = set()
     made: list[dict[str, Any]] = []
@@ -124,7 +124,7 @@ def _show_rank(rank: RankManifest, step: StepLeaves, request: ShowRequest) -> No
         say_rich("", table(("key", "leaves", "size"), rows, right=("leaves", "size")))
 
 
-def _unnamed(top: Item, leaves: Mapping[str, Leaf]) -> list[str]:
+def _unnamed(top: Item, leaves: Mapping[str, StoredLeaf]) -> list[str]:
     named = {item.tensor.leaf for item in walk(top) if item.tensor is not None}
     return [name for name in leaves if name not in named]
 

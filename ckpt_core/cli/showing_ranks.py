@@ -9,7 +9,7 @@ from ckpt_core.cli.steps import elsewhere_text, held_text
 from ckpt_core.cli.text import count_text, ranks_text, say, say_rich, size_text, table
 from ckpt_core.cli.tree import read_tree, walk
 from ckpt_core.layout import RankManifest
-from ckpt_core.restore import Leaf, Place, StepLeaves
+from ckpt_core.restore import Place, StepLeaves, StoredLeaf
 
 _SHARED = ("stored together", "dtype", "shape", "size", "slices", "ranks")
 _PIECES = ("slice of", "rank", "what", "size", "file", "offset")
@@ -57,13 +57,13 @@ def gaps_of(leaves: StepLeaves) -> dict[str, str]:
     return {name: gap for name, gap in gaps.items() if gap is not None}
 
 
-def holders_text(leaf: Leaf) -> str:
+def holders_text(leaf: StoredLeaf) -> str:
     """The ranks that have stored parts of a leaf, in words: `ranks 0-3`."""
     ranks = _holders(leaf)
     return held_text(ranks, len(ranks))
 
 
-def in_order(leaves: StepLeaves) -> list[Leaf]:
+def in_order(leaves: StepLeaves) -> list[StoredLeaf]:
     """What ranks store together, in the order in which the tree of the first of them shows it."""
     items = walk(read_tree(leaves.step.ranks[0].skeleton))
     names = dict.fromkeys(item.tensor.leaf for item in items if item.tensor is not None)
@@ -71,11 +71,11 @@ def in_order(leaves: StepLeaves) -> list[Leaf]:
     return sorted(leaves.shared.values(), key=lambda leaf: shown.get(leaf.spec.name, len(shown)))
 
 
-def _holders(leaf: Leaf) -> list[int]:
+def _holders(leaf: StoredLeaf) -> list[int]:
     return sorted({place.rank for place in leaf.places})
 
 
-def _shared_cells(leaf: Leaf, gaps: Mapping[str, str]) -> list[str]:
+def _shared_cells(leaf: StoredLeaf, gaps: Mapping[str, str]) -> list[str]:
     spec = leaf.spec
     cells = [spec.name, spec.dtype, str(list(spec.shape)), size_text(leaf.nbytes)]
     cells += [str(len(leaf.places)), ranks_text(_holders(leaf))]
@@ -92,7 +92,7 @@ def _piece_rows(leaves: StepLeaves) -> Iterator[list[str]]:
             yield [*cells, name, str(place.offset)]
 
 
-def _what(place: Place, leaf: Leaf) -> str:
+def _what(place: Place, leaf: StoredLeaf) -> str:
     part = place.part
     if part is None or (part.block is None and part.nbytes == leaf.nbytes):
         return "all of it"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ckpt_core.cli.tree import Item, read_tree, walk
 from ckpt_core.cli.values import value_text
-from ckpt_core.restore import Leaf, LeafReader
+from ckpt_core.restore import LeafReader, StoredLeaf
 
 _FLAGS = {"p": "parameter", "g": "requires grad", "c": "conjugated", "n": "negated"}
 
@@ -36,7 +36,7 @@ class Side:
             if item.tensor is not None:
                 self._first.setdefault(item.tensor.leaf, path)
 
-    def leaf(self, item: Item) -> Leaf | None:
+    def leaf(self, item: Item) -> StoredLeaf | None:
         """The leaf of a tensor; None when the skeleton names one that is not there.
 
         Raises:
@@ -52,7 +52,7 @@ class Side:
         """Whether a place shows what ranks store together: it is then the same for all of them."""
         return item.tensor is not None and self._leaves.is_shared(item.tensor.leaf)
 
-    def pieces(self, leaf: Leaf, nbytes: int) -> Iterator[bytearray]:
+    def pieces(self, leaf: StoredLeaf, nbytes: int) -> Iterator[bytearray]:
         """Its bytes, `nbytes` at a time."""
         rest = bytearray()
         for block in self._reader.blocks(leaf):

@@ -13,7 +13,7 @@ from torch import Tensor
 from ckpt_core.cli.tree import Json, TensorRef
 from ckpt_core.errors import ConfigError, CorruptCheckpoint
 from ckpt_core.layout import itemsize, nbytes
-from ckpt_core.restore import Leaf, RankLeaves
+from ckpt_core.restore import RankLeaves, StoredLeaf
 from ckpt_core.types import LeafSpec
 
 _MAX_DIMS = 64
@@ -31,7 +31,7 @@ class View:
     flags: str
 
     @classmethod
-    def of(cls, tensor: TensorRef, leaf: Leaf) -> View:
+    def of(cls, tensor: TensorRef, leaf: StoredLeaf) -> View:
         """The view of an occurrence, or of the whole leaf.
 
         Raises:

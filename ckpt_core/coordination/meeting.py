@@ -52,7 +52,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Seat:
     """Who wants to meet: see TorchStore."""
 
     rank: int
@@ -61,7 +61,7 @@ class Place:
     dead_after_s: float
 
 
-def meet(channel: Channel, base: str, place: Place) -> Run:
+def meet(channel: Channel, base: str, seat: Seat) -> Run:
     """Return once every rank is here; the channel's deadline is how long to wait for them.
 
     Raises:
@@ -69,22 +69,22 @@ def meet(channel: Channel, base: str, place: Place) -> Run:
         CoordinationTimeout: a rank did not come; names it.
         StoreGone: see Channel.
     """
-    if place.rank == 0:
-        return _Host(channel, base, place).run()
+    if seat.rank == 0:
+        return _Host(channel, base, seat).run()
     nonce = secrets.token_hex(8)
-    channel.put(f"{base}/join/{place.rank}", _join(nonce, place))
+    channel.put(f"{base}/join/{seat.rank}", _join(nonce, seat))
     prefix = _awaited(channel, f"{base}/welcome/{nonce}")
-    channel.put(f"{prefix}/beat/{place.rank}", "0")
-    channel.put(f"{prefix}/in/{place.rank}", nonce)
+    channel.put(f"{prefix}/beat/{seat.rank}", "0")
+    channel.put(f"{prefix}/in/{seat.rank}", nonce)
     answer: Any = json.loads(_awaited(channel, f"{prefix}/open"))
     if answer["error"]:
         raise ConfigError(answer["error"])
     return Run(prefix, tuple(answer["nodes"]), tuple(answer["hosts"]))
 
 
-def _join(nonce: str, place: Place) -> str:
-    row = {"nonce": nonce, "world_size": place.world_size, "node": place.node}
-    return json.dumps(row | {"dead_after": place.dead_after_s, "host": _this_host()})
+def _join(nonce: str, seat: Seat) -> str:
+    row = {"nonce": nonce, "world_size": seat.world_size, "node": seat.node}
+    return json.dumps(row | {"dead_after": seat.dead_after_s, "host": _this_host()})
 
 
 def _this_host() -> str:
@@ -106,18 +106,18 @@ def _awaited(channel: Channel, key: str) -> str:
 class _Host:
     """Rank 0's part."""
 
-    def __init__(self, channel: Channel, base: str, place: Place) -> None:
+    def __init__(self, channel: Channel, base: str, seat: Seat) -> None:
         self._channel = channel
         self._base = base
         self._prefix = f"{base}/{secrets.token_hex(8)}"
-        self._place = place
-        self._others = range(1, place.world_size)
+        self._seat = seat
+        self._others = range(1, seat.world_size)
         self._welcomed: dict[int, str] = {}
 
     def run(self) -> Run:
         self._channel.put(f"{self._prefix}/beat/0", "0")
         joins = self._gathered()
-        everyone = [json.loads(_join("", self._place)), *joins]
+        everyone = [json.loads(_join("", self._seat)), *joins]
         error = _problem(everyone)
         nodes = [one["node"] for one in everyone]
         hosts = [one["host"] for one in everyone]
@@ -166,7 +166,7 @@ class _Host:
     def _complain(self, keys: list[str]) -> None:
         ranks = [int(key.rsplit("/", 1)[1]) for key in keys]
         raise CoordinationTimeout(
-            f"of {self._place.world_size} ranks these have not come in time: {ranks[:16]}: nothing was "
+            f"of {self._seat.world_size} ranks these have not come in time: {ranks[:16]}: nothing was "
             "changed. Every rank must make its TorchStore, the same number of times and with the same "
             "address; look for a rank that died, or raise `timeout`",
             rank=ranks[0] if ranks else None,

@@ -19,7 +19,7 @@ from ckpt_core.coordination.bootstrap import (
 )
 from ckpt_core.coordination.channel import Channel
 from ckpt_core.coordination.client import Address, Clients, StoreGone, listens, serve
-from ckpt_core.coordination.meeting import Place, meet
+from ckpt_core.coordination.meeting import Seat, meet
 from ckpt_core.coordination.options import StoreOptions, own_address
 from ckpt_core.coordination.session import Session
 from ckpt_core.errors import CkptError, CommitError, ConfigError
@@ -68,9 +68,9 @@ class TorchStore:
     ) -> None:
         options = options or StoreOptions()
         _check(host, port, rank, world_size)
-        place = Place(rank, world_size, None if node is None else str(node), options.dead_after_s)
+        seat = Seat(rank, world_size, None if node is None else str(node), options.dead_after_s)
         try:
-            self._session = _joined(host, port, place, options)
+            self._session = _joined(host, port, seat, options)
         except StoreGone as exc:
             raise CommitError(f"rank {rank} could not connect: {exc}", rank=rank) from exc
 
@@ -254,12 +254,12 @@ class TorchStore:
         self.close()
 
 
-def _joined(host: str, port: int, place: Place, options: StoreOptions) -> Session:
+def _joined(host: str, port: int, seat: Seat, options: StoreOptions) -> Session:
     """Connect, and wait for the other ranks."""
     deadline = time.monotonic() + options.timeout_s
     server: Any = None
     hosts = options.hosted if options.hosted is not None else not listens(host, port)
-    if place.rank == 0 and hosts:
+    if seat.rank == 0 and hosts:
         server = serve(host, port)
         port = server.port
     address = Address(host, port, options.kept_by)
@@ -268,10 +268,10 @@ def _joined(host: str, port: int, place: Place, options: StoreOptions) -> Sessio
     if server is not None:
         clients.kept.append(server)
     try:
-        base = f"ckpt_core/{options.name}/{nth('run', host, port, options.name, place.rank)}"
+        base = f"ckpt_core/{options.name}/{nth('run', host, port, options.name, seat.rank)}"
         channel = Channel(clients, deadline, options.beat_s)
         clients.warm(_WARM)
-        return Session(clients, meet(channel, base, place), place.rank, options)
+        return Session(clients, meet(channel, base, seat), seat.rank, options)
     except BaseException:
         clients.close()
         raise

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_core.restore.directories import committed_directories
 from ckpt_core.restore.failures import Retired
-from ckpt_core.restore.leaves import Leaf, Place, StepLeaves
+from ckpt_core.restore.leaves import Place, StepLeaves, StoredLeaf
 from ckpt_core.restore.manifests import StepManifest, read_manifests
 from ckpt_core.restore.streaming import LeafReader, RankLeaves
 from ckpt_core.restore.units import BadChunk
@@ -46,7 +46,6 @@ _LAZY = {
 __all__ = [
     "BadChunk",
     "Guard",
-    "Leaf",
     "LeafReader",
     "NoGuard",
     "Place",
@@ -59,6 +58,7 @@ __all__ = [
     "StepLeaves",
     "StepManifest",
     "StepReport",
+    "StoredLeaf",
     "Watch",
     "committed_directories",
     "load",

@@ -16,7 +16,7 @@ from ckpt_core.errors import CorruptCheckpoint, RestoreError
 from ckpt_core.layout import FileEntry, itemsize, needed_ranges
 from ckpt_core.restore.destinations import Run, TensorSink
 from ckpt_core.restore.failures import ReadRefused
-from ckpt_core.restore.leaves import Leaf, Place, StepLeaves
+from ckpt_core.restore.leaves import Place, StepLeaves, StoredLeaf
 from ckpt_core.restore.manifests import StepManifest
 from ckpt_core.restore.reading import Outcome, ParallelReader
 from ckpt_core.restore.units import BadChunk, ReadJob
@@ -36,7 +36,7 @@ class Need(NamedTuple):
         part: `(begin, nbytes)` of the tensor's bytes that are wanted; None: all of them.
     """
 
-    leaf: Leaf
+    leaf: StoredLeaf
     tensor: Tensor
     block: Block | None = None
     part: tuple[int, int] | None = None

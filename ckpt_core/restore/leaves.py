@@ -27,7 +27,7 @@ class Place(NamedTuple):
     part: Slice | None
 
 
-class Leaf(NamedTuple):
+class StoredLeaf(NamedTuple):
     """A leaf of a step: its size as a whole, and all that is stored of it in this root."""
 
     spec: LeafSpec
@@ -51,8 +51,8 @@ class StepLeaves:
             CorruptCheckpoint: ranks contradict each other about a leaf.
         """
         self.step = step
-        self.shared: dict[str, Leaf] = {}
-        self.private: dict[int, dict[str, Leaf]] = {}
+        self.shared: dict[str, StoredLeaf] = {}
+        self.private: dict[int, dict[str, StoredLeaf]] = {}
         self._effort = Effort()
         self._gaps: dict[str, str | None] = {}
         alone = step.manifest.world_size == 1
@@ -79,7 +79,7 @@ class StepLeaves:
 
     def of(
         self, owner: RankManifest, names: Collection[str], *, whole: bool = False
-    ) -> Mapping[str, Leaf]:
+    ) -> Mapping[str, StoredLeaf]:
         """The leaves that a skeleton with these names is about.
 
         Args:
@@ -107,7 +107,7 @@ class StepLeaves:
                 raise self.lacks(name, gap)
         return leaves
 
-    def gap(self, leaf: Leaf) -> str | None:
+    def gap(self, leaf: StoredLeaf) -> str | None:
         """What of a leaf is stored nowhere in this root, in words; None when all of it is here."""
         parts = [place.part for place in leaf.places if place.part is not None]
         if len(parts) < len(leaf.places):
@@ -150,7 +150,7 @@ class StepLeaves:
             spec = entry.spec
             leaf = self.shared.get(spec.name)
             if leaf is None:
-                leaf = self.shared[spec.name] = Leaf(spec, size_of(spec), [])
+                leaf = self.shared[spec.name] = StoredLeaf(spec, size_of(spec), [])
             elif leaf.spec != spec:
                 before = f"{leaf.spec.dtype} {list(leaf.spec.shape)} (rank {leaf.places[0].rank})"
                 here = f"{spec.dtype} {list(spec.shape)} (rank {rank.rank})"
@@ -161,9 +161,11 @@ class StepLeaves:
         return self.shared[name].places[0].rank
 
 
-def _own(rank: RankManifest) -> dict[str, Leaf]:
+def _own(rank: RankManifest) -> dict[str, StoredLeaf]:
     number = rank.rank
     return {
-        leaf.spec.name: Leaf(leaf.spec, leaf.nbytes, [Place(number, leaf.file, leaf.offset, None)])
+        leaf.spec.name: StoredLeaf(
+            leaf.spec, leaf.nbytes, [Place(number, leaf.file, leaf.offset, None)]
+        )
         for leaf in rank.leaves
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_core.layout import RankManifest
 from ckpt_core.restore.deadline import within
 from ckpt_core.restore.filling import Need, fill, plan_reads
-from ckpt_core.restore.leaves import Leaf, StepLeaves
+from ckpt_core.restore.leaves import StepLeaves, StoredLeaf
 from ckpt_core.restore.manifests import read_manifests
 from ckpt_core.restore.reading import ParallelReader
 from ckpt_core.state import Binding, Skeleton, bind
@@ -110,7 +110,9 @@ def unused_ranks(leaves: StepLeaves, world_size: int) -> list[int]:
     return [rank for rank, own in leaves.private.items() if own and rank >= world_size]
 
 
-def _needs(binding: Binding, named: Mapping[str, Leaf], shares: Shares | None) -> Iterator[Need]:
+def _needs(
+    binding: Binding, named: Mapping[str, StoredLeaf], shares: Shares | None
+) -> Iterator[Need]:
     for name, leaf in named.items():
         tensor, block = binding.destinations[name], binding.blocks.get(name)
         if shares is None or name not in shares.specs:

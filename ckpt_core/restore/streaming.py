@@ -20,7 +20,7 @@ from typing import Self
 
 from ckpt_core.errors import CorruptCheckpoint
 from ckpt_core.layout import FileEntry, RankManifest, itemsize, needed_ranges
-from ckpt_core.restore.leaves import Leaf, Place, StepLeaves
+from ckpt_core.restore.leaves import Place, StepLeaves, StoredLeaf
 from ckpt_core.restore.manifests import StepManifest
 from ckpt_core.restore.units import BadChunk, ChunkCheck, Discard, ReadJob, Unit
 from ckpt_core.restore.windows import spans_of, windows
@@ -123,7 +123,7 @@ class LeafReader:
         """The leaves as one rank of the step has them."""
         return RankLeaves(self, manifest)
 
-    def blocks(self, leaf: Leaf) -> Iterator[memoryview]:
+    def blocks(self, leaf: StoredLeaf) -> Iterator[memoryview]:
         """Row-major bytes of a leaf of `leaves`, in blocks; each is overwritten by the next one.
 
         Raises:
@@ -167,7 +167,7 @@ class LeafReader:
     ) -> None:
         self.close()
 
-    def _check_whole(self, leaf: Leaf) -> None:
+    def _check_whole(self, leaf: StoredLeaf) -> None:
         # Before the first byte: its size may be a lie, and whoever asks may write that much.
         if id(leaf) in self._whole:
             return
@@ -178,7 +178,7 @@ class LeafReader:
             raise self.leaves.lacks(leaf.spec.name, gap)
         self._whole.add(id(leaf))
 
-    def _boxes(self, leaf: Leaf) -> Iterator[memoryview]:
+    def _boxes(self, leaf: StoredLeaf) -> Iterator[memoryview]:
         window = memoryview(bytearray(WINDOW_BYTES))
         spare = memoryview(bytearray(WINDOW_BYTES))
         shape, unit = leaf.spec.shape, itemsize(leaf.spec.dtype)
@@ -231,7 +231,7 @@ class RankLeaves:
         """The step that they are of."""
         return self._leaves.step
 
-    def leaf(self, name: str) -> Leaf | None:
+    def leaf(self, name: str) -> StoredLeaf | None:
         """A leaf by its name; None when the step has none of that name."""
         own = self._leaves.private[self.manifest.rank].get(name)
         return self._leaves.shared.get(name) if own is None else own

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from ckpt_core.layout import itemsize
-from ckpt_core.restore.leaves import Leaf, Place
+from ckpt_core.restore.leaves import Place, StoredLeaf
 from ckpt_core.types import Block, Slice
 
 Span = tuple[int, int, Place]
 """From the first to before the last byte of the leaf, and where these lie."""
 
 
-def spans_of(leaf: Leaf) -> list[Span] | None:
+def spans_of(leaf: StoredLeaf) -> list[Span] | None:
     """The parts of a leaf as runs of its bytes, ascending; None when one of them is no such run."""
     spans: list[Span] = []
     for place in leaf.places:
@@ -26,7 +26,7 @@ def spans_of(leaf: Leaf) -> list[Span] | None:
     return sorted(spans, key=lambda span: span[:2])
 
 
-def _begin(part: Slice, leaf: Leaf) -> int | None:
+def _begin(part: Slice, leaf: StoredLeaf) -> int | None:
     """Where in the leaf a part begins, if it is a run of it: rows of the whole, as FSDP2 deals out."""
     block, shape = part.block, leaf.spec.shape
     if block is None or not shape:
