@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from ckpt_core.restore import Restorer
 from ckpt_core.system.files import Files
 from ckpt_core.types import RankInfo
+from tests.coordination.crew import CONTEXT
 
 TIMEOUT_S = 60.0
 
@@ -62,10 +62,9 @@ class Rank:
 
 def run_ranks(world: int, place: Path, body: Body) -> None:
     """Run `body` in `world` processes; raises what the first failing one has raised."""
-    context = mp.get_context("spawn")
-    failures = context.SimpleQueue()
+    failures = CONTEXT.SimpleQueue()
     processes = [
-        context.Process(target=_work, args=(rank, world, place, body, failures))
+        CONTEXT.Process(target=_work, args=(rank, world, place, body, failures))
         for rank in range(world)
     ]
     try:

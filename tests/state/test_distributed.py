@@ -14,9 +14,21 @@ import torch.distributed as dist
 from torch import nn
 
 from ckpt_core.state import RngState, flatten
-from tests.state.ranks import REPO, run_ranks
+from tests.crash.warm import Warm
+from tests.multirank.crew import all_well
 
+TOP = Path(__file__).parents[2]
+PROGRAMS = "tests.state.distributed_programs"
 LIMIT = 16 * 1024
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    """A process that has imported the programs, whose children are the ranks."""
+    with Warm(
+        PROGRAMS, environ={"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+    ) as process:
+        yield process
 
 
 @pytest.mark.parametrize(
@@ -35,8 +47,15 @@ LIMIT = 16 * 1024
         ("refused", 2),
     ],
 )
-def test_on_every_rank(program: str, world: int, tmp_path: Path) -> None:
-    run_ranks(f"tests.state.distributed_programs:{program}", world, tmp_path)
+def test_on_every_rank(warm: Warm, program: str, world: int, tmp_path: Path) -> None:
+    arguments = {"program": f"{PROGRAMS}:{program}", "folder": str(tmp_path)}
+    outcomes = warm.call(
+        "tests.multirank.crew:run_ranks",
+        call="tests.state.ranks:in_a_group",
+        world_size=world,
+        arguments=arguments,
+    )
+    all_well(outcomes)
 
 
 def test_a_state_without_dtensors_does_not_import_them() -> None:
@@ -46,7 +65,7 @@ def test_a_state_without_dtensors_does_not_import_them() -> None:
         "flatten({'m': torch.nn.Linear(2, 2), 't': torch.ones(2)}, eager_leaf_bytes=0)\n"
         "assert 'torch.distributed.tensor' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=REPO, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=TOP, check=True, timeout=60)
 
 
 # -- where leaves came from ----------------------------------------------------------------------
