@@ -1,4 +1,4 @@
-"""What `pytest --quick` leaves out: whatever needs a framework, ranks, a kill or a machine of its own.
+"""What `pytest --quick` leaves out: whatever needs a framework, ranks or a kill, or takes very long.
 
 `nox -s quick` runs the rest. Whole files, so that nothing of what is left out is even imported.
 """
@@ -12,7 +12,12 @@ import pytest
 TESTS = Path(__file__).parent
 
 FOLDERS = ("crash", "deepspeed", "examples", "horovod", "interrupts", "lightning", "multirank")
-FILES = ("test_kill*.py", "test_*ranks*.py", "test_distributed.py", "test_*_suite.py")
+FILES = (
+    *("test_*_suite.py", "test_quick_run.py"),  # benchmarks, in processes of their own
+    *("test_*ranks*.py", "test_broadcast.py", "test_distributed.py", "test_processes.py"),
+    *("test_exit.py", "test_interrupts.py", "test_kill*.py", "test_sigterm.py", "test_tune.py"),
+    *("test_horovod_wheel.py", "test_model.py", "test_workers.py"),  # long, and seldom concerned
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
