@@ -16,9 +16,15 @@ Source: LightCheck III-D, DeepFreeze IV-A d. The bytes are specified in docs/for
 from __future__ import annotations
 
 from ckpt_core.layout.coverage import Effort, needed_ranges, uncovered
-from ckpt_core.layout.dtypes import Storage, itemsize, nbytes, storage
+from ckpt_core.layout.dtypes import Storage, in_header, itemsize, nbytes, storage
 from ckpt_core.layout.entries import ChunkSum, FileEntry, LeafEntry, RankEntry, SliceEntry
-from ckpt_core.layout.header import MAX_HEADER_BYTES, METADATA_KEY, PAD_PREFIX, plain_header
+from ckpt_core.layout.header import (
+    LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    METADATA_KEY,
+    PAD_PREFIX,
+    plain_header,
+)
 from ckpt_core.layout.manifest import Json, Manifest, RankManifest
 from ckpt_core.layout.names import (
     FORMAT_NAME,
@@ -39,6 +45,7 @@ from ckpt_core.layout.share import share_leaves, structure_hash
 __all__ = [
     "FORMAT_NAME",
     "FORMAT_VERSION",
+    "LENGTH_BYTES",
     "MANIFEST_NAME",
     "MAX_HEADER_BYTES",
     "MAX_MANIFEST_BYTES",
@@ -60,6 +67,7 @@ __all__ = [
     "SliceEntry",
     "Storage",
     "header_length",
+    "in_header",
     "is_directory_name",
     "is_file_name",
     "itemsize",

@@ -98,6 +98,16 @@ def storage(dtype: str) -> Storage:
     raise ConfigError(f"dtype {dtype!r} is unknown: give torch's name, such as 'float32'")
 
 
+def in_header(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """Dtype and shape of a tensor as the header of its shard file has them.
+
+    Raises:
+        ConfigError: no dtype of that name can be stored.
+    """
+    kept = storage(dtype)
+    return kept.code, shape if kept.trailing is None else (*shape, kept.trailing)
+
+
 def itemsize(dtype: str) -> int:
     """Bytes of one element.
 

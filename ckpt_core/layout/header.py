@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from json.encoder import encode_basestring as quote
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.layout.dtypes import nbytes, storage
+from ckpt_core.layout.dtypes import in_header, nbytes
 from ckpt_core.layout.names import SHARD_VERSION
 from ckpt_core.types import LeafSpec
 from ckpt_core.units import ALIGN_BYTES, align_up
@@ -87,9 +87,9 @@ def plain_header(specs: Iterable[LeafSpec]) -> bytes:
 
 def entry_middle(spec: LeafSpec) -> str:
     """The part of an entry between its name and its offsets; the same for leaves of one kind."""
-    kept = storage(spec.dtype)
-    shape = spec.shape if kept.trailing is None else (*spec.shape, kept.trailing)
-    return _middle(kept.code, shape)
+    code, shape = in_header(spec.dtype, spec.shape)
+    dims = ",".join(map(str, shape))
+    return f':{{"dtype":"{code}","shape":[{dims}],"data_offsets":['
 
 
 def pad_entry(name: str, begin: int, end: int) -> str:
@@ -145,8 +145,3 @@ def utf8(text: str) -> bytes:
     except UnicodeEncodeError as exc:
         near = text[max(0, exc.start - 40) : exc.end]
         raise ConfigError(f"a name has a lone surrogate, which UTF-8 lacks: near {near!r}") from exc
-
-
-def _middle(code: str, shape: Sequence[int]) -> str:
-    dims = ",".join(map(str, shape))
-    return f':{{"dtype":"{code}","shape":[{dims}],"data_offsets":['

@@ -11,6 +11,9 @@ from ckpt_core.restore.failures import NoMeans, ReadHung
 
 _Result = TypeVar("_Result")
 
+READ_TIMEOUT_S = 600.0
+"""Longest time that one read may take, for readers to which nobody gives another."""
+
 
 def within(timeout_s: float, action: Callable[[], _Result], *, path: Path) -> _Result:
     """What `action` returns or raises. It changes nothing, so it may be left behind.

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from ckpt_core.errors import RestoreError
 from ckpt_core.layout import is_directory_name
+from ckpt_core.restore.deadline import READ_TIMEOUT_S
 from ckpt_core.restore.manifests import StepManifest, file_problems, read_json
 from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import listing
 from ckpt_core.system.files import Files
-
-_READ_TIMEOUT_S = 600.0
 
 
 def committed_directories(root: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -29,7 +28,7 @@ def committed_directories(root: str | os.PathLike[str]) -> tuple[str, ...]:
     for name in _folders(Path(root)):
         path = Path(root) / name
         try:
-            step = undisturbed(path, partial(_whole, path, files), timeout_s=_READ_TIMEOUT_S)
+            step = undisturbed(path, partial(_whole, path, files), timeout_s=READ_TIMEOUT_S)
         except RestoreError:
             continue  # somebody else's, or damaged
         if step is not None:

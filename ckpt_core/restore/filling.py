@@ -16,14 +16,12 @@ from ckpt_core.errors import CorruptCheckpoint, RestoreError
 from ckpt_core.layout import FileEntry, itemsize, needed_ranges
 from ckpt_core.restore.destinations import Run, TensorSink
 from ckpt_core.restore.failures import ReadRefused
-from ckpt_core.restore.leaves import Place, StepLeaves, StoredLeaf
+from ckpt_core.restore.leaves import Place, StepLeaves, StoredLeaf, first_few
 from ckpt_core.restore.manifests import StepManifest
 from ckpt_core.restore.reading import Outcome, ParallelReader
 from ckpt_core.restore.units import BadChunk, ReadJob
 from ckpt_core.system.devices import Devices
 from ckpt_core.types import Block, Slice
-
-_NAMES_SHOWN = 3
 
 
 class Need(NamedTuple):
@@ -162,7 +160,4 @@ def _raise_findings(step: StepManifest, outcome: Outcome) -> None:
 
 def _leaves_in(step: StepManifest, bad: BadChunk) -> str:
     names = [name for rank in step.ranks for name in bad.leaves_of(rank)]
-    if not names:
-        return ""
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return f"; it holds bytes of {', '.join(names[:_NAMES_SHOWN])}{more}"
+    return f"; it holds bytes of {first_few(names)}" if names else ""

@@ -6,7 +6,7 @@ rank alone may have the same name on every rank and are looked up by rank.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ckpt_core.errors import CorruptCheckpoint, RestoreError
@@ -119,13 +119,12 @@ class StepLeaves:
 
     def elsewhere(self, names: Collection[str]) -> RestoreError:
         """The error for leaves that lie, in part or whole, in the roots of other nodes."""
-        shown = ", ".join(sorted(names)[:_SHOWN])
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         ranks = ", ".join(str(rank.rank) for rank in self.step.ranks)
         return RestoreError(
             f"{self.step.path} holds what ranks {ranks} of {self.step.manifest.world_size} wrote, and "
-            f"needed parts of {shown}{more} were written by other ranks, to another root: restore on "
-            "the nodes and with the number of ranks that saved it, or from a root that all of them share",
+            f"needed parts of {first_few(sorted(names))} were written by other ranks, to another root: "
+            "restore on the nodes and with the number of ranks that saved it, or from a root that all of "
+            "them share",
             step=self.step.manifest.step,
             path=self.step.path,
         )
@@ -159,6 +158,12 @@ class StepLeaves:
 
     def _any(self, name: str) -> int:
         return self.shared[name].places[0].rank
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Names for a message."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _own(rank: RankManifest) -> dict[str, StoredLeaf]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.errors import NotCommitted, RestoreError
-from ckpt_core.restore.deadline import within
+from ckpt_core.restore.deadline import READ_TIMEOUT_S, within
 from ckpt_core.restore.failures import NoMeans, Retired
 from ckpt_core.restore.filling import Need, fill, plan_reads
 from ckpt_core.restore.leaves import StepLeaves
@@ -18,7 +18,6 @@ from ckpt_core.state import Skeleton
 from ckpt_core.store import resolve
 from ckpt_core.system.files import Files
 
-_READ_TIMEOUT_S = 600.0
 _MOST_TRIES = 5
 
 
@@ -51,12 +50,12 @@ def load(
             one node and the rest of a leaf is in another one.
     """
     path = Path(path)
-    how = ParallelReader(files=files or Files(), readers=readers, timeout_s=_READ_TIMEOUT_S)
+    how = ParallelReader(files=files or Files(), readers=readers, timeout_s=READ_TIMEOUT_S)
     for _ in range(_MOST_TRIES):
-        step_dir = within(_READ_TIMEOUT_S, lambda: resolve(path), path=path)
+        step_dir = within(READ_TIMEOUT_S, lambda: resolve(path), path=path)
         read = partial(_load, step_dir, how, rank=rank, trusted=trusted)
         try:
-            return undisturbed(step_dir, read, timeout_s=_READ_TIMEOUT_S)
+            return undisturbed(step_dir, read, timeout_s=READ_TIMEOUT_S)
         except MemoryError as exc:
             raise NoMeans(step_dir, exc) from exc
         except Retired:

@@ -9,16 +9,19 @@ from pathlib import Path
 
 from ckpt_core.errors import ConfigError, CorruptCheckpoint, RestoreError
 from ckpt_core.layout import (
+    LENGTH_BYTES,
+    PAD_PREFIX,
     FileEntry,
     HeaderEntry,
     RankManifest,
     SliceEntry,
     header_length,
+    in_header,
+    itemsize,
     nbytes,
     parse_header,
-    storage,
 )
-from ckpt_core.restore.deadline import within
+from ckpt_core.restore.deadline import READ_TIMEOUT_S, within
 from ckpt_core.restore.failures import NoMeans, Retired
 from ckpt_core.restore.leaves import StepLeaves
 from ckpt_core.restore.manifests import StepManifest, file_problem, read_json, read_start
@@ -28,10 +31,6 @@ from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import committed_steps, resolve, step_path
 from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
-
-_READ_TIMEOUT_S = 600.0
-_LENGTH_BYTES = 8
-_PAD_PREFIX = "__pad__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ def verify(
     number, count = share
     if not 0 <= number < count:
         raise ConfigError(f"share={share}: give (number, count) with number in 0 .. count-1")
-    reader = ParallelReader(files=files or Files(), readers=readers, timeout_s=_READ_TIMEOUT_S)
+    reader = ParallelReader(files=files or Files(), readers=readers, timeout_s=READ_TIMEOUT_S)
     how = _How(reader, share, progress)
     found = resolve(path)
     if found == path:
@@ -258,7 +257,7 @@ def _header_problems(path: Path, rank: RankManifest, index: int, *, files: Files
     size = rank.files[index].nbytes
     try:
         length = header_length(
-            read_start(path, _LENGTH_BYTES, files=files), file_bytes=size, path=path
+            read_start(path, LENGTH_BYTES, files=files), file_bytes=size, path=path
         )
         start = read_start(path, length, files=files)
         header = parse_header(start, file_bytes=size, path=path)
@@ -271,7 +270,7 @@ def _header_problems(path: Path, rank: RankManifest, index: int, *, files: Files
     for name, expected in _expected(rank, index):
         yield from _entry_problems(path, name, expected, header.pop(name, None))
     for name, entry in header.items():
-        if not name.startswith(_PAD_PREFIX) or entry.dtype != "U8":
+        if not name.startswith(PAD_PREFIX) or entry.dtype != "U8":
             yield f"{path}: the header has {name[:60]!r}, which the manifest does not know"
 
 
@@ -279,24 +278,19 @@ def _expected(rank: RankManifest, index: int) -> Iterator[tuple[str, HeaderEntry
     """The header entries of one file, as the manifest has them."""
     for leaf in rank.leaves:
         if leaf.file == index:
-            kept = storage(leaf.spec.dtype)
-            shape = _stored_shape(leaf.spec.shape, kept.trailing)
-            yield leaf.spec.name, HeaderEntry(kept.code, shape, leaf.offset, leaf.nbytes)
+            code, shape = in_header(leaf.spec.dtype, leaf.spec.shape)
+            yield leaf.spec.name, HeaderEntry(code, shape, leaf.offset, leaf.nbytes)
     for entry in rank.slices:
         if entry.file == index:
             yield entry.spec.name, _slice_entry(entry)
 
 
 def _slice_entry(entry: SliceEntry) -> HeaderEntry:
-    kept, part = storage(entry.spec.dtype), entry.slice
+    spec, part = entry.spec, entry.slice
     # A slice that is not the whole leaf is a flat tensor.
-    whole = part.nbytes == nbytes(entry.spec)
-    shape = entry.spec.shape if whole else (part.nbytes // kept.itemsize,)
-    return HeaderEntry(kept.code, _stored_shape(shape, kept.trailing), entry.offset, part.nbytes)
-
-
-def _stored_shape(shape: tuple[int, ...], trailing: int | None) -> tuple[int, ...]:
-    return shape if trailing is None else (*shape, trailing)
+    whole = part.nbytes == nbytes(spec)
+    shape = spec.shape if whole else (part.nbytes // itemsize(spec.dtype),)
+    return HeaderEntry(*in_header(spec.dtype, shape), entry.offset, part.nbytes)
 
 
 def _entry_problems(
