@@ -2,14 +2,16 @@
 
 `Optimizer.load_state_dict` casts every tensor of a parameter's state to the dtype of the parameter
 (fp32 moments of bf16 parameters, counters, masks), turns dicts of any kind into plain ones and texts
-into that of a generator, and puts copies in the place of tensors in `param_groups`.
+into that of a generator, fails for arrays and named tuples, and puts copies in the place of tensors in
+`param_groups`.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ def load_exactly(live: Any, saved_of: Callable[[], Any]) -> None:
     with warnings.catch_warnings():
         # What this tells of is put back below.
         warnings.filterwarnings("ignore", message="Casting complex values to real")
-        live.load_state_dict(saved_of())
+        live.load_state_dict(_loadable(live, saved_of()))
     if isinstance(live, Optimizer):
         _keep_states(live, saved_of())
         _keep_tensors(groups, live.param_groups)
@@ -39,6 +41,34 @@ def load_exactly(live: Any, saved_of: Callable[[], Any]) -> None:
     for path in inner if after is not None else ():
         # The rows of an optimizer's own state_dict() are the live ones.
         _keep_rows(_at(after, path), _at(saved, path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrapped:
+    """A value that torch would rebuild from a generator, and cannot: it passes this one on as it is."""
+
+    value: Any
+
+
+def _loadable(live: Any, saved: Any) -> Any:
+    """The state of an optimizer in a form that torch's own `load_state_dict` takes."""
+    own = getattr(type(live), "load_state_dict", None)
+    if own is not Optimizer.load_state_dict or not _is_optimizer_state(saved):
+        return saved
+    # What belongs to no parameter is taken as it is.
+    keys = {key for group in saved["param_groups"] for key in group["params"]}
+    rows = {key: _wrapped(row) if key in keys else row for key, row in saved["state"].items()}
+    return {**saved, "state": rows}
+
+
+def _wrapped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _wrapped(item) for key, item in value.items()}
+    if type(value) in (list, tuple, deque):
+        return type(value)(map(_wrapped, value))
+    if isinstance(value, Tensor | str | bytes | bytearray | set | frozenset):
+        return value
+    return _Wrapped(value) if isinstance(value, Iterable) else value
 
 
 def _keep_states(live: Optimizer, saved: Any) -> None:
@@ -61,6 +91,8 @@ def _kept(now: Any, saved: Any, dtype: torch.dtype | None) -> Any:
     Args:
         dtype: to which torch has cast tensors; None: unknown.
     """
+    if isinstance(now, _Wrapped):
+        return saved
     if isinstance(saved, Tensor):
         if type(now) is not type(saved) or now.dtype is saved.dtype or now.shape != saved.shape:
             return now

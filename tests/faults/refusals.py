@@ -65,7 +65,7 @@ class Refusal:
         return real(*args, **options)
 
     def start(self, real: Callable[[threading.Thread], None], thread: threading.Thread) -> None:
-        if _is_ours() and f"{_OURS}restore{os.sep}" in _name_of_ours() and self.due("start"):
+        if _is_ours() and self.due("start"):
             raise RuntimeError("can't start new thread")
         real(thread)
 
@@ -104,11 +104,6 @@ def _is_ours() -> bool:
         if "importlib" in name or "torch" in name:
             return False
     return False
-
-
-def _name_of_ours() -> str:
-    """The file of ours that has made the call; threads of a save are made by others than those here."""
-    return next(f.f_code.co_filename for f in _frames() if _OURS in f.f_code.co_filename)
 
 
 def _caller() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -253,3 +253,37 @@ def test_moments_of_low_rank_come_back_into_any_optimizer(rank: int) -> None:
     state, live = build(2), build(rank)
     restore({"o": state}, {"o": live})
     assert same(state.state_dict()["state"], live.state_dict()["state"])
+
+
+class Point(NamedTuple):
+    x: float
+    y: torch.Tensor
+
+
+class Keeps(LowRank):
+    """Keeps an array and a named tuple for each parameter, which torch's own load cannot rebuild."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        for rows in self.state.values():
+            rows["seen"] = np.arange(3.0)
+            rows["deep"] = [{"point": Point(2.5, torch.full((2,), 7.0))}, (np.ones(2),)]
+        self.state["all"] = {"array": np.ones(2)}
+
+
+def test_an_array_in_the_state_of_a_parameter_comes_back() -> None:
+    def build(steps: int) -> Keeps:
+        made = Keeps([nn.Parameter(torch.ones(4, 3))])
+        made.param_groups[0]["params"][0].grad = torch.ones(4, 3)
+        for _ in range(steps):
+            made.step()
+        return made
+
+    for steps in (0, 1):
+        live = build(steps)
+        restore({"o": build(2)}, {"o": live}, trusted=True)
+        (rows,) = [rows for key, rows in live.state.items() if key != "all"]
+        assert rows["seen"].tolist() == [0, 1, 2] and live.state["all"]["array"].tolist() == [1, 1]
+        point, (array,) = rows["deep"][0]["point"], rows["deep"][1]
+        assert type(point) is Point and point.x == 2.5 and point.y.tolist() == [7, 7]
+        assert array.tolist() == [1, 1]
