@@ -1,4 +1,4 @@
-"""Runs a scenario and kills it: at every operation, or at a part of them. Called in the warm process."""
+"""Runs a scenario and kills it, at every operation or at a part of them, in the warm process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.crash.layers import CHANGES, NAME_CHANGES, KillAt
 from tests.crash.likeness import likeness
 from tests.crash.promises import Found
 from tests.crash.scenarios import SCENARIOS, Scenario
-from tests.crash.warm import forked
+from tests.crash.warm import Warm, forked
 
 POINTS = {"before": CHANGES, "after": NAME_CHANGES, "torn": ("pwrite",)}
 ALL: dict[str, Scenario] = {**SCENARIOS, **DIRECTORIES}
@@ -26,10 +26,26 @@ _MOST_OF_A_REPAIR = 6
 _CHECKS_PER_CHILD = 20
 
 
-def kill_everywhere(scenario: str, point: str, place: str, *, writers: int) -> int:
+def check_killed_everywhere(warm: Warm, scenario: str, point: str, place: Path) -> None:
+    """Kill, restart after each kill, and hold the root to what was promised. For tests."""
+    function = f"{__name__}:kill_everywhere"
+    count = warm.call(function, scenario=scenario, point=point, place=str(place))
+    print(f"{scenario}: {count} kills {point} an operation")
+    assert count >= 3, "next to nothing was killed"
+
+
+def check_killed_twice(warm: Warm, scenario: str, place: Path) -> None:
+    """The same, with a second kill during the repair."""
+    count = warm.call(f"{__name__}:kill_twice", scenario=scenario, place=str(place))
+    print(f"{scenario}: {count} second kills")
+    assert count > 12
+
+
+def kill_everywhere(scenario: str, point: str, place: str) -> int:
     """Kill at operations, restart after each, and check; how many kills there were."""
     plan = ALL[scenario]
-    dying = replace(plan, options=plan.options | {"writers": writers})
+    # One writer, where the scenario is not about several: then operations have one order.
+    dying = replace(plan, options={"writers": 1, **plan.options})
     life = _Life(f"{scenario} {point}", dying, _prepared(plan, Path(place)), point)
     checks = Checks(plan)
     for n, root, acknowledged in life.killed(Path(place), most=_MOST):

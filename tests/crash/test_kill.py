@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.killing import check_killed_everywhere, check_killed_twice
 from tests.crash.scenarios import SCENARIOS
 from tests.crash.warm import Warm
 
@@ -23,22 +24,11 @@ CASES += [(name, point) for point, names in _ELSEWHERE.items() for name in names
 def test_a_kill_at_any_file_operation_loses_no_committed_step(
     scenario: str, point: str, warm: Warm, tmp_path: Path
 ) -> None:
-    writers = SCENARIOS[scenario].options.get("writers", 1)
-    count = warm.call(
-        "tests.crash.killing:kill_everywhere",
-        scenario=scenario,
-        point=point,
-        place=str(tmp_path),
-        writers=writers,
-    )
-    print(f"{scenario}: {count} kills {point} an operation")
-    assert count >= 3, "next to nothing was killed"
+    check_killed_everywhere(warm, scenario, point, tmp_path)
 
 
 @pytest.mark.parametrize("scenario", ["replace_by_two_renames", "retire_and_recycle"])
 def test_a_kill_during_the_repair_after_a_kill_loses_nothing_either(
     scenario: str, warm: Warm, tmp_path: Path
 ) -> None:
-    count = warm.call("tests.crash.killing:kill_twice", scenario=scenario, place=str(tmp_path))
-    print(f"{scenario}: {count} second kills")
-    assert count > 12
+    check_killed_twice(warm, scenario, tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.directories import DIRECTORIES
+from tests.crash.killing import check_killed_everywhere, check_killed_twice
 from tests.crash.warm import Warm
 
 _ELSEWHERE = {
@@ -21,15 +22,7 @@ CASES += [(name, point) for point, names in _ELSEWHERE.items() for name in names
 def test_a_kill_at_any_file_operation_leaves_whole_directories_and_a_true_pointer(
     scenario: str, point: str, warm: Warm, tmp_path: Path
 ) -> None:
-    count = warm.call(
-        "tests.crash.killing:kill_everywhere",
-        scenario=scenario,
-        point=point,
-        place=str(tmp_path),
-        writers=DIRECTORIES[scenario].options.get("writers", 1),
-    )
-    print(f"{scenario}: {count} kills {point} an operation")
-    assert count >= 3, "next to nothing was killed"
+    check_killed_everywhere(warm, scenario, point, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +31,4 @@ def test_a_kill_at_any_file_operation_leaves_whole_directories_and_a_true_pointe
 def test_a_kill_during_the_repair_after_a_kill_loses_nothing_either(
     scenario: str, warm: Warm, tmp_path: Path
 ) -> None:
-    count = warm.call("tests.crash.killing:kill_twice", scenario=scenario, place=str(tmp_path))
-    print(f"{scenario}: {count} second kills")
-    assert count > 12
+    check_killed_twice(warm, scenario, tmp_path)

@@ -16,7 +16,7 @@ from ckpt_core.system.files import Files
 from tests.crash.layers import CHANGES, KillAt, hooked
 from tests.crash.promises import QuickFiles
 from tests.multirank.crew import Rank
-from tests.multirank.jobs import make_state, options, root_of, same
+from tests.multirank.jobs import filling, gated, make_state, options, root_of, same
 
 POINTER = "latest"
 
@@ -110,13 +110,7 @@ def dies_after_its_vote(who: Rank, root: str, victim: int) -> str:
 def full_disk(who: Rank, root: str) -> list[str]:
     """Rank 1 cannot write the second save; the others fail with it, and the third one works."""
     broken = threading.Event()
-
-    def hook(name: str, args: tuple[Any, ...], act: Any) -> Any:
-        if broken.is_set() and name in ("pwrite", "allocate"):
-            raise OSError(28, os.strerror(28), "disk")
-        return act()
-
-    files = hooked(Files, hook, CHANGES)
+    files = filling(broken)
     outcomes = []
     with Checkpointer(root, options(on_error="warn"), coordination=who.meet(), files=files) as ck:
         for step in (1, 2, 3):
@@ -225,15 +219,7 @@ def raises_and_gives_up(who: Rank, root: str) -> list[str]:
 
 def slow_rank(who: Rank, root: str, gate: str) -> list[bool]:
     """The last rank writes nothing until the others have trained on: nobody waits for it meanwhile."""
-    last = who.rank == who.world_size - 1
-    open_gate = Path(gate)
-
-    def hook(name: str, args: tuple[Any, ...], act: Any) -> Any:
-        while last and name == "pwrite" and not open_gate.exists():
-            time.sleep(0.01)
-        return act()
-
-    files = hooked(Files, hook, CHANGES)
+    files = gated(who, gate)
     with Checkpointer(root, options(in_flight=2), coordination=who.meet(), files=files) as ck:
         handles = []
         for step in (1, 2):
@@ -242,7 +228,7 @@ def slow_rank(who: Rank, root: str, gate: str) -> list[bool]:
         pending = [not handle.committed.done() for handle in handles]
         pointed = (Path(root) / POINTER).exists()
         if who.rank == 0:
-            open_gate.touch()
+            Path(gate).touch()
         for handle in handles:
             handle.committed.result(60)
     return [*pending, pointed]

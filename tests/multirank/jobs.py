@@ -170,17 +170,32 @@ def steps_differ(who: Rank, root: str) -> list[str]:
     return outcomes
 
 
-def slow_rank(who: Rank, root: str, gate: str) -> list[bool]:
-    """The last rank writes nothing until the others have trained on: nobody waits for it meanwhile."""
+def gated(who: Rank, gate: str) -> Files:
+    """A disk to which the last rank writes nothing until the gate is there."""
     last = who.rank == who.world_size - 1
-    open_gate = Path(gate)
 
     def hook(name: str, args: tuple[Any, ...], act: Any) -> Any:
-        while last and name == "pwrite" and not open_gate.exists():
+        while last and name == "pwrite" and not Path(gate).exists():
             time.sleep(0.01)
         return act()
 
-    files = hooked(Files, hook, CHANGES)
+    return hooked(Files, hook, CHANGES)
+
+
+def filling(full: threading.Event) -> Files:
+    """A disk that takes nothing while it is full."""
+
+    def hook(name: str, args: tuple[Any, ...], act: Any) -> Any:
+        if full.is_set() and name in ("pwrite", "allocate"):
+            raise OSError(28, os.strerror(28), "disk")
+        return act()
+
+    return hooked(Files, hook, CHANGES)
+
+
+def slow_rank(who: Rank, root: str, gate: str) -> list[bool]:
+    """The last rank writes nothing until the others have trained on: nobody waits for it meanwhile."""
+    files = gated(who, gate)
     with Checkpointer(root, options(in_flight=2), coordination=who.meet(), files=files) as ck:
         handles = []
         for step in (1, 2):
@@ -188,7 +203,7 @@ def slow_rank(who: Rank, root: str, gate: str) -> list[bool]:
             ck.wait_staged()  # the update of the next step may begin
         pending = [not handle.committed.done() for handle in handles]
         if who.rank == 0:
-            open_gate.touch()
+            Path(gate).touch()
         for handle in handles:
             handle.committed.result(60)
     return pending
@@ -197,13 +212,7 @@ def slow_rank(who: Rank, root: str, gate: str) -> list[bool]:
 def full_disk(who: Rank, root: str, **changes: Any) -> list[str]:
     """Rank 1 cannot write step 2; step 3 works again everywhere."""
     broken = threading.Event()
-
-    def hook(name: str, args: tuple[Any, ...], act: Any) -> Any:
-        if broken.is_set() and name in ("pwrite", "allocate"):
-            raise OSError(28, os.strerror(28), "disk")
-        return act()
-
-    files = hooked(Files, hook, CHANGES)
+    files = filling(broken)
     outcomes = []
     chosen = options(**({"on_error": "warn"} | changes))
     with Checkpointer(root, chosen, coordination=who.meet(), files=files) as ck:
