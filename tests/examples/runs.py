@@ -8,10 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from tests import places
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -55,19 +58,31 @@ class Job:
 LIMIT_S = 240
 
 
+def torchrun(ranks: int) -> list[str]:
+    """The command before the path of an example."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*command, "--nproc-per-node", str(ranks)]
+
+
+def horovodrun(ranks: int) -> list[str]:
+    """The same, of Horovod."""
+    command = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(ranks)]
+    return [*command, sys.executable]
+
+
 @dataclass(frozen=True)
-class Torchrun(Job):
-    """A job of several ranks under torchrun."""
+class Ranks(Job):
+    """A job of several ranks."""
 
     example: Path
     steps: int
     every: int
     ranks: int = 2
+    launcher: Callable[[int], list[str]] = torchrun
 
-    def run(self, *, kill_after: int | None = None, seed: int = 0) -> tuple[int, str]:
+    def run(self, *, kill_after: int | None = None) -> tuple[int, str]:
         """The command to its end, or until a rank is killed: so many losses after a commit."""
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(self.ranks), str(self.example)]
+        command = [*self.launcher(self.ranks), str(self.example)]
         command += self.arguments(steps=self.steps, every=self.every)
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -77,9 +92,9 @@ class Torchrun(Job):
             try:
                 for line in process.stdout:
                     output += line
-                    told += line.startswith("step ") and self._committed() > before
+                    told += bool(_TOLD.search(line)) and self._committed() > before
                     if told == kill_after:
-                        self._kill_one(process.pid, seed)
+                        self._kill_one(process.pid)
                         kill_after = None
                 process.wait(LIMIT_S)
             finally:
@@ -89,6 +104,12 @@ class Torchrun(Job):
                     process.kill()
         return process.returncode, output
 
+    def run_to_its_end(self) -> str:
+        """What was printed."""
+        code, output = self.run()
+        assert code == 0, output
+        return output
+
     def _committed(self) -> int:
         """When the newest commit was written."""
         newest = 0
@@ -97,17 +118,33 @@ class Torchrun(Job):
                 newest = max(newest, path.stat().st_mtime_ns)
         return newest
 
-    def _kill_one(self, launcher: int, seed: int) -> None:
+    def _kill_one(self, launcher: int) -> None:
         ranks = [
             child
-            for child in psutil.Process(launcher).children()
-            if self.example.name in " ".join(child.cmdline())
+            for child in psutil.Process(launcher).children(recursive=True)
+            if child.name().startswith("python") and str(self.example) in child.cmdline()
         ]
-        if ranks:
-            chosen = random.Random(seed).choice(sorted(ranks, key=lambda child: child.pid))
-            chosen.send_signal(signal.SIGKILL)
+        if ranks:  # else the job has just ended
+            ranks.sort(key=lambda one: one.pid)
+            random.Random(places.run_number()).choice(ranks).send_signal(signal.SIGKILL)
+
+
+_TOLD = re.compile(r"(^|:)step ")
 
 
 def resumed_steps(output: str) -> list[int]:
-    """The steps that ranks said they resumed from."""
-    return [int(step) for step in re.findall(r"^resumed from step (\d+)$", output, re.MULTILINE)]
+    """The steps that ranks said they resumed from; horovodrun says first who speaks."""
+    return [int(step) for step in re.findall(r"resumed from step (\d+)$", output, re.MULTILINE)]
+
+
+def check_killed_and_resumed(job: Ranks, untouched: Ranks) -> int:
+    """A job one of whose ranks is killed goes on from one step on all ranks, and ends in the same bits.
+
+    Returns the exit status of the life that was cut short.
+    """
+    code, _ = job.run(kill_after=2)
+    last = resumed_steps(job.run_to_its_end())
+    assert len(last) == job.ranks and len(set(last)) == 1, "all ranks resume from one step"
+    assert last[0] % job.every == 0 and last[0] > 0
+    assert job.result.read_bytes() == untouched.result.read_bytes()
+    return code

@@ -16,7 +16,7 @@ pytest.importorskip("lightning.pytorch")
 pytest.importorskip("sklearn")
 
 EXAMPLE = EXAMPLES / "lightning_digits.py"
-STEPS, EVERY, KILLS = 60, 4, 3  # two and a half epochs
+STEPS, EVERY, KILLS = 60, 4, 2  # two and a half epochs
 
 
 @dataclass(frozen=True)

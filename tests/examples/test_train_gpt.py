@@ -17,7 +17,7 @@ import pytest
 from tests.examples.runs import EXAMPLES, Job, Run
 
 EXAMPLE = EXAMPLES / "train_gpt.py"
-STEPS, EVERY, KILLS = 40, 4, 4
+STEPS, EVERY, KILLS = 40, 4, 2
 STOPPED = 143
 
 
@@ -74,7 +74,7 @@ def test_a_job_that_is_killed_again_and_again_ends_in_the_same_bits(
     job, dice = Gpt(tmp_path), random.Random(20)
     resumed: list[int] = []
     for _ in range(KILLS):
-        # A third of the whole run at most, so that four kills rarely reach the end of the job.
+        # A third of the whole run at most, so that the kills rarely reach the end of the job.
         run = job.run(kill=signal.SIGKILL, after_s=dice.uniform(0.0, untouched.seconds / 3))
         resumed += [] if run.resumed is None else [run.resumed]
         assert run.returncode in (-signal.SIGKILL, 0), run.output
