@@ -89,11 +89,8 @@ CASES: dict[str, Case] = {
     **_own("GlobalNorm", "GroupCounter", "SelfCounter", "RandomDraws", "ClippingSGD", splits=False),
 }
 
-OF_THREE = (
-    *("AdamW-foreach", "momentum-fused", "Adafactor", "passes", "groups", "sparse"),
-    *("process-set", "clip", "GlobalNorm"),
-)
-"""Those that are run on three ranks as well."""
+OF_THREE = ("AdamW-foreach", "passes", "groups", "sparse", "process-set")
+"""Run on three ranks as well: how gradients come together; optimizers know nothing of ranks."""
 
 MODES = ("in_step", "lazy")
 TORN_MOST_S = 0.04
@@ -119,16 +116,19 @@ DELAYED: dict[str, dict[str, Any]] = {
 }
 
 
-def delayed(seeds: range) -> dict[str, Saved]:
-    """Four optimizers, both modes, some seeds; odd seeds save every second step."""
+def delayed(*names: str, seed: int) -> dict[str, Saved]:
+    """These optimizers, in both modes; odd seeds save every second step."""
     return {
         f"{name}-{mode}-{seed}": Saved(
-            _delayed(seed, **recipe), {"mode": mode, "every": 1 + seed % 2}
+            _delayed(seed, **DELAYED[name]), {"mode": mode, "every": 1 + seed % 2}
         )
-        for name, recipe in DELAYED.items()
+        for name in names
         for mode in MODES
-        for seed in seeds
     }
+
+
+DELAYED_BY_TWO = delayed(*DELAYED, seed=0) | delayed("momentum", "AdamW", seed=1)
+DELAYED_BY_THREE = delayed("amsgrad-fused", "Adafactor", seed=2)
 
 
 def all_lazy() -> dict[str, Saved]:

@@ -10,6 +10,8 @@ import pytest
 from tests.integrations.horovod.cases import (
     BLOCKING,
     CASES,
+    DELAYED_BY_THREE,
+    DELAYED_BY_TWO,
     EDITS,
     ENDS,
     FAILURES,
@@ -18,7 +20,6 @@ from tests.integrations.horovod.cases import (
     STRATEGIES,
     Saved,
     all_lazy,
-    delayed,
     torn,
 )
 from tests.integrations.horovod.launch import Job, Outcome, launch
@@ -39,7 +40,7 @@ def saved_by_two(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """Runs that save under delays, on two ranks."""
     folder = tmp_path_factory.mktemp("saved2")
     return launch(
-        _saved(folder, {**delayed(range(2)), **all_lazy(), **torn()}), ranks=2, folder=folder
+        _saved(folder, {**DELAYED_BY_TWO, **all_lazy(), **torn()}), ranks=2, folder=folder
     )
 
 
@@ -86,7 +87,7 @@ def trio(pair: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     folder = tmp_path_factory.mktemp("trio")
     jobs = [
         *_bits(folder, list(OF_THREE)),
-        *_saved(folder, delayed(range(2, 3))),
+        *_saved(folder, DELAYED_BY_THREE),
         _job(folder, "jobs_policies", "told", "members", mode="in_step", members=[0, 2]),
         _job(folder, "jobs_crash", "save", "three", mode="in_step", steps=3),
         _job(folder, "jobs_faces", "large", "lazy", mode="lazy"),

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ckpt_core import committed_steps, verify
-from tests.integrations.horovod.cases import MODES, all_lazy, delayed, torn
+from tests.integrations.horovod.cases import (
+    DELAYED_BY_THREE,
+    DELAYED_BY_TWO,
+    MODES,
+    all_lazy,
+    torn,
+)
 from tests.integrations.horovod.comparing import torn_steps
 from tests.integrations.horovod.launch import Outcome
 
@@ -21,16 +27,16 @@ def check(outcome: Outcome, name: str, every: int) -> None:
     assert torn_steps(root, outcome.ranks) == {}
 
 
-@pytest.mark.parametrize("name", delayed(range(2)))
+@pytest.mark.parametrize("name", DELAYED_BY_TWO)
 def test_each_step_of_two_ranks_is_exact_under_random_delays(
     saved_by_two: Outcome, name: str
 ) -> None:
-    check(saved_by_two, name, delayed(range(2))[name].how["every"])
+    check(saved_by_two, name, DELAYED_BY_TWO[name].how["every"])
 
 
-@pytest.mark.parametrize("name", delayed(range(2, 3)))
+@pytest.mark.parametrize("name", DELAYED_BY_THREE)
 def test_each_step_of_three_ranks_is_exact_under_random_delays(trio: Outcome, name: str) -> None:
-    check(trio, name, delayed(range(2, 3))[name].how["every"])
+    check(trio, name, DELAYED_BY_THREE[name].how["every"])
 
 
 @pytest.mark.parametrize("name", all_lazy())

@@ -8,6 +8,7 @@ import pytest
 
 from ckpt_core import committed_steps, verify
 from ckpt_core.restore import RestoreWarning
+from tests import places
 from tests.integrations.horovod.cases import MODES
 from tests.integrations.horovod.jobs_crash import DYING, ITERATIONS, plain_restore
 from tests.integrations.horovod.launch import Job, Outcome, launch
@@ -32,12 +33,15 @@ DEATHS: dict[str, dict[str, Any]] = {
     "a step of rank 0, lazy": {"mode": "lazy", "victim": 0, "moment": None},
 }
 
+DRAWN = {name: DEATHS[name] for name in places.some(list(DEATHS), 3, of="horovod")}
+"""Those of this run."""
+
 
 @pytest.fixture(scope="session")
 def deaths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """One launch for each death."""
+    """One launch for each death of this run."""
     found = {}
-    for number, (name, how) in enumerate(DEATHS.items()):
+    for number, (name, how) in enumerate(DRAWN.items()):
         folder = tmp_path_factory.mktemp(f"death{number}")
         jobs = [Job("killed", "jobs_crash:killed", {"root": str(folder / "root"), **how})]
         found[name] = launch(jobs, ranks=2, folder=folder, limit_s=90)
@@ -66,7 +70,7 @@ def again(
     folder = tmp_path_factory.mktemp("again")
     jobs = [Job("undisturbed", "jobs_crash:undisturbed")]
     for number, (name, outcome) in enumerate(deaths.items()):
-        arguments = {"root": str(outcome.folder / "root"), "mode": DEATHS[name]["mode"]}
+        arguments = {"root": str(outcome.folder / "root"), "mode": DRAWN[name]["mode"]}
         jobs.append(
             Job(f"resumed{number}", "jobs_crash:resumed", {**arguments, "name": str(number)})
         )
@@ -89,39 +93,37 @@ def _restoring(outcome: Outcome, name: str) -> Job:
     return Job(f"restore-{name}", "jobs_crash:restore", {"root": root, "name": name})
 
 
-@pytest.mark.parametrize("name", DEATHS)
 def test_the_survivor_is_told_by_horovods_error_and_does_not_hang(
-    deaths: dict[str, Outcome], name: str
+    deaths: dict[str, Outcome],
 ) -> None:
-    outcome, victim = deaths[name], DEATHS[name]["victim"]
-    assert outcome.of_rank("killed", victim) is None, "the victim lives"
-    survivor = outcome.of_rank("killed", 1 - victim)
-    assert survivor is not None, outcome.output[-3000:]
-    assert not survivor["problem"], survivor["problem"]
-    # Horovod tells whoever asks first: a gradient that is ready, or the step that waits for it.
-    told = ["step"] if DEATHS[name]["moment"] is None else ["step", "backward"]
-    assert survivor["result"]["where"] in told
-    assert not outcome.hung
+    for name, outcome in deaths.items():
+        victim = DRAWN[name]["victim"]
+        assert outcome.of_rank("killed", victim) is None, f"{name}: the victim lives"
+        survivor = outcome.of_rank("killed", 1 - victim)
+        assert survivor is not None, (name, outcome.output[-3000:])
+        assert not survivor["problem"], (name, survivor["problem"])
+        # Horovod tells whoever asks first: a gradient that is ready, or the step that waits for it.
+        told = ["step"] if DRAWN[name]["moment"] is None else ["step", "backward"]
+        assert survivor["result"]["where"] in told, name
+        assert not outcome.hung, name
 
 
-@pytest.mark.parametrize("name", DEATHS)
-def test_only_whole_steps_are_there(found_whole: dict[str, tuple[int, ...]], name: str) -> None:
-    steps = found_whole[name]
-    assert steps
-    assert steps == tuple(range(1, steps[-1] + 1))
-    # The victim died in the fourth iteration, or while that or the one before was written.
-    assert DYING - 3 <= steps[-1] <= DYING
+def test_only_whole_steps_are_there(found_whole: dict[str, tuple[int, ...]]) -> None:
+    for name, steps in found_whole.items():
+        assert steps, name
+        assert steps == tuple(range(1, steps[-1] + 1)), name
+        # The victim died in the fourth iteration, or while that or the one before was written.
+        assert DYING - 3 <= steps[-1] <= DYING, name
 
 
-@pytest.mark.parametrize("number", range(len(DEATHS)), ids=list(DEATHS))
 def test_the_job_goes_on_and_ends_with_the_bits_of_one_that_nothing_happened_to(
-    again: Outcome, found_whole: dict[str, tuple[int, ...]], number: int
+    again: Outcome, found_whole: dict[str, tuple[int, ...]]
 ) -> None:
-    steps = found_whole[list(DEATHS)[number]]
-    for whole, found in zip(again.of("undisturbed"), again.of(f"resumed{number}"), strict=True):
-        assert found["step"] >= steps[-1]
-        assert found["digests"] == whole[found["step"] :]
-        assert len(found["digests"]) == ITERATIONS - found["step"] > 0
+    for number, (name, steps) in enumerate(found_whole.items()):
+        for whole, found in zip(again.of("undisturbed"), again.of(f"resumed{number}"), strict=True):
+            assert found["step"] >= steps[-1], name
+            assert found["digests"] == whole[found["step"] :], name
+            assert len(found["digests"]) == ITERATIONS - found["step"] > 0, name
 
 
 @pytest.mark.parametrize("mode", MODES)
