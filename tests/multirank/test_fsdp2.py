@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import ckpt_core
 from ckpt_core import Checkpointer, Options, RngState, TorchStore
+from tests.state.distributed_helpers import FSDP2_RUNS_ON_CPU, Net, optimizer_of, train
 
 REPO = Path(__file__).parents[2]
 TIMEOUT_S = 120
@@ -27,51 +28,18 @@ STEP = 2
 OPTIONS = Options(chunk_bytes=16384, writers=2, timeout=60.0)
 
 pytestmark = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7),
+    not FSDP2_RUNS_ON_CPU,
     reason="FSDP2 of this torch does not run on a CPU",
 )
-
-
-class Net(nn.Module):
-    """Sizes that 4 and 2 ranks cannot split evenly; tied, frozen and bf16 parameters; buffers."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.embed = nn.Embedding(1001, 64)
-        self.narrow = nn.Linear(64, 3)  # The last of 4 ranks holds nothing of it.
-        self.wide = nn.Linear(3, 64)
-        self.norm = nn.BatchNorm1d(64)
-        self.frozen = nn.Linear(64, 64)
-        self.frozen.requires_grad_(False)
-        self.brief = nn.Linear(64, 64, bias=False).bfloat16()
-        self.head = nn.Linear(64, 1001, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        x = self.frozen(self.norm(self.wide(self.narrow(x)) + x))
-        out: Tensor = self.head(self.brief(x.bfloat16()).float())
-        return out
 
 
 def build(seed: int) -> tuple[Net, torch.optim.Optimizer]:
     from torch.distributed.fsdp import fully_shard
 
-    net = Net(seed)
+    net = Net(seed, words=1001, width=64)
     for part in (net.narrow, net.wide, net.frozen, net.brief, net):
         fully_shard(part)
-    trained = [p for p in net.parameters() if p.requires_grad]
-    groups = [{"params": trained[:2], "lr": 0.05}, {"params": trained[2:], "weight_decay": 0.3}]
-    return net, torch.optim.AdamW(groups, lr=0.1)
-
-
-def train(net: nn.Module, opt: torch.optim.Optimizer, steps: int) -> None:
-    torch.manual_seed(3)
-    for _ in range(steps):
-        opt.zero_grad()
-        net(torch.randint(0, 1001, (8,))).square().mean().backward()
-        opt.step()
+    return net, optimizer_of(net)
 
 
 def tensors_of(net: nn.Module, opt: torch.optim.Optimizer) -> dict[str, Tensor]:

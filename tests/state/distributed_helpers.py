@@ -1,4 +1,4 @@
-"""What the programs of test_distributed.py share: a model, and the whole of what ranks hold in parts."""
+"""What programs of ranks share: a model, and the whole of what ranks hold in parts."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from ckpt_core.state import Binding, FlatState, Skeleton
 from ckpt_core.types import Block, LeafSpec, Placement
 
 LIMIT = 64
+WORDS = 11
 FSDP2_RUNS_ON_CPU = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 7)
 
 
 class Net(nn.Module):
     """Sizes that 2 and 4 ranks cannot split evenly; tied, frozen and bf16 parameters; buffers."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, words: int = WORDS, width: int = 6) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.embed = nn.Embedding(11, 6)
-        self.narrow = nn.Linear(6, 3)  # The last of 4 ranks holds nothing of it.
-        self.wide = nn.Linear(3, 6)
-        self.norm = nn.BatchNorm1d(6)
-        self.frozen = nn.Linear(6, 6)
+        self.embed = nn.Embedding(words, width)
+        self.narrow = nn.Linear(width, 3)  # The last of 4 ranks holds nothing of it.
+        self.wide = nn.Linear(3, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.frozen = nn.Linear(width, width)
         self.frozen.requires_grad_(False)
-        self.brief = nn.Linear(6, 6, bias=False).bfloat16()
-        self.head = nn.Linear(6, 11, bias=False)
+        self.brief = nn.Linear(width, width, bias=False).bfloat16()
+        self.head = nn.Linear(width, words, bias=False)
         self.head.weight = self.embed.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ def train(net: nn.Module, opt: torch.optim.Optimizer, steps: int, *, seed: int =
     torch.manual_seed(seed)
     for _ in range(steps):
         opt.zero_grad()
-        backward(net, torch.randint(0, 11, (5,)))
+        backward(net, torch.randint(0, WORDS, (5,)))
         opt.step()
 
 
