@@ -71,7 +71,8 @@ class StageCrew(Crew):
         self._tried.clear()
         yield
         for name in self.names():
-            self.ask(name, "drop")
+            if name in self._teams:  # a request would launch the others
+                self.ask(name, "drop")
 
     def joined(self, name: str) -> bool:
         """Two ranks for a way, unless it has them already; whether it can run.
