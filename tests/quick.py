@@ -15,6 +15,7 @@ FOLDERS = ("crash", "deepspeed", "examples", "horovod", "interrupts", "lightning
 FILES = (
     *("test_*_suite.py", "test_quick_run.py"),  # benchmarks, in processes of their own
     *("test_*ranks*.py", "test_broadcast.py", "test_distributed.py", "test_processes.py"),
+    *("test_beside_a_writer.py",),  # a job that saves as often as it can
     *("test_exit.py", "test_interrupts.py", "test_kill*.py", "test_sigterm.py", "test_tune.py"),
     *("test_horovod_wheel.py", "test_model.py", "test_workers.py"),  # long, and seldom concerned
 )
