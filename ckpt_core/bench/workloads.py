@@ -94,7 +94,7 @@ class Training:
         """One optimizer step; `before_update` runs after backward, before anything changes."""
         batch = next(self.batches)
         loss = next_word_loss(self.model(batch[:, :-1]), batch)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         before_update()
         self.optimizer.step()

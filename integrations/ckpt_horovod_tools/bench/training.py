@@ -27,12 +27,12 @@ class Training:
         """
         self._schedule = place.schedule
         torch.manual_seed(0)
-        self._model = workloads.language_model(size["width"], size["layers"], size["vocabulary"])
-        hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
-        optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
-        self.saver = CLASSES[place.name](place, self._model, optimizer)
+        model = workloads.language_model(size["width"], size["layers"], size["vocabulary"])
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        self.saver = CLASSES[place.name](place, model, optimizer)
         batches = workloads.token_batches(size, torch.Generator().manual_seed(hvd.rank()))
-        self._batches = itertools.cycle(batches)
+        self._training = workloads.Training(model, self.saver.optimizer, itertools.cycle(batches))
 
     def window(self) -> tuple[float, float | None]:
         """All iterations of the schedule, the last ones under the clock.
@@ -53,21 +53,10 @@ class Training:
 
     def iterate(self, first: int, last: int) -> None:
         """Train through these iterations."""
-        optimizer = self.saver.optimizer
         for iteration in range(first, last + 1):
-            optimizer.zero_grad()
-            batch = next(self._batches)
-            loss = workloads.next_word_loss(self._model(batch[:, :-1]), batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.saver.before_step()
-            optimizer.step()
+            self._training.step(self.saver.before_step)
             self.saver.after_step(iteration)
 
     def state(self) -> State:
         """Aliases of every live parameter and optimizer tensor; the same order in every way."""
-        state: State = {}
-        for name, parameter in self._model.named_parameters():
-            state[f"model.{name}"] = parameter.detach()
-            for key, value in sorted(self.saver.optimizer.state[parameter].items()):
-                state[f"optimizer.{name}.{key}"] = value
-        return state
+        return dict(sorted(self._training.state().items()))
