@@ -174,6 +174,8 @@ def ask_all(lines: Sequence[Line], operation: str, within_s: float, /, **argumen
     Raises:
         ContenderFailed: one of them failed; the others may wait for it for ever, so end them all.
     """
+    if len(lines) == 1:
+        return [lines[0].call(operation, **arguments)]
     for line in lines:
         line.send(operation, **arguments)
     deadline = time.monotonic() + within_s

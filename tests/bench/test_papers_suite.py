@@ -25,7 +25,7 @@ from ckpt_core.bench.papers.found import (
     slowdown,
     smallest_interval,
 )
-from ckpt_core.bench.papers.job import Nobody, StandIn
+from ckpt_core.bench.papers.job import Saver, StandIn
 from ckpt_core.bench.papers.parts import PARTS, chosen
 from ckpt_core.bench.remote import Remote
 from ckpt_core.bench.results import Entrant, Report
@@ -210,7 +210,7 @@ def test_a_way_that_fails_says_why_and_the_process_goes_on_with_the_next(tmp_pat
     assert done["seconds"] > 0 and done["newest_bytes"] > 2**20
 
 
-class Forgetful(Nobody):
+class Forgetful(Saver):
     """Says that it has restored, and leaves the state as it was."""
 
     def restore(self) -> int | None:

@@ -8,10 +8,10 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ckpt_core.bench import workloads
-from ckpt_core.bench.contenders import Handle, Profile, State
+from ckpt_core.bench.contenders import Profile, State
 from ckpt_core.bench.contenders.torch_save import TorchSaveFsync
 from ckpt_core.bench.papers.ways import IDEAL, TORCH
 from ckpt_core.checkpointer import Checkpointer
@@ -29,8 +29,8 @@ _PAST = 2
 Answer = dict[str, Any]
 
 
-class Saver(Protocol):
-    """What a block of training needs of whoever saves."""
+class Saver:
+    """What a block of training needs of whoever saves; this one saves nothing and waits for nothing."""
 
     def save(self, step: int) -> None:
         """Start a checkpoint."""
@@ -43,33 +43,14 @@ class Saver(Protocol):
 
     def restore(self) -> int | None:
         """Fill the state from the newest checkpoint; its step, where that is known."""
+        raise LookupError("nothing was saved")
 
     def tidy(self) -> None:
         """Remove what nobody needs any more; never timed."""
 
 
-class Nobody:
-    """Saves nothing."""
-
-    def save(self, step: int) -> None:
-        """Nothing."""
-
-    def barrier(self) -> None:
-        """Nothing."""
-
-    def drain(self) -> None:
-        """Nothing."""
-
-    def restore(self) -> int | None:
-        """Is never asked."""
-        raise LookupError("nothing was saved")
-
-    def tidy(self) -> None:
-        """Nothing."""
-
-
-class Torch:
-    """torch.save and fsync, while training stands still."""
+class Torch(Saver):
+    """torch.save and fsync, while training stands still: when `save` returns, it is durable."""
 
     def __init__(self, root: Path, state: State, timeout_s: float) -> None:
         self._contender = TorchSaveFsync(Profile(root, timeout_s=timeout_s))
@@ -77,14 +58,7 @@ class Torch:
 
     def save(self, step: int) -> None:
         """Write, and wait for the disk."""
-        handle: Handle = self._contender.save(self._state, step)
-        handle.wait_durable()
-
-    def barrier(self) -> None:
-        """It is durable already."""
-
-    def drain(self) -> None:
-        """It is durable already."""
+        self._contender.save(self._state, step).wait_durable()
 
     def restore(self) -> int | None:
         """Load the newest file."""
@@ -96,8 +70,8 @@ class Torch:
         self._contender.tidy()
 
 
-class Engine:
-    """This engine under a preset."""
+class Engine(Saver):
+    """This engine under a preset. Retention is part of its save."""
 
     def __init__(self, checkpointer: Checkpointer, state: State, *, at_once: bool) -> None:
         """Over an open engine; `at_once`: training waits for the snapshot right behind the save."""
@@ -126,9 +100,6 @@ class Engine:
         found = self._checkpointer.restore(self._state)
         return None if found is None else found.step
 
-    def tidy(self) -> None:
-        """Retention is part of the save."""
-
 
 class StandIn:
     """A state of a given size and iterations of a given length; who saves it changes from turn to turn."""
@@ -154,7 +125,7 @@ class StandIn:
             timeout_s: of the engine's waits.
         """
         if way["contender"] == IDEAL:
-            yield Nobody()
+            yield Saver()
             return
         root.mkdir(exist_ok=True)
         if way["contender"] == TORCH:
