@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from ckpt_core import ConfigError
-from ckpt_core.bench import results
+from ckpt_core.bench import core, results
 from ckpt_core.bench.machine import describe
 from ckpt_core.bench.results import Entrant, Report
 from ckpt_core.simulate import Measured, read_bench
 
 FIGURES = {
-    results.PERSIST: {"ckpt_core": 2e9, "torch_save": 0.5e9, "torch_save_fsync": 0.4e9},
-    results.STALL_CALL: {"ckpt_core": 0.002},
-    results.STALL_BARRIER: {"ckpt_core": 0.25},
-    results.RESTORE_WARM: {"ckpt_core": 5e9},
-    results.RESTORE_COLD: {"ckpt_core": 1.5e9},
+    core.PERSIST: {"ckpt_core": 2e9, "torch_save": 0.5e9, "torch_save_fsync": 0.4e9},
+    core.STALL_CALL: {"ckpt_core": 0.002},
+    core.STALL_BARRIER: {"ckpt_core": 0.25},
+    core.RESTORE_WARM: {"ckpt_core": 5e9},
+    core.RESTORE_COLD: {"ckpt_core": 1.5e9},
     results.TRAIN_BASE: {"ckpt_core": 0.125, "torch_save": 0.13},
 }
 
