@@ -29,7 +29,10 @@ def free_memory(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
     Args:
         groups, mount: see `room_left`.
     """
-    host: int = psutil.virtual_memory().available
+    try:
+        host: int = psutil.virtual_memory().available
+    except MemoryError:  # a limit so tight that nothing can even be read
+        return 0
     room = room_left(groups, mount)
     return min(host, host if room is None else room, *_address_rooms())
 
