@@ -14,6 +14,10 @@ class Closing(ABC):
     def close(self) -> None:
         """End all that it owns; idempotent."""
 
+    def break_off(self) -> None:
+        """As `close`, after an error in the `with` block."""
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -23,4 +27,4 @@ class Closing(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.break_off() if error else self.close()

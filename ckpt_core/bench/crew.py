@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from ckpt_core.bench.closing import Closing
@@ -154,14 +153,9 @@ class Crew(Closing):
         """End every process; idempotent."""
         self._end()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """After an error nobody is asked to finish."""
-        self._end(after_an_error=error is not None)
+    def break_off(self) -> None:
+        """Nobody is asked to finish."""
+        self._end(after_an_error=True)
 
     def _end(self, *, after_an_error: bool = False) -> None:
         for team in self._teams.values():

@@ -10,10 +10,7 @@ from pathlib import Path
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.system.interrupts import holding
-from ckpt_core.system.machine import Machine, describe
 from ckpt_core.system.memory_limit import free_memory
-
-__all__ = ["Machine", "check_room", "describe", "work_folder"]
 
 
 def check_room(root: Path, *, disk_bytes: int, memory_bytes: int) -> None:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from ckpt_core.bench.contenders import OURS
-from ckpt_core.bench.machine import Machine
+from ckpt_core.system.machine import Machine
 
 SCHEMA = 1
 

@@ -16,13 +16,14 @@ from typing import Any, Generic
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ckpt_core.bench.machine import describe, work_folder
+from ckpt_core.bench.machine import work_folder
 from ckpt_core.bench.plot import draw
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.run import Run, S
 from ckpt_core.bench.settings import plain
 from ckpt_core.bench.tables import contenders_table, machine_line, state_line
 from ckpt_core.bench.views import View
+from ckpt_core.system.machine import describe
 
 
 def _nothing(settings: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ckpt_core.bench import proc
@@ -68,13 +67,9 @@ class Team(Closing):
         """End them after a failure."""
         self.kill()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.kill() if error else self.close()
+    def break_off(self) -> None:
+        """Nobody is asked to finish."""
+        self.kill()
 
 
 class Alone(Team):

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ckpt_core.bench import OURS
-from ckpt_core.bench.machine import describe
 from ckpt_core.bench.results import Entrant, Report
 from ckpt_core.bench.run import Run
 from ckpt_core.errors import ConfigError
+from ckpt_core.system.machine import describe
 from ckpt_deepspeed_tools.bench import DeepSpeedSettings, suite, ways
 from ckpt_deepspeed_tools.bench.crew import StageCrew
 from ckpt_deepspeed_tools.bench.suite import Window

@@ -22,9 +22,9 @@ if find_spec("deepspeed") is None and not os.environ.get("REQUIRE_INTEGRATIONS")
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)
 
 from ckpt_core.bench import OURS
-from ckpt_core.bench.machine import describe
 from ckpt_core.bench.results import Figure, Report
 from ckpt_core.bench.run import Run
+from ckpt_core.system.machine import describe
 from ckpt_deepspeed_tools.bench import DeepSpeedSettings, ways
 from ckpt_deepspeed_tools.bench.crew import LAUNCH, StageCrew
 from ckpt_deepspeed_tools.bench.ways import (

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ckpt_core.bench import OURS
-from ckpt_core.bench.machine import describe
 from ckpt_core.bench.results import Entrant, Report
 from ckpt_core.errors import ConfigError
+from ckpt_core.system.machine import describe
 from ckpt_horovod_tools.bench import HorovodSettings
 from ckpt_horovod_tools.bench.frequency import Frequency, frequencies
 from ckpt_horovod_tools.bench.suite import Schedule

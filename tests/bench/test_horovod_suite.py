@@ -21,10 +21,10 @@ if find_spec("horovod") is None and not os.environ.get("REQUIRE_INTEGRATIONS"):
 
 from ckpt_core.bench import OURS
 from ckpt_core.bench.crew import Crew
-from ckpt_core.bench.machine import describe
 from ckpt_core.bench.remote import ContenderFailed
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.run import Run
+from ckpt_core.system.machine import describe
 from ckpt_horovod_tools.bench import HorovodSettings, pair
 from ckpt_horovod_tools.bench.pair import Pair
 from ckpt_horovod_tools.bench.suite import enter

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_core.bench import PapersMeasure, PapersSettings
-from ckpt_core.bench.machine import describe
 from ckpt_core.bench.papers import ways
 from ckpt_core.bench.papers.found import (
     QUANTITIES,
@@ -31,6 +30,7 @@ from ckpt_core.bench.remote import Remote
 from ckpt_core.bench.results import Entrant, Report
 from ckpt_core.errors import ConfigError
 from ckpt_core.options.presets import PRESETS
+from ckpt_core.system.machine import describe
 from tests.bench.quick import ckpt_core_bench, quick_run, report_of
 
 pytestmark = pytest.mark.timeout(300)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from ckpt_core.bench import PolicySettings
-from ckpt_core.bench.machine import describe
 from ckpt_core.bench.policy import ADAPTIVE, ALONE, FIXED, NAMES
 from ckpt_core.bench.policy import conditions as figures
 from ckpt_core.bench.policy.processors import Shares
@@ -27,6 +26,7 @@ from ckpt_core.bench.policy.reaction import (
 from ckpt_core.bench.remote import Remote
 from ckpt_core.bench.results import Entrant, Report
 from ckpt_core.errors import ConfigError
+from ckpt_core.system.machine import describe
 from tests.bench.quick import ckpt_core_bench, quick_run, report_of
 
 pytestmark = pytest.mark.timeout(300)

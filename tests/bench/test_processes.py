@@ -14,9 +14,9 @@ import pytest
 from ckpt_core.bench import Report, Settings, cache, proc
 from ckpt_core.bench.core import LAUNCH
 from ckpt_core.bench.crew import Crew
-from ckpt_core.bench.machine import describe
 from ckpt_core.bench.remote import ContenderFailed, Remote
 from ckpt_core.bench.run import Run
+from ckpt_core.system.machine import describe
 
 MIB = 2**20
 # The kernel charges a process for the pages of the directories and inodes that it dirties, too.

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ckpt_core.bench import OURS, RankMeasure, RankSettings
-from ckpt_core.bench.machine import describe
 from ckpt_core.bench.ranks import NAMES
 from ckpt_core.bench.ranks.suite import RankCrew
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.run import Run
+from ckpt_core.system.machine import describe
 from tests.bench.quick import ckpt_core_bench, quick_run, report_of
 
 SIZES = (2, 4)

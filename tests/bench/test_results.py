@@ -9,9 +9,9 @@ import pytest
 
 from ckpt_core.bench import Settings
 from ckpt_core.bench.core import PERSIST
-from ckpt_core.bench.machine import describe
 from ckpt_core.bench.results import Entrant, Report
 from ckpt_core.errors import ConfigError
+from ckpt_core.system.machine import describe
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 
 from ckpt_core import ConfigError
 from ckpt_core.bench import core, results
-from ckpt_core.bench.machine import describe
 from ckpt_core.bench.results import Entrant, Report
 from ckpt_core.simulate import Measured, read_bench
+from ckpt_core.system.machine import describe
 
 FIGURES = {
     core.PERSIST: {"ckpt_core": 2e9, "torch_save": 0.5e9, "torch_save_fsync": 0.4e9},

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench.crew import Crew
-from ckpt_core.bench.machine import check_room, describe, work_folder
+from ckpt_core.bench.machine import check_room, work_folder
 from ckpt_core.bench.papers.drawing import drawings, write
 from ckpt_core.bench.papers.found import THROUGHPUT, Found, per_s
 from ckpt_core.bench.papers.parts import PARTS, Answer, Part, Turn, chosen
@@ -21,6 +21,7 @@ from ckpt_core.bench.run import Run
 from ckpt_core.bench.suite import Suite
 from ckpt_core.bench.team import Launcher
 from ckpt_core.bench.views import Own
+from ckpt_core.system.machine import describe
 
 LAUNCH = Launcher(worker="ckpt_core.bench.papers.worker:PapersWorker")
 _PROCESS = "papers"

@@ -26,6 +26,7 @@ from ckpt_core.bench.suite import Suite
 from ckpt_core.bench.tables import text_table
 from ckpt_core.bench.team import RANKS_ENVIRONMENT, Launcher
 from ckpt_core.bench.views import Axis, Over, Own, View
+from ckpt_core.units import align_up
 
 NAMES = tuple(RANKED)
 _MODEL = ModelSize(width=192, layers=4, vocabulary=1024, batch=2, tokens=64)
@@ -286,7 +287,7 @@ class RankCrew(Crew):
             before_s = after_s
 
     def _window(self, name: str, every: int) -> Answers | None:
-        steps = max(2, every * -(-self.settings.train_steps // every))
+        steps = max(2, align_up(self.settings.train_steps, every))
         answers = self.ask(name, "train", every=every, steps=steps)
         self._tidy(name)
         return answers

@@ -30,6 +30,7 @@ from ckpt_core.bench.settings import RunSettings, model_of
 from ckpt_core.bench.suite import Suite
 from ckpt_core.bench.views import Area, Over, Own, Several, View
 from ckpt_core.errors import ConfigError
+from ckpt_core.units import align_up
 from ckpt_deepspeed_tools.bench import ways
 from ckpt_deepspeed_tools.bench.crew import CANNOT_LOAD, CANNOT_RUN, StageCrew
 from ckpt_deepspeed_tools.bench.ways import BASE, NAMES, OWN, RANKS, WAYS
@@ -126,7 +127,7 @@ class DeepSpeedSettings(RunSettings):
 
     def window(self, every: int) -> Window:
         """The window with a save every so many steps."""
-        return Window(every, self.lead_steps, every * -(-self.train_steps // every))
+        return Window(every, self.lead_steps, align_up(self.train_steps, every))
 
 
 def measure(run: Run[DeepSpeedSettings]) -> None:

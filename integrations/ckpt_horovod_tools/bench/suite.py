@@ -26,6 +26,7 @@ from ckpt_core.bench.settings import RunSettings, model_of
 from ckpt_core.bench.suite import Suite
 from ckpt_core.bench.views import Over, Own, Several, View
 from ckpt_core.errors import ConfigError
+from ckpt_core.units import align_up
 from ckpt_horovod_tools.bench.frequency import BOUND, frequencies
 from ckpt_horovod_tools.bench.pair import RANKS, Pair
 from ckpt_horovod_tools.bench.ways import (
@@ -124,7 +125,7 @@ class HorovodSettings(RunSettings):
 
     def schedule(self, every: int) -> Schedule:
         """The window with a save every so many iterations."""
-        steps = every * -(-self.train_steps // every)
+        steps = align_up(self.train_steps, every)
         return Schedule(every, self.warm_saves, self.lead_steps, steps)
 
 

@@ -29,6 +29,7 @@ from ckpt_core.bench.settings import ModelSize, RunSettings, model_of
 from ckpt_core.bench.suite import Suite
 from ckpt_core.bench.team import Launcher
 from ckpt_core.bench.views import One, Over, View
+from ckpt_core.units import align_up
 
 MODEL_CHECKPOINT = "model_checkpoint"
 ASYNC_IO = "async_checkpoint_io"
@@ -127,7 +128,7 @@ class LightningSettings(RunSettings):
 
     def window(self, every: int) -> Window:
         """The fit of `train` with a save every so many steps."""
-        return Window(every, self._lead(every), every * -(-self.train_steps // every))
+        return Window(every, self._lead(every), align_up(self.train_steps, every))
 
     def large_window(self) -> Window:
         """The fit of `save`."""
