@@ -94,6 +94,7 @@ class Engine:
             self.events,
             self.failures,
             pipeline.stager,
+            pipeline.devices,
             self.flights.ready,
         )
         admission = Admission(

@@ -26,6 +26,7 @@ from ckpt_core.save.contents import Contents
 from ckpt_core.save.failures import Failures
 from ckpt_core.snapshot import ShardImage, Snapshot, Stager, StagingPool
 from ckpt_core.store import Attempt, GuestStore, StepStore
+from ckpt_core.system.devices import Devices
 from ckpt_core.types import Destination
 
 _REFUSED_WITHIN_S = 5.0
@@ -52,6 +53,7 @@ class Surroundings:
         events: told what becomes of it.
         failures: told when it is given up.
         stager: gives back its memory, behind all that is staged for it.
+        devices: where its leaves may lie.
         on_ready: called once when nothing is being staged or written for it any more.
     """
 
@@ -60,6 +62,7 @@ class Surroundings:
     events: EventLog
     failures: Failures
     stager: Stager
+    devices: Devices
     on_ready: Callable[[InFlight], None]
 
 
@@ -82,7 +85,7 @@ class InFlight:
         self.destination: Destination | None = None
         self.attempt_id = ""
         self.began = self.deadline = time.monotonic()
-        self.snapshot = Snapshot(step, on_staged=self._note_staged)
+        self.snapshot = Snapshot(step, devices=around.devices, on_staged=self._note_staged)
         self.committed: Future[Path] = Future()
         self.shards: list[ShardFile] = []
         self.images: list[ShardImage] = []

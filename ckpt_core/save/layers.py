@@ -97,7 +97,7 @@ class LayerPlanner:
         share = self._sharer.share(flat, Scope())
         builder = LayoutBuilder([part.stored for part in share.parts])
         demand = self._demand(builder, self._tail_bytes)
-        pool = self._pipeline.pool_for(demand, (leaf.tensor for leaf in flat.leaves))
+        pool = self._pipeline.pool_for(demand)
         return LayerwisePlan(flat, leaf_of, share, builder, pool)
 
     def tail(self, plan: LayerwisePlan, state: Any, scope: Scope, *, turn: int) -> Tail:

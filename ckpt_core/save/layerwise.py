@@ -28,7 +28,7 @@ from ckpt_core.save.layers import LayerPlanner, LayerwisePlan, Tail
 from ckpt_core.save.open_save import Errand, OpenSave
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.shards import Shards
-from ckpt_core.save.staging import guarded, look_at, stage_items
+from ckpt_core.save.staging import Reading, guarded, look_at, stage_items
 from ckpt_core.share import Audit, Auditor, Placed, Scope, items_of
 from ckpt_core.snapshot import ShardImage, StageItem
 from ckpt_core.state import Leaf
@@ -202,7 +202,8 @@ class LayerwiseSave(OpenSave):
         with guarded(self._inflight, [self._image]):
             self._streams.follow(behind)
             self._look_at(self._audit, looked_at)
-            stage_items(self._inflight.snapshot, self._image, items, settle=self._settle)
+            reading = Reading(self._streams, self._watch.end, bool(behind.events))
+            stage_items(self._inflight.snapshot, self._image, items, reading)
 
     def _run_end(self, tail: Tail | None) -> None:
         images = [self._image]
@@ -248,18 +249,14 @@ class LayerwiseSave(OpenSave):
         lazy = len(tail.lazy_names)
         handed = iter(tail.lazy_items)
 
-        def settle(copied: Sequence[StageItem]) -> None:
-            self._streams.settle()
-            self._tail_watch.end(tuple(islice(handed, len(copied))))
+        def copied(batch: Sequence[StageItem]) -> None:
+            self._tail_watch.end(tuple(islice(handed, len(batch))))
 
-        stage_items(self._inflight.snapshot, image, items[:lazy], settle=settle)
+        reading = Reading(self._streams, copied, bool(tail.behind.events))
+        stage_items(self._inflight.snapshot, image, items[:lazy], reading)
         image.leaves(items[lazy:])
         return placed
 
     def _look_at(self, audit: Audit, names: Sequence[str]) -> None:
         look_at(self._inflight.snapshot, audit, self._streams, names)
         self._inflight.snapshot.arrived(len(names))
-
-    def _settle(self, items: Sequence[StageItem]) -> None:
-        self._streams.settle()
-        self._watch.end(items)

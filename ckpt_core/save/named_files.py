@@ -27,7 +27,7 @@ from ckpt_core.save.journal import stalling
 from ckpt_core.save.open_save import Errand, OpenSave
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.shards import Shards
-from ckpt_core.save.staging import guarded, stage_items
+from ckpt_core.save.staging import Reading, guarded, stage_items
 from ckpt_core.share import TextReference
 from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, StageItem, StagingPool
 from ckpt_core.system.devices import Devices, Queued
@@ -59,14 +59,14 @@ class FilesSaves:
         self.admission.admit(inflight)
         return FilesSave(self, inflight)
 
-    def pool_for(self, nbytes: int, tensors: Sequence[torch.Tensor]) -> StagingPool:
+    def pool_for(self, nbytes: int) -> StagingPool:
         """The memory for a save whose first file has `nbytes`; the others are not known yet.
 
         Made for as much as the largest such save so far took.
         """
         first_bytes = _FIRST_CHUNKS * self.pipeline.options.chunk_size
         most = max(nbytes, self._largest_bytes or first_bytes)
-        return self.pipeline.pool_for(self.pipeline.memory.demand_of_files(most), tensors)
+        return self.pipeline.pool_for(self.pipeline.memory.demand_of_files(most))
 
     def contents(self, inflight: InFlight) -> Contents:
         """What this rank stores of a save; all ranks must mean the same directory."""
@@ -177,7 +177,7 @@ class FilesSave(OpenSave):
     def _file_of(self, name: str, tree: Any, plan: ZipPlan, *, eager: Eager) -> _File:
         """Copy what must be copied now; nothing is queued yet."""
         if self._pool is None:
-            self._pool = self._saves.pool_for(plan.layout.file_bytes, plan.tensors)
+            self._pool = self._saves.pool_for(plan.layout.file_bytes)
         # No other save may have the pool replaced before the stager comes to this file.
         self._inflight.lease(self._pool)
         devices = self._pipeline.devices
@@ -218,7 +218,7 @@ class FilesSave(OpenSave):
             file.streams.follow(file.behind)
             if file.live:
                 snapshot = self._inflight.snapshot
-                stage_items(snapshot, image, file.in_order(), settle=file.settle)
+                stage_items(snapshot, image, file.in_order(), file.reading())
             else:
                 image.leaves(file.in_order())
             file.streams.settle()
@@ -277,10 +277,9 @@ class _File:
         ]
         return sorted([*frames, *self.live, *self.clones], key=lambda item: item[1])
 
-    def settle(self, items: Sequence[StageItem]) -> None:
-        """These have been copied, once the device is done."""
-        self.streams.settle()
-        self.watch.end(items)
+    def reading(self) -> Reading:
+        """How its tensors are read."""
+        return Reading(self.streams, self.watch.end, bool(self.behind.events))
 
 
 def _split(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 import torch
 
@@ -12,6 +11,7 @@ from ckpt_core.persist import WriterPool
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.snapshot import (
     CopyStreams,
+    DeviceClones,
     LeafWatch,
     PoolDemand,
     Sampler,
@@ -35,6 +35,7 @@ class Pipeline:
         self.eager_leaf_bytes = parse_bytes(options.eager_leaf_bytes, field="eager_leaf_bytes")
         self.devices = devices
         self.streams = CopyStreams(devices)
+        self.clones = DeviceClones(self.streams)
         self.memory = StagingMemory(options, devices, neighbours=neighbours)
         self.stager = Stager()
         self.writers = WriterPool(options.writers)
@@ -54,17 +55,25 @@ class Pipeline:
         sampler = None if self.options.debug_barrier else self._sampler
         return LeafWatch(inflight.step, sampler, devices=self.devices)
 
-    def pool_for(self, demand: PoolDemand, tensors: Iterable[torch.Tensor]) -> StagingPool:
-        """The memory to stage these tensors in. Called on the training thread.
+    def pool_for(self, demand: PoolDemand) -> StagingPool:
+        """The memory to stage so much in. Called on the training thread.
 
         Raises:
             ConfigError, StagingError: see `StagingMemory.pool_for`.
         """
-        return self.memory.pool_for(
-            demand,
-            pinned=bool(self.devices.of_all(tensors)),
-            deadline=time.monotonic() + self.options.timeout_s,
-        )
+        return self.memory.pool_for(demand, deadline=time.monotonic() + self.options.timeout_s)
+
+    def lock_behind(self, pool: StagingPool, device: torch.device) -> None:
+        """Have a pool page-locked on the stager thread, between what else it has to do; returns at once."""
+        segments = iter(pool.segments())
+
+        def lock_next() -> None:
+            segment = next(segments, None)
+            if segment is not None and not pool.closed:
+                self.streams.lock(pool, segment, device)
+                self.stager.submit(lock_next)
+
+        self.stager.submit(lock_next)
 
     def close(self, *, timeout_s: float) -> None:
         """End the threads and let go of the memory. Idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from ckpt_core.share import Arrangement, Auditor, Scope, Sharer, arrange
 from ckpt_core.snapshot import StagingPool
 from ckpt_core.state import FlatState, Leaf, SpecMemo, flatten
 from ckpt_core.types import Mode, RankInfo
+
+_log = logging.getLogger("ckpt_core")
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class PlainSaves:
         self._arrangement: Arrangement | None = None
         self._memo = SpecMemo()
         self.mode = self.mode_used = Mode(pipeline.options.mode)
+        self._told_no_room = False
 
     def save(
         self,
@@ -84,7 +88,12 @@ class PlainSaves:
     ) -> None:
         """See `Checkpointer.prepare`."""
         scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
-        self._plan(state, scope).pool.touch()
+        plan = self._plan(state, scope)
+        used = self._pipeline.devices.of_all(leaf.tensor for leaf in plan.flat.leaves)
+        if used and self.mode is not Mode.DIRECT:
+            self._pipeline.lock_behind(plan.pool, used[0])
+        else:
+            plan.pool.touch()
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -99,7 +108,7 @@ class PlainSaves:
         demand = pipeline.memory.demand_of_save(
             layout.file_bytes, layout.front_bytes, mapped=self.mode is Mode.DIRECT
         )
-        pool = pipeline.pool_for(demand, (leaf.tensor for leaf in flat.leaves))
+        pool = pipeline.pool_for(demand)
         return SavePlan(flat, arrangement, pool)
 
     def _start(self, inflight: InFlight, plan: SavePlan) -> None:
@@ -120,8 +129,8 @@ class PlainSaves:
         sink = shards.open(inflight, layout.file_bytes, mapped=mode is Mode.DIRECT)
         sizes = (layout.front_bytes, layout.file_bytes)
         image = shards.image(sink, plan.pool, sizes, hold=True)
-        watch, streams = pipeline.watch_for(inflight), pipeline.streams
-        job = StageJob(inflight, image, source, audit, watch, streams)
+        watch = pipeline.watch_for(inflight)
+        job = StageJob(inflight, image, source, audit, watch, pipeline, self._no_room)
         inflight.snapshot.name_leaves(lambda name: name if name in arrangement.names else None)
         job.announce()
         image.header(layout.header)
@@ -129,6 +138,16 @@ class PlainSaves:
         pipeline.stager.submit(job.run)
         # The stager does so too, but may be busy with older checkpoints.
         pipeline.writers.submit(image.let_go)
+
+    def _no_room(self) -> None:
+        """Called by the stager: a save in DEVICE mode has become one in HOST mode."""
+        if not self._told_no_room:
+            self._told_no_room = True
+            _log.warning(
+                "no room for clones on the device, or leaves that are not on one: staged as in mode "
+                "'host', so that the barrier waits for the copies to the host"
+            )
+        self.mode_used = Mode.HOST
 
     def _resolve_mode(self, leaves: tuple[Leaf, ...]) -> Mode:
         if self.mode is not Mode.AUTO:

@@ -6,28 +6,30 @@
 From a device nothing is copied to the host on the training thread: eager leaves are cloned on their device,
 in the stream of training, so that later work of that stream cannot reach the clone; the stager then copies
 clones and lazy leaves on a stream of its own for each device, behind an event that training recorded there
-inside `save`, after the clones.
+inside `save`, after the clones. It waits for no copy before the last one is queued: training's stream does,
+before its next update.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ckpt_core.errors import CkptError, StagingError
 from ckpt_core.save.in_flight import InFlight
+from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.share import Arrangement, Audit, items_of
-from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, Snapshot, StageItem
+from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, Snapshot, StageItem, cloned
 from ckpt_core.state import Leaf
 from ckpt_core.system.devices import NOTHING_QUEUED, Devices, Queued
 from ckpt_core.types import Mode
 
-_BATCH_BYTES = 64 * 1024
-_BATCH_LEAVES = 256
+_BATCH = (64 * 1024, 256)
+"""Bytes and leaves after which training is told: it may wait for the next ones."""
+
+_DEVICE_BATCH = (64 * 2**20, 4096)
+"""The same where copies are only queued, behind an event for each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +64,27 @@ def source_of(
     used = devices.of_all(tensor for tensor, _, _ in (*front, *lazy))
     if not used:
         return Source(front, (), lazy, names, mode, NOTHING_QUEUED)
-    frozen = [(devices.clone(tensor), offset, size) for tensor, offset, size in front]
+    frozen = cloned(front, devices.flat, devices)
+    assert frozen is not None
     # Order matters: behind the clones, which the stager's streams read.
     return Source((), frozen, lazy, names, mode, devices.queued(used))
 
 
 @dataclass(frozen=True, slots=True)
 class StageJob:
-    """Hands over what `save` has copied, and copies the rest of one source; runs on the stager thread."""
+    """Hands over what `save` has copied, and copies the rest of one source; runs on the stager thread.
+
+    Attributes:
+        no_room: called where DEVICE has become HOST for this save.
+    """
 
     inflight: InFlight
     image: ShardImage
     source: Source
     audit: Audit
     watch: LeafWatch
-    streams: CopyStreams
+    pipeline: Pipeline
+    no_room: Callable[[], None]
 
     def __post_init__(self) -> None:
         self.watch.begin(self.source.names, self.source.lazy)
@@ -89,47 +97,78 @@ class StageJob:
 
     def run(self) -> None:
         """Copy; every error fails the checkpoint. Once this returns no live leaf is read any more."""
+        streams, snapshot = self.pipeline.streams, self.inflight.snapshot
         with guarded(self.inflight, [self.image]):
             self.image.let_go()
             if self.audit.is_lazy:
-                look_at(self.inflight.snapshot, self.audit, self.streams)
-                self.inflight.snapshot.arrived(1)
+                look_at(snapshot, self.audit, streams)
+                snapshot.arrived(1)
             self.audit.done()
-            self.streams.follow(self.source.behind)
+            streams.follow(self.source.behind)
             # Clones count for no barrier: nobody else has them.
             self.image.leaves(self.source.frozen)
-            items = self._cloned() if self.source.mode is Mode.DEVICE else self.source.lazy
-            stage_items(self.inflight.snapshot, self.image, items, settle=self._settle)
-            self.streams.settle()
+            if self.source.mode is not Mode.DEVICE or not self._stage_clones():
+                stage_items(snapshot, self.image, self.source.lazy, self._reading())
+            streams.settle()
             self.watch.raise_if_changed()
-            self.inflight.snapshot.complete()
+            snapshot.complete()
             self.image.finish()
         self.inflight.staging_ended()
 
-    def _cloned(self) -> Sequence[StageItem]:
-        """Clones on the devices; the live leaves are free as soon as they are made (LightCheck-G)."""
-        lazy, snapshot = self.source.lazy, self.inflight.snapshot
-        if not self._has_room():
-            return lazy
+    def _stage_clones(self) -> bool:
+        """Clone on the devices; the live leaves are free as soon as that is done (LightCheck-G).
+
+        False where there is no room.
+        """
+        snapshot, streams = self.inflight.snapshot, self.pipeline.streams
+        with self._reading().of(snapshot):
+            clones = self.pipeline.clones.make(self.source.lazy)
+            if clones is not None:
+                self.watch.end(self.source.lazy)
+        if clones is None:
+            self.no_room()
+            return False
+        self.watch.raise_if_changed()
+        snapshot.arrived(len(self.source.names), streams.queued_now())
+        streams.settle()
+        snapshot.complete()
+        self.image.leaves(clones)
+        return True
+
+    def _reading(self) -> Reading:
+        return Reading(self.pipeline.streams, self.watch.end, bool(self.source.behind.events))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How live leaves are read.
+
+    Attributes:
+        copied: told of leaves whose copies are made, or queued.
+        on_devices: most of them lie there.
+    """
+
+    streams: CopyStreams
+    copied: Callable[[Sequence[StageItem]], None]
+    on_devices: bool
+
+    @contextlib.contextmanager
+    def of(self, snapshot: Snapshot) -> Iterator[None]:
+        """Copies of live leaves are made or queued; after an error nobody reads them.
+
+        Raises:
+            StagingError: the checkpoint was given up meanwhile.
+        """
         if not snapshot.enter_copy():
             raise StagingError(f"step {snapshot.step} was given up while it was being staged")
-        with _reading(snapshot, lazy, self._settle):
-            clones = tuple([(self.streams.clone(x), at, size) for x, at, size in lazy])
-        self.watch.raise_if_changed()
-        snapshot.arrived(len(self.source.names))
-        snapshot.complete()
-        return clones
-
-    def _settle(self, items: Sequence[StageItem]) -> None:
-        self.streams.settle()
-        self.watch.end(items)
-
-    def _has_room(self) -> bool:
-        """Whether all leaves are on devices, and each has room for clones of its own."""
-        devices, need = self.streams.devices, Counter[torch.device | None]()
-        for tensor, _, size in self.source.lazy:
-            need[devices.of(tensor)] += size
-        return None not in need and all(devices.has_room(need[device], device) for device in need)
+        try:
+            yield
+        except BaseException:
+            self.streams.settle()
+            raise
+        finally:
+            # Order matters: training may change these leaves as soon as the snapshot knows.
+            snapshot.leave_copy()
 
 
 def look_at(
@@ -138,57 +177,38 @@ def look_at(
     """Read what is to be compared with other ranks, unless the checkpoint was given up meanwhile."""
     if not snapshot.enter_copy():
         return
-    with _reading(snapshot, (), lambda _: streams.settle()):
+    try:
         audit.read_lazy(streams, among)
+    finally:
+        try:
+            streams.settle()
+        finally:
+            snapshot.leave_copy()
 
 
 def stage_items(
-    snapshot: Snapshot,
-    image: ShardImage,
-    items: Sequence[StageItem],
-    *,
-    settle: Callable[[Sequence[StageItem]], None],
+    snapshot: Snapshot, image: ShardImage, items: Sequence[StageItem], reading: Reading
 ) -> None:
     """Copy items in batches, telling the snapshot after each.
-
-    Args:
-        settle: called after each batch, also after an error; waits for copies of a device that are still
-            under way.
 
     Raises:
         StagingError: the checkpoint was given up meanwhile.
     """
-    for batch in _batches(items):
-        if not snapshot.enter_copy():
-            if snapshot.staged.exception() is None:
-                image.leaves(batch)  # clones: the barrier is open already
-                continue
-            raise StagingError(f"step {snapshot.step} was given up while it was being staged")
-        with _reading(snapshot, batch, settle):
+    most = _DEVICE_BATCH if reading.on_devices else _BATCH
+    for batch in _batches(items, *most):
+        with reading.of(snapshot):
             image.leaves(batch)
-        snapshot.arrived(len(batch))
+            reading.copied(batch)
+        snapshot.arrived(len(batch), reading.streams.queued_now())
 
 
-@contextlib.contextmanager
-def _reading(
-    snapshot: Snapshot, items: Sequence[StageItem], settle: Callable[[Sequence[StageItem]], None]
-) -> Iterator[None]:
-    """Copies of live leaves, after `enter_copy`; once it ends, also with an error, nobody reads them."""
-    try:
-        try:
-            yield
-        finally:
-            # Order matters: training may change these leaves as soon as the snapshot knows.
-            settle(items)
-    finally:
-        snapshot.leave_copy()
-
-
-def _batches(items: Sequence[StageItem]) -> Iterator[Sequence[StageItem]]:
+def _batches(
+    items: Sequence[StageItem], most_bytes: int, most: int
+) -> Iterator[Sequence[StageItem]]:
     start, size = 0, 0
     for index, (_, _, nbytes) in enumerate(items):
         size += nbytes
-        if size >= _BATCH_BYTES or index + 1 - start >= _BATCH_LEAVES:
+        if size >= most_bytes or index + 1 - start >= most:
             yield items[start : index + 1]
             start, size = index + 1, 0
     if start < len(items):

@@ -27,6 +27,9 @@ from ckpt_core.units import align_up
 
 _log = logging.getLogger("ckpt_core")
 
+_GATHERED_BYTES = 2 * 2**20
+"""Leaves of a device up to this size are collected there; a larger one keeps a copy engine busy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -68,8 +71,12 @@ class _Open:
     tensor: Callable[[], torch.Tensor]
     release: Callable[[], None]
     lose: Callable[[], None]
+    chunk: Chunk | None = None
     # Devices whose copy streams may still write to it.
     devices: set[torch.device] = field(default_factory=set)
+    # Small parts of leaves of one device whose copies are not queued yet, and where they go.
+    parts: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    parts_on: torch.device | None = None
 
 
 @dataclass(slots=True)
@@ -154,9 +161,10 @@ class ShardImage:
                 del pieces[0]
 
     def leaf(self, tensor: torch.Tensor, *, offset: int, nbytes: int) -> None:
-        """Copy one leaf to its place; blocks while no chunk is free.
+        """Copy one leaf to its place, in `leaves`; blocks while no chunk is free.
 
-        Leaves come in file order; the gap before each is filled with zeros.
+        Leaves come in file order; the gap before each is filled with zeros. What comes from a device may not
+        be queued before the end of `leaves`.
 
         Raises:
             StagingError: no chunk became free in time.
@@ -170,11 +178,11 @@ class ShardImage:
         while start < nbytes:
             chunk, inside, room = self._room()
             part = min(room, nbytes - start)
-            if source is not None:
-                move(chunk.address + inside, source + start, part)
+            if source is None:
+                self._take(chunk, inside, tensor, start, part)
             else:
-                target = chunk.tensor()[inside : inside + part]
-                self._streams.copy(tensor, start, target, into=chunk.devices)
+                self._collect(chunk)
+                move(chunk.address + inside, source + start, part)
             start += part
             self._advance(part)
 
@@ -190,6 +198,7 @@ class ShardImage:
             inside = self._cursor % self._chunk_bytes
             if (
                 chunk is not None
+                and not chunk.parts
                 and offset == self._cursor
                 and nbytes < self._chunk_bytes - inside
                 and offset + nbytes < self._spec.file_bytes
@@ -199,6 +208,8 @@ class ShardImage:
                 self._cursor = offset + nbytes
             else:
                 self.leaf(tensor, offset=offset, nbytes=nbytes)
+        if self._open is not None:
+            self._collect(self._open)
 
     def finish(self) -> None:
         """Fill the rest of the file with zeros and hand over the last chunk."""
@@ -222,6 +233,41 @@ class ShardImage:
                 self._pool.release(self._taken.popitem()[1])
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _take(
+        self, chunk: _Open, inside: int, tensor: torch.Tensor, start: int, nbytes: int
+    ) -> None:
+        """Copy a part of a leaf that is on a device, or strided."""
+        device = self._streams.devices.of(tensor)
+        small = device is not None and nbytes <= _GATHERED_BYTES and tensor.is_contiguous()
+        if not small or device != chunk.parts_on:
+            self._collect(chunk)
+        if device is not None and chunk.chunk is not None:
+            self._streams.lock(self._pool, chunk.chunk.segment, device)
+        if device is None or not small:
+            target = chunk.tensor()[inside : inside + nbytes]
+            self._streams.copy(tensor, start, target, into=chunk.devices)
+            return
+        item = tensor.element_size()
+        part = tensor.detach().view(-1)[start // item : (start + nbytes) // item]
+        # Before the first byte is queued: an error may leave a part of the copy behind.
+        chunk.devices.add(device)
+        chunk.parts_on = device
+        chunk.parts.append((inside, part))
+
+    def _collect(self, chunk: _Open) -> None:
+        """Queue the copies of what has been taken into a chunk."""
+        if not chunk.parts:
+            return
+        parts, device = chunk.parts, chunk.parts_on
+        assert device is not None
+        chunk.parts, chunk.parts_on = [], None
+        if len(parts) > 1:
+            self._streams.gather(device, chunk.tensor(), parts)
+            return
+        ((inside, part),) = parts
+        target = chunk.tensor()[inside : inside + part.nbytes]
+        self._streams.copy(part, 0, target, into=chunk.devices)
 
     def _write_bytes(self, data: bytes) -> None:
         view = memoryview(data)
@@ -270,6 +316,7 @@ class ShardImage:
         assert chunk is not None
         offset = (self._cursor - 1) // self._chunk_bytes * self._chunk_bytes
         length = self._cursor - offset
+        self._collect(chunk)
         if offset < self._held.until:
             self._held.pieces.append((offset, chunk, length))
             self._open = None
@@ -288,7 +335,7 @@ class ShardImage:
 
 def _pooled(pool: StagingPool, chunk: Chunk) -> _Open:
     release, lose = partial(pool.release, chunk), partial(pool.lose, chunk)
-    return _Open(chunk.memory, chunk.address, lambda: chunk.tensor, release, lose)
+    return _Open(chunk.memory, chunk.address, lambda: chunk.tensor, release, lose, chunk)
 
 
 def _give_back(chunk: _Open, copies: Callable[[], Queued]) -> None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -29,6 +30,8 @@ from ckpt_core.system.threads import Monitor
 from ckpt_core.units import ALIGN_BYTES, align_up
 
 _SMALLEST_CHUNK = ALIGN_BYTES
+_SEGMENT_BYTES = 256 * 2**20
+"""Page-locked at a time: a driver may hold up whatever else is asked of it meanwhile, for some 50 ms."""
 
 
 class Part(Enum):
@@ -190,15 +193,29 @@ def too_small(
     )
 
 
+@dataclass(slots=True, eq=False)
+class Segment:
+    """Memory of a pool that is page-locked as a whole.
+
+    Attributes:
+        asked: somebody has tried to.
+    """
+
+    address: int
+    nbytes: int
+    asked: bool = False
+
+
 class Chunk:
     """One piece of staging memory: owned by the stager while it fills, then by the writers, then free."""
 
-    __slots__ = ("_tensor", "address", "memory", "part")
+    __slots__ = ("_tensor", "address", "memory", "part", "segment")
 
-    def __init__(self, memory: memoryview, address: int, part: Part) -> None:
+    def __init__(self, memory: memoryview, address: int, part: Part, segment: Segment) -> None:
         self.memory = memory
         self.address = address
         self.part = part
+        self.segment = segment
         self._tensor: torch.Tensor | None = None
 
     @property
@@ -213,17 +230,21 @@ class StagingPool:
     """Hands chunks out and takes them back; never holds more than its plan. Thread-safe.
 
     Args:
-        pinned_for: page-lock the memory for copies of these devices; None: not.
+        devices: page-lock the memory.
     """
 
-    def __init__(self, plan: PoolPlan, *, pinned_for: Devices | None = None) -> None:
+    def __init__(self, plan: PoolPlan, devices: Devices) -> None:
         self.plan = plan
         self._changed = Monitor()
         self._leases: set[object] = set()
         self._lost: set[Chunk] = set()
         self.most_held_bytes = 0
-        self._pinned_for = pinned_for
-        self._pinned_at: list[int] = []
+        self._devices = devices
+        self._segments: list[Segment] = []
+        self._locked: list[tuple[int, torch.device]] = []
+        self._refused = False
+        self._locking = threading.Lock()
+        self.closed = False
         # Dicts as ordered sets: giving the same chunk back twice does no harm.
         self._free: dict[Part, dict[Chunk, None]] = {Part.FRONT: {}, Part.STREAM: {}}
         chunks = self._allocate(plan.front_chunks, plan.stream_chunks)
@@ -248,15 +269,36 @@ class StagingPool:
         nbytes = (fronts + streams) * size
         mapping = page_memory(max(nbytes, ALIGN_BYTES))
         base = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-        if self._pinned_for is not None and self._pinned_for.pin(base, nbytes):
-            self._pinned_at.append(base)
+        span = max(_SEGMENT_BYTES // size, 1) * size
+        segments = [
+            Segment(base + start, min(span, nbytes - start)) for start in range(0, nbytes, span)
+        ]
+        self._segments += segments
         view = memoryview(mapping)
         parts = [Part.FRONT] * fronts + [Part.STREAM] * streams
         starts = range(0, nbytes, size)
         return [
-            Chunk(view[start : start + size], base + start, part)
+            Chunk(view[start : start + size], base + start, part, segments[start // span])
             for start, part in zip(starts, parts, strict=True)
         ]
+
+    def lock(self, segment: Segment, device: torch.device) -> None:
+        """Page-lock a part of the memory, once; it is of use where that is refused, too.
+
+        Called by the stager thread, whose current device is `device`: it takes a while.
+        """
+        with self._locking:
+            if segment.asked or self.closed:
+                return
+            segment.asked = True
+            if not self._refused:
+                self._refused = not self._devices.pin(segment.address, segment.nbytes, device)
+            if not self._refused:
+                self._locked.append((segment.address, device))
+
+    def segments(self) -> Sequence[Segment]:
+        """All that can be locked, those first that are used first."""
+        return tuple(self._segments)
 
     def touch(self) -> None:
         """Take every page fault now, so that the first checkpoint is as cheap as the later ones."""
@@ -314,7 +356,7 @@ class StagingPool:
         with self._changed.lock:
             self._lost.add(chunk)
             # Page-locked memory stays where it is, even unmapped, until it is unlocked.
-            self._pinned_at.clear()
+            self._locked.clear()
             self._changed.notify_all()
 
     def lease(self, owner: object) -> None:
@@ -342,9 +384,10 @@ class StagingPool:
 
     def close(self) -> None:
         """Let go of the memory. Called when no chunk is held. Idempotent."""
-        while self._pinned_at:
-            assert self._pinned_for is not None
-            self._pinned_for.unpin(self._pinned_at.pop())
+        with self._locking:
+            self.closed = True
+            while self._locked:
+                self._devices.unpin(*self._locked.pop())
         # A mapping goes with the last chunk that refers to it: it cannot be closed while a memoryview
         # of it lives.
         self._free = {Part.FRONT: {}, Part.STREAM: {}}

@@ -6,18 +6,23 @@ States of a `Snapshot`:  open --stage()*--> open --seal()--> sealed --last leaf 
 A leaf may be changed by training once it has been copied, or once the snapshot has failed: then nobody
 reads it any more. `wait` is that barrier, for all leaves or for some (LightCheck III-B: the update of a
 layer waits only for that layer).
+
+For a leaf on a device it is enough that the copy is queued: whoever waits has the work that it queues from
+then on wait for the copy, and goes on at once.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 import torch
 
 from ckpt_core.errors import StagingError
+from ckpt_core.system.devices import NOTHING_QUEUED, Devices, Queued
 from ckpt_core.system.threads import Monitor, Worker, join_all
 
 _log = logging.getLogger("ckpt_core")
@@ -32,15 +37,19 @@ class Snapshot:
     Args:
         step: of the checkpoint.
         on_staged: called once all leaves have been copied.
+        devices: hold back what training asks of them.
 
     Attributes:
         staged: for users. Danger: the training thread must not ask it anything, since a future may stay
             locked for other threads where an interrupt comes.
     """
 
-    def __init__(self, step: int, *, on_staged: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, step: int, *, devices: Devices, on_staged: Callable[[], None] = lambda: None
+    ) -> None:
         self.step = step
         self._on_staged = on_staged
+        self._devices = devices
         self._ending = self._settled = False
         self._leaf_of: Callable[[str], str | None] = lambda name: None
         self.staged: Future[None] = Future()
@@ -50,6 +59,8 @@ class Snapshot:
         self._handed = 0
         self._before_all = 0
         self._copied = 0
+        # How many had been copied when, for the last time, so much was queued on devices.
+        self._behind: list[tuple[int, Queued]] = []
         self._busy = 0
 
     def name_leaves(self, leaf_of: Callable[[str], str | None]) -> None:
@@ -93,9 +104,9 @@ class Snapshot:
             return self._handed
 
     def has_live(self) -> bool:
-        """Whether leaves are still to be copied, for a save that has not failed."""
+        """Whether leaves are still read, for a save that has not failed."""
         with self._changed.lock:
-            return bool(self._live) and self._copied < self._handed
+            return bool(self._live) and (self._copied < self._handed or bool(self._behind))
 
     def live_from(self, start: int) -> Sequence[tuple[int, Sequence[StageItem | None]]]:
         """What was handed over, call by call from the given one on: how many pieces before, and which.
@@ -113,15 +124,22 @@ class Snapshot:
         """
         last = max(place, self._before_all)
         with self._changed.lock:
-            if self._settled or self._copied >= last:
-                return False
-        self._wait(lambda: self._settled or self._copied >= last, deadline)
-        return True
+            waits = not self._settled and self._copied < last
+        if waits:
+            self._wait(lambda: self._settled or self._copied >= last, deadline)
+        self._hold_back(last)
+        return waits
 
-    def arrived(self, count: int) -> None:
-        """The next `count` leaves, in hand-over order, have been copied. Called by the stager."""
+    def arrived(self, count: int, behind: Queued = NOTHING_QUEUED) -> None:
+        """The next `count` leaves, in hand-over order, have been copied. Called by the stager.
+
+        Args:
+            behind: what is queued of these copies, and of all before them.
+        """
         with self._changed.lock:
             self._copied += count
+            if behind.events:
+                self._behind.append((self._copied, behind))
             self._changed.notify_all()
 
     def complete(self) -> None:
@@ -144,7 +162,7 @@ class Snapshot:
             self.staged.set_exception(error)
         with self._changed.lock:
             self._settled = True
-            self._live = []
+            self._live, self._behind = [], []
             self._changed.notify_all()
         if error is None:
             self._on_staged()
@@ -164,9 +182,12 @@ class Snapshot:
             self._changed.notify_all()
 
     def is_clear(self, names: Iterable[str] | None) -> bool:
-        """Whether training may change these leaves (None: all of them) now."""
+        """Whether training may change these leaves (None: all of them) now, on this thread."""
         with self._changed.lock:
-            return self._clear(names)
+            clear, place = self._clear(names), self._last_of(names)
+        if clear:
+            self._hold_back(place)
+        return clear
 
     def wait(self, names: Iterable[str] | None, *, deadline: float) -> None:
         """Block until training may change these leaves (None: every leaf of the snapshot).
@@ -176,6 +197,18 @@ class Snapshot:
         """
         names = None if names is None else tuple(names)
         self._wait(lambda: self._clear(names), deadline)
+        with self._changed.lock:
+            place = self._last_of(names)
+        self._hold_back(place)
+
+    def _hold_back(self, place: int) -> None:
+        """What this thread asks of devices from now on runs behind the copies of the leaves up to a place."""
+        with self._changed.lock:
+            if not self._behind:
+                return
+            index = bisect_left(self._behind, place, key=lambda entry: entry[0])
+            _, behind = self._behind[min(index, len(self._behind) - 1)]
+        self._devices.hold_back(behind)
 
     def _wait(self, clear: Callable[[], bool], deadline: float) -> None:
         if not self._changed.wait_for(clear, deadline=deadline):
@@ -191,7 +224,11 @@ class Snapshot:
             return self._busy == 0
         if names is None:
             return self._copied >= self._handed and self._busy == 0
-        return max(map(self._place, names), default=0) <= self._copied
+        return self._last_of(names) <= self._copied
+
+    def _last_of(self, names: Iterable[str] | None) -> int:
+        """How many leaves must have been copied before training may change all of these."""
+        return self._handed if names is None else max(map(self._place, names), default=0)
 
     def _place(self, name: str) -> int:
         """How many leaves must have been copied before training may change the one of this name."""

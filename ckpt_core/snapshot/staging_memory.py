@@ -74,7 +74,7 @@ class StagingMemory:
         return PoolDemand(nbytes, 0, self._options.in_flight)
 
     @_making()
-    def pool_for(self, demand: PoolDemand, *, pinned: bool, deadline: float) -> StagingPool:
+    def pool_for(self, demand: PoolDemand, *, deadline: float) -> StagingPool:
         """The pool for checkpoints of this size; blocks only when it has to be replaced.
 
         Raises:
@@ -95,7 +95,7 @@ class StagingMemory:
             return old
         # The old memory goes before the new comes, so that the bound holds meanwhile too.
         self.close(deadline=deadline)
-        self._pool = StagingPool(plan, pinned_for=self._devices if pinned else None)
+        self._pool = StagingPool(plan, self._devices)
         return self._pool
 
     @_making()

@@ -6,12 +6,16 @@ nothing here does anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from ckpt_core.snapshot.copying import copy_range
-from ckpt_core.system.devices import Devices, Queued, Stream
+from ckpt_core.snapshot.pool import Segment, StagingPool
+from ckpt_core.system.devices import NOTHING_QUEUED, Devices, Queued, Stream
+
+_log = logging.getLogger("ckpt_core")
 
 
 class CopyStreams:
@@ -21,11 +25,13 @@ class CopyStreams:
         self.devices = devices
         self._streams: dict[torch.device, Stream] = {}
         self._busy: set[torch.device] = set()
+        # One for each device is enough: whatever is queued on its stream is done in order.
+        self._mirrors: dict[torch.device, torch.Tensor] = {}
 
     def follow(self, behind: Queued) -> None:
         """Copies from now on run behind what training had queued."""
         for device, event in behind.events.items():
-            stream = self._on(device)
+            stream = self.enter(device)
             self.devices.use(stream)
             stream.wait_event(event)
 
@@ -41,21 +47,47 @@ class CopyStreams:
         if device is not None:
             # Before the first byte is queued: an error may leave a part of the copy behind.
             into.add(device)
-            self._on(device)
+            self.enter(device)
         copy_range(tensor, start, target, devices=self.devices)
 
-    def clone(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A clone of a leaf, on its device; to be kept until `settle` or the end of the copies from it."""
-        device = self.devices.of(tensor)
-        if device is not None:
-            self._on(device)
-        return self.devices.clone(tensor)
+    def gather(
+        self, device: torch.device, target: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor]]
+    ) -> None:
+        """Copy small parts of leaves of a device to host memory in one piece.
+
+        A copy engine takes some microseconds for each copy, and Python ten: the parts are collected on the
+        device first. What lies between them in the target becomes zero.
+
+        Args:
+            parts: where in the target, and what.
+        """
+        self.enter(device)
+        mirror = self._mirror(device, target.numel())
+        if mirror is None:
+            for offset, part in parts:
+                copy_range(part, 0, target[offset : offset + part.nbytes], devices=self.devices)
+            return
+        begin, (last, part) = parts[0][0], parts[-1]
+        end = last + part.nbytes
+        apart = sum(part.nbytes for _, part in parts) < end - begin
+        self.devices.gather(mirror, parts, zero=apart)
+        self.devices.copy(target[begin:end], mirror[begin:end])
+
+    def lock(self, pool: StagingPool, segment: Segment, device: torch.device) -> None:
+        """Have memory page-locked before copies of a device go there; takes a while the first time."""
+        if not segment.asked:
+            self.enter(device)
+            pool.lock(segment, device)
+
+    def queued_now(self) -> Queued:
+        """What has been queued on all copy streams since the last `settle`."""
+        return self.queued(tuple(self._busy)) if self._busy else NOTHING_QUEUED
 
     def queued(self, on: Iterable[torch.device]) -> Queued:
         """What is queued on the copy streams of these devices."""
         events = {}
         for device in on:
-            self._on(device)
+            self.enter(device)
             events[device] = self.devices.record(device)
         return Queued(events)
 
@@ -68,7 +100,27 @@ class CopyStreams:
                 # A device that has failed fails this save, and not those of leaves elsewhere.
                 self._busy.clear()
 
-    def _on(self, device: torch.device) -> Stream:
+    def _mirror(self, device: torch.device, nbytes: int) -> torch.Tensor | None:
+        """Memory of a device, as long as a chunk; None: it has no room for that."""
+        mirror = self._mirrors.get(device)
+        if mirror is None or mirror.numel() != nbytes:
+            self._mirrors.pop(device, None)
+            mirror = self.flat(nbytes, device)
+            if mirror is not None:
+                self._mirrors[device] = mirror
+        return mirror
+
+    def flat(self, nbytes: int, device: torch.device) -> torch.Tensor | None:
+        """Memory of a device for its copy stream; None: there is no room for it."""
+        self.enter(device)
+        try:
+            return self.devices.flat(nbytes, device)
+        except RuntimeError as exc:
+            _log.warning("no %d bytes on %s for copies: %s", nbytes, device, exc)
+            return None
+
+    def enter(self, device: torch.device) -> Stream:
+        """Have the copy stream of a device be the current one, and waited for by `settle`."""
         self._busy.add(device)
         stream = self._streams.get(device)
         if stream is None:

@@ -9,9 +9,12 @@ copies come late; see docs/adr/0015-device-door.md.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Iterable, Mapping
+import itertools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +23,14 @@ from torch import Tensor
 
 from ckpt_core.errors import StagingError
 from ckpt_core.units import ALIGN_BYTES
+
+_log = logging.getLogger("ckpt_core")
+
+_PORTABLE = 1
+"""cudaHostRegisterPortable: page-locked for every device of the process."""
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+"""By item size: what bytes are moved as, so that one kernel takes leaves of several dtypes."""
 
 
 class Event(Protocol):
@@ -139,7 +150,52 @@ class Devices:
         events = {device: self.record(device) for device in devices}
         return Queued(events) if events else NOTHING_QUEUED
 
+    def hold_back(self, behind: Queued) -> None:
+        """Work that this thread asks of devices from now on runs behind what was queued; blocks no thread.
+
+        It is the streams that wait which are current on this thread, one for each device.
+        """
+        for device, event in behind.events.items():
+            torch.get_device_module(device).current_stream(device).wait_event(event)
+
     # -- bytes -----------------------------------------------------------------------------------
+
+    def flat(self, nbytes: int, device: torch.device) -> Tensor:
+        """Memory of a device, 1-D uint8, of the stream that is current on this thread; see `clone`.
+
+        Raises:
+            RuntimeError: the device has no room for it (torch.OutOfMemoryError on most).
+        """
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+    def gather(
+        self, target: Tensor, parts: Sequence[tuple[int, Tensor]], *, zero: bool = False
+    ) -> None:
+        """Queue copies of tensors into memory of their device, on the stream that is current on this thread.
+
+        A few kernels for all of them, however many there are.
+
+        Args:
+            target: made by `flat`.
+            parts: where in it, in bytes, and what: row-major bytes of each, in rising order, apart.
+            zero: clear all of the target first.
+        """
+        by_word: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
+        with torch.no_grad():
+            if zero:
+                target.zero_()
+            for offset, tensor in parts:
+                if not tensor.is_contiguous():
+                    place = target[offset : offset + tensor.nbytes].view(tensor.dtype)
+                    place.view(tensor.shape).copy_(tensor, non_blocking=True)
+                    continue
+                word = _WORDS[tensor.element_size()]
+                if offset % word.itemsize:
+                    word = torch.uint8
+                by_word.setdefault(word, []).append((offset, tensor.view(-1).view(word)))
+            for word, found in by_word.items():
+                places = _cut(target, word, found)
+                torch._foreach_copy_(places, [tensor for _, tensor in found], non_blocking=True)
 
     def clone(self, tensor: Tensor) -> Tensor:
         """A copy in memory of its own, made by the stream that is current on this thread.
@@ -169,27 +225,36 @@ class Devices:
 
     # -- memory ----------------------------------------------------------------------------------
 
-    def pin(self, address: int, nbytes: int) -> bool:
+    def pin(self, address: int, nbytes: int, device: torch.device) -> bool:
         """Page-lock host memory, so that the copy engine of a device can write to it.
 
-        False where a backend has no call for it: copies to other memory are slower.
-
-        Raises:
-            StagingError: the system refuses.
+        Takes 0.2 s for each GB. Called on a thread whose current device is `device`. False where the system
+        refuses, which is logged, and where a backend has no call for it: copies to other memory are slower,
+        and wait for each other.
         """
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        runtime = _runtime(device)
+        if runtime is None:
             return False
-        code = torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)  # type: ignore[no-untyped-call]
-        if int(code) != 0:
-            raise StagingError(
-                f"could not page-lock {nbytes} bytes of staging memory (CUDA error {int(code)}): "
-                f"lower staging_bytes or raise the limit of locked memory (ulimit -l)"
-            )
-        return True
+        code = int(runtime.cudaHostRegister(address, nbytes, _PORTABLE))
+        if code == 0:
+            return True
+        # The refusal stays behind as the last error of this thread, for the next kernel to fail with.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=device)
+        _log.warning(
+            "%d bytes of staging memory could not be page-locked (error %d): copies from %s are slower. "
+            "Lower staging_bytes, or raise the limit of locked memory (ulimit -l)",
+            nbytes,
+            code,
+            device,
+        )
+        return False
 
-    def unpin(self, address: int) -> None:
+    def unpin(self, address: int, device: torch.device) -> None:
         """Undo `pin`; no copy may be queued to that memory."""
-        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+        runtime = _runtime(device)
+        assert runtime is not None
+        runtime.cudaHostUnregister(address)
 
     def buffer(self, nbytes: int) -> memoryview:
         """Page-locked, page-aligned host memory to fill devices from."""
@@ -214,6 +279,25 @@ class Devices:
         module = torch.get_device_module(None)
         asked = getattr(module, "get_device_name", None)
         return str(torch.accelerator.current_accelerator() if asked is None else asked())
+
+
+def _cut(target: Tensor, word: torch.dtype, parts: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+    """The places of parts in flat memory, as words, in one call for all of them."""
+    size = word.itemsize
+    begins = [offset // size for offset, _ in parts]
+    ends = [begin + part.numel() for begin, (_, part) in zip(begins, parts, strict=True)]
+    words = target[: ends[-1] * size].view(word)
+    gaps = [begin - end for begin, end in zip(begins, [0, *ends], strict=False)]
+    sizes = itertools.chain.from_iterable(
+        (gap, end - begin) for gap, begin, end in zip(gaps, begins, ends, strict=True)
+    )
+    return list(words.split_with_sizes(list(sizes))[1::2])
+
+
+def _runtime(device: torch.device) -> Any:
+    """What page-locks memory: CUDA's runtime, which ROCm has under the same names; None: there is none."""
+    asked = getattr(torch.get_device_module(device), "cudart", None)
+    return None if asked is None else asked()
 
 
 @functools.cache

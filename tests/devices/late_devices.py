@@ -15,13 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from ctypes import c_char
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ckpt_core.system.devices import Devices
+from ckpt_core.system.devices import Devices, Queued
 
 _UNWRITTEN, _RETURNED = 0xA5, 0xEE
 
@@ -189,11 +190,30 @@ class LateDevices(Devices):
             self.finish(self.record(device))
         return tensor.detach().clone()
 
-    def pin(self, address: int, nbytes: int) -> bool:
+    def flat(self, nbytes: int, device: torch.device) -> Tensor:
+        like = torch.empty(nbytes, dtype=torch.uint8, device="meta")
+        return self._allocate(like, self._current(device))[0]
+
+    def gather(self, target: Tensor, parts: Any, *, zero: bool = False) -> None:
+        device = self.of(target)
+        assert device is not None
+        stream, raw = self._current(device), self._raw(target)
+        if zero:
+            self.queue(stream, _Work(raw.zero_))
+        for offset, tensor in parts:
+            assert self.of(tensor) == device
+            place = raw[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            self.queue(stream, _Work(partial(place.copy_, self._raw(tensor))))
+
+    def hold_back(self, behind: Queued) -> None:
+        for device, event in behind.events.items():
+            self._current(device).wait_event(event)
+
+    def pin(self, address: int, nbytes: int, device: torch.device) -> bool:
         self._pinned[address] = nbytes
         return True
 
-    def unpin(self, address: int) -> None:
+    def unpin(self, address: int, device: torch.device) -> None:
         end = address + self._pinned.pop(address)
         if self.copies_into(address, end):
             self.failures.append("memory was unlocked while copies into it were queued")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -32,9 +33,18 @@ class EventBeforeClones(LateDevices):
             super().queue(stream, work)
 
     def clone(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self._first():
+            return super().clone(tensor)
+
+    def gather(self, target: torch.Tensor, parts: Any, *, zero: bool = False) -> None:
+        with self._first():
+            super().gather(target, parts, zero=zero)
+
+    @contextlib.contextmanager
+    def _first(self) -> Iterator[None]:
         self._here.cloning = threading.current_thread() is threading.main_thread()
         try:
-            return super().clone(tensor)
+            yield
         finally:
             self._here.cloning = False
 
@@ -79,6 +89,15 @@ class NoSynchronize(_Deaf):
     """The stager says that leaves are copied while the copies are queued."""
 
     thread = "ckpt-stager"
+
+
+class NoHoldingBack(_Deaf):
+    """Training goes on in its stream as soon as the copies are queued, while the stager is slow to wait."""
+
+    thread = "nobody"
+
+    def hold_back(self, behind: Queued) -> None:
+        pass
 
 
 class NoWaitForPieces(_Deaf):

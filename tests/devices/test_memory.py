@@ -17,7 +17,7 @@ import ckpt_core
 from ckpt_core import Checkpointer, CkptError, Options
 from ckpt_core.errors import StagingError
 from ckpt_core.persist import HeldBack, WriteJob, WriterPool
-from ckpt_core.save.staging import stage_items
+from ckpt_core.save.staging import Reading, stage_items
 from ckpt_core.snapshot import (
     CopyStreams,
     ImageSpec,
@@ -27,6 +27,7 @@ from ckpt_core.snapshot import (
     Snapshot,
     StageItem,
     StagingPool,
+    pool,
 )
 from ckpt_core.snapshot.pool import Part
 from tests.devices.late_devices import LateDevices, LateEvent
@@ -59,7 +60,7 @@ class Bench:
     sink: Sink = field(default_factory=Sink)
 
     def __post_init__(self) -> None:
-        self.pool = StagingPool(PoolPlan(CHUNK, 0, 0, self.chunks), pinned_for=self.devices)
+        self.pool = StagingPool(PoolPlan(CHUNK, 0, 0, self.chunks), self.devices)
         self.streams = CopyStreams(self.devices)
         spec = ImageSpec(
             file_bytes=4 * CHUNK,
@@ -143,15 +144,11 @@ def test_a_chunk_with_leaves_of_two_devices_is_ready_when_both_are() -> None:
 
 def test_leaves_are_free_after_an_error_only_when_no_copy_reads_them() -> None:
     bench = Bench(chunks=1)  # The second chunk never comes.
-    snapshot = Snapshot(1)
+    snapshot = Snapshot(1, devices=bench.devices)
     snapshot.expect(["leaf"], [None])
+    reading = Reading(bench.streams, lambda _: None, on_devices=True)
     with pytest.raises(StagingError):
-        stage_items(
-            snapshot,
-            bench.image,
-            [bench.leaf(2 * CHUNK)],
-            settle=lambda _: bench.streams.settle(),
-        )
+        stage_items(snapshot, bench.image, [bench.leaf(2 * CHUNK)], reading)
     assert bench.devices.copies_into(0, 1 << 63) == 0
     snapshot.fail(StagingError("given up"))
     assert snapshot.is_clear(None)
@@ -195,19 +192,91 @@ def test_a_device_that_fails_fails_the_save_and_keeps_its_memory(
 
 
 class Full(LateDevices):
-    """Devices whose memory is used up by the time the stager asks for some."""
+    """Devices without room for more than some bytes at once."""
 
-    def clone(self, tensor: torch.Tensor) -> torch.Tensor:
-        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def flat(self, nbytes: int, device: torch.device) -> torch.Tensor:
+        if nbytes > self.most:
+            raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+        return super().flat(nbytes, device)
 
 
-def test_a_clone_that_finds_no_memory_fails_the_save_with_an_error_of_ours(root: Path) -> None:
-    devices = Full()
+@pytest.mark.parametrize("most", [100_000, 0])
+def test_without_memory_for_clones_a_save_goes_to_the_host_and_says_so(
+    root: Path, most: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    devices = Full(most)
+    large, small = torch.randn(50_000), [torch.randn(5_000) for _ in range(40)]
+    state = {"large": devices.place(large, 0), "small": [devices.place(x, 0) for x in small]}
+    with Checkpointer(root, Options(mode="device", keep_last=2), devices=devices) as ck:
+        for step in (1, 2):
+            ck.save(step, state).committed.result(30)
+            assert ck.gauges.mode == "host"
+    assert sum("no room for clones" in line for line in caplog.messages) == 1
+    tree = ckpt_core.load(root)
+    devices.drain()
+    assert torch.equal(tree["large"], large)
+    assert all(torch.equal(a, b) for a, b in zip(tree["small"], small, strict=True))
+
+
+def test_the_memory_of_clones_is_kept_from_save_to_save(root: Path) -> None:
+    devices = LateDevices()
+    asked: list[int] = []
+    make = devices.flat
+    devices.flat = lambda *args: asked.append(args[0]) or make(*args)  # type: ignore[method-assign]
     state = {"large": devices.place(torch.randn(50_000), 0)}
-    with Checkpointer(root, Options(mode="device", on_error="warn"), devices=devices) as ck:
-        with pytest.raises(StagingError, match="a copy failed: tried to allocate"):
-            ck.save(1, state).committed.result(30)
-        ck.wait_staged()
+    with Checkpointer(root, Options(mode="device"), devices=devices) as ck:
+        for step in range(4):
+            devices.run(0, lambda: state["large"].add_(1))
+            ck.save(step, state).committed.result(30)
+            assert ck.gauges.mode == "device"
+    assert asked == [200_000]
+
+
+class Pinning(LateDevices):
+    """Devices that note who has memory page-locked for them, and may refuse."""
+
+    def __init__(self, *, refuse: bool = False) -> None:
+        super().__init__()
+        self.refuse = refuse
+        self.locked: list[tuple[str, int]] = []
+
+    def pin(self, address: int, nbytes: int, device: torch.device) -> bool:
+        self.locked.append((threading.current_thread().name, nbytes))
+        return not self.refuse and super().pin(address, nbytes, device)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_memory_is_page_locked_behind_training_and_only_what_is_used(
+    root: Path, prepared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_SEGMENT_BYTES", 64 * 1024)
+    devices = Pinning()
+    state = {"large": devices.place(torch.randn(50_000), 0)}
+    options = Options(chunk_bytes="16KiB", staging_bytes="4MiB", in_flight=1)
+    with Checkpointer(root, options, devices=devices) as ck:
+        if prepared:
+            ck.prepare(state)
+        ck.save(1, state).committed.result(30)
+        ck.save(2, state).committed.result(30)
+    assert {name for name, _ in devices.locked} == {"ckpt-stager"}
+    assert 0 < sum(nbytes for _, nbytes in devices.locked) < 2**20
+    assert not devices.failures
+    assert not devices._pinned
+
+
+def test_memory_that_may_not_be_page_locked_serves_as_it_is(root: Path) -> None:
+    devices = Pinning(refuse=True)
+    large = torch.randn(50_000)
+    state = {"large": devices.place(large, 0)}
+    with Checkpointer(root, Options(mode="host"), devices=devices) as ck:
+        ck.save(1, state).committed.result(30)
+        ck.save(2, state).committed.result(30)
+    assert len(devices.locked) == 1
+    assert torch.equal(ckpt_core.load(root)["large"], large)
 
 
 class Stuck(LateDevices):

@@ -45,7 +45,7 @@ def image_of(
     pool: StagingPool | None = None,
 ) -> ShardImage:
     fronts = -(-front // CHUNK)
-    pool = pool or StagingPool(PoolPlan(CHUNK, fronts, fronts, 1))
+    pool = pool or StagingPool(PoolPlan(CHUNK, fronts, fronts, 1), Devices())
     spec = ImageSpec(
         file_bytes=len(sink.file),
         front_bytes=front,
@@ -118,7 +118,7 @@ def test_any_sizes_and_gaps_give_the_same_file_as_one_buffer(sizes: list[int], g
 def test_a_last_leaf_that_ends_with_the_file_is_handed_over(chunks: int, leaf: int) -> None:
     data = [torch.randint(0, 256, (leaf,), dtype=torch.uint8) for _ in range(4 * chunks)]
     sink = Sink(CHUNK + leaf * len(data))
-    pool = StagingPool(PoolPlan(4 * CHUNK, 1, 1, 2))
+    pool = StagingPool(PoolPlan(4 * CHUNK, 1, 1, 2), Devices())
     sink_chunk = pool.plan.chunk_bytes
     image = image_of(sink, pool=pool)
     image.header(bytes(CHUNK))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.snapshot import PoolDemand, PoolPlan, StagingPool, plan_pool
 from ckpt_core.snapshot.pool import Part
+from ckpt_core.system.devices import Devices
 
 MIB = 2**20
 SMALL = PoolPlan(chunk_bytes=4096, fronts_per_save=1, front_chunks=2, stream_chunks=2)
@@ -137,7 +138,7 @@ def test_without_a_quarter_of_the_free_memory_for_it_a_whole_checkpoint_is_refus
 
 
 def test_a_pool_in_use_can_be_enlarged() -> None:
-    pool = StagingPool(SMALL)
+    pool = StagingPool(SMALL, Devices())
     held = [pool.acquire(Part.STREAM, deadline=soon(), cancelled=never) for _ in range(2)]
     pool.extend(3)
     assert pool.plan.stream_chunks == 5
@@ -154,7 +155,7 @@ def test_a_pool_in_use_can_be_enlarged() -> None:
 
 
 def test_chunks_are_page_aligned_and_do_not_overlap() -> None:
-    pool = StagingPool(SMALL)
+    pool = StagingPool(SMALL, Devices())
     chunks = [
         pool.acquire(part, deadline=soon(), cancelled=never)
         for part in (Part.FRONT, Part.FRONT, Part.STREAM, Part.STREAM)
@@ -167,7 +168,7 @@ def test_chunks_are_page_aligned_and_do_not_overlap() -> None:
 
 
 def test_stream_chunks_running_out_leaves_the_fronts_free() -> None:
-    pool = StagingPool(SMALL)
+    pool = StagingPool(SMALL, Devices())
     for _ in range(2):
         pool.acquire(Part.STREAM, deadline=soon(), cancelled=never)
     with pytest.raises(StagingError, match="the deadline passed"):
@@ -176,7 +177,7 @@ def test_stream_chunks_running_out_leaves_the_fronts_free() -> None:
 
 
 def test_a_waiter_gets_the_chunk_that_is_released() -> None:
-    pool = StagingPool(SMALL)
+    pool = StagingPool(SMALL, Devices())
     held = [pool.acquire(Part.STREAM, deadline=soon(), cancelled=never) for _ in range(2)]
     threading.Timer(0.05, pool.release, args=(held[0],)).start()
     got = pool.acquire(Part.STREAM, deadline=time.monotonic() + 30, cancelled=never)
@@ -184,7 +185,7 @@ def test_a_waiter_gets_the_chunk_that_is_released() -> None:
 
 
 def test_giving_up_ends_the_wait_before_the_deadline() -> None:
-    pool = StagingPool(SMALL)
+    pool = StagingPool(SMALL, Devices())
     for _ in range(2):
         pool.acquire(Part.STREAM, deadline=soon(), cancelled=never)
     with pytest.raises(StagingError, match="given up"):
@@ -192,7 +193,7 @@ def test_giving_up_ends_the_wait_before_the_deadline() -> None:
 
 
 def test_idle_means_that_every_chunk_is_back() -> None:
-    pool = StagingPool(SMALL)
+    pool = StagingPool(SMALL, Devices())
     chunk = pool.acquire(Part.FRONT, deadline=soon(), cancelled=never)
     assert not pool.wait_idle(deadline=soon())
     pool.release(chunk)
