@@ -128,8 +128,7 @@ class Barriers:
         if not live:
             return
         began = time.monotonic()
-        own = set(_memories(optimizer))
-        places = self._places(live, own)
+        places = self._places(live, optimizer)
         waited = False
         try:
             for snapshot, place in zip(live, places, strict=True):
@@ -141,8 +140,12 @@ class Barriers:
         if waited:
             self._events.tell(EventName.WAITED, None, seconds=ended - began)
 
-    def _places(self, live: list[Snapshot], own: set[int]) -> list[int]:
-        """How many leaves of each snapshot must have been copied before memory in `own` may change."""
+    def _places(self, live: list[Snapshot], optimizer: Optimizer) -> list[int]:
+        """How many leaves of each snapshot must have been copied before a step of `optimizer`."""
+        if len(self._met) == 1:
+            # Nothing can be another's alone; finding out takes a microsecond for each tensor.
+            return [snapshot.handed for snapshot in live]
+        own = set(_memories(optimizer))
         with self._lock:
             kept = {snapshot: self._leaves.get(snapshot) for snapshot in live}
             if None in kept.values():

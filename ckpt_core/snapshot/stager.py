@@ -103,6 +103,12 @@ class Snapshot:
             self._handed = self._before_all = 1
             return self._handed
 
+    @property
+    def handed(self) -> int:
+        """How many leaves have been handed over so far."""
+        with self._changed.lock:
+            return self._handed
+
     def has_live(self) -> bool:
         """Whether leaves are still read, for a save that has not failed."""
         with self._changed.lock:
