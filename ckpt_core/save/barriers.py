@@ -150,8 +150,8 @@ class Barriers:
             kept = {snapshot: self._leaves.get(snapshot) for snapshot in live}
             if None in kept.values():
                 # Now, while these snapshots keep their memory: no address in it can be another tensor's.
-                met = [optimizer for ref in list(self._met.values()) if (optimizer := ref())]
-                owned = {memory for optimizer in met for memory in _memories(optimizer)} - {0}
+                met = [known for ref in list(self._met.values()) if (known := ref())]
+                owned = {memory for known in met for memory in _memories(known)} - {0}
                 kept |= {snapshot: _Leaves(owned) for snapshot in live if kept[snapshot] is None}
             self._leaves = {snapshot: leaves for snapshot, leaves in kept.items() if leaves}
             return [self._leaves[snapshot].last(snapshot, own) for snapshot in live]

@@ -20,7 +20,7 @@ from ckpt_core.errors import CkptError, StagingError
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.share import Arrangement, Audit, items_of
-from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, Snapshot, StageItem, cloned
+from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, Snapshot, StageItem, frozen
 from ckpt_core.state import Leaf
 from ckpt_core.system.devices import NOTHING_QUEUED, Devices, Queued
 from ckpt_core.types import Mode
@@ -64,10 +64,9 @@ def source_of(
     used = devices.of_all(tensor for tensor, _, _ in (*front, *lazy))
     if not used:
         return Source(front, (), lazy, names, mode, NOTHING_QUEUED)
-    frozen = cloned(front, devices.flat, devices)
-    assert frozen is not None
+    clones = frozen(front, devices)
     # Order matters: behind the clones, which the stager's streams read.
-    return Source((), frozen, lazy, names, mode, devices.queued(used))
+    return Source((), clones, lazy, names, mode, devices.queued(used))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ chunks leave as `Piece`s to a `ChunkSink` while later leaves are still being cop
 (FAST '21), snapshot(); LightCheck III-B; PCcheck 3.1.
 """
 
-from ckpt_core.snapshot.clones import DeviceClones, cloned
+from ckpt_core.snapshot.clones import DeviceClones, frozen
 from ckpt_core.snapshot.image import ChunkSink, ImageSpec, Piece, ShardImage
 from ckpt_core.snapshot.pool import (
     PoolDemand,
@@ -39,7 +39,7 @@ __all__ = [
     "StagingMemory",
     "StagingPool",
     "budget_bytes",
-    "cloned",
+    "frozen",
     "plan_pool",
     "too_small",
 ]

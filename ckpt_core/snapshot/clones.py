@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,57 +20,105 @@ _APART_BYTES = 64
 
 @dataclass(slots=True)
 class _Run:
-    """Leaves of one device that follow each other in the file, and where they go in its memory."""
+    """Leaves of one device that follow each other in the file, at `offset`."""
 
-    device: torch.device
-    at: int
+    device: Any
     offset: int
     end: int
+    tensors: list[Tensor] = field(default_factory=list)
 
 
-def cloned(
-    items: Sequence[StageItem],
-    memory: Callable[[int, torch.device], Tensor | None],
-    devices: Devices,
-) -> list[StageItem] | None:
-    """Queue copies of leaves on the streams that are current on this thread; leaves on the host are cloned.
-
-    Args:
-        items: in file order.
-        memory: gives a device's, once for each device.
-
-    Returns:
-        The same bytes in as few items as can be, in file order; None where `memory` gave none.
-    """
-    found: list[_Run | StageItem] = []
-    parts: dict[torch.device, list[tuple[int, Tensor]]] = {}
-    used: Counter[torch.device] = Counter()
+def _runs(items: Sequence[StageItem], devices: Devices, *, one_dtype: bool) -> Iterator[_Run]:
+    """Split leaves; those of the host, strided ones and those without bytes are alone."""
     run: _Run | None = None
     for tensor, offset, nbytes in items:
         device = devices.of(tensor)
-        if device is None or nbytes == 0:
+        alone = device is None or nbytes == 0 or not tensor.is_contiguous()
+        if run is not None and (
+            alone
+            or run.end != offset
+            or run.device != device
+            or (one_dtype and run.tensors[-1].dtype != tensor.dtype)
+        ):
+            yield run
             run = None
-            found.append((devices.clone(tensor), offset, nbytes))
-            continue
-        if run is None or run.device != device or run.end != offset:
-            at = align_up(used[device], _APART_BYTES) + offset % _APART_BYTES
-            run = _Run(device, at, offset, offset)
-            found.append(run)
-        parts.setdefault(device, []).append((run.at + offset - run.offset, tensor))
+        if run is None:
+            run = _Run(device, offset, offset)
+        run.tensors.append(tensor)
         run.end = offset + nbytes
-        used[device] = run.at + run.end - run.offset
-    flat = {device: memory(nbytes, device) for device, nbytes in used.items()}
-    if None in flat.values():
-        return None
-    whole = {device: target for device, target in flat.items() if target is not None}
-    for device, target in whole.items():
-        devices.gather(target, parts[device])
-    return [_item(each, whole) if isinstance(each, _Run) else each for each in found]
+        if alone:
+            yield run
+            run = None
+    if run is not None:
+        yield run
 
 
-def _item(run: _Run, flat: dict[torch.device, Tensor]) -> StageItem:
-    nbytes = run.end - run.offset
-    return flat[run.device][run.at : run.at + nbytes], run.offset, nbytes
+def frozen(items: Sequence[StageItem], devices: Devices) -> list[StageItem]:
+    """Queue copies of leaves on the streams that are current on this thread; those of the host are made.
+
+    Args:
+        items: in file order.
+
+    Returns:
+        The same bytes in few items, in file order.
+    """
+    found: list[StageItem] = []
+    for run in _runs(items, devices, one_dtype=True):
+        nbytes = run.end - run.offset
+        if len(run.tensors) == 1:
+            found.append((devices.clone(run.tensors[0]), run.offset, nbytes))
+        else:
+            found.append((devices.collect(run.tensors), run.offset, nbytes))
+    return found
+
+
+class _Places:
+    """Where the leaves of one state go in memory of their devices.
+
+    Args:
+        leaves: in file order.
+        memory: of each device.
+
+    Attributes:
+        items: the same bytes, run by run.
+    """
+
+    def __init__(
+        self, leaves: Sequence[StageItem], runs: Sequence[_Run], memory: dict[torch.device, Tensor]
+    ) -> None:
+        self._offsets = [offset for _, offset, _ in leaves]
+        self._of: list[Tensor] = []
+        self._alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        self.items: list[StageItem] = []
+        at = dict.fromkeys(memory, 0)
+        for run in runs:
+            begin = _begin(at[run.device], run)
+            end = at[run.device] = begin + run.end - run.offset
+            self.items.append((memory[run.device][begin:end], run.offset, end - begin))
+            for tensor in run.tensors:
+                place = memory[run.device][begin : begin + tensor.nbytes]
+                self._alike.setdefault((run.device, tensor.dtype), []).append(len(self._of))
+                self._of.append(place.view(tensor.dtype).view(tensor.shape))
+                begin += tensor.nbytes
+
+    def fit(self, leaves: Sequence[StageItem]) -> bool:
+        """Whether these are leaves of the same offsets, shapes, dtypes and devices."""
+        return [offset for _, offset, _ in leaves] == self._offsets and all(
+            place.shape == tensor.shape
+            and place.dtype == tensor.dtype
+            and place.get_device() == tensor.get_device()
+            for place, (tensor, _, _) in zip(self._of, leaves, strict=True)
+        )
+
+    def fill(self, leaves: Sequence[StageItem], devices: Devices) -> None:
+        """Queue the copies of leaves that fit."""
+        for numbers in self._alike.values():
+            places = [self._of[number] for number in numbers]
+            devices.copy_all(places, [leaves[number][0] for number in numbers])
+
+
+def _begin(used: int, run: _Run) -> int:
+    return align_up(used, _APART_BYTES) + run.offset % _APART_BYTES
 
 
 class DeviceClones:
@@ -83,25 +131,45 @@ class DeviceClones:
 
     def __init__(self, streams: CopyStreams) -> None:
         self._streams = streams
-        self._flat: dict[torch.device, Tensor] = {}
+        self._memory: dict[torch.device, Tensor] = {}
+        self._places: _Places | None = None
 
-    def make(self, items: Sequence[StageItem]) -> list[StageItem] | None:
-        """Queue clones on the copy streams; None where there is no room, or leaves are on the host."""
-        devices = self._streams.devices
-        if any(devices.of(tensor) is None for tensor, _, _ in items):
-            return None
-        return cloned(items, self._memory, devices)
+    def make(self, leaves: Sequence[StageItem]) -> Sequence[StageItem] | None:
+        """Queue clones on the copy streams; None where there is no room, or leaves are on the host.
 
-    def _memory(self, nbytes: int, device: torch.device) -> Tensor | None:
-        kept = self._flat.get(device)
-        if kept is not None and nbytes <= kept.numel() <= 2 * nbytes:
+        Returns:
+            The same bytes in few items, in file order.
+        """
+        if self._places is None or not self._places.fit(leaves):
+            # Its memory may be that of the next one.
+            self._places = None
+            runs = list(_runs(leaves, self._streams.devices, one_dtype=False))
+            if not self._have_memory(runs):
+                return None
+            self._places = _Places(leaves, runs, self._memory)
+        for device in self._memory:
             self._streams.enter(device)
-            return kept
-        self._flat.pop(device, None)
-        del kept
-        if not self._streams.devices.has_room(nbytes, device):
-            return None
-        made = self._streams.flat(nbytes, device)
-        if made is not None:
-            self._flat[device] = made
-        return made
+        self._places.fill(leaves, self._streams.devices)
+        return self._places.items
+
+    def _have_memory(self, runs: Sequence[_Run]) -> bool:
+        need: dict[torch.device, int] = {}
+        for run in runs:
+            if run.device is None:
+                return False
+            need[run.device] = _begin(need.get(run.device, 0), run) + run.end - run.offset
+        for device in self._memory.keys() - need.keys():
+            del self._memory[device]
+        return all(self._has(nbytes, device) for device, nbytes in need.items())
+
+    def _has(self, nbytes: int, device: torch.device) -> bool:
+        kept = self._memory.pop(device, None)
+        if kept is None or not nbytes <= kept.numel() <= 2 * nbytes:
+            # Before more is asked for.
+            del kept
+            if not self._streams.devices.has_room(nbytes, device):
+                return False
+            kept = self._streams.flat(nbytes, device)
+        if kept is not None:
+            self._memory[device] = kept
+        return kept is not None

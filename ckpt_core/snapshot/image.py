@@ -192,19 +192,28 @@ class ShardImage:
         The same as `leaf` for each; leaves that fit into the open chunk without filling it, or the
         file, take a path without calls.
         """
-        is_flat = self._streams.devices.is_flat
+        devices, size, end = self._streams.devices, self._chunk_bytes, self._spec.file_bytes
+        is_flat, of = devices.is_flat, devices.of
         for tensor, offset, nbytes in items:
             chunk = self._open
-            inside = self._cursor % self._chunk_bytes
+            inside = self._cursor % size
             if (
-                chunk is not None
-                and not chunk.parts
-                and offset == self._cursor
-                and nbytes < self._chunk_bytes - inside
-                and offset + nbytes < self._spec.file_bytes
-                and is_flat(tensor)
+                chunk is None
+                or offset != self._cursor
+                or nbytes >= size - inside
+                or offset + nbytes >= end
             ):
+                self.leaf(tensor, offset=offset, nbytes=nbytes)
+            elif not chunk.parts and is_flat(tensor):
                 move(chunk.address + inside, tensor.data_ptr(), nbytes)
+                self._cursor = offset + nbytes
+            elif (
+                chunk.parts
+                and 0 < nbytes <= _GATHERED_BYTES
+                and of(tensor) == chunk.parts_on
+                and tensor.is_contiguous()
+            ):
+                chunk.parts.append((inside, tensor))
                 self._cursor = offset + nbytes
             else:
                 self.leaf(tensor, offset=offset, nbytes=nbytes)
@@ -248,12 +257,13 @@ class ShardImage:
             target = chunk.tensor()[inside : inside + nbytes]
             self._streams.copy(tensor, start, target, into=chunk.devices)
             return
-        item = tensor.element_size()
-        part = tensor.detach().view(-1)[start // item : (start + nbytes) // item]
+        if nbytes < tensor.nbytes:
+            item = tensor.element_size()
+            tensor = tensor.detach().view(-1)[start // item : (start + nbytes) // item]
         # Before the first byte is queued: an error may leave a part of the copy behind.
         chunk.devices.add(device)
         chunk.parts_on = device
-        chunk.parts.append((inside, part))
+        chunk.parts.append((inside, tensor))
 
     def _collect(self, chunk: _Open) -> None:
         """Queue the copies of what has been taken into a chunk."""
@@ -262,12 +272,7 @@ class ShardImage:
         parts, device = chunk.parts, chunk.parts_on
         assert device is not None
         chunk.parts, chunk.parts_on = [], None
-        if len(parts) > 1:
-            self._streams.gather(device, chunk.tensor(), parts)
-            return
-        ((inside, part),) = parts
-        target = chunk.tensor()[inside : inside + part.nbytes]
-        self._streams.copy(part, 0, target, into=chunk.devices)
+        self._streams.gather(device, chunk.tensor(), parts)
 
     def _write_bytes(self, data: bytes) -> None:
         view = memoryview(data)

@@ -25,8 +25,6 @@ class CopyStreams:
         self.devices = devices
         self._streams: dict[torch.device, Stream] = {}
         self._busy: set[torch.device] = set()
-        # One for each device is enough: whatever is queued on its stream is done in order.
-        self._mirrors: dict[torch.device, torch.Tensor] = {}
 
     def follow(self, behind: Queued) -> None:
         """Copies from now on run behind what training had queued."""
@@ -53,25 +51,40 @@ class CopyStreams:
     def gather(
         self, device: torch.device, target: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor]]
     ) -> None:
-        """Copy small parts of leaves of a device to host memory in one piece.
+        """Copy small contiguous leaves of one device to host memory in few pieces.
 
-        A copy engine takes some microseconds for each copy, and Python ten: the parts are collected on the
-        device first. What lies between them in the target becomes zero.
+        A copy engine takes some microseconds for each copy, and Python ten: leaves that follow each other are
+        collected on the device first.
 
         Args:
-            parts: where in the target, and what.
+            parts: where in the target, in rising order, and what.
         """
         self.enter(device)
-        mirror = self._mirror(device, target.numel())
-        if mirror is None:
-            for offset, part in parts:
-                copy_range(part, 0, target[offset : offset + part.nbytes], devices=self.devices)
-            return
-        begin, (last, part) = parts[0][0], parts[-1]
-        end = last + part.nbytes
-        apart = sum(part.nbytes for _, part in parts) < end - begin
-        self.devices.gather(mirror, parts, zero=apart)
-        self.devices.copy(target[begin:end], mirror[begin:end])
+        run: list[torch.Tensor] = []
+        begin = end = 0
+        dtype = None
+        for offset, tensor in parts:
+            if offset != end or tensor.dtype != dtype:
+                self._copy_run(target[begin:end], run)
+                run, begin, end, dtype = [], offset, offset, tensor.dtype
+            run.append(tensor)
+            end += tensor.nbytes
+        self._copy_run(target[begin:end], run)
+
+    def _copy_run(self, target: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+        """Copies of tensors of one dtype to host memory, back to back."""
+        if len(tensors) > 1:
+            try:
+                self.devices.copy(target, self.devices.collect(tensors))
+                return
+            except RuntimeError as exc:
+                _log.warning(
+                    "leaves are copied one by one, since they cannot be collected: %s", exc
+                )
+        at = 0
+        for tensor in tensors:
+            copy_range(tensor, 0, target[at : at + tensor.nbytes], devices=self.devices)
+            at += tensor.nbytes
 
     def lock(self, pool: StagingPool, segment: Segment, device: torch.device) -> None:
         """Have memory page-locked before copies of a device go there; takes a while the first time."""
@@ -99,16 +112,6 @@ class CopyStreams:
             finally:
                 # A device that has failed fails this save, and not those of leaves elsewhere.
                 self._busy.clear()
-
-    def _mirror(self, device: torch.device, nbytes: int) -> torch.Tensor | None:
-        """Memory of a device, as long as a chunk; None: it has no room for that."""
-        mirror = self._mirrors.get(device)
-        if mirror is None or mirror.numel() != nbytes:
-            self._mirrors.pop(device, None)
-            mirror = self.flat(nbytes, device)
-            if mirror is not None:
-                self._mirrors[device] = mirror
-        return mirror
 
     def flat(self, nbytes: int, device: torch.device) -> torch.Tensor | None:
         """Memory of a device for its copy stream; None: there is no room for it."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +27,6 @@ _log = logging.getLogger("ckpt_core")
 
 _PORTABLE = 1
 """cudaHostRegisterPortable: page-locked for every device of the process."""
-
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-"""By item size: what bytes are moved as, so that one kernel takes leaves of several dtypes."""
 
 
 class Event(Protocol):
@@ -168,34 +164,29 @@ class Devices:
         """
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
-    def gather(
-        self, target: Tensor, parts: Sequence[tuple[int, Tensor]], *, zero: bool = False
-    ) -> None:
-        """Queue copies of tensors into memory of their device, on the stream that is current on this thread.
+    def collect(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Queue copies of tensors of one device and dtype into memory of their device, back to back.
 
-        A few kernels for all of them, however many there are.
+        On the stream that is current on this thread, whose memory it is. A few kernels for all of them, and
+        one call: Python takes longer for an operation than a device for a small copy.
 
         Args:
-            target: made by `flat`.
-            parts: where in it, in bytes, and what: row-major bytes of each, in rising order, apart.
-            zero: clear all of the target first.
+            tensors: contiguous.
+
+        Returns:
+            1-D uint8.
+
+        Raises:
+            RuntimeError: the device has no room for it.
         """
-        by_word: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
         with torch.no_grad():
-            if zero:
-                target.zero_()
-            for offset, tensor in parts:
-                if not tensor.is_contiguous():
-                    place = target[offset : offset + tensor.nbytes].view(tensor.dtype)
-                    place.view(tensor.shape).copy_(tensor, non_blocking=True)
-                    continue
-                word = _WORDS[tensor.element_size()]
-                if offset % word.itemsize:
-                    word = torch.uint8
-                by_word.setdefault(word, []).append((offset, tensor.view(-1).view(word)))
-            for word, found in by_word.items():
-                places = _cut(target, word, found)
-                torch._foreach_copy_(places, [tensor for _, tensor in found], non_blocking=True)
+            flat: Tensor = torch._utils._flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
+        return flat.view(torch.uint8)
+
+    def copy_all(self, places: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+        """Queue copies of tensors into others of the same shapes and device, as `collect` does."""
+        with torch.no_grad():
+            torch._foreach_copy_(list(places), list(tensors), non_blocking=True)
 
     def clone(self, tensor: Tensor) -> Tensor:
         """A copy in memory of its own, made by the stream that is current on this thread.
@@ -279,19 +270,6 @@ class Devices:
         module = torch.get_device_module(None)
         asked = getattr(module, "get_device_name", None)
         return str(torch.accelerator.current_accelerator() if asked is None else asked())
-
-
-def _cut(target: Tensor, word: torch.dtype, parts: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
-    """The places of parts in flat memory, as words, in one call for all of them."""
-    size = word.itemsize
-    begins = [offset // size for offset, _ in parts]
-    ends = [begin + part.numel() for begin, (_, part) in zip(begins, parts, strict=True)]
-    words = target[: ends[-1] * size].view(word)
-    gaps = [begin - end for begin, end in zip(begins, [0, *ends], strict=False)]
-    sizes = itertools.chain.from_iterable(
-        (gap, end - begin) for gap, begin, end in zip(gaps, begins, ends, strict=True)
-    )
-    return list(words.split_with_sizes(list(sizes))[1::2])
 
 
 def _runtime(device: torch.device) -> Any:

@@ -194,16 +194,24 @@ class LateDevices(Devices):
         like = torch.empty(nbytes, dtype=torch.uint8, device="meta")
         return self._allocate(like, self._current(device))[0]
 
-    def gather(self, target: Tensor, parts: Any, *, zero: bool = False) -> None:
-        device = self.of(target)
+    def collect(self, tensors: Any) -> Tensor:
+        (device,) = {self.of(tensor) for tensor in tensors}
+        (_,) = {tensor.dtype for tensor in tensors}
         assert device is not None
-        stream, raw = self._current(device), self._raw(target)
-        if zero:
-            self.queue(stream, _Work(raw.zero_))
-        for offset, tensor in parts:
-            assert self.of(tensor) == device
-            place = raw[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            self.queue(stream, _Work(partial(place.copy_, self._raw(tensor))))
+        assert all(tensor.is_contiguous() for tensor in tensors)
+        made = self.flat(sum(tensor.nbytes for tensor in tensors), device)
+        places = made.split([tensor.nbytes for tensor in tensors])
+        for place, tensor in zip(places, tensors, strict=True):
+            self.copy_all([place.view(tensor.dtype).view(tensor.shape)], [tensor])
+        return made
+
+    def copy_all(self, places: Any, tensors: Any) -> None:
+        for place, tensor in zip(places, tensors, strict=True):
+            device = self.of(place)
+            assert device is not None
+            assert (place.shape, device) == (tensor.shape, self.of(tensor))
+            work = _Work(partial(self._raw(place).copy_, self._raw(tensor)))
+            self.queue(self._current(device), work)
 
     def hold_back(self, behind: Queued) -> None:
         for device, event in behind.events.items():

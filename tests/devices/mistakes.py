@@ -36,9 +36,9 @@ class EventBeforeClones(LateDevices):
         with self._first():
             return super().clone(tensor)
 
-    def gather(self, target: torch.Tensor, parts: Any, *, zero: bool = False) -> None:
+    def collect(self, tensors: Any) -> torch.Tensor:
         with self._first():
-            super().gather(target, parts, zero=zero)
+            return super().collect(tensors)
 
     @contextlib.contextmanager
     def _first(self) -> Iterator[None]:

@@ -36,7 +36,6 @@ SEEDED = [
     (mistakes.NoSynchronize, "training runs ahead", jobs.save_named_files),
     (mistakes.NoHoldingBack, "training runs ahead", HOST),
     (mistakes.NoHoldingBack, "training runs ahead", DEVICE),
-    (mistakes.NoHoldingBack, "training runs ahead", jobs.train_layer_by_layer),
     (mistakes.NoHoldingBack, "training runs ahead", jobs.save_named_files),
     (mistakes.NoWaitForPieces, "all late", HOST),
     (mistakes.NoWaitForPieces, "all late", DEVICE),
