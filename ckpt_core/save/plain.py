@@ -89,7 +89,7 @@ class PlainSaves:
         """See `Checkpointer.prepare`."""
         scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
         plan = self._plan(state, scope)
-        used = self._pipeline.devices.of_all(leaf.tensor for leaf in plan.flat.leaves)
+        used = self._pipeline.devices.of_all([leaf.tensor for leaf in plan.flat.leaves])
         if used and self.mode is not Mode.DIRECT:
             self._pipeline.lock_behind(plan.pool, used[0])
         else:
@@ -152,5 +152,5 @@ class PlainSaves:
     def _resolve_mode(self, leaves: tuple[Leaf, ...]) -> Mode:
         if self.mode is not Mode.AUTO:
             return self.mode
-        on_device = self._pipeline.devices.of_all(leaf.tensor for leaf in leaves)
+        on_device = self._pipeline.devices.of_all([leaf.tensor for leaf in leaves])
         return Mode.DEVICE if on_device else Mode.HOST

@@ -61,7 +61,7 @@ def source_of(
     front = [item for _, item in items_of(leaves, arrangement.placed[:count])]
     named = items_of(leaves, arrangement.placed[count:])
     names, lazy = tuple([name for name, _ in named]), [item for _, item in named]
-    used = devices.of_all(tensor for tensor, _, _ in (*front, *lazy))
+    used = devices.of_all([item[0] for items in (front, lazy) for item in items])
     if not used:
         return Source(front, (), lazy, names, mode, NOTHING_QUEUED)
     clones = frozen(front, devices)

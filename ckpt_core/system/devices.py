@@ -15,6 +15,7 @@ import functools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -104,8 +105,8 @@ class Devices:
         """The devices of some tensors, each once; quick where none is in use."""
         if not self.in_use():
             return []
-        found = dict.fromkeys(map(self.of, tensors))
-        return [device for device in found if device is not None]
+        found = dict.fromkeys(map(attrgetter("device"), tensors))
+        return [device for device in found if device.type != "cpu" and _has_streams(device.type)]
 
     def is_flat(self, tensor: Tensor) -> bool:
         """Whether the row-major bytes of a tensor are one run of host memory.

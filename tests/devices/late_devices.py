@@ -138,6 +138,9 @@ class LateDevices(Devices):
         found = self._placed.get(tensor.untyped_storage().data_ptr())
         return None if found is None else found[0]
 
+    def of_all(self, tensors: Iterable[Tensor]) -> list[torch.device]:
+        return [device for device in dict.fromkeys(map(self.of, tensors)) if device is not None]
+
     def is_flat(self, tensor: Tensor) -> bool:
         return self.of(tensor) is None and super().is_flat(tensor)
 
