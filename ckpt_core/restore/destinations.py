@@ -1,8 +1,8 @@
 """File bytes into tensors: the sink of a restore.
 
 A contiguous CPU tensor is filled through its address, without torch: ten thousand small leaves cost one
-scatter read for every thousand. A tensor that is strided or on a device is filled from the reader's buffer,
-block by block along its outer dimensions, so that no whole copy of it ever exists.
+scatter read for every thousand. A tensor that is strided is filled from the reader's buffer, block by block
+along its outer dimensions, so that no whole copy of it ever exists; to one on a device copies are queued.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ckpt_core.restore.sending import Batch, Piece, Sender
+from ckpt_core.restore.slots import Copies
 from ckpt_core.restore.units import HOT_BYTES, READ_BYTES
 from ckpt_core.state import GIL_RELEASE_BYTES, blocks, memory_of, one_thread_limit
 from ckpt_core.system.devices import Devices
@@ -34,25 +36,31 @@ class Run(NamedTuple):
 class TensorSink:
     """Fills tensors with the bytes of one file. Keeps them alive; used by several readers at once."""
 
-    def __init__(self, runs: Sequence[Run], devices: Devices | None = None) -> None:
+    def __init__(self, runs: Sequence[Run], sender: Sender | None = None) -> None:
         """
         Args:
             runs: what goes where; no two of them share bytes of the file or of a tensor. Empty ones
                 may be among them. Starts and lengths are multiples of the tensor's item size.
-            devices: the door to those that the tensors are on.
+            sender: for those that are on devices, shared by the sinks of a restore.
         """
-        self._devices = devices or Devices()
+        self._sender = sender or Sender(Devices())
         full = sorted([run for run in runs if run.nbytes], key=lambda run: run.offset)
         self._tensors = [run.tensor.detach() for run in full]
+        self._homes = [self._sender.devices.of(tensor) for tensor in self._tensors]
         self._starts = [run.offset for run in full]
         self._ends = [run.offset + run.nbytes for run in full]
         self._bases = [run.start for run in full]
         self._memory = [
-            _part(tensor, run) if self._on_host(tensor) else None
-            for tensor, run in zip(self._tensors, full, strict=True)
+            _part(tensor, run) if home is None and is_flat(tensor) else None
+            for tensor, home, run in zip(self._tensors, self._homes, full, strict=True)
         ]
-        # Every transfer to a device and every strided copy has a fixed cost: fewer, larger ones.
+        self._flat = [
+            None if home is None else _flat_bytes(tensor)
+            for tensor, home in zip(self._tensors, self._homes, strict=True)
+        ]
+        # Every strided copy has a fixed cost: fewer, larger ones.
         self.block_bytes = HOT_BYTES if None not in self._memory else READ_BYTES
+        self.queues = any(home is not None for home in self._homes)
 
     def window(self, start: int, stop: int, spare: memoryview) -> list[memoryview] | None:
         """Memory for file bytes start..stop; None when one that is strided or on a device is among it."""
@@ -73,31 +81,53 @@ class TensorSink:
             views.append(spare[position - start : stop - start])
         return views
 
-    def deliver(self, start: int, data: memoryview) -> None:
-        """Copy file bytes from `start` on to where they belong."""
+    def deliver(self, start: int, data: memoryview) -> Copies | None:
+        """Copy file bytes from `start` on to where they belong, or queue that."""
+        if not self.queues:
+            self._deliver(start, data, None)
+            return None
+        batch = Batch(self._sender, data)
+        try:
+            self._deliver(start, data, batch)
+            return batch.queue()
+        except BaseException:
+            # The reader is not told of what is queued already, and its buffer may go.
+            batch.settle()
+            raise
+
+    def _deliver(self, start: int, data: memoryview, batch: Batch | None) -> None:
         for index in self._between(start, start + len(data)):
             begin = max(start, self._starts[index])
             end = min(start + len(data), self._ends[index])
-            piece = data[begin - start : end - start]
-            memory = self._memory[index]
+            memory, home = self._memory[index], self._homes[index]
             offset = begin - self._starts[index]
-            if memory is None:
-                self._fill(self._tensors[index], self._bases[index] + offset, piece)
+            if memory is not None:
+                _move(memory[offset : offset + end - begin], data[begin - start : end - start])
+            elif home is None or batch is None:
+                self._fill(index, offset, data[begin - start : end - start])
             else:
-                _move(memory[offset : offset + len(piece)], piece)
+                self._add(batch, index, (offset, end - begin), begin - start)
 
-    def _on_host(self, tensor: Tensor) -> bool:
-        return self._devices.of(tensor) is None and is_flat(tensor)
+    def _add(self, batch: Batch, index: int, part: tuple[int, int], at: int) -> None:
+        """Queue bytes `(offset, nbytes)` of a run on a device, which are in the buffer from `at` on."""
+        home, flat = self._homes[index], self._flat[index]
+        assert home is not None
+        start, nbytes = self._bases[index] + part[0], part[1]
+        if flat is None:
+            batch.add_views(home, byte_range(self._tensors[index], start, nbytes), at)
+        else:
+            batch.add_flat(home, Piece(flat, start, nbytes, at))
 
-    def _fill(self, tensor: Tensor, start: int, data: memoryview) -> None:
-        """Write row-major bytes of a tensor of any strides and device, from byte `start` on.
+    def _fill(self, index: int, offset: int, data: memoryview) -> None:
+        """Write row-major bytes of a run of any strides in host memory, from its byte `offset` on.
 
-        `start` and the length are multiples of the item size. `data` may be used again on return.
+        `offset` and the length are multiples of the item size. `data` may be used again on return.
         """
         source = torch.frombuffer(data, dtype=torch.uint8)
-        for target, offset in byte_range(tensor, start, len(data)):
-            part = source[offset : offset + target.nbytes]
-            self._devices.fill(target, part.view(target.dtype).view(target.shape))
+        start = self._bases[index] + offset
+        for target, at in byte_range(self._tensors[index], start, len(data)):
+            part = source[at : at + target.nbytes]
+            target.copy_(part.view(target.dtype).view(target.shape))
 
     def _between(self, start: int, stop: int) -> Iterator[int]:
         """Runs that have bytes in start..stop, in file order."""
@@ -125,6 +155,13 @@ def byte_range(tensor: Tensor, start: int, nbytes: int) -> Iterator[tuple[Tensor
     most = one_thread_limit(tensor, nbytes // item)
     for view, offset in blocks(words, start // item, nbytes // item, most):
         yield view, offset * item
+
+
+def _flat_bytes(tensor: Tensor) -> Tensor | None:
+    """A tensor as the bytes of one run of its device's memory; None: it is none."""
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return None
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _part(tensor: Tensor, run: Run) -> memoryview:

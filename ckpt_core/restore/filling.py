@@ -12,16 +12,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ckpt_core.errors import CorruptCheckpoint, RestoreError
+from ckpt_core.errors import CorruptCheckpoint, RestoreError, StagingError
 from ckpt_core.layout import FileEntry, itemsize, needed_ranges
 from ckpt_core.restore.destinations import Run, TensorSink
 from ckpt_core.restore.failures import ReadRefused
 from ckpt_core.restore.leaves import Place, StepLeaves, StoredLeaf, first_few
 from ckpt_core.restore.manifests import StepManifest
-from ckpt_core.restore.reading import Outcome, ParallelReader
+from ckpt_core.restore.reading import Outcome, ParallelReader, page_buffer
+from ckpt_core.restore.sending import Sender
+from ckpt_core.restore.slots import SLOT_BYTES, SLOTS
+from ckpt_core.restore.trail import warn
 from ckpt_core.restore.units import BadChunk, ReadJob
 from ckpt_core.system.devices import Devices
+from ckpt_core.system.memory_limit import free_memory
 from ckpt_core.types import Block, Slice
+from ckpt_core.units import ALIGN_BYTES
+
+_SHARE = 8
+"""Of the free memory, one part in so many at most is page-locked to fill devices from."""
 
 
 class Need(NamedTuple):
@@ -63,12 +71,12 @@ def plan_reads(
         whole = whole and need.block is None and need.part is None
         for place, run in _runs(leaves, need):
             runs.setdefault((place.rank, place.file), []).append(run)
-    jobs = []
+    jobs, sender = [], Sender(devices or Devices())
     for rank, index, entry in step.files():
         mine = runs.get((rank.rank, index), [])
         wanted = None if whole else _chunks_of(entry, mine)
         if wanted is None or wanted:
-            jobs.append(ReadJob(step.path / entry.name, entry, TensorSink(mine, devices), wanted))
+            jobs.append(ReadJob(step.path / entry.name, entry, TensorSink(mine, sender), wanted))
     return jobs
 
 
@@ -77,23 +85,45 @@ def fill(
 ) -> int:
     """Read what `plan_reads` planned into `tensors`; the bytes that were read from files.
 
-    Returns with every chunk verified, or raises with the tensors partly overwritten.
+    Returns with every chunk verified, and on devices with every copy done: any stream finds the bytes
+    there. Or raises with the tensors partly overwritten, and no copy to them under way.
 
     Raises:
         CorruptCheckpoint: bytes differ from what was saved; the text says where.
-        RestoreError: the system refused a read (its cause is the OSError), or a read hangs.
+        RestoreError: the system refused a read (its cause is the OSError), a read hangs, or a device failed.
     """
     devices = how.devices or Devices()
     used = devices.of_all(tensors)
     if used:
         # Order matters: what training has queued writes to the tensors before the readers do.
         devices.queued(used).wait()
-        how = replace(how, new_buffer=devices.buffer)
-    outcome = how.run(jobs)
+        how = _with_buffers(how, devices, used[0])
+    try:
+        outcome = how.run(jobs)
+    except StagingError as exc:
+        raise RestoreError(f"{exc}. Tensors are partly overwritten", path=step.path) from exc
     # Written behind autograd's back: a graph that saved the old values must notice.
     torch.autograd.graph.increment_version([x for x in tensors if not x.is_inference()])
     _raise_findings(step, outcome)
     return outcome.done_bytes
+
+
+def _with_buffers(how: ParallelReader, devices: Devices, device: torch.device) -> ParallelReader:
+    """With page-locked buffers that are filled while devices copy from others."""
+    share = free_memory() // (_SHARE * SLOTS * how.readers)
+    slot_bytes = max(ALIGN_BYTES, min(SLOT_BYTES, share // ALIGN_BYTES * ALIGN_BYTES))
+
+    def new_buffer(nbytes: int) -> memoryview:
+        try:
+            return devices.buffer(nbytes, device)
+        except RuntimeError as exc:
+            warn(
+                f"{nbytes} bytes of memory to fill devices from could not be page-locked: {exc}. Other "
+                f"memory is used, which is slower"
+            )
+            return page_buffer(nbytes)
+
+    return replace(how, new_buffer=new_buffer, slot_bytes=slot_bytes)
 
 
 def _runs(leaves: StepLeaves, need: Need) -> Iterator[tuple[Place, Run]]:

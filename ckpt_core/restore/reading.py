@@ -11,7 +11,10 @@ Three ways, chosen for each unit by what the page cache holds (mincore; its firs
                         2.6 GB/s where the bare reads reach 3.7 and buffered ones 1.6, and the page
                         cache keeps what it holds
 
-Memory: one buffer of READ_BYTES for each reader, whatever the chunk size or the state.
+    to a device         either, into one of the reader's two page-locked buffers; the copies from it are
+                        queued, and waited for before it is used again
+
+Memory: READ_BYTES for each reader, whatever the chunk size or the state, or its two buffers for devices.
 
 States of a run:  running --units used up--> ended
                   running --first finding (unless keep_going), error, deadline--> halted --> ended
@@ -28,9 +31,11 @@ from typing import TYPE_CHECKING
 
 from ckpt_core.restore.failures import NoMeans, ReadHung
 from ckpt_core.restore.shard_reader import ShardReader, Truncated
+from ckpt_core.restore.slots import SLOTS, Slots
 from ckpt_core.restore.units import (
     HOT_BYTES,
     MAPPED_BYTES,
+    QUEUED_BYTES,
     READ_BYTES,
     BadChunk,
     ChunkCheck,
@@ -48,6 +53,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all, from the thread that waits."""
 
+_NOTHING = memoryview(b"")
 _TICK_S = 0.1
 _DRAIN_S = 10.0
 
@@ -78,6 +84,7 @@ class ParallelReader:
             page cache may be read through a mapping.
         new_buffer: gives all readers together their page-aligned buffer, once for each run; pinned memory
             when tensors on devices are filled.
+        slot_bytes: of each buffer that devices are filled from, whole pages; None: no tensor is on one.
         devices: the door to those; None: the real one, which whoever only verifies never opens.
     """
 
@@ -86,6 +93,7 @@ class ParallelReader:
     timeout_s: float
     exclusive: bool = False
     new_buffer: Callable[[int], memoryview] = page_buffer
+    slot_bytes: int | None = None
     devices: Devices | None = None
 
     def run(
@@ -137,13 +145,15 @@ class _Run:
         self._at_exit = at_exit(self.halt, self.halt, priority=0)
 
     def start(self) -> None:
+        slot_bytes = self.how.slot_bytes
+        count, each = (1, READ_BYTES) if slot_bytes is None else (SLOTS, SLOTS * slot_bytes)
         # One for all: a fast disk wants huge pages, which are larger than what each reader needs.
         try:
-            buffer = self.how.new_buffer(max(len(self._workers), 1) * READ_BYTES)
+            buffer = self.how.new_buffer(max(len(self._workers), 1) * each)
         except (OSError, MemoryError) as exc:
             raise NoMeans(next(iter(self.shards), Path()), exc) from exc
         for index, worker in enumerate(self._workers):
-            worker.buffer = buffer[index * READ_BYTES : (index + 1) * READ_BYTES]
+            worker.slots = Slots(buffer[index * each : (index + 1) * each], count=count)
             # Daemon: a read that never returns must not keep the process from ending.
             thread = threading.Thread(
                 target=self._work, args=(worker,), name="ckpt-reader", daemon=True
@@ -238,10 +248,13 @@ class _Run:
         if worker is None or worker.unit is None:
             return
         path = worker.unit.job.path
+        what, where = "a read", "storage"
+        if worker.slots.waiting:
+            what, where = "a copy to a device of what was read", "device"
         raise ReadHung(
-            f"{path}: a read at byte {worker.position} has not returned for {self.how.timeout_s:g} s: "
-            "the storage is probably stuck. Nothing on it was changed; the destination tensors may "
-            "be partly overwritten, also later, should the read come back",
+            f"{path}: {what} at byte {worker.position} has not returned for {self.how.timeout_s:g} s: "
+            f"the {where} is probably stuck. Nothing on storage was changed; the destination tensors may "
+            "be partly overwritten, also later, should it come back",
             path=path,
         )
 
@@ -255,20 +268,30 @@ class _Worker:
         self.position = 0
         self.since: float | None = None
         self.done_bytes = 0
-        self.buffer = memoryview(b"")
+        self.slots = Slots(_NOTHING)
 
     def run(self) -> None:
-        for unit in self._run.units():
-            self.unit = unit
-            self._at(unit.offset)
-            check = ChunkCheck(unit, self._run.found_bad)
-            try:
-                self._read(unit, check)
-            except Truncated as exc:
-                self._run.found_bad(check.broken(str(exc)))
-            except OSError as exc:
-                self._run.found_error(unit.job.path, exc)
-            self.since = None
+        try:
+            for unit in self._run.units():
+                self._read_checked(unit)
+        finally:
+            # Invariant: once a reader has ended, nothing is copied from its buffers or to its tensors.
+            self._at(self.position)
+            self.slots.drain()
+            # Locked memory is not to wait for the garbage collector.
+            self.slots = Slots(_NOTHING)
+
+    def _read_checked(self, unit: Unit) -> None:
+        self.unit = unit
+        self._at(unit.offset)
+        check = ChunkCheck(unit, self._run.found_bad)
+        try:
+            self._read(unit, check)
+        except Truncated as exc:
+            self._run.found_bad(check.broken(str(exc)))
+        except OSError as exc:
+            self._run.found_error(unit.job.path, exc)
+        self.since = None
 
     def _at(self, position: int) -> None:
         self.position = position
@@ -281,10 +304,15 @@ class _Worker:
         if self._may_map(unit) and shard.is_resident(position, unit.nbytes):
             self._read_mapped(unit, check)
             return
-        cached = shard.is_cached(position, self.buffer)
+        buffer = self.slots.free()
+        cached = shard.is_cached(position, buffer)
+        if unit.job.sink.queues:
+            self._read_queued(unit, check, cached=cached)
+            return
+        most = min(READ_BYTES, len(buffer))
         while position < stop and not self._run.halted:
             self._at(position)
-            step = unit.job.sink.block_bytes if cached else READ_BYTES
+            step = unit.job.sink.block_bytes if cached else most
             end = min(position + step, stop)
             if cached:
                 cached = self._read_cached(unit, check, position, end)
@@ -310,9 +338,39 @@ class _Worker:
             unit.job.sink.deliver(start, piece)
             self.done_bytes += len(piece)
 
+    def _read_queued(self, unit: Unit, check: ChunkCheck, *, cached: bool) -> None:
+        """Buffer by buffer: the copies from one run while the other is read."""
+        stop = unit.offset + unit.nbytes
+        for start in range(unit.offset, stop, self.slots.nbytes):
+            self._at(start)
+            data = self.slots.free()[: stop - start]
+            for at in range(0, len(data), QUEUED_BYTES):
+                if self._run.halted:
+                    return
+                self._at(start + at)
+                piece = data[at : at + QUEUED_BYTES]
+                cached = self._fetch(unit, piece, start + at, cached=cached)
+                check.feed([piece])
+            copies = unit.job.sink.deliver(start, data)
+            if copies is not None:
+                self.slots.queued(copies)
+            self.done_bytes += len(data)
+
+    def _fetch(self, unit: Unit, data: memoryview, position: int, *, cached: bool) -> bool:
+        """Read into a buffer; whether the page cache had it."""
+        shard = self._run.shards[unit.job.path]
+        if cached and shard.read_cached([data], position):
+            return True
+        if shard.can_read_direct(position, len(data)):
+            shard.read_direct(data, position)
+        else:
+            shard.read([data], position)
+        return False
+
     def _read_cached(self, unit: Unit, check: ChunkCheck, start: int, stop: int) -> bool:
-        window = unit.job.sink.window(start, stop, self.buffer)
-        views = [self.buffer[: stop - start]] if window is None else window
+        buffer = self.slots.free()
+        window = unit.job.sink.window(start, stop, buffer)
+        views = [buffer[: stop - start]] if window is None else window
         if not self._run.shards[unit.job.path].read_cached(views, start):
             return False
         check.feed(views)
@@ -321,11 +379,11 @@ class _Worker:
         return True
 
     def _read_cold(self, unit: Unit, check: ChunkCheck, start: int, stop: int) -> None:
-        shard, sink = self._run.shards[unit.job.path], unit.job.sink
-        data = self.buffer[: stop - start]
+        shard, sink, buffer = self._run.shards[unit.job.path], unit.job.sink, self.slots.free()
+        data = buffer[: stop - start]
         if shard.can_read_direct(start, stop - start):
             shard.read_direct(data, start)
-        elif (window := sink.window(start, stop, self.buffer)) is not None:
+        elif (window := sink.window(start, stop, buffer)) is not None:
             shard.read(window, start)
             check.feed(window)
             return

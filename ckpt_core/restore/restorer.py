@@ -48,7 +48,7 @@ class Restorer:
         Args:
             root: directory of the steps.
             files: how files are read.
-            readers: threads that read, each with a buffer of 1 MiB.
+            readers: threads that read, each with a buffer of 1 MiB, or two of 8 MiB to fill devices from.
             timeout_s: longest time that one read may take, and that other ranks are waited for.
             store: told which steps are read and which are corrupt; None for a mere reader.
             coordination: the other ranks, which restore at the same time; None: there are none.

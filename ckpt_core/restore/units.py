@@ -14,6 +14,7 @@ from typing import Protocol
 import xxhash
 
 from ckpt_core.layout import FileEntry, RankManifest
+from ckpt_core.restore.slots import Copies
 from ckpt_core.units import ALIGN_BYTES
 
 UNIT_BYTES = 16 * 1024 * 1024
@@ -31,6 +32,10 @@ MAPPED_BYTES = 2 * 1024 * 1024
 """One block of a mapped file. Larger than a cached read, since no system call is saved by staying in L2 and
 each block costs the readers a turn at the GIL. Measured likewise: 512 KiB 7.4, 1 MiB 8.0, 2 and 4 MiB 8.4."""
 
+QUEUED_BYTES = 2 * 1024 * 1024
+"""One read into a buffer for a device. Larger than others: with eight readers and a fast link, what each read
+and hash takes of the interpreter's lock is the limit."""
+
 
 class Sink(Protocol):
     """Where the bytes of one file go. Called by several readers at once, for disjoint ranges."""
@@ -39,20 +44,25 @@ class Sink(Protocol):
     def block_bytes(self) -> int:
         """Best length of a read from the page cache, at most READ_BYTES."""
 
+    @property
+    def queues(self) -> bool:
+        """Whether `deliver` may leave copies queued; then it is given whole buffers, and never a mapping."""
+
     def window(self, start: int, stop: int, spare: memoryview) -> list[memoryview] | None:
         """Memory that stands for file bytes start..stop, in order; None when there is none.
 
         Bytes that nobody wants go to consecutive parts of `spare`, which is long enough.
         """
 
-    def deliver(self, start: int, data: memoryview) -> None:
-        """Take file bytes from `start` on; `data` is used again afterwards."""
+    def deliver(self, start: int, data: memoryview) -> Copies | None:
+        """Take file bytes from `start` on; what must end before `data` is used again, if anything."""
 
 
 class Discard:
     """The sink of `verify`: the bytes are only hashed."""
 
     block_bytes = HOT_BYTES
+    queues = False
 
     def window(self, start: int, stop: int, spare: memoryview) -> list[memoryview] | None:
         """The whole range goes to `spare`."""

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import functools
 import logging
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ckpt_core.errors import StagingError
+from ckpt_core.system.pages import page_memory
 from ckpt_core.units import ALIGN_BYTES
 
 _log = logging.getLogger("ckpt_core")
@@ -203,17 +205,43 @@ class Devices:
         """
         target.copy_(source, non_blocking=self.of(source) is not None)
 
-    def fill(self, target: Tensor, source: Tensor) -> None:
-        """Copy host memory to a tensor anywhere; once this returns, every stream finds it there."""
-        target.copy_(source)
-        device = self.of(target)
-        if device is not None and not target.is_contiguous():
-            # It went through memory of its own: the second copy is only queued.
-            self.record(device).synchronize()
-
     def to_host(self, tensor: Tensor) -> Tensor:
         """The bytes of a tensor as the current stream of this thread sees them; waits for it."""
         return tensor.detach().cpu()
+
+    # -- onto a device ---------------------------------------------------------------------------
+
+    def buffer(self, nbytes: int, device: torch.device) -> memoryview:
+        """Page-locked, page-aligned host memory to fill devices from; unlocked with the last reference.
+
+        Raises:
+            RuntimeError: the system refuses to lock so much.
+        """
+        runtime = _runtime(device)
+        if runtime is None:
+            return _locked_by_torch(nbytes)
+        mapping = page_memory(nbytes)
+        memory = (ctypes.c_char * nbytes).from_buffer(mapping)
+        # Not to open a context on another device, which may be the current one.
+        with torch.get_device_module(device).device(device):
+            code = _register(runtime, ctypes.addressof(memory), nbytes, device)
+        if code != 0:
+            raise RuntimeError(f"error {code}")
+        unlock = weakref.finalize(memory, _unregister, runtime, ctypes.addressof(memory), mapping)
+        unlock.atexit = False
+        return memoryview(memory).cast("B")
+
+    def send(self, target: Tensor, source: Tensor) -> None:
+        """Queue a copy from host memory to a device, on the stream of it that is current on this thread.
+
+        The source, contiguous, may not be changed or given back, nor the target used elsewhere, before
+        an event behind the copy. Of memory that is not page-locked it is copied at once.
+        """
+        target.copy_(source, non_blocking=True)
+
+    def spread(self, targets: list[Tensor], sources: list[Tensor]) -> None:
+        """Queue copies from tensors of a device to others of it, of the same shapes, likewise."""
+        torch._foreach_copy_(targets, sources)
 
     # -- memory ----------------------------------------------------------------------------------
 
@@ -227,12 +255,9 @@ class Devices:
         runtime = _runtime(device)
         if runtime is None:
             return False
-        code = int(runtime.cudaHostRegister(address, nbytes, _PORTABLE))
+        code = _register(runtime, address, nbytes, device)
         if code == 0:
             return True
-        # The refusal stays behind as the last error of this thread, for the next kernel to fail with.
-        with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device=device)
         _log.warning(
             "%d bytes of staging memory could not be page-locked (error %d): copies from %s are slower. "
             "Lower staging_bytes, or raise the limit of locked memory (ulimit -l)",
@@ -247,14 +272,6 @@ class Devices:
         runtime = _runtime(device)
         assert runtime is not None
         runtime.cudaHostUnregister(address)
-
-    def buffer(self, nbytes: int) -> memoryview:
-        """Page-locked, page-aligned host memory to fill devices from."""
-        tensor = torch.empty(nbytes + ALIGN_BYTES, dtype=torch.uint8, pin_memory=True)
-        start = tensor.data_ptr() + -tensor.data_ptr() % ALIGN_BYTES
-        memory: Any = (ctypes.c_char * nbytes).from_address(start)
-        memory.keeps_alive = tensor
-        return memoryview(memory).cast("B")
 
     def free_bytes(self, device: torch.device | None = None) -> int:
         """Free memory of a device, or of the current one; 0 where the backend does not say."""
@@ -277,6 +294,31 @@ def _runtime(device: torch.device) -> Any:
     """What page-locks memory: CUDA's runtime, which ROCm has under the same names; None: there is none."""
     asked = getattr(torch.get_device_module(device), "cudart", None)
     return None if asked is None else asked()
+
+
+def _register(runtime: Any, address: int, nbytes: int, device: torch.device) -> int:
+    """Page-lock memory; what CUDA answers, 0 for done. No error stays behind."""
+    code = int(runtime.cudaHostRegister(address, nbytes, _PORTABLE))
+    if code != 0:
+        # The refusal is the last error of this thread, for the next kernel to fail with.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=device)
+    return code
+
+
+def _unregister(runtime: Any, address: int, _: object) -> None:
+    """Undo `_register`, before the memory goes."""
+    runtime.cudaHostUnregister(address)
+
+
+def _locked_by_torch(nbytes: int) -> memoryview:
+    """For backends without a call for it; torch keeps the memory for the next who asks."""
+    size = nbytes + ALIGN_BYTES
+    tensor = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+    start = tensor.data_ptr() + -tensor.data_ptr() % ALIGN_BYTES
+    memory: Any = (ctypes.c_char * nbytes).from_address(start)
+    memory.keeps_alive = tensor
+    return memoryview(memory).cast("B")
 
 
 @functools.cache

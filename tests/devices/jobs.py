@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import ckpt_core
 from ckpt_core import Checkpointer, CkptError, Options
+from ckpt_core.restore import filling, sending
 from ckpt_core.system.files import Files
 from tests.devices.late_devices import LateDevices
 
@@ -229,3 +231,11 @@ def restore_in_place(root: Path, devices: LateDevices) -> None:
     torn = [name for name, tensor in expected.items() if not torch.equal(after[name], tensor)]
     assert not torn, f"not restored: {torn}"
     assert [tensor.data_ptr() for tensor in job.late.values()] == places
+
+
+def restore_through_small_buffers(root: Path, devices: LateDevices) -> None:
+    """The same, with buffers that are used again many times and copies of one leaf and of many."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(filling, "SLOT_BYTES", 8192)
+        patched.setattr(sending, "SMALL_BYTES", 4096)
+        restore_in_place(root, devices)

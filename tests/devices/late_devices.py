@@ -178,15 +178,6 @@ class LateDevices(Devices):
         place = (target.data_ptr(), target.data_ptr() + target.nbytes)
         self.queue(self._current(device), _Work(lambda: target.copy_(raw), target=place))
 
-    def fill(self, target: Tensor, source: Tensor) -> None:
-        device = self.of(target)
-        if device is None:
-            super().fill(target, source)
-            return
-        held = source.clone()
-        self.queue(self._current(device), _Work(lambda: target.copy_(held)))
-        self.finish(self.record(device))
-
     def to_host(self, tensor: Tensor) -> Tensor:
         device = self.of(tensor)
         if device is not None:
@@ -229,14 +220,34 @@ class LateDevices(Devices):
         if self.copies_into(address, end):
             self.failures.append("memory was unlocked while copies into it were queued")
 
-    def buffer(self, nbytes: int) -> memoryview:
-        return memoryview(np.full(nbytes, _UNWRITTEN, np.uint8))
-
     def free_bytes(self, device: torch.device | None = None) -> int:
         return 1 << 40
 
     def name(self) -> str:
         return "late"
+
+    def copies_left(self) -> int:
+        """Work that is queued on streams of the engine."""
+        with self._lock:
+            return sum(len(stream.waiting) for stream in self._streams if not stream.is_training)
+
+    # -- the door: onto a device -------------------------------------------------------------------
+
+    def buffer(self, nbytes: int, device: torch.device) -> memoryview:
+        return memoryview(np.full(nbytes, _UNWRITTEN, np.uint8))
+
+    def send(self, target: Tensor, source: Tensor) -> None:
+        # The source as it is when its turn comes.
+        self._fill(target, source)
+
+    def spread(self, targets: list[Tensor], sources: list[Tensor]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            self._fill(target, self._raw(source))
+
+    def _fill(self, target: Tensor, source: Tensor) -> None:
+        device, raw = self.of(target), self._raw(target)
+        assert device is not None
+        self.queue(self._current(device), _Work(lambda: raw.copy_(source)))
 
     # -- inside ------------------------------------------------------------------------------------
 

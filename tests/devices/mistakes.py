@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ckpt_core.restore.slots import Slots
 from ckpt_core.save.staging import Source, source_of
 from ckpt_core.snapshot import StageItem
 from ckpt_core.system.devices import Queued
@@ -124,6 +125,15 @@ class EventOfOneDevice(LateDevices):
 
     def queued(self, devices: Iterable[torch.device]) -> Queued:
         return super().queued(list(devices)[:1])
+
+
+def use_again_at_once(slots: Slots) -> memoryview:
+    """`Slots.free`, without the wait for the copies of the last turn."""
+    return slots._slots[0][0]
+
+
+def end_at_once(slots: Slots) -> None:
+    """`Slots.drain`, without a wait: a restore returns while copies are under way."""
 
 
 def give_back_at_once(chunk: Any, copies: Any) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckpt_core import CorruptCheckpoint
+from ckpt_core.restore.slots import Slots
 from ckpt_core.save import plain
 from ckpt_core.snapshot import image
 from tests.devices import jobs, mistakes, test_memory
@@ -52,6 +54,17 @@ def test_a_wait_that_is_missing_is_found(
 ) -> None:
     with pytest.raises(FOUND):
         scenario(root, kind(PACES[pace]))
+
+
+@pytest.mark.parametrize(
+    ("method", "mistake"), [("free", mistakes.use_again_at_once), ("drain", mistakes.end_at_once)]
+)
+def test_a_wait_that_is_missing_in_a_restore_is_found(
+    root: Path, monkeypatch: pytest.MonkeyPatch, method: str, mistake: Any
+) -> None:
+    monkeypatch.setattr(Slots, method, mistake)
+    with pytest.raises(FOUND):
+        jobs.restore_through_small_buffers(root, LateDevices())
 
 
 @pytest.mark.parametrize("where", ["open", "held", "mapped"])

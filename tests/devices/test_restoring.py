@@ -1,0 +1,199 @@
+"""A restore onto devices: queued copies, buffers used in turn, and no wait for each leaf."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckpt_core import Checkpointer, CorruptCheckpoint, Options
+from ckpt_core.restore import RestoreWarning, filling, sending
+from tests.devices import jobs
+from tests.devices.late_devices import PACES, LateDevices, LateEvent
+from tests.restore.harness import flip
+
+
+@pytest.fixture(params=PACES)
+def devices(request: pytest.FixtureRequest) -> LateDevices:
+    return LateDevices(PACES[request.param])
+
+
+def test_small_buffers_are_used_again_only_behind_their_copies(
+    root: Path, devices: LateDevices
+) -> None:
+    jobs.restore_through_small_buffers(root, devices)
+
+
+def mixed(devices: LateDevices) -> dict[str, Any]:
+    """Leaves of every form, on two devices and on the host."""
+    torch.manual_seed(5)
+    base, other = torch.randn(70, 300), torch.randn(40, 50, dtype=torch.complex64)
+    for tensor, index in ((base, 0), (other, 1)):
+        devices.place(tensor, index)
+    made: dict[str, Any] = {"t": base.t(), "host": torch.randn(3_000), "conj": other.conj()}
+    made["large"] = devices.place(torch.randn(700_000), 1)
+    for index in range(40):
+        kind = (torch.bfloat16, torch.int64, torch.bool, torch.float64)[index % 4]
+        made[f"small{index}"] = devices.place(torch.randn(9, index).to(kind), index % 2)
+    made["scalar"] = devices.place(torch.tensor(3.5), 0)
+    made["host strided"] = torch.randn(30, 50).t()
+    return made
+
+
+def test_leaves_of_every_form_come_back(root: Path, devices: LateDevices) -> None:
+    state = mixed(devices)
+    expected = {name: tensor.clone() for name, tensor in state.items()}
+    with Checkpointer(root, devices=devices) as ck:
+        ck.save(1, state).committed.result(60)
+        for tensor in state.values():
+            tensor.zero_()
+        assert ck.restore(state) is not None
+    # The host has seen every copy done: nothing is waited for here.
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+
+
+class Counting(LateDevices):
+    """Counts the copies onto devices and the waits for them."""
+
+    sends = spreads = waits = 0
+
+    def send(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.sends += 1
+        super().send(target, source)
+
+    def spread(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        self.spreads += 1
+        super().spread(targets, sources)
+
+    def finish(self, event: LateEvent) -> None:
+        self.waits += 1
+        super().finish(event)
+
+
+def thousand(devices: LateDevices) -> dict[str, Any]:
+    return {str(index): devices.place(torch.randn(97), 0) for index in range(1_000)}
+
+
+def saved(root: Path, devices: LateDevices) -> dict[str, Any]:
+    state = thousand(devices)
+    with Checkpointer(root, devices=devices) as ck:
+        ck.save(1, state).committed.result(60)
+    return state
+
+
+def test_a_thousand_small_leaves_take_one_copy_and_no_wait_for_each(root: Path) -> None:
+    devices = Counting()
+    state = saved(root, devices)
+    live = {name: devices.place(torch.zeros(97), 0) for name in state}
+    devices.waits = 0
+    with Checkpointer(root, devices=devices) as ck:
+        assert ck.restore(live) is not None
+    assert all(torch.equal(live[name], state[name]) for name in state)
+    assert (devices.sends, devices.spreads) == (1, 1)
+    assert devices.waits < 10
+
+
+class Full(Counting):
+    """Devices that have no room for anything else any more."""
+
+    is_full = False
+
+    def flat(self, nbytes: int, device: torch.device) -> torch.Tensor:
+        if self.is_full:
+            raise RuntimeError("out of memory")
+        return super().flat(nbytes, device)
+
+
+def test_on_a_full_device_small_leaves_travel_one_by_one(root: Path) -> None:
+    devices = Full()
+    state = saved(root, devices)
+    live = {name: devices.place(torch.zeros(97), 0) for name in state}
+    devices.is_full = True
+    with Checkpointer(root, devices=devices) as ck:
+        assert ck.restore(live) is not None
+    assert all(torch.equal(live[name], state[name]) for name in state)
+    assert (devices.sends, devices.spreads) == (len(state), 0)
+
+
+class Unlockable(LateDevices):
+    """The system refuses to page-lock memory."""
+
+    def buffer(self, nbytes: int, device: torch.device) -> memoryview:
+        raise RuntimeError("CUDA error: out of memory")
+
+
+def test_memory_that_cannot_be_page_locked_is_replaced_with_one_warning(root: Path) -> None:
+    devices = Unlockable()
+    state = saved(root, devices)
+    live = {name: devices.place(torch.zeros(97), 0) for name in state}
+    with Checkpointer(root, devices=devices) as ck, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert ck.restore(live) is not None
+    assert [warning.category for warning in caught] == [RestoreWarning]
+    assert "could not be page-locked: CUDA error" in str(caught[0].message)
+    assert all(torch.equal(live[name], state[name]) for name in state)
+
+
+class Breaking(LateDevices):
+    """The tenth copy onto a device is refused."""
+
+    left = 10
+
+    def send(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.left -= 1
+        if not self.left:
+            raise RuntimeError("device lost")
+        super().send(target, source)
+
+
+def through_small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "SLOT_BYTES", 8192)
+    monkeypatch.setattr(sending, "SMALL_BYTES", 200)
+
+
+def test_an_error_half_way_leaves_no_copy_under_way(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    through_small_buffers(monkeypatch)
+    devices = Breaking()
+    state = saved(root, devices)
+    with (
+        Checkpointer(root, devices=devices) as ck,
+        pytest.raises(RuntimeError, match="device lost"),
+    ):
+        ck.restore(state)
+    assert not devices.copies_left()
+
+
+def test_bytes_that_are_found_bad_leave_no_copy_under_way(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    through_small_buffers(monkeypatch)
+    devices = LateDevices()
+    state = saved(root, devices)
+    flip(next((root / "step-000000000001").glob("*.safetensors")), 300_000)
+    with Checkpointer(root, devices=devices) as ck, pytest.raises(CorruptCheckpoint):
+        ck.restore(state, strict=True)
+    assert not devices.copies_left()
+
+
+def test_with_little_memory_the_buffers_are_small(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    class Asked(LateDevices):
+        def buffer(self, nbytes: int, device: torch.device) -> memoryview:
+            asked.append(nbytes)
+            return super().buffer(nbytes, device)
+
+    devices = Asked()
+    state = saved(root, devices)
+    monkeypatch.setattr(filling, "free_memory", lambda: 8_000_000)
+    with Checkpointer(root, Options(readers=4), devices=devices) as ck:
+        assert ck.restore(state) is not None
+    assert len(asked) == 1
+    assert asked[0] <= 1_000_000
