@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 import torch
 
-from tests import places
+from tests import gpus, places
 from tests.quick import pytest_addoption, pytest_ignore_collect
 from tests.seconds import pytest_terminal_summary
 from tests.workers import pytest_xdist_make_scheduler
@@ -49,9 +49,19 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci")
 
 
-def pytest_report_header() -> str:
-    """Where this run strikes."""
-    return places.header()
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any file of tests is imported."""
+    gpus.hide_gpus(config)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the fixtures of a test."""
+    gpus.skip_without_gpu(item)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Where this run strikes, and on what."""
+    return [places.header(), gpus.header(config)]
 
 
 _ENDS_WITHIN_S = 20.0

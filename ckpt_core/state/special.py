@@ -144,9 +144,10 @@ def rebuild(kind: str, meta: Mapping[str, Any], parts: Mapping[str, Tensor]) -> 
     if kind == "bits":
         return values.view(dtypes()[meta["dtype"]])
     if kind == "coo":
-        made = torch.sparse_coo_tensor(
-            parts["indices"], values, tuple(meta["shape"]), check_invariants=True
-        )
+        with _quiet():
+            made = torch.sparse_coo_tensor(
+                parts["indices"], values, tuple(meta["shape"]), check_invariants=True
+            )
         if meta["coalesced"] and not _is_ordered(made._indices()):
             raise ValueError("coalesced indices that are not in order")
         return made._coalesced_(bool(meta["coalesced"]))
@@ -207,7 +208,10 @@ def _empty_quantized(
 
 
 class _quiet:
-    """Torch warns that these kinds of tensors are in beta, or deprecated: the caller knows."""
+    """Torch warns that these kinds of tensors are in beta, or deprecated: the caller knows.
+
+    And torch 2.11 that invariants of sparse ones are not checked, although we ask it to check them.
+    """
 
     def __enter__(self) -> None:
         self._context = warnings.catch_warnings()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ckpt_core.bench import NAMES, OURS
-from tests.bench.quick import ckpt_core_bench, quick_run, report_of
+from tests.bench.quick import broken_peers, ckpt_core_bench, quick_run, ran, report_of
 
 ALWAYS_HERE = {OURS, "torch_save", "torch_save_fsync", "dcp_save", "dcp_async_reused"}
 STALLS = ("stall", "stall_call", "small_leaves_stall", "slowdown_every_1", "slowdown_every_2")
@@ -30,22 +30,19 @@ def report(output: Path) -> dict[str, Any]:
     return report_of(output)
 
 
-def ran(report: dict[str, Any]) -> set[str]:
-    return {name for name, entry in report["contenders"].items() if entry["reason"] is None}
-
-
 def test_every_contender_is_listed_and_says_whether_it_fsyncs_or_why_it_did_not_run(
     report: dict[str, Any],
 ) -> None:
     assert list(report["contenders"]) == list(NAMES)
-    assert ran(report) >= ALWAYS_HERE
+    assert ran(report) | broken_peers(report) >= ALWAYS_HERE
     for entry in report["contenders"].values():
         assert entry["reason"] or (entry["fsyncs"] and entry["version"] and entry["settings"])
 
 
-def test_no_contender_failed(report: dict[str, Any]) -> None:
+def test_no_contender_failed_but_of_a_known_bug_of_its_own(report: dict[str, Any]) -> None:
     failed = {name: e["reason"] for name, e in report["contenders"].items() if e["failed"]}
-    assert failed == {}
+    assert OURS not in failed
+    assert failed.keys() == broken_peers(report), failed
 
 
 def test_every_contender_restores_the_very_same_bytes(report: dict[str, Any]) -> None:

@@ -12,8 +12,7 @@ from torch import Tensor
 from ckpt_core.system.devices import Devices
 from tests.devices.late_devices import PACES, LateDevices
 
-_NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-CUDA = pytest.param("cuda", marks=[pytest.mark.cuda, _NEEDS_CUDA])
+CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 """One of the names that `machine_of` takes; the others are those of paces."""
 
 

@@ -288,7 +288,8 @@ def test_asyncio_keeps_its_signals_beside_a_guard() -> None:
 
 
 def test_without_a_thread_there_is_no_guard_and_sigterm_is_as_before() -> None:
-    usual = threading.stack_size(2**46)
+    # More than any process has: addresses end at 2**47, or at 2**56 where the processor has five levels.
+    usual = threading.stack_size(2**60)
     try:
         with pytest.raises(CkptError, match="no thread can be started"):
             SigtermGuard(30.0)
