@@ -353,22 +353,20 @@ class Checkpointer:
         self._engine.failures.report()
 
     def _close(self) -> None:
+        self._end(self._engine.close)
+
+    def _abandon(self) -> None:
+        """Let go of everything within seconds: the rest could not be opened, or nobody waits for `close`."""
+        self._end(self._engine.give_up)
+
+    def _end(self, end_engine: Callable[[], None]) -> None:
         self._closing = True
         try:
-            self._engine.close()
+            end_engine()
         finally:
             if self._guard is not None:
                 self._guard.close()
         # Last: interrupted before, it can be closed again, and is at exit.
-        self._at_exit.cancel()
-        self._closed = True
-
-    def _abandon(self) -> None:
-        """Let go of everything within seconds: the rest could not be opened, or nobody waits for `close`."""
-        self._closing = True
-        self._engine.give_up()
-        if self._guard is not None:
-            self._guard.close()
         self._at_exit.cancel()
         self._closed = True
 

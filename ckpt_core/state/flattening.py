@@ -151,10 +151,9 @@ def flatten(
         placements.pop(name, None)
     specs = memo.specs(names, tensors, placements)
     leaves = _make_leaves(specs, tensors, forced, eager_leaf_bytes)
+    origin = Origin(walker.segments, walker.tensors)
     skeleton = Skeleton(tree, refs, leaf_table)
-    return FlatState(
-        tuple(leaves), skeleton, specs, placements, Origin(walker.segments, walker.tensors)
-    )
+    return FlatState(tuple(leaves), skeleton, specs, placements, origin)
 
 
 def _note_parameters(tensors: list[Tensor], refs: RefTable) -> None:

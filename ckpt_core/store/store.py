@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import threading
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,14 @@ from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.store.abandoned import Abandoned
 from ckpt_core.store.directories import Directories
 from ckpt_core.store.failures import mapped
-from ckpt_core.store.leaving import Left, not_pinned, take_away
+from ckpt_core.store.kept import KeptSteps
+from ckpt_core.store.leaving import Left, take_away
 from ckpt_core.store.lock import RootLock
-from ckpt_core.store.names import INFLIGHT, committed_steps, entries, is_committed
-from ckpt_core.store.pins import add_pin, pinned_steps, remove_pin
+from ckpt_core.store.names import INFLIGHT
+from ckpt_core.store.pins import pinned_steps
 from ckpt_core.store.publish import Attempt, place, put_back, sync_names
 from ckpt_core.store.quarantine import move_aside, moving
-from ckpt_core.store.repair import repair, step_of_attempt
+from ckpt_core.store.repair import repair
 from ckpt_core.store.retention import choose_retired
 from ckpt_core.store.rewinds import Rewinds
 from ckpt_core.store.slots import Slots
@@ -35,14 +34,13 @@ from ckpt_core.types import Destination, check_step
 logger = logging.getLogger(__name__)
 
 
-class StepStore:
+class StepStore(KeptSteps):
     """The committed steps of one root, and the attempts that may become steps.
 
     Thread-safe. `begin`, `protect`, `take_slot` and the readers never wait for a disk sync of
     another thread; `publish`, `retire`, `remove` and `quarantine_suspects` take turns.
 
-    Two locks, taken in this order: `_names` for a change of names and its syncs, `_state` for the
-    sets below and for the renames that must see them unchanged.
+    What keeps a step, and the two locks, are in `KeptSteps`.
     """
 
     def __init__(
@@ -65,18 +63,13 @@ class StepStore:
             spare_slots: shard files of retired steps kept for recycling.
             shared: other ranks write to this root too, each through a `GuestStore`.
         """
-        self.root = find_root(root)
-        self._files = files
+        super().__init__(find_root(root), files=files)
         self._keep_last = keep_last
         self._keep_every = keep_every
         self._lock = RootLock(self.root, files=files)
         self._shared = shared
         self._slots = Slots(self.root, files=files, spare=spare_slots, shared=shared)
         self._trash = Trash(files, slots=self._slots)
-        self._names = threading.RLock()
-        self._state = threading.Lock()
-        self._protected: Counter[int] = Counter()
-        self._suspects: set[int] = set()
         self._unsettled: set[str] = set()
         self._abandoned = Abandoned(files, shared=shared)
         self._rewinds = Rewinds(self.root)
@@ -377,70 +370,7 @@ class StepStore:
         sync_names(self._files, self.root)
         return self._trash.take()
 
-    # -- steps that stay -----------------------------------------------------------------------
-
-    def protect(self, step: int) -> None:
-        """Keep a step while this process reads it. Call before opening its files; counts."""
-        with self._state:
-            self._protected[step] += 1
-
-    def unprotect(self, step: int) -> None:
-        """Undo one `protect`."""
-        with self._state:
-            self._protected[step] -= 1
-            self._protected = +self._protected
-
-    def pin(self, step: int, *, committed: bool = False) -> None:
-        """Keep a step for ever, durably. It may be one that is still to come.
-
-        Any process may call this, beside a writer: once it returns, a step that is there stays.
-
-        Args:
-            committed: it must be there.
-
-        Raises:
-            NotCommitted: it is not there, and neither in flight nor newer than all others: it was retired
-                meanwhile, or never saved. It is not pinned.
-            PersistError: the pin could not be made durable.
-        """
-        step = check_step(step)
-        with self._names, mapped("pin a step", path=self.root, step=step):
-            before = pinned_steps(self.root)
-            add_pin(self.root, step, files=self._files)
-            # Order matters: looked at once the pin is durable. See `leaving`.
-            there = is_committed(self.root, step)
-            if there or (there is False and not committed and self._may_come(step)):
-                return
-            if there is False and step not in before:
-                remove_pin(self.root, step, files=self._files)
-        raise not_pinned(self.root, step, undecided=there is None)
-
-    def _may_come(self, step: int) -> bool:
-        names = [entry.name for entry in entries(self.root / INFLIGHT) if "." not in entry.name]
-        latest = self.latest()
-        return latest is None or step > latest or step in map(step_of_attempt, names)
-
-    def unpin(self, step: int) -> None:
-        """Let retention decide again, durably; a no-op when the step is not pinned.
-
-        Raises:
-            PersistError: the change could not be made durable.
-        """
-        step = check_step(step)
-        with self._names, mapped("unpin a step", path=self.root, step=step):
-            remove_pin(self.root, step, files=self._files)
-
-    def pinned(self) -> frozenset[int]:
-        """The pinned steps, committed or not."""
-        return pinned_steps(self.root)
-
-    def suspect(self, step: int) -> None:
-        """Remember that a step was found corrupt: it no longer counts as one that retention keeps.
-
-        Called by restore. Nothing is moved or deleted until a newer save begins.
-        """
-        with self._state:
-            self._suspects.add(step)
+    # -- steps that were found corrupt -----------------------------------------------------------
 
     def quarantine_suspects(self) -> None:
         """Move steps that were found corrupt to `.corrupt/`, durably; deletes nothing.
@@ -465,11 +395,3 @@ class StepStore:
                 if step in self.steps():
                     move_aside(self.root, step, files=self._files)
                 self._suspects.discard(step)
-
-    def steps(self) -> tuple[int, ...]:
-        """The committed steps, ascending."""
-        return committed_steps(self.root)
-
-    def latest(self) -> int | None:
-        """The newest committed step, or None."""
-        return max(self.steps(), default=None)

@@ -63,18 +63,8 @@ def DistributedOptimizer(
     _check(wrapped, checkpointer)
     # Order matters: Horovod's constructor makes an empty state.
     wrapped.state.update(optimizer.state)
-    names, stock = _names_of(wrapped), type(wrapped)
-    tree = StateTree(wrapped, names)
-    first = next(iter(names.values()), "")
-    iterations = Iterations(
-        Stepper(wrapped, stock, tree, separable=splits),
-        tree,
-        Decisions(asked, process_set=_process_set(wrapped), name=first),
-        layerwise=when,
-        per_rank=tuple(per_rank),
-    )
-    iterations.use(checkpointer)
-    _become(wrapped, stock, iterations, tree)
+    made = _iterations(wrapped, asked, separable=splits, layerwise=when, per_rank=tuple(per_rank))
+    made.use(checkpointer)
     return wrapped
 
 
@@ -193,6 +183,29 @@ class Checkpoints:
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if module.training:
             self._iterations.end_implicitly("the next forward")
+
+
+def _iterations(
+    wrapped: Any,
+    policy: Policy | None,
+    *,
+    separable: bool,
+    layerwise: Layerwise,
+    per_rank: tuple[str, ...],
+) -> Iterations:
+    """Those of `wrapped`, which has the methods of Checkpoints from now on."""
+    names, stock = _names_of(wrapped), type(wrapped)
+    tree = StateTree(wrapped, names)
+    first = next(iter(names.values()), "")
+    made = Iterations(
+        Stepper(wrapped, stock, tree, separable=separable),
+        tree,
+        Decisions(policy, process_set=_process_set(wrapped), name=first),
+        layerwise=layerwise,
+        per_rank=per_rank,
+    )
+    _become(wrapped, stock, made, tree)
+    return made
 
 
 def _become(wrapped: Any, stock: type[Any], iterations: Iterations, tree: StateTree) -> None:

@@ -1,0 +1,103 @@
+"""`KeptSteps`: what keeps a step in its place: a pin, a reader of this process, or that it looks sound."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+from ckpt_core.store.failures import mapped
+from ckpt_core.store.leaving import not_pinned
+from ckpt_core.store.names import INFLIGHT, committed_steps, entries, is_committed
+from ckpt_core.store.pins import add_pin, pinned_steps, remove_pin
+from ckpt_core.store.repair import step_of_attempt
+from ckpt_core.system.files import Files
+from ckpt_core.types import check_step
+
+
+class KeptSteps:
+    """The part of a `StepStore` that says which steps stay.
+
+    Two locks, taken in this order: `_names` for a change of names and its syncs, `_state` for the
+    sets below and for the renames that must see them unchanged.
+    """
+
+    def __init__(self, root: Path, *, files: Files) -> None:
+        """Of a root, with links resolved; writes nothing."""
+        self.root = root
+        self._files = files
+        self._names = threading.RLock()
+        self._state = threading.Lock()
+        self._protected: Counter[int] = Counter()
+        self._suspects: set[int] = set()
+
+    def protect(self, step: int) -> None:
+        """Keep a step while this process reads it. Call before opening its files; counts."""
+        with self._state:
+            self._protected[step] += 1
+
+    def unprotect(self, step: int) -> None:
+        """Undo one `protect`."""
+        with self._state:
+            self._protected[step] -= 1
+            self._protected = +self._protected
+
+    def pin(self, step: int, *, committed: bool = False) -> None:
+        """Keep a step for ever, durably. It may be one that is still to come.
+
+        Any process may call this, beside a writer: once it returns, a step that is there stays.
+
+        Args:
+            committed: it must be there.
+
+        Raises:
+            NotCommitted: it is not there, and neither in flight nor newer than all others: it was retired
+                meanwhile, or never saved. It is not pinned.
+            PersistError: the pin could not be made durable.
+        """
+        step = check_step(step)
+        with self._names, mapped("pin a step", path=self.root, step=step):
+            before = pinned_steps(self.root)
+            add_pin(self.root, step, files=self._files)
+            # Order matters: looked at once the pin is durable. See `leaving`.
+            there = is_committed(self.root, step)
+            if there or (there is False and not committed and self._may_come(step)):
+                return
+            if there is False and step not in before:
+                remove_pin(self.root, step, files=self._files)
+        raise not_pinned(self.root, step, undecided=there is None)
+
+    def _may_come(self, step: int) -> bool:
+        names = [entry.name for entry in entries(self.root / INFLIGHT) if "." not in entry.name]
+        latest = self.latest()
+        return latest is None or step > latest or step in map(step_of_attempt, names)
+
+    def unpin(self, step: int) -> None:
+        """Let retention decide again, durably; a no-op when the step is not pinned.
+
+        Raises:
+            PersistError: the change could not be made durable.
+        """
+        step = check_step(step)
+        with self._names, mapped("unpin a step", path=self.root, step=step):
+            remove_pin(self.root, step, files=self._files)
+
+    def pinned(self) -> frozenset[int]:
+        """The pinned steps, committed or not."""
+        return pinned_steps(self.root)
+
+    def suspect(self, step: int) -> None:
+        """Remember that a step was found corrupt: it no longer counts as one that retention keeps.
+
+        Called by restore. Nothing is moved or deleted until a newer save begins.
+        """
+        with self._state:
+            self._suspects.add(step)
+
+    def steps(self) -> tuple[int, ...]:
+        """The committed steps, ascending."""
+        return committed_steps(self.root)
+
+    def latest(self) -> int | None:
+        """The newest committed step, or None."""
+        return max(self.steps(), default=None)
