@@ -23,7 +23,6 @@ import sys
 import weakref
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from ckpt_core.errors import RootBusy
@@ -130,12 +129,7 @@ class RootLock:
         self.acquire()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def _claim(self) -> None:
