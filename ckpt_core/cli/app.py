@@ -198,7 +198,7 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app(prog_name="ckpt-core")
+        _command()(prog_name="ckpt-core")
     except BrokenPipeError:
         # The reader of our output has gone (`| head`): nothing is left to say, not at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -212,6 +212,12 @@ def main() -> None:
         _fail("this checkpoint nests deeper than any that ckpt-core writes")
     except MemoryError:
         _fail("not enough memory for this")
+
+
+@functools.cache
+def _command() -> Callable[..., object]:
+    """All commands; made once, since reading the options of all of them takes longer than most commands."""
+    return typer.main.get_command(app)
 
 
 def _fail(text: str) -> NoReturn:
