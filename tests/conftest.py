@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from tests import gpus, places
-from tests.quick import pytest_addoption, pytest_ignore_collect
+from tests.quick import pytest_addoption, pytest_configure, pytest_ignore_collect
 from tests.seconds import pytest_terminal_summary
 from tests.workers import pytest_xdist_make_scheduler
 
 __all__ = [
     "pytest_addoption",
+    "pytest_configure",
     "pytest_ignore_collect",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",

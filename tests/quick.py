@@ -1,28 +1,45 @@
 """What `pytest --quick` leaves out: whatever needs a framework, ranks or a kill, or takes very long.
 
-`nox -s quick` runs the rest. Whole files, so that nothing of what is left out is even imported.
+`nox -s quick` runs the rest, and draws fewer examples where a test draws any. Whole files, so that nothing
+of what is left out is even imported.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 TESTS = Path(__file__).parent
 
-FOLDERS = ("crash", "deepspeed", "examples", "horovod", "interrupts", "lightning", "multirank")
+FOLDERS = (
+    *("crash", "deepspeed", "examples", "horovod", "interrupts", "lightning", "multirank"),
+    *("faults",),  # whole jobs on disks that fail or hang; many of them end at a deadline
+)
 FILES = (
     *("test_*_suite.py", "test_quick_run.py"),  # benchmarks, in processes of their own
     *("test_*ranks*.py", "test_broadcast.py", "test_distributed.py", "test_processes.py"),
+    # Ranks as threads of one process.
+    *("test_agreement.py", "test_auto_engine.py", "test_elastic.py"),
     *("test_beside_a_writer.py",),  # a job that saves as often as it can
     *("test_exit.py", "test_interrupts.py", "test_kill*.py", "test_sigterm.py", "test_tune.py"),
-    *("test_horovod_wheel.py", "test_model.py", "test_workers.py"),  # long, and seldom concerned
+    # Long, and seldom concerned.
+    *("test_horovod_wheel.py", "test_model.py", "test_workers.py"),
+    *("test_fuzz_*.py", "test_papers.py"),
 )
+_EXAMPLES = 25
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="without frameworks, ranks and kills")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        usual = hypothesis.settings.get_profile(hypothesis.settings.get_current_profile_name())
+        hypothesis.settings.register_profile("quick", usual, max_examples=_EXAMPLES)
+        hypothesis.settings.load_profile("quick")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -18,6 +18,8 @@ from tests.quick import TESTS, is_left_out
         ("crash/test_kill.py", True),
         ("coordination/test_kill.py", True),
         ("state/test_distributed.py", True),
+        ("faults/test_stuck.py", True),
+        ("restore/test_elastic.py", True),
         ("store/test_lock.py", False),
         ("integrations/test_doors.py", False),
         ("store", False),

@@ -66,7 +66,7 @@ def test_every_committed_step_is_the_state_at_its_step(
         pytest.skip("begin takes the parameters of a module")
     with Checkpointer(tmp_path, SETTINGS, files=gate) as ck:
         program.step()
-        for step in range(1, 5):
+        for step in (1, 2):
             copies[step] = contents(program.state())
             gate.shut_for(0.1)
             save(ck, step, program.state())
