@@ -81,6 +81,7 @@ class Engine:
         self.event_file = NoEventFile()
         self.barriers = Barriers(
             self.flights,
+            devices,
             events=self.events,
             stall=self.journal.stall,
             timeout_s=options.timeout_s,

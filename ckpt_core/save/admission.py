@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ckpt_core.errors import CkptError
+from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.observe import EventName
 from ckpt_core.save.flights import Flights
 from ckpt_core.save.in_flight import InFlight, Surroundings
@@ -33,7 +33,7 @@ class Admission:
             to: finds where named files go; None: it becomes a step.
 
         Raises:
-            ConfigError: the step or the destination cannot be used.
+            ConfigError: the step or the destination cannot be used, or a graph is being captured.
             CkptError: an earlier save failed in the background; this one is not started.
         """
         step = check_step(step)
@@ -43,6 +43,8 @@ class Admission:
         self.journal.note(partial(self._undo, step, inflight))
         inflight.attempt_id = self._around.coordination.attempt_id(step)
         inflight.destination = None if to is None else to()
+        if self._around.devices.is_capturing():
+            raise ConfigError("a graph is being captured, and nothing of a save may be in it: save after it")
         self._around.failures.report(step)
         return inflight
 

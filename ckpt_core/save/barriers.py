@@ -23,11 +23,13 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from ckpt_core.errors import ConfigError
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.save.flights import Flights
 from ckpt_core.save.journal import Stall
 from ckpt_core.snapshot import Snapshot
 from ckpt_core.state import local_of
+from ckpt_core.system.devices import Devices
 
 
 class Barriers:
@@ -35,6 +37,7 @@ class Barriers:
 
     Args:
         flights: whose leaves may not change yet.
+        devices: what may be recording a graph.
         events: is told of each wait.
         stall: counts what steps have waited.
         timeout_s: longest wait.
@@ -46,12 +49,14 @@ class Barriers:
     def __init__(
         self,
         flights: Flights,
+        devices: Devices,
         *,
         events: EventLog,
         stall: Stall,
         timeout_s: float,
     ) -> None:
         self._flights = flights
+        self._devices = devices
         self._events = events
         self._stall = stall
         self._timeout_s = timeout_s
@@ -80,6 +85,7 @@ class Barriers:
 
     def wait(self, names: Iterable[str] | None, *, before: int | None) -> None:
         """See `Checkpointer.wait_staged`."""
+        self._refuse_capture()
         began = time.monotonic()
         deadline = began + self._timeout_s
         if self._flights.wait_staged(names, before=before, deadline=deadline):
@@ -94,6 +100,7 @@ class Barriers:
 
         Raises:
             StagingError: not within `timeout`; nothing was changed.
+            ConfigError: the step is captured as a graph while a save is under way; nothing was changed.
         """
         number = id(optimizer)
         # Order matters: in a forked child, locks of threads that stayed behind may be held for ever.
@@ -102,10 +109,20 @@ class Barriers:
         if number not in self._met:
             self._meet(optimizer)
         if not self._flights.idle:
+            self._refuse_capture()
             self._wait_for(optimizer)
         self._pass(number)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _refuse_capture(self) -> None:
+        # A wait would become a part of the graph, or break its capture with an error of the driver.
+        if not self._flights.idle and self._devices.is_capturing():
+            raise ConfigError(
+                "a graph is being captured while a save is under way, which copies what the graph changes. "
+                "Nothing was changed, and the save goes on. Call wait() before a capture, and wait_staged() "
+                "before each replay"
+            )
 
     def _pass(self, number: int | None) -> None:
         """The steps of the first optimizer tell iterations apart; without one, every `wait_staged` does."""

@@ -157,6 +157,13 @@ class Devices:
         for device, event in behind.events.items():
             torch.get_device_module(device).current_stream(device).wait_event(event)
 
+    def is_capturing(self) -> bool:
+        """Whether what this thread asks of its device now is recorded as a graph, and not done."""
+        if not self.in_use():
+            return False
+        asked = getattr(torch.get_device_module(), "is_current_stream_capturing", None)
+        return asked is not None and bool(asked())
+
     # -- bytes -----------------------------------------------------------------------------------
 
     def flat(self, nbytes: int, device: torch.device) -> Tensor:

@@ -131,6 +131,10 @@ class LateDevices(Devices):
 
     # -- the door ----------------------------------------------------------------------------------
 
+    def is_capturing(self) -> bool:
+        """They record no graphs."""
+        return False
+
     def in_use(self) -> bool:
         return True
 
