@@ -12,14 +12,13 @@ import hypothesis
 import pytest
 import torch
 
-from tests import gpus, places
-from tests.quick import pytest_addoption, pytest_configure, pytest_ignore_collect
+from tests import gpus, places, quick
+from tests.quick import pytest_addoption, pytest_ignore_collect
 from tests.seconds import pytest_terminal_summary
 from tests.workers import pytest_xdist_make_scheduler
 
 __all__ = [
     "pytest_addoption",
-    "pytest_configure",
     "pytest_ignore_collect",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
@@ -53,6 +52,7 @@ hypothesis.settings.load_profile("ci")
 def pytest_configure(config: pytest.Config) -> None:
     """Before any file of tests is imported."""
     gpus.hide_gpus(config)
+    quick.configure(config)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="without frameworks, ranks and kills")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def configure(config: pytest.Config) -> None:
     if config.getoption("--quick"):
         usual = hypothesis.settings.get_profile(hypothesis.settings.get_current_profile_name())
         hypothesis.settings.register_profile("quick", usual, max_examples=_EXAMPLES)
