@@ -340,9 +340,18 @@ class Matcher:
             and self._form(number) == live_form(live) == "strided"
         ):
             self.homes.append(Home(number, live.detach(), path))
+        elif live is None and like is not None and self._is_made_there(number, like):
+            # By way of host memory, load_state_dict would copy it again, and wait for each.
+            fresh = torch.empty(shape, dtype=dtypes()[dtype], device=like.device)
+            self.homes.append(Home(number, fresh, path))
         elif not isinstance(live, Tensor) or is_distributed(type(live)):
             model = live if isinstance(live, Tensor) else parameter
             self._distributed_slot(number, model, live, path)
+
+    def _is_made_there(self, number: Ref, like: Tensor) -> bool:
+        """Whether a slot of a fresh optimizer is made on the device of its parameter."""
+        plain = type(like) in (Tensor, torch.nn.Parameter) and self._form(number) == "strided"
+        return plain and self._fill and not (like.is_cpu or like.is_meta)
 
     def _distributed_slot(self, number: Ref, model: Tensor | None, live: Any, path: str) -> None:
         """A slot that is a DTensor, or becomes one because its parameter is and has its shape."""

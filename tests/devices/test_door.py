@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +80,46 @@ def test_events_sleep_where_the_backend_can(
     assert devices.record(device).blocking
     monkeypatch.setattr(backend, "Event", lambda: Event(blocking=False))
     assert not devices.record(device).blocking
+
+
+@dataclass
+class Runtime:
+    """Page-locks memory, as CUDA's runtime does."""
+
+    code: int = 0
+    locked: list[int] = field(default_factory=list)
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        self.locked.append(address)
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.locked.remove(address)
+        return 0
+
+
+def test_buffers_to_fill_devices_from_are_locked_until_nobody_has_them(backend: Backend) -> None:
+    runtime = Runtime()
+    backend.cudart = lambda: runtime
+    backend.device = lambda device: contextlib.nullcontext()
+    # Of a number of its own: torch remembers the module of each device.
+    buffer = Devices().buffer(8192, torch.device(KIND, 7))
+    part = buffer[4096:]
+    part[:2] = b"ok"
+    assert runtime.locked == [torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()]
+    assert runtime.locked[0] % 4096 == 0
+    del buffer
+    assert runtime.locked
+    del part
+    assert not runtime.locked
+
+
+def test_a_refusal_to_lock_a_buffer_is_an_error_of_torchs_kind(backend: Backend) -> None:
+    backend.cudart = lambda: Runtime(code=2)
+    backend._lazy_init = lambda: None
+    backend.device = lambda device: contextlib.nullcontext()
+    with pytest.raises(RuntimeError, match="error 2"):
+        Devices().buffer(8192, torch.device(KIND, 8))
 
 
 def test_what_has_no_streams_counts_as_the_host() -> None:

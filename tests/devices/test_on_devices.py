@@ -117,6 +117,26 @@ def test_a_state_is_restored_in_place_on_the_device(
     assert [parameter.data_ptr() for parameter in run.model.parameters()] == places
 
 
+@pytest.mark.parametrize("name", [CUDA])
+def test_the_moments_of_a_fresh_optimizer_are_filled_where_its_parameters_are(
+    root: Path, name: str
+) -> None:
+    machine = machine_of(name)
+    run = Training(machine)
+    with Checkpointer(root, devices=machine.devices) as ck:
+        ck.save(1, {"optimizer": run.optimizer}).committed.result(60)
+        expected = run.copies()["moments"]
+        fresh = torch.optim.AdamW(run.model.parameters(), fused=True)
+        # On one device alone, torch copies nothing that is there already.
+        found = ck.restore({"optimizer": fresh})
+    assert found is not None
+    assert same(on_host(fresh.state_dict()["state"]), expected)
+    loaded = found.state["optimizer"]["state"][0]["exp_avg"]
+    first = next(iter(run.model.parameters()))
+    assert fresh.state[first]["exp_avg"].data_ptr() == loaded.data_ptr()
+    assert loaded.is_cuda
+
+
 def test_strided_and_mixed_states_keep_their_bytes(root: Path, machine: Machine) -> None:
     base = machine.put(torch.randn(300, 400))
     half = machine.put(torch.randn(300, 400).bfloat16())
