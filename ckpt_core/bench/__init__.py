@@ -7,8 +7,9 @@ so that their memory and their storage traffic can be read from outside, and the
 Every figure is shown with its lowest, middle and highest value, since disks are noisy.
 
 The suite `core` measures one process, `ranks` several that save together, `policy` what `Auto` makes of a
-second job on the machine, `papers` figures of the papers, with the engine under presets: see the module of
-each name. Suites that measure an integration lie beside it, and are found by entry points: see `suites`.
+second job on the machine, `papers` figures of the papers, with the engine under presets, `device` the way
+from a device to the host and back: see the module of each name. Suites that measure an integration lie
+beside it, and are found by entry points: see `suites`.
 
 Call order: `Settings(...)`, or that of another suite -> `run(settings)` -> `render(report)`,
 `plot(report, path)`, `report.to_json()`; `write(report, folder)` for `papers`.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from ckpt_core.bench.contenders import NAMES, OURS
 from ckpt_core.bench.core import Measure, Settings
+from ckpt_core.bench.device import DeviceMeasure, DeviceSettings
 from ckpt_core.bench.papers import PapersMeasure, PapersSettings
 from ckpt_core.bench.policy import PolicyMeasure, PolicySettings
 from ckpt_core.bench.ranks import RankMeasure, RankSettings
@@ -31,6 +33,8 @@ __all__ = [
     "NAMES",
     "OURS",
     "AnySettings",
+    "DeviceMeasure",
+    "DeviceSettings",
     "Measure",
     "ModelSize",
     "PapersMeasure",

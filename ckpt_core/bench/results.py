@@ -19,6 +19,7 @@ class Unit(StrEnum):
 
     BYTES_PER_S = "bytes/s"
     SECONDS = "s"
+    MICROSECONDS = "us"
     BYTES = "bytes"
     TIMES = "x"
     STEPS = "steps"

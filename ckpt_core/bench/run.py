@@ -22,9 +22,11 @@ class Run(Generic[S]):
         report: filled while it runs.
         folder: empty at the beginning, and gone at the end.
         notify: told what happens next, for a progress line.
+        known: told a row of figures that is in the report now, by suites that run for long.
     """
 
     settings: S
     report: Report
     folder: Path
     notify: Callable[[str], None]
+    known: Callable[[str], None]

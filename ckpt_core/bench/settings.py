@@ -118,6 +118,11 @@ class RunSettings:
         assert isinstance(found, tuple)
         return found
 
+    @classmethod
+    def default_root(cls) -> Path:
+        """Where a run takes place if nobody says."""
+        return Path.cwd()
+
     def quick(self) -> Self:
         """The same run with a state, a model and a number of rounds that take seconds."""
         return dataclasses.replace(self, **self.trial)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic
 
@@ -28,6 +29,10 @@ from ckpt_core.system.machine import describe
 
 def _nothing(settings: Any) -> dict[str, Any]:
     return {}
+
+
+def _not_told(report: Report, row: str) -> None:
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +61,17 @@ class Suite(Generic[S]):
         """As the command line and the report have it."""
         return self.settings.suite
 
-    def run(self, settings: S, notify: Callable[[str], None]) -> Report:
+    def run(
+        self,
+        settings: S,
+        notify: Callable[[str], None],
+        known: Callable[[Report, str], None] = _not_told,
+    ) -> Report:
         """Measure; what is written is removed again. See `ckpt_core.bench.run`."""
         fields = {**plain(settings), **self.fields(settings)}
         report = Report(self.name, fields, describe(settings.root))
         with work_folder(settings.root) as folder:
-            self.schedule(Run(settings, report, folder, notify))
+            self.schedule(Run(settings, report, folder, notify, partial(known, report)))
         return report
 
     def render(self, report: Report) -> RenderableType:

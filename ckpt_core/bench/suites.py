@@ -20,7 +20,7 @@ from ckpt_core.errors import ConfigError
 from ckpt_core.system import plugins
 
 GROUP = "ckpt_core.bench"
-_OWN = ("core", "ranks", "policy", "papers")
+_OWN = ("core", "ranks", "policy", "papers", "device")
 
 
 def names() -> tuple[str, ...]:
@@ -44,18 +44,24 @@ def suite_of(name: str) -> Suite[Any]:
     return found
 
 
-def run(settings: RunSettings, *, notify: Callable[[str], None] = lambda message: None) -> Report:
+def run(
+    settings: RunSettings,
+    *,
+    notify: Callable[[str], None] = lambda message: None,
+    known: Callable[[Report, str], None] = lambda report, row: None,
+) -> Report:
     """Measure what the settings of a suite ask for; what is written is removed again.
 
     Args:
         settings: of any suite.
         notify: told what happens next, for a progress line.
+        known: told what is in the report so far, and the row that is new, by suites that run for long.
 
     Raises:
         ConfigError: there is no room for the run, or what the suite compares is not installed.
         CkptError: a part that is no contender's failed.
     """
-    return suite_of(settings.suite).run(settings, notify)
+    return suite_of(settings.suite).run(settings, notify, known)
 
 
 def render(report: Report) -> RenderableType:

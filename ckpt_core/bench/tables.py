@@ -14,6 +14,7 @@ from ckpt_core.bench.results import Figure, Report, Unit
 _SCALES = {
     Unit.BYTES_PER_S: (1e-9, "GB/s", 2),
     Unit.SECONDS: (1e3, "ms", 2),
+    Unit.MICROSECONDS: (1.0, "us", 1),
     Unit.BYTES: (1e-6, "MB", 1),
     Unit.TIMES: (1.0, "x", 3),
     Unit.STEPS: (1.0, "steps", 0),

@@ -6,12 +6,15 @@ import inspect
 import json
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ckpt_core.bench import AnySettings, Report
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -24,10 +27,11 @@ class Request:
     suite: Annotated[
         str,
         typer.Option(
-            metavar="[core|ranks|lightning|deepspeed|horovod|policy|papers]",
+            metavar="[core|ranks|lightning|deepspeed|horovod|policy|papers|device]",
             help="core: one process beside other checkpointers. ranks: several that save together. "
             "lightning, deepspeed, horovod: the ways to save under these. "
-            "policy: Auto, beside a second job. papers: figures of the papers.",
+            "policy: Auto, beside a second job. papers: figures of the papers. "
+            "device: a GPU or the like, beside raw copies.",
         ),
     ] = "core"
     quick: Annotated[
@@ -37,7 +41,10 @@ class Request:
         ),
     ] = False
     root: Annotated[
-        Path | None, typer.Option(help="Directory on the disk to measure; default: this one.")
+        Path | None,
+        typer.Option(
+            help="Directory on the disk to measure; default: this one; device: /dev/shm with room."
+        ),
     ] = None
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all figures to this file.")
@@ -47,7 +54,7 @@ class Request:
         str | None,
         typer.Option(
             help="Size of the state, such as 2GiB; default: 768MiB; ranks: 192MiB; horovod: 200MB; "
-            "deepspeed: 64MB; policy: 128MB; papers: 200MB."
+            "deepspeed: 64MB; policy: 128MB; papers: 200MB; device: 10GB."
         ),
     ] = None
     ranks: Annotated[
@@ -75,7 +82,7 @@ class Request:
             help="Only this; repeatable. core has save, restore, leaves, train; "
             "ranks save, train, plan, messages; lightning, deepspeed save, train; horovod train; "
             "policy overhead, decision; papers throughput, persist, in_flight, writers, memory, "
-            "intervals, separated, breakdown.",
+            "intervals, separated, breakdown; device copy, first, read, train, restore.",
         ),
     ] = None
     max_overhead: Annotated[
@@ -101,6 +108,10 @@ class Request:
         Path | None,
         typer.Option(help="Write each figure as PNG and CSV, and tables.md (suite papers)."),
     ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(help="Such as cuda:1 (suite device); default: the current one; cpu: a trial."),
+    ] = None
     seed: Annotated[int, typer.Option(help="Of the order of turns.")] = 0
 
 
@@ -121,7 +132,8 @@ def bench(**options: Any) -> None:
         _check_outputs(request)
         settings = _settings(request, suite)
         with Console(stderr=True).status("starting") as status:
-            report = run(settings, notify=status.update)
+            known = partial(_keep, request, status.console)
+            report = run(settings, notify=status.update, known=known)
         _write(report, request)
     except ConfigError as exc:
         raise typer.BadParameter(str(exc)) from exc
@@ -135,8 +147,16 @@ bench.__signature__ = inspect.signature(Request, eval_str=True).replace(  # type
 )
 
 
-_WITH_A_MODEL = ("lightning", "deepspeed", "horovod", "policy")
-"""Suites whose state is that of a model."""
+_REFUSED = {
+    ("interval", "policy"): "Auto finds it",
+    ("interval", "device"): "it saves every 10th step",
+    ("staging_bytes", "papers"): "its presets say it",
+    ("leaves", "device"): "it has three sizes of them",
+} | {
+    ("leaves", suite): "they are those of its model"
+    for suite in ("lightning", "deepspeed", "horovod", "policy")
+}
+"""Option and suite that do not go together -> why."""
 
 _ONLY = {
     "ranks": ("ranks",),
@@ -144,6 +164,7 @@ _ONLY = {
     "iteration_s": ("papers",),
     "memory_root": ("papers",),
     "out": ("papers",),
+    "device": ("device",),
 }
 """Option -> the suites that have it."""
 
@@ -165,11 +186,12 @@ def _settings(request: Request, suite: Any) -> AnySettings:
         "max_overhead": request.max_overhead,
         "iteration_s": request.iteration_s,
         "memory_root": request.memory_root,
+        "device": request.device,
         "state_bytes": _size(request.state_bytes, "state_bytes"),
         "staging_bytes": _size(request.staging_bytes, "staging_bytes"),
     }
     settings: AnySettings = suite.settings(
-        root=request.root or Path.cwd(),
+        root=request.root or suite.settings.default_root(),
         rounds=request.rounds,
         seed=request.seed,
         **{name: value for name, value in given.items() if value not in (None, ())},
@@ -185,12 +207,9 @@ def _check_suite(request: Request, suite: str) -> None:
     """
     from ckpt_core.errors import ConfigError
 
-    if request.interval and suite == "policy":
-        raise ConfigError("--interval does not go with --suite policy: Auto finds it")
-    if request.leaves is not None and suite in _WITH_A_MODEL:
-        raise ConfigError(f"--leaves does not go with --suite {suite}: they are those of its model")
-    if request.staging_bytes is not None and suite == "papers":
-        raise ConfigError("--staging-bytes does not go with --suite papers: its presets say it")
+    for (name, of), why in _REFUSED.items():
+        if of == suite and getattr(request, name) not in (None, []):
+            raise ConfigError(f"--{name.replace('_', '-')} does not go with --suite {suite}: {why}")
     for name, suites in _ONLY.items():
         if getattr(request, name) not in (None, []) and suite not in suites:
             option = f"--{name.replace('_', '-')}"
@@ -227,6 +246,17 @@ def _check_outputs(request: Request) -> None:
         raise ConfigError(f"--out {str(request.out)!r} is a file: name a directory")
 
 
+def _keep(request: Request, console: Console, report: Report, row: str) -> None:
+    """A row as soon as it is known, and all figures so far: the run may be cut off."""
+    console.print(row, highlight=False)
+    _write_json(report, request)
+
+
+def _write_json(report: Report, request: Request) -> None:
+    if request.json_file is not None:
+        request.json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+
+
 def _write(report: Report, request: Request) -> None:
     """The tables on standard output, and the files that were asked for."""
     from rich.console import Console
@@ -234,8 +264,7 @@ def _write(report: Report, request: Request) -> None:
     from ckpt_core.bench import plot, render, write
 
     Console().print(render(report))
-    if request.json_file is not None:
-        request.json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+    _write_json(report, request)
     if request.plot is not None:
         plot(report, request.plot)
     if request.out is not None:

@@ -11,6 +11,7 @@ from ckpt_core.bench.contenders.base import Contender, Futures, Handle, Profile,
 if TYPE_CHECKING:
     from ckpt_core.checkpointer import Checkpointer
     from ckpt_core.coordination import Coordination
+    from ckpt_core.options import Options
 
 
 class CkptCore(Contender):
@@ -32,17 +33,19 @@ class CkptCore(Contender):
         return self._engine(self._profile.root)
 
     def _engine(self, root: Path, coordination: Coordination | None = None) -> Checkpointer:
+        root.mkdir(exist_ok=True)
+        core: type[Checkpointer] = import_module("ckpt_core.checkpointer").Checkpointer
+        return core(root, self._options(), coordination=coordination)
+
+    def _options(self) -> Options:
         from ckpt_core.options import Options
 
-        root.mkdir(exist_ok=True)
-        options = Options(
+        return Options(
             keep_last=1,
             staging_bytes=self._profile.staging_bytes,
             timeout=self._profile.timeout_s,
             checksum=self.checksum,
         )
-        core: type[Checkpointer] = import_module("ckpt_core.checkpointer").Checkpointer
-        return core(root, options, coordination=coordination)
 
     @classmethod
     def version(cls) -> str:

@@ -34,7 +34,8 @@ class TorchSave(Contender):
         """Map the file and copy out of it."""
         import torch
 
-        loaded = torch.load(self._paths.current(), mmap=True, weights_only=True)
+        path = self._paths.current()
+        loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         for name, tensor in state.items():
             tensor.copy_(loaded[name])
 

@@ -1,0 +1,156 @@
+"""The suite `device`: one quick run on host memory for all tests of its output; its bits on late devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ckpt_core.bench import DeviceSettings
+from ckpt_core.bench.device import figures
+from ckpt_core.bench.device.bits import wrong_steps
+from ckpt_core.bench.device.settings import ALL_LEAVES, MEASURED, NAMES
+from tests.bench.quick import ckpt_core_bench, quick_fixtures
+from tests.devices.late_devices import PACES, LateDevices
+
+pytestmark = pytest.mark.timeout(300)
+output, report = quick_fixtures("--suite", "device", "--device", "cpu")
+
+
+def test_every_way_saves_the_bits_that_training_had(report: dict[str, Any]) -> None:
+    ran = {name for name, entry in report["contenders"].items() if entry["reason"] is None}
+    assert ran >= {*MEASURED, "ckpt_core_auto", "torch_save", "dcp_async_overlapped"}
+    for name in ran & {*NAMES}:
+        assert report["contenders"][name]["restored"] is True
+
+
+def test_copies_are_measured_beside_raw_ones_in_each_turn(report: dict[str, Any]) -> None:
+    results, rounds = report["results"], report["settings"]["rounds"]
+    for leaves in ALL_LEAVES:
+        staged = results[figures.STAGED.of(leaves).key]["contenders"]
+        assert list(staged) == [figures.RAW, figures.PIECES, MEASURED[0]]
+        shares = results[figures.SHARE.of(leaves).key]["contenders"][MEASURED[0]]["values"]
+        assert [len(staged[figures.RAW]["values"]), len(shares)] == [rounds, rounds]
+        passed = results[figures.PASSED.of(leaves).key]["contenders"]
+        assert set(passed) == {figures.WITHIN, *MEASURED}
+
+
+def test_training_is_compared_with_itself_without_saves(report: dict[str, Any]) -> None:
+    for figure in (figures.LONGER, figures.LONGEST, figures.TRAIN_CALL):
+        rows = report["results"][figure.key]["contenders"]
+        for name in (*MEASURED, "torch_save", "dcp_async_overlapped"):
+            assert len(rows[name]["values"]) == report["settings"]["rounds"]
+
+
+def test_reads_first_saves_and_restores_are_measured(report: dict[str, Any]) -> None:
+    results = report["results"]
+    assert set(results[figures.READ["p99"].key]["contenders"]) == {
+        figures.NONE,
+        figures.RAW,
+        *MEASURED,
+    }
+    for figure in (figures.FIRST, figures.PREPARE, figures.PREPARED):
+        assert list(results[figure.key]["contenders"]) == list(MEASURED)
+    assert {figures.FROM_HOST, figures.PLAIN, "torch_save"} < set(
+        results[figures.RESTORE.key]["contenders"]
+    )
+
+
+def test_without_a_device_it_says_that_figures_mean_nothing(
+    output: Path, report: dict[str, Any]
+) -> None:
+    text = (output / "stdout").read_text()
+    assert "host memory only: figures mean nothing for a device" in text
+    assert (output / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert not list((output / "root").iterdir())
+    assert str(output) not in json.dumps(report)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "cuda:99"])
+def test_a_device_that_cannot_be_used_is_told_before_anything_is_written(
+    tmp_path: Path, name: str
+) -> None:
+    asked = ["--suite", "device", "--device", name, "--root", str(tmp_path)]
+    result = ckpt_core_bench([*asked, "--quick", "--json", str(tmp_path / "out.json")])
+    assert result.exit_code == 2 and f"--device {name} cannot be used here" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--interval", "3"], "it saves every 10th step"),
+        (["--leaves", "3"], "it has three sizes of them"),
+    ],
+)
+def test_options_of_other_suites_are_refused(more: list[str], told: str) -> None:
+    assert told in ckpt_core_bench(["--suite", "device", *more]).output
+    assert "--device goes with --suite device" in ckpt_core_bench(["--device", "cpu"]).output
+
+
+def test_leaves_and_model_shrink_with_the_state(tmp_path: Path) -> None:
+    whole = DeviceSettings(root=tmp_path)
+    assert [leaves.within(whole.part) for leaves in ALL_LEAVES] == [
+        (300, 32 * 2**20),
+        (10_000, 2**20),
+        (100_000, 64 * 2**10),
+    ]
+    assert whole.model.width == 2048
+    assert abs(whole.model.state_bytes - whole.state_bytes) < whole.state_bytes / 10
+    small = DeviceSettings(root=tmp_path, state_bytes=30 * 2**20)
+    for leaves in ALL_LEAVES:
+        count, leaf_bytes = leaves.within(small.part)
+        assert count * leaf_bytes <= leaves.count * leaves.leaf_bytes * small.part * 1.5
+    assert small.model.state_bytes <= small.state_bytes
+
+
+# -- bits on late devices ----------------------------------------------------------------------
+
+
+class Late:
+    """The last of two late devices; a machine of `bits`."""
+
+    def __init__(self, devices: LateDevices) -> None:
+        self.devices = devices
+
+    def put(self, tensor: Tensor) -> Tensor:
+        return self.devices.place(tensor, 1)
+
+    def run(self, do: Callable[[], Any]) -> None:
+        self.devices.run(1, do)
+
+    def spin(self) -> None:
+        """Late enough already."""
+
+    def drain(self) -> None:
+        self.devices.drain()
+
+
+class Hasty(LateDevices):
+    """Does not let copies wait for training."""
+
+    def record(self, device: torch.device) -> Any:
+        event = super().record(device)
+        event.count = 0
+        return event
+
+
+def bits_on(devices: LateDevices, root: Path, mode: str) -> Sequence[str]:
+    return wrong_steps(root, Late(devices), mode=mode, leaf_bytes=64 * 1024, steps=4)
+
+
+@pytest.mark.parametrize("mode", ["host", "device", "auto"])
+@pytest.mark.parametrize("pace", ["all late", "copies run ahead"])
+def test_bits_hold_on_late_devices(tmp_path: Path, mode: str, pace: str) -> None:
+    devices = LateDevices(PACES[pace])
+    assert bits_on(devices, tmp_path, mode) == []
+    assert not devices.failures
+
+
+def test_a_missing_wait_is_seen(tmp_path: Path) -> None:
+    assert bits_on(Hasty(PACES["copies run ahead"]), tmp_path, "host")
