@@ -87,7 +87,12 @@ class Checkpointer:
             # An interrupt that has come by now is raised here, and not when nobody has the object yet.
             time.sleep(0)
         except BaseException:
-            self._abandon()
+            try:
+                self._abandon()
+            except BaseException:
+                # A second interrupt: nobody has the object, so nobody else would let go of the root.
+                self._abandon()
+                raise
             raise
 
     # -- saving ----------------------------------------------------------------------------------

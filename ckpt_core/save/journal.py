@@ -119,7 +119,12 @@ def stalling(
             journal.undo = None
             return result
         except BaseException as exc:
-            journal.failed(exc)
+            try:
+                journal.failed(exc)
+            except BaseException:
+                # A second interrupt: what it cut short is done now. A third leaves it to the next call.
+                journal.failed(exc)
+                raise
             journal.stall.ended_s = time.monotonic()
             journal.stall.seconds += journal.stall.ended_s - began_s
             raise

@@ -154,7 +154,6 @@ def strike(trap: Trap, call: Callable[[], Any]) -> Struck:
 
     try:
         trap.run(keep)
-        time.sleep(0)  # an interrupt at the very end is raised here
     except trap.kind as exc:
         struck.error = exc
     except CkptError as exc:
@@ -298,6 +297,20 @@ def close(run: Run, trap: Trap) -> None:
     strike(trap, run.ck.close)
     run.ck.close()
     handle.committed.result(SOON_S)
+    run.check_ended()
+    run.open()
+
+
+def leave(run: Run, trap: Trap) -> None:
+    """The end of a `with` block, also by the interrupt."""
+
+    def loop() -> None:
+        with run.ck:
+            run.save()
+
+    run.train()
+    strike(trap, loop)
+    run.ck.close()
     run.check_ended()
     run.open()
 

@@ -1,11 +1,13 @@
 """An interrupt, or an error, at every line of every call; then the run goes on with the same Checkpointer.
 
 By default every line of the short calls is tried and a part of those of the long ones, another part in each
-scenario and each run; CKPT_PLACES=all tries all of them, which takes some minutes.
+scenario and each run; CKPT_PLACES=all tries all of them, which takes some minutes. A second interrupt is
+tried at a few lines of what follows the first one, in every run.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,9 @@ Call = Callable[[Run, Trap], None]
 
 MOST = 20
 """So many of one scenario; a call of fewer lines is tried at each."""
+
+FIRST, SECOND = 4, 3
+"""Of a first interrupt, and for each of these of a second one, which strikes what follows the first."""
 
 CALLS: list[tuple[Call, dict[str, Any]]] = [
     (scenarios.save, {}),
@@ -42,15 +47,23 @@ CALLS: list[tuple[Call, dict[str, Any]]] = [
     (scenarios.prepare, {}),
     (scenarios.restore, {}),
     (scenarios.close, {}),
+    (scenarios.leave, {}),
+    (scenarios.make, {}),
 ]
 NAMES = [f"{call.__name__}-{'-'.join(changes) or 'plain'}" for call, changes in CALLS]
 
 
-def lines_of(run: Run, call: Call, kind: type[BaseException]) -> list[int]:
+def lines_of(run: Run, call: Call, kind: type[BaseException], most: int = MOST) -> list[int]:
     """Where it strikes: lines of the call, by number."""
     counting = Trap(-1, kind)
     call(run, counting)
-    return places.some(range(counting.lines), MOST, of=f"{call.__name__} {kind} {run.changes}")
+    return places.some(range(counting.lines), most, of=f"{call.__name__} {kind} {run.changes}")
+
+
+def seconds_of(counted: Trap, n: int) -> list[int]:
+    """Where the second one strikes: a few of the lines that follow the first, in every run."""
+    chance = random.Random(f"{places.run_number()} {n}")
+    return sorted(chance.sample(range(counted.lines), min(SECOND, counted.lines)))
 
 
 @pytest.mark.parametrize(("call", "changes"), CALLS, ids=NAMES)
@@ -81,15 +94,20 @@ def test_a_first_save_that_is_cut_short_anywhere_poisons_nothing(
         run.close()
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, Boom])
-def test_a_constructor_that_is_cut_short_anywhere_leaves_the_root_free(
-    tmp_path: Path, kind: type[BaseException]
+@pytest.mark.parametrize(("call", "changes"), CALLS, ids=NAMES)
+def test_the_run_goes_on_after_a_second_interrupt_of_what_the_first_one_set_off(
+    tmp_path: Path, call: Call, changes: dict[str, Any]
 ) -> None:
-    run = Run(tmp_path / "root")
+    run = Run(tmp_path / "root", changes)
     run.check()
-    for n in lines_of(run, scenarios.make, kind):
-        scenarios.make(run, Trap(n, kind))
+    for n in lines_of(run, call, KeyboardInterrupt, FIRST):
+        counting = Trap(n, then=-1)
+        call(run, counting)
         run.check()
+        for then in seconds_of(counting, n):
+            trap = Trap(n, then=then)
+            call(run, trap)
+            run.check()
     run.close()
 
 

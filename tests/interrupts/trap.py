@@ -2,6 +2,7 @@
 
 An interrupt is real: the signal is made pending as a line begins, and Python raises it at the next place
 where it raises such things at all. An error is raised as the line begins, as if what it does had failed.
+A second interrupt may strike while what follows the first one is under way.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import ast
 import ctypes
 import functools
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -42,18 +45,25 @@ class Trap:
         n: which one.
         error: the class.
         event: "opcode" counts the instructions instead: an interrupt may come between two calls of a line.
+        then: an interrupt is followed by another one, when the `then`-th line after it begins; -1: that
+            never comes, and the lines after the first are counted.
 
     Attributes:
         kind: what is raised.
-        lines: how many have begun.
+        lines: how many have begun; since the interrupt, if `then` is given.
         struck: where it has struck.
         dropped: whether Python has dropped it, since a destructor was running.
     """
 
     def __init__(
-        self, n: int, error: type[BaseException] = KeyboardInterrupt, event: str = "line"
+        self,
+        n: int,
+        error: type[BaseException] = KeyboardInterrupt,
+        event: str = "line",
+        then: int | None = None,
     ) -> None:
         self._n = n
+        self._then = then
         self.kind = error
         self._event = event
         self._signal: Any = _Signal()
@@ -64,12 +74,29 @@ class Trap:
     def run(self, call: Callable[[], Any]) -> Any:
         """What `call` returns; whatever it raises comes out."""
         unraisable, sys.unraisablehook = sys.unraisablehook, self._ignore
+        handler = signal.signal(signal.SIGINT, self._interrupt)
         sys.settrace(self._enter)
         try:
-            return call()
+            try:
+                return call()
+            finally:
+                time.sleep(0)  # an interrupt at the very end is raised here
         finally:
             sys.settrace(None)
+            signal.signal(signal.SIGINT, handler)
             sys.unraisablehook = unraisable
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """The handler. Not before it runs are lines traced again: the pending signal would be raised as the
+        next one begins, which may be earlier than Python raises it.
+        """
+        if self._then is not None:
+            self._n, self._then, self.lines = self._then, None, 0
+            while frame is not None:
+                frame.f_trace = self._enter(frame, "call", None)
+                frame = frame.f_back
+            sys.settrace(self._enter)
+        raise KeyboardInterrupt
 
     def _ignore(self, found: sys.UnraisableHookArgs) -> None:
         """Python itself drops what is raised in a destructor."""
@@ -100,7 +127,7 @@ class Trap:
         if self.lines - 1 != self._n:
             return None
         code = frame.f_code
-        self.struck = f"{code.co_filename}:{frame.f_lineno} ({code.co_name})"
+        self.struck += f" {code.co_filename}:{frame.f_lineno} ({code.co_name})"
         sys.settrace(None)
         if self.kind is not KeyboardInterrupt:
             raise self.kind(f"injected at {self.struck}")
