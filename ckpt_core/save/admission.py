@@ -44,7 +44,9 @@ class Admission:
         inflight.attempt_id = self._around.coordination.attempt_id(step)
         inflight.destination = None if to is None else to()
         if self._around.devices.is_capturing():
-            raise ConfigError("a graph is being captured, and nothing of a save may be in it: save after it")
+            raise ConfigError(
+                "a graph is being captured, and nothing of a save may be in it: save after it"
+            )
         self._around.failures.report(step)
         return inflight
 

@@ -53,6 +53,7 @@ def _runs(items: Sequence[StageItem], devices: Devices, *, one_dtype: bool) -> I
         yield run
 
 
+@torch.no_grad()
 def frozen(items: Sequence[StageItem], devices: Devices) -> list[StageItem]:
     """Queue copies of leaves on the streams that are current on this thread; those of the host are made.
 

@@ -259,7 +259,7 @@ class ShardImage:
             return
         if nbytes < tensor.nbytes:
             item = tensor.element_size()
-            tensor = tensor.detach().view(-1)[start // item : (start + nbytes) // item]
+            tensor = tensor.view(-1).narrow(0, start // item, nbytes // item)
         # Before the first byte is queued: an error may leave a part of the copy behind.
         chunk.devices.add(device)
         chunk.parts_on = device
@@ -329,13 +329,17 @@ class ShardImage:
             self._submit(chunk, offset, length)
 
     def _submit(self, chunk: _Open, offset: int, nbytes: int) -> None:
-        ready = self._streams.queued(chunk.devices) if chunk.devices else NOTHING_QUEUED
+        ready = NOTHING_QUEUED
+        if chunk.devices:
+            ready = self._streams.queued(chunk.devices)
         if chunk is self._open:
             self._open = None
         index = offset // self._chunk_bytes
         release = partial(_give_back, chunk, lambda: ready)
         self._taken.pop(chunk.address, None)
         self._sink.submit(Piece(index, offset, nbytes, chunk.memory[:nbytes], ready, release))
+        if chunk.devices:
+            self._streams.pace(ready, nbytes)
 
 
 def _pooled(pool: StagingPool, chunk: Chunk) -> _Open:

@@ -268,6 +268,7 @@ class Stager:
         self._jobs.put(None)
         join_all([self._worker], timeout_s=timeout_s)
 
+    @torch.no_grad()
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:

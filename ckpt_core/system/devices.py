@@ -177,8 +177,9 @@ class Devices:
     def collect(self, tensors: Sequence[Tensor]) -> Tensor:
         """Queue copies of tensors of one device and dtype into memory of their device, back to back.
 
-        On the stream that is current on this thread, whose memory it is. A few kernels for all of them, and
-        one call: Python takes longer for an operation than a device for a small copy.
+        On the stream that is current on this thread, which records no gradients, and whose memory it is. A
+        few kernels for all of them, and one call: Python takes longer for an operation than a device for a
+        small copy.
 
         Args:
             tensors: contiguous.
@@ -189,14 +190,12 @@ class Devices:
         Raises:
             RuntimeError: the device has no room for it.
         """
-        with torch.no_grad():
-            flat: Tensor = torch._utils._flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
+        flat: Tensor = torch._utils._flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
         return flat.view(torch.uint8)
 
     def copy_all(self, places: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
         """Queue copies of tensors into others of the same shapes and device, as `collect` does."""
-        with torch.no_grad():
-            torch._foreach_copy_(list(places), list(tensors), non_blocking=True)
+        torch._foreach_copy_(list(places), list(tensors), non_blocking=True)
 
     def clone(self, tensor: Tensor) -> Tensor:
         """A copy in memory of its own, made by the stream that is current on this thread.
