@@ -275,3 +275,5 @@ class Stager:
                 job()
             except BaseException:  # the thread outlives any job
                 _log.exception("a staging job failed outside its own error handling")
+            # It holds leaves and clones, and the next one may come in an hour.
+            del job

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,3 +147,23 @@ def test_clones_are_made_only_where_every_device_has_room(root: Path) -> None:
     state = [devices.place(torch.randn(5_000), index) for index in range(2)]
     with Checkpointer(root, Options(mode="device"), devices=devices) as ck:
         ck.save(1, state).committed.result(60)
+
+
+@pytest.mark.cuda
+def test_memory_that_cannot_be_locked_leaves_no_error_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    devices, device = Devices(), torch.device("cuda", 0)
+    target = torch.zeros(1000, device=device)
+    with mmap.mmap(-1, 2**20) as mapping:
+        memory = ctypes.c_char.from_buffer(mapping)
+        address = ctypes.addressof(memory)
+        assert devices.pin(address, 2**20, device)
+        # Locked already.
+        assert not devices.pin(address, 2**20, device)
+        target.add_(1)
+        torch.cuda.synchronize()
+        devices.unpin(address, device)
+        del memory
+    assert "could not be page-locked" in caplog.text
+    assert bool((target == 1).all())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -234,6 +235,22 @@ def test_the_memory_of_clones_is_kept_from_save_to_save(root: Path) -> None:
             ck.save(step, state).committed.result(30)
             assert ck.gauges.mode == "device"
     assert asked == [200_000]
+
+
+@pytest.mark.parametrize("mode", ["host", "device"])
+def test_nothing_of_a_save_is_kept_once_it_is_staged(root: Path, mode: str) -> None:
+    devices = LateDevices()
+    state = {"large": devices.place(torch.randn(50_000), 0), "host": torch.randn(50_000)}
+    gone = [weakref.ref(tensor.untyped_storage()) for tensor in state.values()]
+    with Checkpointer(root, Options(mode=mode), devices=devices) as ck:
+        ck.save(1, state).committed.result(30)
+        devices.drain()
+        devices._placed.clear()
+        state.clear()
+        deadline = time.monotonic() + 30
+        while any(ref() is not None for ref in gone) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert all(ref() is None for ref in gone)
 
 
 class Pinning(LateDevices):
