@@ -22,13 +22,17 @@ from torch import Tensor
 from ckpt_core.coordination import Json
 from ckpt_core.errors import ConfigError, RestoreError
 from ckpt_core.layout import itemsize, nbytes, share_leaves
-from ckpt_core.restore.destinations import byte_range, is_flat
+from ckpt_core.restore.destinations import byte_range, flat_bytes, is_flat
 from ckpt_core.state import memory_of
+from ckpt_core.system.devices import Devices
 from ckpt_core.types import LeafSpec, RankInfo
 from ckpt_core.units import align_up
 
 BUFFER_BYTES = 64 * 1024 * 1024
 """Most bytes of one collective: larger ones are no faster, and so much memory is needed beside the state."""
+
+_OF_THE_HOST = frozenset({"gloo", "mpi", "ucc", "fake", "undefined"})
+"""Backends of collectives that take tensors in host memory, whatever else they take."""
 
 _ALIGN = 16
 """Pieces lie in a buffer so that elements of every dtype can be viewed in place."""
@@ -182,10 +186,8 @@ def _bytes_of(piece: _Piece, device: torch.device) -> Tensor | None:
         return None
     if is_flat(tensor):
         return torch.frombuffer(memory_of(tensor), dtype=torch.uint8)[piece.start : end]
-    if tensor.is_cuda and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
-        same = tensor.device.index == device.index
-        return tensor.reshape(-1).view(torch.uint8)[piece.start : end] if same else None
-    return None
+    flat = None if tensor.is_cpu or tensor.device.index != device.index else flat_bytes(tensor)
+    return None if flat is None else flat[piece.start : end]
 
 
 def _move(pieces: Sequence[_Piece], buffer: Tensor, *, pack: bool) -> None:
@@ -204,6 +206,10 @@ def _move(pieces: Sequence[_Piece], buffer: Tensor, *, pack: bool) -> None:
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
     """Where the group's collectives run; the same on every member."""
-    if torch.cuda.is_available() and "nccl" in str(dist.get_backend_config(group)):
-        return torch.device("cuda", torch.cuda.current_device())
+    for pair in str(dist.get_backend_config(group)).split(","):
+        kind, _, backend = pair.partition(":")
+        if kind != "cpu" and backend not in _OF_THE_HOST:
+            found = Devices().current(kind)
+            if found is not None:
+                return found
     return torch.device("cpu")

@@ -55,7 +55,7 @@ class TensorSink:
             for tensor, home, run in zip(self._tensors, self._homes, full, strict=True)
         ]
         self._flat = [
-            None if home is None else _flat_bytes(tensor)
+            None if home is None else flat_bytes(tensor)
             for tensor, home in zip(self._tensors, self._homes, strict=True)
         ]
         # Every strided copy has a fixed cost: fewer, larger ones.
@@ -157,7 +157,7 @@ def byte_range(tensor: Tensor, start: int, nbytes: int) -> Iterator[tuple[Tensor
         yield view, offset * item
 
 
-def _flat_bytes(tensor: Tensor) -> Tensor | None:
+def flat_bytes(tensor: Tensor) -> Tensor | None:
     """A tensor as the bytes of one run of its device's memory; None: it is none."""
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return None

@@ -19,6 +19,10 @@ _TORCH_HEAD = struct.Struct("<QiiQ")
 """Seed, words left until the next twist, whether it was seeded, next word; then the words."""
 
 
+NO_DEVICES = frozenset({"python", "torch", "numpy"})
+"""Keys of an `RngState`; all others are types of devices, each with the states of its devices in order."""
+
+
 def check_states(states: Any) -> None:
     """What an `RngState` holds."""
     if not isinstance(states, Mapping) or not {"python", "torch"} <= states.keys():
@@ -27,8 +31,9 @@ def check_states(states: Any) -> None:
     check_torch(states["torch"])
     if "numpy" in states:
         check_numpy(states["numpy"])
-    for state in _items(states.get("cuda", []), list, None, "states of CUDA generators"):
-        _check_bytes(state)
+    for kind in states.keys() - NO_DEVICES:
+        for state in _items(states[kind], list, None, "states of generators of devices"):
+            _check_bytes(state)
 
 
 def check_python(state: Any) -> None:

@@ -82,12 +82,20 @@ NOTHING_QUEUED = Queued({})
 class Devices:
     """Everything that the engine asks of devices. Without tensors on one, no device is touched."""
 
-    def in_use(self) -> bool:
-        """Whether this process uses devices at all; if not, no tensor can be on one."""
+    def kind(self) -> str | None:
+        """The type of this process's devices; None where torch was built for none. Touches no device."""
         try:
-            kind = torch.accelerator.current_accelerator()
-        except RuntimeError:  # torch 2.6, where there is none
-            return False
+            found = torch.accelerator.current_accelerator()
+        except (AttributeError, RuntimeError):  # torch before 2.6; 2.6, where there is none
+            return None
+        return None if found is None else found.type
+
+    def in_use(self) -> bool:
+        """Whether this process uses devices at all; if not, no tensor can be on one.
+
+        A backend that cannot tell counts as used.
+        """
+        kind = self.kind()
         if kind is None:
             return False
         initialized = getattr(torch.get_device_module(kind), "is_initialized", None)
@@ -116,6 +124,13 @@ class Devices:
         Asked of tensors without conjugate and negative bits.
         """
         return tensor.is_cpu and tensor.is_contiguous()
+
+    def current(self, kind: str) -> torch.device | None:
+        """The current device of a type; None where this machine has none of it."""
+        module = getattr(torch, kind, None)
+        if not hasattr(module, "current_device") or not module.is_available():
+            return None
+        return torch.device(kind, module.current_device())
 
     # -- streams and events ----------------------------------------------------------------------
 

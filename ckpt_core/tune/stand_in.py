@@ -16,6 +16,7 @@ from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.observe import Event, EventName
 from ckpt_core.options import Options
 from ckpt_core.policy import tuning
+from ckpt_core.system.devices import Devices
 from ckpt_core.tune.driver import Driver, Turn
 from ckpt_core.tune.settings import StandIn, TuneSettings
 
@@ -137,13 +138,12 @@ def _work(stand_in: StandIn, iteration_s: float, device: str) -> Callable[[], No
     """One iteration: asleep, or multiplying matrices for as long as nothing disturbs it."""
     if stand_in is StandIn.IDLE:
         return lambda: time.sleep(iteration_s)
-    matrix = torch.rand(_MATRIX, _MATRIX, device=device)
+    matrix, devices = torch.rand(_MATRIX, _MATRIX, device=device), Devices()
 
     def multiply(times: int) -> None:
         for _ in range(times):
             torch.mm(matrix, matrix)
-        if matrix.is_cuda:
-            torch.cuda.synchronize()
+        devices.queued(devices.of_all([matrix])).wait()
 
     multiply(10)
     began, done = time.perf_counter(), 0

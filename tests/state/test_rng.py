@@ -1,0 +1,105 @@
+"""The generators of devices: each type under its name, as many as there are, and none initialized for it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ckpt_core.state import RngState
+from ckpt_core.system.devices import Devices
+
+KIND = "hpu"
+"""A type of device that torch knows the name of, and has no module for."""
+
+
+class Backend(ModuleType):
+    """Two devices; what they are asked before they are initialized fails, but for their number."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(KIND)
+        self.states = [torch.full((16,), index, dtype=torch.uint8) for index in range(count)]
+        self.used = True
+
+    def is_initialized(self) -> bool:
+        return self.used
+
+    def device_count(self) -> int:
+        return len(self.states)
+
+    def get_rng_state_all(self) -> list[Tensor]:
+        assert self.used
+        return self.states
+
+    def set_rng_state_all(self, states: list[Tensor]) -> None:
+        raise AssertionError
+
+    def set_rng_state(self, state: Tensor, index: int) -> None:
+        self.states[index] = state
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    made = Backend(2)
+    monkeypatch.setattr(torch, KIND, made, raising=False)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: getattr(torch, kind))
+    monkeypatch.setattr(Devices, "kind", lambda self: KIND)
+    return made
+
+
+def test_the_generators_of_devices_are_kept_under_their_type(backend: Backend) -> None:
+    saved = RngState().state_dict()
+    assert [int(state[0]) for state in saved[KIND]] == [0, 1]
+    backend.states = [torch.zeros(16, dtype=torch.uint8)] * 2
+    RngState().load_state_dict(saved)
+    assert [int(state[0]) for state in backend.states] == [0, 1]
+
+
+def test_devices_that_are_not_in_use_are_asked_nothing(backend: Backend) -> None:
+    backend.used = False
+    assert KIND not in RngState().state_dict()
+
+
+def test_states_of_more_or_fewer_devices_go_to_those_that_are_there(backend: Backend) -> None:
+    saved = RngState().state_dict()
+    nine = torch.full((16,), 9, dtype=torch.uint8)
+    RngState().load_state_dict(saved | {KIND: [nine]})
+    assert [int(state[0]) for state in backend.states] == [9, 1]
+    RngState().load_state_dict(saved | {KIND: [nine, nine, nine]})
+    assert [int(state[0]) for state in backend.states] == [9, 9]
+
+
+def test_states_of_a_type_that_is_not_here_are_left_out(backend: Backend) -> None:
+    saved = RngState().state_dict()
+    RngState().load_state_dict(saved | {"cuda": saved[KIND], "npu": saved[KIND]})
+
+
+@pytest.mark.parametrize("forged", [3, [3], [torch.zeros(3)], (torch.zeros(3).byte(),)])
+def test_forged_states_of_any_type_of_device_are_refused(backend: Backend, forged: Any) -> None:
+    saved = RngState().state_dict()
+    with pytest.raises(ValueError, match="of another form"):
+        RngState().load_state_dict(saved | {"npu": forged})
+
+
+def test_one_generator_for_all_is_asked_as_its_backend_can(backend: Backend) -> None:
+    class One(ModuleType):
+        state = torch.full((16,), 5, dtype=torch.uint8)
+
+        def device_count(self) -> int:
+            return 1
+
+        def get_rng_state(self) -> Tensor:
+            return self.state
+
+        def set_rng_state(self, state: Tensor) -> None:
+            self.state = state
+
+    only = One(KIND)
+    torch.hpu = only  # type: ignore[attr-defined]
+    saved = RngState().state_dict()
+    only.state = torch.zeros(16, dtype=torch.uint8)
+    RngState().load_state_dict(saved)
+    assert int(only.state[0]) == 5
