@@ -56,6 +56,45 @@ def test_every_folder_has_a_door_that_says_what_is_behind_it() -> None:
         assert ast.get_docstring(ast.parse(door.read_text())), f"{_name(door)} has no docstring"
 
 
+DEVICE_DOOR = PACKAGE / "system" / "devices.py"
+ASKERS = sorted(
+    path
+    for top in (PACKAGE, PACKAGE.parent / "integrations")
+    for path in top.rglob("*.py")
+    if path != DEVICE_DOOR
+)
+
+
+def _is_cuda(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        of_torch = isinstance(node.value, ast.Name) and node.value.id == "torch"
+        return node.attr == "is_cuda" or (node.attr == "cuda" and of_torch)
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return any(name.startswith("torch.cuda") for name in _imports(node))
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return bool(re.fullmatch(r"cuda(:\d*)?", node.value)) or "torch.cuda" in node.value
+    return False
+
+
+def _docstrings(tree: ast.AST) -> set[int]:
+    lone = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    return {id(value) for value in lone if isinstance(value, ast.Constant)}
+
+
+@pytest.mark.parametrize("asker", ASKERS, ids=lambda path: str(path.relative_to(TOP)))
+def test_devices_of_one_maker_are_named_behind_their_door_alone(asker: Path) -> None:
+    tree = ast.parse(asker.read_text())
+    texts = _docstrings(tree)
+    found = [node for node in ast.walk(tree) if id(node) not in texts and _is_cuda(node)]
+    lines = [getattr(node, "lineno", 0) for node in found]
+    assert not found, f"lines {lines}: ask ckpt_core.system.devices, of any kind of device"
+
+
+def test_a_use_of_one_makers_devices_is_found() -> None:
+    for text in ("torch.cuda.sync()", "t.is_cuda", "import torch.cuda", "x = 'cuda:0'"):
+        assert any(map(_is_cuda, ast.walk(ast.parse(text)))), text
+
+
 LIFECYCLE = (PACKAGE.parent / "docs" / "lifecycle.md").read_text()
 MAP = [
     (room, module)

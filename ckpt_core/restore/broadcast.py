@@ -115,13 +115,16 @@ class Broadcast:
     def run(self, shares: Shares, destinations: Mapping[str, Tensor]) -> None:
         """Send what this rank has read, and fill the rest of the tensors with what the others send.
 
-        Called on the training thread of every member, once `check_groups` has passed on all of them.
+        Called on the training thread of every member, once `check_groups` has passed on all of them. Once
+        it returns, every stream of a device finds the bytes.
         """
         device = _device_of(self._group)
         with torch.no_grad():
             for member, rank in enumerate(self._ranks):
                 for pieces in _buffers(shares.of(member), destinations):
                     self._send(pieces, rank, device=device, mine=member == self._member)
+        devices = Devices()
+        devices.queued(devices.of_all(destinations.values())).wait()
 
     def _send(
         self, pieces: Sequence[_Piece], rank: int, *, device: torch.device, mine: bool

@@ -304,6 +304,18 @@ class Devices:
         """Whether clones of so much may go there: a fifth of what is free stays for training's own peaks."""
         return nbytes * 5 <= self.free_bytes(device) * 4
 
+    def inventory(self) -> list[tuple[str, int]]:
+        """Name and bytes of each device of the machine, 0 where the backend does not say; for people."""
+        kind = self.kind()
+        module = None if kind is None else torch.get_device_module(kind)
+        if module is None or not module.is_available():
+            return []
+        asked = getattr(module, "get_device_properties", None)
+        if asked is None:
+            return [(str(kind), 0)] * int(module.device_count())
+        found = [asked(index) for index in range(module.device_count())]
+        return [(each.name, getattr(each, "total_memory", 0)) for each in found]
+
     def name(self) -> str:
         """What the current device is."""
         module = torch.get_device_module(None)

@@ -21,12 +21,12 @@ from ckpt_core.options import ENV_PREFIX, Options
 _TORCH = """
 import warnings
 import torch
+from ckpt_core.system.devices import Devices
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    devices = [torch.cuda.get_device_properties(index) for index in range(count)]
-told["build"] = torch.version.cuda or torch.version.hip
-told["devices"] = [[device.name, device.total_memory] for device in devices]
+    told["devices"] = Devices().inventory()
+versions = [getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")]
+told["build"] = next(filter(None, versions), None) or Devices().kind()
 told["said"] = [str(warning.message) for warning in caught]
 """
 
@@ -125,20 +125,28 @@ def _frameworks(
         yield note("frameworks", f"not installed: {', '.join(silent)}")
 
 
-def _cuda(told: Mapping[str, Any]) -> Iterator[Finding]:
+def _devices(told: Mapping[str, Any]) -> Iterator[Finding]:
     build, devices = told["build"], told["devices"]
     if devices:
-        names = [f"{name} ({size_text(nbytes)})" for name, nbytes in devices]
+        names = [f"{name} ({size_text(nbytes)})" if nbytes else name for name, nbytes in devices]
         kinds = {name: names.count(name) for name in names}
-        yield ok("cuda", ", ".join(f"{count} x {name}" for name, count in kinds.items()))
+        yield ok("devices", ", ".join(f"{count} x {name}" for name, count in kinds.items()))
     elif build is None:
-        yield note("cuda", "none: this torch is built for CPUs alone")
+        yield note("devices", "none: this torch is built for CPUs alone")
     else:
         said = " ".join([" ".join(text.split()) for text in told["said"]])
         found = f"torch is built for {build} and sees no device{': ' if said else ''}{said}"
-        yield note("cuda", found, "fine where no job trains on a GPU; see nvidia-smi")
+        advice = (
+            "fine where no job trains on one; else see what its driver says, such as nvidia-smi"
+        )
+        yield note("devices", found, advice)
 
 
 TORCH = Framework(
-    name="torch", needs="torch", install="pip install torch", place=0, program=_TORCH, judge=_cuda
+    name="torch",
+    needs="torch",
+    install="pip install torch",
+    place=0,
+    program=_TORCH,
+    judge=_devices,
 )
