@@ -127,7 +127,7 @@ class Devices:
 
     def current(self, kind: str) -> torch.device | None:
         """The current device of a type; None where this machine has none of it."""
-        module = getattr(torch, kind, None)
+        module: Any = getattr(torch, kind, None)
         if not hasattr(module, "current_device") or not module.is_available():
             return None
         return torch.device(kind, module.current_device())
