@@ -25,9 +25,9 @@ def mix(*words: int) -> int:
 def order_of(length: int, *, stream: int | None) -> Tensor:
     """The samples 0 .. length-1 in the order that `stream` draws, or ascending for None."""
     if stream is None:
-        return torch.arange(length)
+        return torch.arange(length, device="cpu")
     generator = torch.Generator().manual_seed(stream)
-    return torch.randperm(length, generator=generator)
+    return torch.randperm(length, generator=generator, device="cpu")
 
 
 def order_digest(order: Tensor) -> int:

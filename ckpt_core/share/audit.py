@@ -219,7 +219,7 @@ class _Scratch:
             digest.update(memory_at(tensor.data_ptr() + begin, end - begin))
             return
         if self._memory is None:
-            self._memory = torch.empty(_SCRATCH_BYTES, dtype=torch.uint8)
+            self._memory = torch.empty(_SCRATCH_BYTES, dtype=torch.uint8, device="cpu")
         while begin < end:
             if self._used == _SCRATCH_BYTES:
                 self.flush()

@@ -224,7 +224,7 @@ class Builder:
             return self.part(number)
         parts = {name: self.part(part) for name, part in composite.parts.items()}
         if self._rehearsal:  # The indices of a sparse tensor mean nothing before they are read.
-            return torch.empty(0)
+            return torch.empty(0, device="cpu")
         # An expanded part may have any number of elements, and a leaf be a part any number of times.
         self._elements.spend(sum(part.numel() for part in parts.values()))
         try:

@@ -124,9 +124,12 @@ def empty_leaf(
     *,
     shift_bytes: int = 0,
 ) -> Tensor:
-    """Fresh CPU tensor of any dtype; its first byte lies `shift_bytes` after an aligned address."""
+    """Fresh tensor of any dtype, in host memory whatever torch's default device is.
+
+    Its first byte lies `shift_bytes` after an aligned address.
+    """
     nbytes = math.prod(shape) * dtype.itemsize
-    buffer = torch.empty(nbytes + shift_bytes, dtype=torch.uint8)
+    buffer = torch.empty(nbytes + shift_bytes, dtype=torch.uint8, device="cpu")
     return typed_view(
         buffer,
         dtype,

@@ -290,7 +290,9 @@ class Matcher:
         for name in set(self._skeleton.refs.leaf):
             spec = self._specs[name]
             shape, dtype = self._skeleton.check_spec(spec), dtypes()[spec.dtype]
-            made[name] = torch.zeros((), dtype=dtype).expand(shape)  # Takes no memory.
+            made[name] = torch.zeros((), dtype=dtype, device="cpu").expand(
+                shape
+            )  # Takes no memory.
         return self._skeleton.builder(made, trusted=False, rehearsal=True).tree(state)
 
     def _optimizer(self, state: Node, live: Optimizer, path: str) -> None:

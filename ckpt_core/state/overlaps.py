@@ -141,7 +141,7 @@ def first_contradiction(cluster: list[Home], values: Sequence[Tensor]) -> tuple[
     ends = list(map(_ends, cluster))
     low, high = min(ends)[0], max(high for _, high in ends)
     low -= low % 16  # As aligned as it is, for typed views.
-    memory = torch.zeros(high - low, dtype=torch.uint8)
+    memory = torch.zeros(high - low, dtype=torch.uint8, device="cpu")
     copies = [_moved(home, memory, low) for home in cluster]
     for home, value in zip(copies, values, strict=True):
         fill_home(home, value)

@@ -169,7 +169,7 @@ class Skeleton:
             end = offset + sizes_of[name]
         if end > pool.nbytes:
             raise self.corrupt("a leaf lies outside its storage")
-        storage = torch.empty(pool.nbytes, dtype=torch.uint8)
+        storage = torch.empty(pool.nbytes, dtype=torch.uint8, device="cpu")
         return {
             name: typed_view(
                 storage,

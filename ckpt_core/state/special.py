@@ -144,7 +144,7 @@ def rebuild(kind: str, meta: Mapping[str, Any], parts: Mapping[str, Tensor]) -> 
     if kind == "bits":
         return values.view(dtypes()[meta["dtype"]])
     if kind == "coo":
-        with _quiet():
+        with _quiet(), values.device:
             made = torch.sparse_coo_tensor(
                 parts["indices"], values, tuple(meta["shape"]), check_invariants=True
             )
@@ -154,7 +154,7 @@ def rebuild(kind: str, meta: Mapping[str, Any], parts: Mapping[str, Tensor]) -> 
     if kind == "compressed":
         layout = LAYOUTS[meta["layout"]]
         first, second = (parts[name] for name in _COMPRESSED[layout])
-        with _quiet():
+        with _quiet(), values.device:
             return torch.sparse_compressed_tensor(
                 first, second, values, tuple(meta["shape"]), layout=layout, check_invariants=True
             )

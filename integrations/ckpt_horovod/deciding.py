@@ -67,7 +67,8 @@ class Decisions:
         if step in self._coming or step in self._answers:
             return
         leads = self._process_set.rank() == 0
-        answer = torch.tensor([leads and self.policy.should_save(step)], dtype=torch.uint8)
+        saves = leads and self.policy.should_save(step)
+        answer = torch.tensor([saves], dtype=torch.uint8, device="cpu")
         first = min(self._process_set.ranks or [0])
         self._coming[step] = broadcast_async(
             answer, first, name=self._name, process_set=self._process_set
