@@ -197,3 +197,31 @@ def test_with_little_memory_the_buffers_are_small(
         assert ck.restore(state) is not None
     assert len(asked) == 1
     assert asked[0] <= 1_000_000
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_counters_of_an_optimizer_that_are_on_the_device_stay_where_a_graph_reads_them(
+    root: Path, devices: LateDevices, fused: bool
+) -> None:
+    parameters = [torch.nn.Parameter(torch.randn(50)) for _ in range(6)]
+    optimizer = torch.optim.AdamW(parameters, fused=fused)
+
+    def step() -> None:
+        for parameter in parameters:
+            parameter.grad = torch.randn(50)
+        optimizer.step()
+
+    step()
+    rows = [tensor for row in optimizer.state.values() for tensor in row.values()]
+    state = {"parameters": parameters, "optimizer": optimizer}
+    for tensor in (*rows, *parameters):
+        devices.place(tensor, 1)
+    expected = [tensor.detach().clone() for tensor in (*rows, *parameters)]
+    with Checkpointer(root, devices=devices) as ck:
+        ck.save(1, state).committed.result(60)
+        ck.wait_staged()
+        step()
+        assert ck.restore(state) is not None
+    now = [tensor for row in optimizer.state.values() for tensor in row.values()]
+    assert [tensor.data_ptr() for tensor in now] == [tensor.data_ptr() for tensor in rows]
+    assert all(map(torch.equal, (*now, *parameters), expected))
