@@ -92,7 +92,9 @@ class Accelerator:
 
     def page_locked(self, nbytes: int) -> Tensor:
         """Host memory that the device reads and writes by itself."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=not self.is_host)
+        if self.is_host:
+            return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.frombuffer(self.devices.buffer(nbytes, self.device), dtype=torch.uint8)
 
     def seconds(self, do: Callable[[], Any]) -> float:
         """Of a piece of work, from an idle device to an idle device."""

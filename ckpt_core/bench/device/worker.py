@@ -11,6 +11,7 @@ import dataclasses
 import gc
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from ckpt_core.bench import workloads
-from ckpt_core.bench.contenders import OURS, Contender, Profile, State
+from ckpt_core.bench.contenders import OURS, Contender, Handle, Profile, State
 from ckpt_core.bench.device.accelerator import Accelerator, Raw
 from ckpt_core.bench.device.bits import wrong_steps
 from ckpt_core.bench.device.training import DeviceTraining, window
@@ -33,6 +34,7 @@ from ckpt_core.errors import ConfigError
 _READERS = 8
 _BLOCK_BYTES = 16 * 2**20
 _IDLE_READS = 2000
+_SETTLING_STEPS = 3
 
 
 class _OnDevice:
@@ -230,16 +232,19 @@ class TrainWorker(_OnDevice, StateWorker):
         """Without saves, with them, and without again."""
         assert self._training is not None, "start comes first"
         run = partial(window, self._training, self._on, self._save)
+        run(every=0, steps=_SETTLING_STEPS)
         before = run(every=0, steps=base)
         saving = dataclasses.asdict(run(every=every, steps=steps))
         after = run(every=0, steps=base)
         return {"base_s": [*before.step_s, *after.step_s], **saving}
 
-    def _save(self) -> Any:
+    def _save(self) -> Handle:
         contender = self._open
-        contender.tidy()
         self._step += 1
-        return contender.save(self._state, self._step)
+        handle = contender.save(self._state, self._step)
+        # Peers leave older steps behind: nobody's training is to wait until these are removed.
+        threading.Thread(target=contender.tidy).start()
+        return handle
 
     def restore(self, rounds: int) -> Answer:
         """Into the live tensors, beside what the link and the files give."""
