@@ -126,9 +126,10 @@ class Accelerator:
             (target.data_ptr(), source.data_ptr(), source.nbytes)
             for target, source in zip(targets, sources, strict=True)
         ]
-        return partial(self._memcpy, runtime, spans)
+        return partial(self._memcpy, runtime, spans, (targets, sources))
 
-    def _memcpy(self, runtime: Any, spans: Sequence[tuple[int, int, int]]) -> None:
+    def _memcpy(self, runtime: Any, spans: Sequence[tuple[int, int, int]], alive: object) -> None:
+        """Copies by address: `alive` is what keeps the memory there."""
         stream = self._module.current_stream(self.device).cuda_stream
         copy, kind = runtime.cudaMemcpyAsync, runtime.cudaMemcpyKind.cudaMemcpyDefault
         for target, source, nbytes in spans:
