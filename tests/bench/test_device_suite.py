@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,12 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from ckpt_core.bench import DeviceSettings
 from ckpt_core.bench.device import figures
+from ckpt_core.bench.device.accelerator import Accelerator
 from ckpt_core.bench.device.bits import wrong_steps
 from ckpt_core.bench.device.settings import ALL_LEAVES, MEASURED, NAMES
+from ckpt_core.bench.results import Entrant, Report
+from ckpt_core.cli.bench import Request, _keep
+from ckpt_core.system.machine import describe
 from tests.bench.quick import ckpt_core_bench, quick_fixtures
 from tests.devices.late_devices import PACES, LateDevices
 
@@ -71,6 +77,17 @@ def test_without_a_device_it_says_that_figures_mean_nothing(
     assert str(output) not in json.dumps(report)
 
 
+def test_a_run_that_is_cut_off_has_told_its_rows_and_written_its_figures(tmp_path: Path) -> None:
+    request = Request(suite="device", json_file=tmp_path / "out.json")
+    found = Report("device", {}, describe(tmp_path))
+    found.entrants["ckpt_core"] = Entrant()
+    found.add(figures.FIRST, "ckpt_core", 0.5)
+    told = io.StringIO()
+    _keep(request, Console(file=told), found, "a row")
+    assert told.getvalue() == "a row\n"
+    assert json.loads((tmp_path / "out.json").read_text())["results"]["first_save"]
+
+
 @pytest.mark.parametrize("name", ["nowhere", "cuda:99"])
 def test_a_device_that_cannot_be_used_is_told_before_anything_is_written(
     tmp_path: Path, name: str
@@ -112,23 +129,21 @@ def test_leaves_and_model_shrink_with_the_state(tmp_path: Path) -> None:
 # -- bits on late devices ----------------------------------------------------------------------
 
 
-class Late:
-    """The last of two late devices; a machine of `bits`."""
+class Late(Accelerator):
+    """The last of two late devices."""
 
     def __init__(self, devices: LateDevices) -> None:
-        self.devices = devices
+        super().__init__("cpu")
+        self.devices = self.late = devices
 
     def put(self, tensor: Tensor) -> Tensor:
-        return self.devices.place(tensor, 1)
+        return self.late.place(tensor, 1)
 
     def run(self, do: Callable[[], Any]) -> None:
-        self.devices.run(1, do)
-
-    def spin(self) -> None:
-        """Late enough already."""
+        self.late.run(1, do)
 
     def drain(self) -> None:
-        self.devices.drain()
+        self.late.drain()
 
 
 class Hasty(LateDevices):

@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import ckpt_core
+from ckpt_core.bench.device.accelerator import Accelerator
 from ckpt_core.checkpointer import Checkpointer
 from ckpt_core.options import Options
-from ckpt_core.system.devices import Devices
 
 _SMALL_LEAVES = 100
 _OPTIONS: dict[str, Any] = {"keep_last": None, "chunk_bytes": "256KiB", "staging_bytes": "4MiB"}
 """Chunks that are used again many times in one save."""
 
 
-class Machine(Protocol):
-    """Where the state is, and what training does there."""
-
-    @property
-    def devices(self) -> Devices:
-        """The engine's door to it."""
-
-    def put(self, tensor: Tensor) -> Tensor:
-        """It, on the device."""
-
-    def run(self, do: Callable[[], Any]) -> None:
-        """Queue a piece of training."""
-
-    def spin(self) -> None:
-        """Keep training's stream busy for a while."""
-
-    def drain(self) -> None:
-        """Wait for all that is queued."""
-
-
 class _Job:
     """Leaves of many forms. Half of them change right behind the barrier, the others right before a save."""
 
-    def __init__(self, machine: Machine, leaf_bytes: int) -> None:
+    def __init__(self, machine: Accelerator, leaf_bytes: int) -> None:
         self._machine = machine
         torch.manual_seed(0)
         many = leaf_bytes // 4
@@ -79,7 +59,7 @@ def _note(found: dict[str, Tensor], name: str, tensor: Tensor) -> None:
 
 
 def wrong_steps(
-    root: Path, machine: Machine, *, mode: str, leaf_bytes: int, steps: int
+    root: Path, machine: Accelerator, *, mode: str, leaf_bytes: int, steps: int
 ) -> list[str]:
     """Save every step of a small job, and restore the last one in place.
 

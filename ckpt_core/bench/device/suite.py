@@ -119,20 +119,23 @@ def _leaves(run: Run[DeviceSettings], leaves: Leaves) -> Answer:
 
 def _first(run: Run[DeviceSettings], crew: Crew, name: str) -> None:
     run.notify(f"first save: {name}")
-    answer = crew.ask_one(name, "first", **_leaves(run, LARGE))
+    answer = crew.ask_one(name, "open", prepare=False, warmups=1, **_leaves(run, LARGE))
     if answer is not None:
-        found = {"cold": figures.FIRST, "prepare_s": figures.PREPARE, "prepared": figures.PREPARED}
-        for key, figure in found.items():
-            run.report.add(figure, name, answer[key])
-        _known(run, found.values(), name)
+        run.report.add(figures.FIRST, name, answer["first_s"])
+    crew.ask(name, "drop")
 
 
 def _copies(run: Run[DeviceSettings], crew: Crew, name: str, leaves: Leaves) -> None:
     settings = run.settings
     run.notify(f"{leaves.title}, warm-up: {name}")
-    opened = crew.ask_one(name, "open", warmups=settings.warmups, **_leaves(run, leaves))
+    asked = {"warmups": settings.warmups, **_leaves(run, leaves)}
+    opened = crew.ask_one(name, "open", prepare=True, **asked)
     if opened is None:
         return
+    if leaves is LARGE:
+        run.report.add(figures.PREPARE, name, opened["prepare_s"])
+        run.report.add(figures.PREPARED, name, opened["first_s"])
+        _known(run, (figures.FIRST, figures.PREPARE, figures.PREPARED), name)
     run.report.entrants[name].settings = opened["settings"]
     if DeviceMeasure.COPY in settings.measures:
         for _ in crew.rounds(f"{leaves.title}: {name}"):

@@ -88,32 +88,16 @@ class CopyWorker(_OnDevice):
         shutil.rmtree(folder)
         return {"wrong": wrong}
 
-    def first(self, name: str, **leaves_and_bounds: Any) -> Answer:
-        """What the first save costs, told of nothing before, and behind `prepare`."""
-        cold = self._first(name, prepare=False, **leaves_and_bounds)
-        return {"cold": cold, **self._first(name, prepare=True, **leaves_and_bounds)}
-
-    def _first(self, name: str, *, prepare: bool, **leaves_and_bounds: Any) -> Any:
-        self._build(name, **leaves_and_bounds)
-        assert self._way is not None
+    def open(self, name: str, *, prepare: bool, warmups: int, **asked: Any) -> Answer:
+        """Leaves, staging memory and files as they are in a training that runs for long."""
+        way = self._build(name, **asked)
         began = time.perf_counter()
         if prepare:
-            self._way.prepare(self._state)
-        prepared = time.perf_counter()
-        answer = self._save()
-        self.drop(name)
-        if not prepare:
-            return answer["call_s"]
-        return {"prepare_s": prepared - began, "prepared": answer["call_s"]}
-
-    def open(self, name: str, warmups: int, **leaves_and_bounds: Any) -> Answer:
-        """Leaves, staging memory and files as they are in a training that runs for long."""
-        self._build(name, **leaves_and_bounds)
-        assert self._way is not None
-        self._way.prepare(self._state)
-        for _ in range(warmups):
-            self.save(name)
-        return {"settings": self._way.settings, "state_bytes": self._copies.nbytes}
+            way.prepare(self._state)
+        prepare_s = time.perf_counter() - began
+        calls = [self._save()["call_s"] for _ in range(warmups)]
+        about = {"settings": way.settings, "state_bytes": self._copies.nbytes}
+        return {"prepare_s": prepare_s, "first_s": calls[0], **about}
 
     def _build(
         self,
@@ -124,7 +108,7 @@ class CopyWorker(_OnDevice):
         leaf_bytes: int,
         staging_bytes: int,
         timeout_s: float,
-    ) -> None:
+    ) -> Host:
         self._accelerator = self._accelerator or Accelerator(device)
         first = next(iter(self._state.values()), None)
         if first is None or (len(self._state), first.nbytes) != (leaves, leaf_bytes):
@@ -136,6 +120,7 @@ class CopyWorker(_OnDevice):
             }
             self._raw = Raw(self._on, list(self._state.values()))
         self._way = _ours(name)(self._profile(f"{name}-{leaf_bytes}", staging_bytes, timeout_s))
+        return self._way
 
     def save(self, name: str) -> Answer:
         """The raw copies, and a save."""
