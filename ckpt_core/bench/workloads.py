@@ -92,14 +92,15 @@ class Training:
 
     def step(self, before_update: Callable[[], None]) -> None:
         """One optimizer step; `before_update` runs after backward, before anything changes."""
-        loss = self._loss(next(self.batches))
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        self._backward()
         before_update()
         self.optimizer.step()
 
-    def _loss(self, batch: torch.Tensor) -> torch.Tensor:
-        return next_word_loss(self.model(batch[:, :-1]), batch)
+    def _backward(self) -> None:
+        batch = next(self.batches)
+        loss = next_word_loss(self.model(batch[:, :-1]), batch)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def state(self) -> State:
         """Aliases of every live parameter and optimizer tensor."""

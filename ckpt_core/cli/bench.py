@@ -248,7 +248,7 @@ def _check_outputs(request: Request) -> None:
 
 def _keep(request: Request, console: Console, report: Report, row: str) -> None:
     """A row as soon as it is known, and all figures so far: the run may be cut off."""
-    console.print(row, highlight=False)
+    console.print(row, highlight=False, soft_wrap=True)
     _write_json(report, request)
 
 

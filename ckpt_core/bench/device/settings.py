@@ -14,7 +14,9 @@ from ckpt_core.bench.settings import ModelSize, RunSettings, model_of
 MEASURED = ("ckpt_core", "ckpt_core_device")
 """This engine's modes that are looked at closely; what `auto` is made of."""
 
-NAMES = (*MEASURED, "ckpt_core_auto", "torch_save", "dcp_async_overlapped", "torch_checkpointing")
+NAMES = (*MEASURED, "dcp_async_overlapped", "torch_save", "torch_checkpointing", "ckpt_core_auto")
+"""In the order in which they train: a run that is cut off has the first ones."""
+
 _MEMORY = Path("/dev/shm")
 _DISK_STATES = 5
 _MB = 2**20
@@ -64,7 +66,8 @@ class DeviceSettings(RunSettings):
         every: steps between saves in training.
         base_steps: of each of the two windows without saves.
         warmups: saves before a clock is read.
-        batch, tokens: of a step.
+        batch, tokens, parts: a step is so many parts, with so many tokens of so many texts in each. Ten
+            steps are to take longer than a save takes to be durable, or saves wait for one another.
         check_steps: saves whose bits are compared; each has leaves of `check_leaf_bytes`.
         staging_bytes: bound of our staging memory; None: 1.3 states, for one save in flight.
     """
@@ -73,9 +76,10 @@ class DeviceSettings(RunSettings):
     device: str | None = None
     every: int = 10
     base_steps: int = 10
-    warmups: int = 3
+    warmups: int = 2
     batch: int = 8
     tokens: int = 2048
+    parts: int = 2
     check_steps: int = 6
     check_leaf_bytes: int = 4 * _MB
     contenders: tuple[str, ...] = NAMES
@@ -84,7 +88,7 @@ class DeviceSettings(RunSettings):
 
     suite: ClassVar = "device"
     leasts: ClassVar = {"state_bytes": 2 * _MB, "warmups": 1, "check_steps": 2} | dict.fromkeys(
-        ("every", "base_steps", "batch", "tokens"), 1
+        ("every", "base_steps", "batch", "tokens", "parts"), 1
     )
     numbers: ClassVar = ()
     trial: ClassVar[dict[str, Any]] = {

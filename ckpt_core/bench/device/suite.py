@@ -32,6 +32,9 @@ _WORKER = "ckpt_core.bench.device.worker"
 _PROCESS_BYTES = 2**31
 _MEMORY_STATES = 2
 _LINK_PART = 0.8
+_READ_TURNS = 2
+"""Each has thousands of reads, and takes a whole save."""
+
 Answer = dict[str, Any]
 
 
@@ -165,7 +168,8 @@ def _note_copy(
 
 
 def _read(run: Run[DeviceSettings], crew: Crew, name: str) -> None:
-    for _ in crew.rounds(f"reads: {name}"):
+    run.notify(f"reads: {name}")
+    for _ in range(min(_READ_TURNS, run.settings.rounds)):
         answer = crew.ask_one(name, "read")
         if answer is None:
             return
@@ -189,7 +193,8 @@ def _train(run: Run[DeviceSettings], crew: Crew, name: str) -> None:
         model=dataclasses.asdict(settings.model),
         staging_bytes=settings.pool_bytes,
         timeout_s=settings.timeout_s,
-        warmups=settings.warmups,
+        parts=settings.parts,
+        warmups=settings.warmups + 1,  # DCP tries numbers of threads in three
     )
     if started is None:
         return

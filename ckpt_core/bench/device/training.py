@@ -13,17 +13,18 @@ import torch
 from ckpt_core.bench.contenders import Handle
 from ckpt_core.bench.device.accelerator import Accelerator, Marks
 from ckpt_core.bench.worker import Stalls
-from ckpt_core.bench.workloads import Training, language_model, token_batches
+from ckpt_core.bench.workloads import Training, language_model, next_word_loss, token_batches
 
 
 @dataclass
 class DeviceTraining(Training):
-    """Parameters and AdamW in float32, computing in bfloat16."""
+    """Parameters and AdamW in float32, computing in bfloat16; gradients of a few batches in each step."""
 
     kind: str
+    parts: int
 
     @classmethod
-    def on(cls, accelerator: Accelerator, size: dict[str, Any]) -> Self:
+    def on(cls, accelerator: Accelerator, size: dict[str, Any], parts: int) -> Self:
         """As `Training.start`."""
         torch.manual_seed(0)
         with accelerator.device:
@@ -33,13 +34,17 @@ class DeviceTraining(Training):
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         except RuntimeError:  # not for this backend
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        training = cls(model, optimizer, itertools.cycle(batches), accelerator.device.type)
+        training = cls(model, optimizer, itertools.cycle(batches), accelerator.device.type, parts)
         training.step(lambda: None)
         return training
 
-    def _loss(self, batch: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(self.kind, torch.bfloat16):
-            return super()._loss(batch)
+    def _backward(self) -> None:
+        self.optimizer.zero_grad()
+        for _ in range(self.parts):
+            batch = next(self.batches)
+            with torch.autocast(self.kind, torch.bfloat16):
+                loss = next_word_loss(self.model(batch[:, :-1]), batch)
+            loss.backward()  # type: ignore[no-untyped-call]
 
 
 @dataclass(slots=True)

@@ -196,10 +196,16 @@ class TrainWorker(_OnDevice, StateWorker):
         self._step = 0
 
     def start(
-        self, model: dict[str, Any], staging_bytes: int, timeout_s: float, warmups: int
+        self,
+        *,
+        model: dict[str, Any],
+        parts: int,
+        staging_bytes: int,
+        timeout_s: float,
+        warmups: int,
     ) -> Answer:
         """Build the model, and save until all memory and files are warm: times with nothing beside it."""
-        self._training = DeviceTraining.on(self._on, model)
+        self._training = DeviceTraining.on(self._on, model, parts)
         self._state = self._training.state()
         size = sum(tensor.nbytes for tensor in self._state.values())
         self._contender = way_class(self._name)(self._profile("files", staging_bytes, timeout_s))
