@@ -25,6 +25,7 @@ from tests.bench.quick import ckpt_core_bench, quick_fixtures
 from tests.devices.late_devices import PACES, LateDevices
 
 pytestmark = pytest.mark.timeout(300)
+_WITHOUT = pytest.mark.skipif(torch.accelerator.is_available(), reason="there is one")
 output, report = quick_fixtures("--suite", "device", "--device", "cpu")
 
 
@@ -47,7 +48,7 @@ def test_copies_are_measured_beside_raw_ones_in_each_turn(report: dict[str, Any]
 
 
 def test_training_is_compared_with_itself_without_saves(report: dict[str, Any]) -> None:
-    for figure in (figures.LONGER, figures.LONGEST, figures.TRAIN_CALL):
+    for figure in (figures.INTERVAL, figures.LONGEST, figures.TRAIN_CALL):
         rows = report["results"][figure.key]["contenders"]
         for name in (*MEASURED, "torch_save", "dcp_async_overlapped"):
             assert len(rows[name]["values"]) == report["settings"]["rounds"]
@@ -101,11 +102,12 @@ def test_a_device_that_cannot_be_used_is_told_before_anything_is_written(
 @pytest.mark.parametrize(
     ("more", "told"),
     [
+        pytest.param(["--quick"], "no device is here: name one by --device", marks=_WITHOUT),
         (["--interval", "3"], "it saves every 10th step"),
         (["--leaves", "3"], "it has three sizes of them"),
     ],
 )
-def test_options_of_other_suites_are_refused(more: list[str], told: str) -> None:
+def test_what_cannot_run_here_is_refused(more: list[str], told: str) -> None:
     assert told in ckpt_core_bench(["--suite", "device", *more]).output
     assert "--device goes with --suite device" in ckpt_core_bench(["--device", "cpu"]).output
 

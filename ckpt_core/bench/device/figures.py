@@ -62,7 +62,8 @@ READ = {
     for key in ("p50", "p99", "max")
 }
 STEP = Figure("train_step", "Training step without saves", Unit.SECONDS)
-LONGER = Figure("train_longer", "Training with saves, longer by", Unit.PERCENT)
+LONGER = Figure("train_longer", "Training with saves, all steps, longer by", Unit.PERCENT)
+INTERVAL = Figure("interval_longer", "Training from save to save, longer by", Unit.PERCENT)
 LONGEST = Figure("longest_step", "Longest step over the mean one without saves", Unit.TIMES)
 TRAIN_CALL = Figure("train_call", "save() in training: the call", Unit.SECONDS)
 TRAIN_STALL = Figure("train_stall", "save() in training: call and wait of the host", Unit.SECONDS)
@@ -103,7 +104,7 @@ def _views() -> Iterator[View]:
     yield Several("save() of a new process", _FIRST)
     yield Several("A read of training's own, .item()", list(READ.items()), drawn=[READ["p99"]])
     yield One(STEP)
-    for figure in (LONGER, LONGEST, TRAIN_CALL, TRAIN_STALL, DURABLE, RESTORE):
+    for figure in (LONGER, INTERVAL, LONGEST, TRAIN_CALL, TRAIN_STALL, DURABLE, RESTORE):
         yield One(figure, drawn=True)
     yield One(RESTORE_SHARE)
 

@@ -217,15 +217,16 @@ def _train(run: Run[DeviceSettings], crew: Crew, name: str) -> None:
 def _note_training(run: Run[DeviceSettings], name: str, answer: Answer) -> None:
     report, every, base_s = run.report, run.settings.every, fmean(answer["base_s"])
     report.add(figures.STEP, name, base_s)
+    report.add(figures.LONGER, name, fmean(answer["step_s"]) / base_s - 1)
     for begin in range(0, len(answer["step_s"]), every):
         interval = answer["step_s"][begin : begin + every]
-        report.add(figures.LONGER, name, fmean(interval) / base_s - 1)
+        report.add(figures.INTERVAL, name, fmean(interval) / base_s - 1)
         report.add(figures.LONGEST, name, max(interval) / base_s)
     for figure, key in ((figures.TRAIN_CALL, "call_s"), (figures.TRAIN_STALL, "stall_s")):
         for seconds in answer[key]:
             report.add(figure, name, seconds)
-    shown = (figures.STEP, figures.LONGER, figures.LONGEST, figures.TRAIN_CALL, figures.DURABLE)
-    _known(run, shown, name)
+    lengths = (figures.STEP, figures.LONGER, figures.INTERVAL, figures.LONGEST)
+    _known(run, (*lengths, figures.TRAIN_CALL, figures.TRAIN_STALL, figures.DURABLE), name)
 
 
 def _note_restores(run: Run[DeviceSettings], name: str, answer: Answer) -> None:
