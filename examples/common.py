@@ -24,8 +24,23 @@ def parse_args(description: str | None) -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=20, help="steps between two saves")
     parser.add_argument("--result", type=Path, required=True, help="file for the final fingerprint")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=device_of, default="cpu", help="cpu, cuda, ..., or auto")
     return parser.parse_args()
+
+
+def device_of(name: str) -> torch.device:
+    """This process's device of that kind, one for each rank of a machine; ranks share if there are fewer.
+
+    `auto` is an accelerator where there is one.
+    """
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = torch.device(name if name != "auto" else "cpu" if found is None else found.type)
+    if device.type == "cpu" or device.index is not None:
+        return device
+    module = torch.get_device_module(device)
+    rank = os.environ.get("LOCAL_RANK") or os.environ.get("HOROVOD_LOCAL_RANK") or "0"
+    module.set_device(int(rank) % module.device_count())
+    return torch.device(device.type, module.current_device())
 
 
 def make_deterministic(seed: int) -> None:

@@ -19,11 +19,11 @@ from ckpt_core import Checkpointer, EveryNSteps, Options, RngState, TorchStore
 
 def main() -> None:
     args = parse_args(__doc__)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo")  # for any device, and for ranks that share one
     rank, ranks = dist.get_rank(), dist.get_world_size()
     make_deterministic(args.seed)
-    corpus = load_corpus()
-    model = DistributedDataParallel(GPT())
+    corpus = load_corpus().to(args.device)
+    model = DistributedDataParallel(GPT().to(args.device))
     optimizer = AdamW(model.parameters(), lr=1e-3)
     scheduler = CosineAnnealingLR(optimizer, T_max=args.steps)
     torch.manual_seed(args.seed + 1000 * rank)  # dropout differs from rank to rank

@@ -5,7 +5,8 @@ torchrun --nproc-per-node 2 examples/deepspeed_gpt.py --root ckpts --steps 200 -
 
 from __future__ import annotations
 
-import deepspeed
+import os
+
 import torch
 import torch.distributed as dist
 from common import batch, load_corpus, make_deterministic, parse_args, write_result
@@ -13,8 +14,6 @@ from torch.nn import functional as F
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from train_gpt import BATCH, CONTEXT, GPT
-
-import ckpt_deepspeed  # before deepspeed.initialize: without it DeepSpeed ignores the key
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": BATCH,
@@ -28,10 +27,16 @@ CONFIG = {
 
 def main() -> None:
     args = parse_args(__doc__)
-    deepspeed.init_distributed("gloo")
+    os.environ["DS_ACCELERATOR"] = args.device.type  # read where DeepSpeed is imported
+    import deepspeed
+
+    import ckpt_deepspeed  # before deepspeed.initialize: without it DeepSpeed ignores the key
+
+    on_cpu = args.device.type == "cpu"
+    deepspeed.init_distributed("gloo" if on_cpu else "nccl")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     make_deterministic(args.seed)
-    corpus = load_corpus()
+    corpus = load_corpus().to(args.device)
     model = GPT()
     optimizer = AdamW(model.parameters(), lr=1e-3)
     scheduler = CosineAnnealingLR(optimizer, T_max=args.steps)
@@ -39,12 +44,13 @@ def main() -> None:
         model=model, optimizer=optimizer, lr_scheduler=scheduler, config=CONFIG
     )
     torch.manual_seed(args.seed + 1000 * rank)  # dropout differs from rank to rank
+    dropout = torch.random if on_cpu else torch.get_device_module(args.device)
     losses: list[float] = []
     path, client = engine.load_checkpoint(args.root)  # the newest tag that is whole
     if path is not None:
         # Rank 0 writes client_state, so what belongs to each rank is in it by rank.
         losses = client["losses"]
-        torch.set_rng_state(client["rng"][rank])
+        dropout.set_rng_state(client["rng"][rank])
         print(f"resumed from step {engine.global_steps}", flush=True)
     print("training", flush=True)
     for step in range(engine.global_steps, args.steps):
@@ -58,7 +64,7 @@ def main() -> None:
         done = step + 1
         if done == args.steps or done % args.every == 0:
             generators: list[torch.Tensor] = [torch.empty(0)] * ranks
-            dist.all_gather_object(generators, torch.get_rng_state())
+            dist.all_gather_object(generators, dropout.get_rng_state())
             engine.save_checkpoint(args.root, client_state={"losses": losses, "rng": generators})
             print(f"step {done}: loss {losses[-1]:.4f} on rank {rank} of {ranks}", flush=True)
     ckpt_deepspeed.close()  # the last tag is durable, and `latest` names it

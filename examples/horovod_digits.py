@@ -38,7 +38,7 @@ def main() -> None:
     train = TensorDataset(images[300:], labels[300:])  # the first 300 are held out
     sampler = ResumableSampler(train, seed=args.seed, rank=rank, world_size=ranks)
     loader = ResumableLoader(train, batch_size=30, sampler=sampler)
-    model = make_model()
+    model = make_model().to(args.device)
     torch.manual_seed(args.seed + 1000 * rank)  # dropout differs from rank to rank
     losses: list[float] = []
 
@@ -60,7 +60,7 @@ def main() -> None:
         while optimizer.iterations < args.steps:
             for image, label in loader:
                 with optimizer.iteration(losses=losses):  # ends, and is saved where it is due
-                    loss = F.cross_entropy(model(image), label)
+                    loss = F.cross_entropy(model(image.to(args.device)), label.to(args.device))
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()

@@ -67,10 +67,10 @@ def main() -> None:
     model = Digits()
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     callbacks = [AsyncCheckpoint(args.root, every_n_steps=args.every)]  # all that there is to do
-    trainer = Trainer(max_steps=args.steps, accelerator=args.device, callbacks=callbacks, **quiet)
+    device = {"accelerator": args.device.type, "devices": 1}
+    trainer = Trainer(max_steps=args.steps, callbacks=callbacks, **device, **quiet)
     trainer.fit(model, loader)
-    with torch.no_grad():
-        right = model.eval().layers(images[:300]).argmax(1) == labels[:300]
+    right = model.cpu().eval().layers(images[:300]).argmax(1) == labels[:300]
     share = right.float().mean().item()
     write_result(args.result, step=trainer.global_step, losses=[share], objects=[model])
     print(f"done, {share:.0%} right, fingerprint in {args.result}")

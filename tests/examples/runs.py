@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests import places
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.cuda))
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Job:
     """One training job: its root, its result, the one command that starts and resumes it."""
 
     folder: Path
+    device: str = field(default="cpu", kw_only=True)
 
     @property
     def root(self) -> Path:
@@ -52,7 +55,7 @@ class Job:
     def arguments(self, *, steps: int, every: int) -> list[str]:
         """What every example takes."""
         given = ["--root", str(self.root), "--result", str(self.result)]
-        return [*given, "--steps", str(steps), "--every", str(every)]
+        return [*given, "--steps", str(steps), "--every", str(every), "--device", self.device]
 
 
 LIMIT_S = 240

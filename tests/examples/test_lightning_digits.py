@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.runs import EXAMPLES, Job, Run
+from tests.examples.runs import DEVICES, EXAMPLES, Job, Run
 
 pytest.importorskip("lightning.pytorch")
 pytest.importorskip("sklearn")
@@ -47,10 +47,10 @@ class Digits(Job):
         return max((path.name for path in self.root.glob("step-*")), default="")
 
 
-@pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+@pytest.fixture(scope="module", params=DEVICES)
+def untouched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Digits:
     """A run that nobody interrupts."""
-    job = Digits(tmp_path_factory.mktemp("untouched"))
+    job = Digits(tmp_path_factory.mktemp("untouched"), device=request.param)
     run = job.run()
     assert run.returncode == 0, run.output
     assert run.resumed is None
@@ -61,7 +61,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Digits:
 def test_a_job_that_is_killed_again_and_again_ends_in_the_same_bits(
     untouched: Digits, tmp_path: Path
 ) -> None:
-    job, dice = Digits(tmp_path), random.Random(3)
+    job, dice = Digits(tmp_path, device=untouched.device), random.Random(3)
     resumed: list[int] = []
     for _ in range(KILLS):
         run = job.run(kill_after=dice.randint(1, 2))
