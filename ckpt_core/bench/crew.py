@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ckpt_core.bench.closing import Closing
 from ckpt_core.bench.remote import Answers, ContenderFailed
-from ckpt_core.bench.results import Entrant
+from ckpt_core.bench.results import Entrant, Setup
 from ckpt_core.bench.run import Run
 from ckpt_core.bench.team import Launch, Team
 from ckpt_core.errors import ConfigError
@@ -54,6 +54,21 @@ class Crew(Closing):
         for name in ways:
             self._names.append(name)
             self.report.entrants.setdefault(name, (about or {}).get(name) or Entrant())
+
+    def enter_ways(
+        self, ways: Mapping[str, Setup], *, always: Collection[str], version: str = ""
+    ) -> None:
+        """List those of a table that the settings choose, and those that `always` run, as references.
+
+        Args:
+            ways: in the order of the report.
+            always: names of those that others are compared with.
+            version: of all, where that is known already.
+        """
+        for name, way in ways.items():
+            if name in always or name in self.run.settings.contenders:
+                entrant = Entrant(version, way.fsyncs, way.settings, reference=name in always)
+                self.enter([name], about={name: entrant})
 
     def names(self, *, reference: bool = True) -> list[str]:
         """Ways that still run, in the order of the report."""
@@ -135,6 +150,12 @@ class Crew(Closing):
         """As `ask`: the answer of the first rank, which is the only one of most."""
         answers = self.ask(name, operation, **arguments)
         return None if answers is None else answers[0]
+
+    def ask_each(self, operation: str, /, **arguments: Any) -> dict[str, Answers]:
+        """Ask one way after the other, in random order; answers of those that have not failed, by name."""
+        order = self.shuffled(self.names())
+        asked = {name: self.ask(name, operation, **arguments) for name in order}
+        return {name: answers for name, answers in asked.items() if answers is not None}
 
     def give_up(self, name: str, reason: str) -> None:
         """The way is out, and its team ends: its ranks may wait for each other for ever."""

@@ -23,6 +23,7 @@ class Unit(StrEnum):
     BYTES = "bytes"
     TIMES = "x"
     STEPS = "steps"
+    PER_S = "1/s"
     PERCENT = "%"
     """Held as a part of 1."""
 
@@ -109,6 +110,19 @@ class Stats:
         return max(self.values)
 
 
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a reader must know about a way before it has run.
+
+    Attributes:
+        fsyncs: whether a save that is complete survives a power cut; empty where nothing is saved.
+        settings: how it is set up, in words.
+    """
+
+    fsyncs: str
+    settings: str
+
+
 @dataclass(slots=True)
 class Entrant:
     """What is known about one contender besides its figures.
@@ -179,6 +193,16 @@ class Report:
         """Note one value; values of one contender come in the order of rounds."""
         self.figures[figure.key] = figure
         self.values.setdefault(figure.key, {}).setdefault(contender, []).append(value)
+
+    def note_size(self, answer: Mapping[str, Any]) -> None:
+        """The size that the report names is the one that was measured, not the one that was asked for."""
+        self.settings.update(state_bytes=answer["state_bytes"], leaves=answer["leaves"])
+
+    def tell_bound(self, name: str) -> None:
+        """A bound of staging memory that was set is one of the settings of a way that is ours."""
+        if name in self.entrants and self.settings["staging_bytes"] is not None:
+            bound = f", staging_bytes={self.settings['staging_bytes']}"
+            self.entrants[name].settings += bound
 
     def stats(self, figure: Figure) -> dict[str, Stats]:
         """Contender -> its values, in the order of the report; empty when it was not measured."""

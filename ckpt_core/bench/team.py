@@ -72,41 +72,49 @@ class Team(Closing):
         self.kill()
 
 
-class Alone(Team):
-    """One process."""
+class Started(Team):
+    """Processes that this one has started itself."""
 
-    def __init__(self, remote: Remote, timeout_s: float) -> None:
-        super().__init__(remote.root, timeout_s)
-        self._remote = remote
+    def __init__(self, remotes: list[Remote], timeout_s: float) -> None:
+        """Of one or more, in the order of ranks; they share a directory."""
+        super().__init__(remotes[0].root, timeout_s)
+        self._remotes = remotes
 
     @property
     def lines(self) -> Sequence[Line]:
-        """The only one."""
-        return [self._remote]
+        """Of all."""
+        return self._remotes
 
     @property
     def pids(self) -> list[int]:
-        """The only one."""
-        return [self._remote.pid]
+        """Of all."""
+        return [remote.pid for remote in self._remotes]
+
+    def kill(self) -> None:
+        """Whatever they do or wait for."""
+        while self._remotes:
+            self._remotes.pop().kill()
+
+
+class Alone(Started):
+    """One process, which waits for nobody."""
 
     def hang_up(self) -> None:
-        """It waits for nobody."""
-        self._remote.hang_up()
+        """It ends as soon as it is not at work."""
+        for remote in self._remotes:
+            remote.hang_up()
 
     def abandon(self) -> None:
         """It may still clean up behind itself: its children, its memory."""
-        self._remote.close()
-
-    def kill(self) -> None:
-        """Whatever it does."""
-        self._remote.kill()
+        self.close()
 
     def close(self) -> None:
         """Wait for its end; idempotent."""
-        self._remote.close()
+        while self._remotes:
+            self._remotes.pop().close()
 
 
-class Ranks(Team):
+class Ranks(Started):
     """Processes that meet at a store which rank 0 hosts; their worker knows `host`, `join` and `drop`.
 
     Attributes:
@@ -120,29 +128,13 @@ class Ranks(Team):
         Raises:
             ContenderFailed: a rank could not start; all are ended.
         """
-        super().__init__(remotes[0].root, timeout_s)
-        self._remotes = remotes
+        super().__init__(remotes, timeout_s)
         try:
             self.port: int = remotes[0].call("host")["port"]
             self.joined = self.ask("join", port=self.port, world_size=len(remotes))
         except BaseException:
             self.kill()
             raise
-
-    @property
-    def lines(self) -> Sequence[Line]:
-        """Of all ranks."""
-        return self._remotes
-
-    @property
-    def pids(self) -> list[int]:
-        """Of all ranks."""
-        return [remote.pid for remote in self._remotes]
-
-    def kill(self) -> None:
-        """Whatever they wait for."""
-        while self._remotes:
-            self._remotes.pop().kill()
 
     def close(self) -> None:
         """Let all ranks give back what they have, then end them; idempotent."""
@@ -184,7 +176,7 @@ class Launcher:
         root = folder / "files"
         root.mkdir()
         if self.ranks is None:
-            return Alone(self._start(name, root, timeout_s), timeout_s)
+            return Alone([self._start(name, root, timeout_s)], timeout_s)
         remotes: list[Remote] = []
         try:
             while len(remotes) < self.ranks:

@@ -13,11 +13,11 @@ import pytest
 from ckpt_core.bench import OURS
 from ckpt_core.bench.results import Entrant, Report
 from ckpt_core.bench.run import Run
+from ckpt_core.bench.window import Window
 from ckpt_core.errors import ConfigError
 from ckpt_core.system.machine import describe
 from ckpt_deepspeed_tools.bench import DeepSpeedSettings, suite, ways
 from ckpt_deepspeed_tools.bench.crew import StageCrew
-from ckpt_deepspeed_tools.bench.suite import Window
 from ckpt_deepspeed_tools.bench.ways import BASE, FAST, NAMES, OWN, PERSISTED, WAYS
 from tests.bench.quick import ckpt_core_bench
 
@@ -29,14 +29,14 @@ def test_a_window_is_made_of_whole_intervals_and_begins_with_a_save(
     every: int, tmp_path: Path
 ) -> None:
     window = DeepSpeedSettings(root=tmp_path).window(every)
-    saved = [step for step in range(1, window.steps + 1) if window.due(step)]
+    saved = [step for step in range(1, window.steps + 1) if window.due(window.lead + step)]
     assert saved == list(range(1, window.steps + 1, every))
     assert window.steps == every * len(saved) >= 10
 
 
 def test_a_window_without_saves_has_none() -> None:
     window = Window(every=0, lead=1, steps=5)
-    assert not any(window.due(step) for step in range(1, 6))
+    assert not any(window.due(step) for step in range(1, 7))
 
 
 @pytest.mark.parametrize(

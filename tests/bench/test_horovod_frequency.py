@@ -1,4 +1,4 @@
-"""The suite `horovod` without Horovod: its schedule, its settings, and how often a way can save."""
+"""The suite `horovod` without Horovod: its windows, its settings, and how often a way can save."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from ckpt_core.bench import OURS
 from ckpt_core.bench.results import Entrant, Report
+from ckpt_core.bench.window import Window
 from ckpt_core.errors import ConfigError
 from ckpt_core.system.machine import describe
 from ckpt_horovod_tools.bench import HorovodSettings
 from ckpt_horovod_tools.bench.frequency import Frequency, frequencies
-from ckpt_horovod_tools.bench.suite import Schedule
 from ckpt_horovod_tools.bench.ways import BASE, ITERATION, NAMES, NO_SPIN, overhead
 from tests.bench.quick import ckpt_core_bench
 
@@ -79,20 +79,20 @@ def test_the_two_bases_have_figures_of_their_own() -> None:
 def test_a_window_is_made_of_whole_intervals_and_begins_with_a_save(
     every: int, tmp_path: Path
 ) -> None:
-    schedule = HorovodSettings(root=tmp_path).schedule(every)
-    timed = range(schedule.lead + 1, schedule.lead + schedule.steps + 1)
-    saved = [number for number in timed if schedule.due(number)]
-    assert saved[0] == schedule.lead + 1
-    assert schedule.steps == every * len(saved) == every * schedule.timed_saves
+    window = HorovodSettings(root=tmp_path).window(every)
+    timed = range(window.lead + 1, window.lead + window.steps + 1)
+    saved = [number for number in timed if window.due(number)]
+    assert saved[0] == window.lead + 1
+    assert window.steps == every * len(saved) == every * window.timed_saves
     assert [b - a for a, b in itertools.pairwise(saved)] == [every] * (len(saved) - 1)
 
 
 def test_saves_before_the_clock_are_counted_too() -> None:
-    schedule = Schedule(every=5, warm_saves=3, lead=8, steps=10)
-    numbers = [number for number in range(1, 19) if schedule.due(number)]
+    window = Window(every=5, warm_saves=3, lead=8, steps=10)
+    numbers = [number for number in range(1, 19) if window.due(number)]
     assert numbers == [1, 2, 3, 4, 9, 14]
-    assert schedule.saves == 6
-    assert schedule.timed_saves == 2
+    assert window.saves == 6
+    assert window.timed_saves == 2
 
 
 @pytest.mark.parametrize(

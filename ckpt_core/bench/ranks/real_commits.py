@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ckpt_core.bench.ranks.store_process import HOST, StoreProcess
+from ckpt_core.bench.meeting import HOST
+from ckpt_core.bench.ranks.store_process import StoreProcess
 from ckpt_core.bench.remote import run_module
 from ckpt_core.coordination import Ballot, StoreOptions, TorchStore
 

@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench.closing import Closing
+from ckpt_core.bench.meeting import connected, host_store
 from ckpt_core.bench.remote import environment_for_children
 
-HOST = "127.0.0.1"
-_TIMEOUT = timedelta(seconds=60)
 _GRACE_S = 30.0
-
-
-def store_class() -> Any:
-    """`TCPStore`, which torch re-exports without declaring it exported."""
-    return import_module("torch.distributed").TCPStore
 
 
 class StoreProcess(Closing):
@@ -41,9 +33,7 @@ class StoreProcess(Closing):
 
     def client(self) -> Any:
         """A new connection to it."""
-        return store_class()(
-            HOST, self.port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT
-        )
+        return connected(self.port, wait=False)
 
     def cpu_s(self) -> float:
         """Processor time that it has used so far."""
@@ -64,7 +54,7 @@ class StoreProcess(Closing):
 
 def main() -> None:
     """Entry of the process."""
-    store = store_class()(HOST, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+    store = host_store()
     print(store.port, flush=True)
     sys.stdin.read()
     del store

@@ -8,7 +8,6 @@ then for each workload: build -> open each way -> save, check, train, tidy -> dr
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +15,24 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ckpt_core.bench.contenders import Handle, Profile, way_class
-from ckpt_core.bench.ranks.store_process import HOST, store_class
+from ckpt_core.bench.meeting import Member
 from ckpt_core.bench.ranks.ways.base import Way
 from ckpt_core.bench.serving import Answer
 from ckpt_core.bench.worker import StateWorker
 
-_STORE_TIMEOUT = timedelta(seconds=60)
 
-
-class RankWorker(StateWorker):
+class RankWorker(Member, StateWorker):
     """One rank of a team."""
 
     def __init__(self, name: str, root: Path) -> None:
-        super().__init__()
-        self._rank = int(name.removeprefix("rank-"))
-        self._root = root
-        self._store: Any = None  # kept alive: all ranks depend on it
+        Member.__init__(self, name, root)
+        StateWorker.__init__(self)
         self._ways: dict[str, Way] = {}
         self._steps: dict[str, int] = {}
 
     def hello(self, names: list[str]) -> Answer:
         """What the report says about each way."""
         return {name: self._introduction(way_class(name)) for name in names}
-
-    def host(self) -> Answer:
-        """Start the store through which the ranks find each other."""
-        self._store = store_class()(
-            HOST, 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT
-        )
-        return {"port": self._store.port}
-
-    def join(self, port: int, world_size: int) -> Answer:
-        """Become a rank of a job; returns when all are there."""
-        store = store_class()(HOST, port, is_master=False, timeout=_STORE_TIMEOUT)
-        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=world_size)
-        return {}
 
     def _meet(self) -> None:
         dist.barrier()

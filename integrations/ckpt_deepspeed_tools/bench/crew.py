@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench.crew import Crew
-from ckpt_core.bench.ranks.store_process import HOST
+from ckpt_core.bench.meeting import HOST
 from ckpt_core.bench.remote import ContenderFailed
-from ckpt_core.bench.results import Entrant
 from ckpt_core.bench.run import Run
 from ckpt_core.bench.team import RANKS_ENVIRONMENT, Launcher, Ranks
 from ckpt_core.errors import ConfigError
@@ -56,12 +55,7 @@ class StageCrew(Crew):
         self._stage = 0
         self._tried: set[str] = set()
         self.report.more |= {CANNOT_RUN: {}, CANNOT_LOAD: {}}
-        about = {
-            name: Entrant("", way.fsyncs, way.settings, name == BASE)
-            for name, way in WAYS.items()
-            if name == BASE or name in run.settings.contenders
-        }
-        self.enter(about, about=about)
+        self.enter_ways(WAYS, always=(BASE,))
 
     @contextmanager
     def at(self, stage: int) -> Iterator[None]:

@@ -29,6 +29,7 @@ from ckpt_core.bench.run import Run
 from ckpt_core.bench.settings import RunSettings, model_of
 from ckpt_core.bench.suite import Suite
 from ckpt_core.bench.views import Area, Over, Own, Several, View
+from ckpt_core.bench.window import Window
 from ckpt_core.errors import ConfigError
 from ckpt_core.units import align_up
 from ckpt_deepspeed_tools.bench import ways
@@ -50,26 +51,6 @@ class DeepSpeedMeasure(StrEnum):
 
     SAVE = "save"
     TRAIN = "train"
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The steps of one window.
-
-    Attributes:
-        every: a save after each `every`-th step, the first one under the clock among them; 0: never.
-        lead: steps before the clock starts.
-        steps: steps under the clock; a multiple of `every`, so that the last save holds up as many steps as
-            the others.
-    """
-
-    every: int
-    lead: int
-    steps: int
-
-    def due(self, step: int) -> bool:
-        """Whether there is a save after this step, counted from 1 with the clock."""
-        return self.every > 0 and (step - 1) % self.every == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,8 +199,8 @@ def _note_check(report: Report, stage: int, name: str, warmed: Answers, checked:
         entrant.notes.append(f"at ZeRO {stage} only DeepSpeed's default engine loads what it saved")
     size = {key: checked[0][key] for key in ("state_bytes", "leaves", "file_bytes")}
     found = report.more["state"].setdefault(str(stage), {})
-    if not found:  # the size that the report names is one that was measured
-        report.settings.update(state_bytes=size["state_bytes"], leaves=size["leaves"])
+    if not found:
+        report.note_size(size)
     found[name] = size
 
 
@@ -290,9 +271,7 @@ def _name_those_that_cannot_run(report: Report) -> None:
         if len(errors) == len(report.settings["stages"]) and entrant.reason is None:
             entrant.reason = f"cannot run here: {next(iter(errors.values()))}"
             entrant.notes.clear()
-    ours = report.entrants.get(OURS)
-    if ours is not None and report.settings["staging_bytes"] is not None:
-        ours.settings += f", staging_bytes={report.settings['staging_bytes']}"
+    report.tell_bound(OURS)
 
 
 def _figures(report: Report) -> Iterator[View]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt_core.bench.contenders import OURS
-from ckpt_core.bench.results import Family, Make, Unit
+from ckpt_core.bench.results import Family, Make, Setup, Unit
 
 INSTALL = "pip install 'ckpt-core[deepspeed]'"
 
@@ -28,17 +28,9 @@ CKPT_CORE = "checkpoint_engine"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """What a reader must know about one of them.
+class Way(Setup):
+    """One of them; `config` are the keys of the DeepSpeed configuration that select it."""
 
-    Attributes:
-        fsyncs: whether a save that is complete survives a power cut; empty where nothing is saved.
-        settings: how it is set up.
-        config: keys of the DeepSpeed configuration that select it.
-    """
-
-    fsyncs: str
-    settings: str
     config: Mapping[str, Any] = field(default_factory=dict)
 
 

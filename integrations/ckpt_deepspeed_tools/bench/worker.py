@@ -14,48 +14,37 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.bench.contenders.base import missing, release, sync_path
-from ckpt_core.bench.ranks.store_process import HOST, store_class
+from ckpt_core.bench.meeting import HOST, Member
 from ckpt_core.bench.serving import Answer
+from ckpt_core.bench.window import Window
 from ckpt_deepspeed_tools.bench import ways
-from ckpt_deepspeed_tools.bench.suite import Window
 
 if TYPE_CHECKING:
     from ckpt_deepspeed_tools.bench.saving import Stock
     from ckpt_deepspeed_tools.bench.training import Training
 
-_STORE_TIMEOUT = timedelta(seconds=60)
 _WARM_SAVES = 3
 _POLL_S = 0.001
 _PAST = 2
 """Steps behind the checked save: the copy must not have taken anything of them."""
 
 
-class DeepSpeedWorker:
+class DeepSpeedWorker(Member):
     """One rank of a pair."""
 
     def __init__(self, name: str, root: Path) -> None:
         # A group of its own: DeepSpeed's decoupled engine leaves its child behind when a rank dies.
         os.setpgid(0, 0)
         warnings.simplefilter("ignore")
-        self._rank = int(name.removeprefix("rank-"))
-        self._root = root
-        self._store: Any = None  # kept alive: both ranks depend on it
+        super().__init__(name, root)
         self._training: Training | None = None
         self._way: Stock | None = None
         self._tags: list[str] = []
         self._count = 0
-
-    def host(self) -> Answer:
-        """Start the store through which the ranks find each other."""
-        self._store = store_class()(
-            HOST, 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT
-        )
-        return {"port": self._store.port}
 
     def join(self, port: int, world_size: int) -> Answer:
         """Become a rank of a job; what is compiled on a machine's first run is compiled here."""
@@ -63,12 +52,10 @@ class DeepSpeedWorker:
         if reason is not None:
             return {"reason": f"{reason}; {ways.INSTALL}", "version": ""}
         import deepspeed
-        import torch.distributed as dist
 
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         os.environ |= _launcher_variables(self._rank, world_size, port)
-        store = store_class()(HOST, port, is_master=False, timeout=_STORE_TIMEOUT)
-        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=world_size)
+        super().join(port, world_size)
         deepspeed.init_distributed("gloo")
         return {"reason": None, "version": release("deepspeed")}
 
@@ -160,7 +147,7 @@ class DeepSpeedWorker:
         began = time.perf_counter()
         for step in range(1, steps + 1):
             training.step()
-            if window.due(step):
+            if window.due(lead + step):
                 way.save(self._next_tag())
         seconds = time.perf_counter() - began
         training.step()  # DeepSpeed's decoupled engine finishes in a step

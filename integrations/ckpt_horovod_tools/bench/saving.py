@@ -22,12 +22,12 @@ from torch import nn
 import ckpt_horovod
 from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.contenders.base import StepPaths, sync_path
+from ckpt_core.bench.window import Window
 from ckpt_core.checkpointer import Checkpointer
 from ckpt_core.observe import Event, EventName
 from ckpt_core.options import Options
 from ckpt_core.policy import EveryNSteps
 from ckpt_horovod_tools.bench import ways
-from ckpt_horovod_tools.bench.suite import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class Place:
     Attributes:
         name: of the way.
         root: directory that all ranks share; missing or empty.
-        schedule: which iterations are saved.
+        window: which iterations are saved.
         staging_bytes: bound of staging memory for ways that have one; None is their default.
         timeout_s: deadline of any wait.
     """
 
     name: str
     root: Path
-    schedule: Schedule
+    window: Window
     staging_bytes: int | None
     timeout_s: float
 
@@ -126,7 +126,7 @@ class TorchSaveRank0(NoSpin):
 
     def after_step(self, iteration: int) -> None:
         """Write, wait for the disk, and remove the file before."""
-        if not self._place.schedule.due(iteration):
+        if not self._place.window.due(iteration):
             return
         with self._stall():
             path = self._paths.next(iteration)
@@ -192,7 +192,7 @@ class CheckFreqStyle(Engine):
 
     def after_step(self, iteration: int) -> None:
         """Start the copy."""
-        if self._place.schedule.due(iteration):
+        if self._place.window.due(iteration):
             with self._stall():
                 self._checkpointer.save(iteration, self.optimizer.checkpoint_tree())
 
@@ -202,7 +202,7 @@ class MonolithicCopy(Engine):
 
     def after_step(self, iteration: int) -> None:
         """Copy."""
-        if self._place.schedule.due(iteration):
+        if self._place.window.due(iteration):
             with self._stall():
                 self._checkpointer.save(iteration, self.optimizer.checkpoint_tree())
                 self._checkpointer.wait_staged()
@@ -219,7 +219,7 @@ class LayerWise(Engine):
         return self._ours(
             optimizer,
             checkpointer=self._checkpointer,
-            policy=_Scheduled(self._place.schedule),
+            policy=_Scheduled(self._place.window),
             layerwise=self._mode,
         )
 
@@ -267,12 +267,12 @@ class _Warnings(logging.Handler):
 class _Scheduled(EveryNSteps):
     """The schedule of a window; one that counts steps, so that ranks need not tell each other."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        super().__init__(schedule.every)
-        self._schedule = schedule
+    def __init__(self, window: Window) -> None:
+        super().__init__(window.every)
+        self._window = window
 
     def due(self, step: int) -> bool:
-        return self._schedule.due(step)
+        return self._window.due(step)
 
     def saved(self, step: int) -> None:
         pass

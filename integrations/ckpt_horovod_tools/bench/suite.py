@@ -20,11 +20,12 @@ from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.crew import Crew
 from ckpt_core.bench.machine import check_room
 from ckpt_core.bench.remote import Answers, ContenderFailed
-from ckpt_core.bench.results import TRAIN_STALL, Entrant, Report
+from ckpt_core.bench.results import TRAIN_STALL, Report
 from ckpt_core.bench.run import Run
 from ckpt_core.bench.settings import RunSettings, model_of
 from ckpt_core.bench.suite import Suite
 from ckpt_core.bench.views import Over, Own, Several, View
+from ckpt_core.bench.window import Window
 from ckpt_core.errors import ConfigError
 from ckpt_core.units import align_up
 from ckpt_horovod_tools.bench.frequency import BOUND, frequencies
@@ -56,38 +57,6 @@ class HorovodMeasure(StrEnum):
     """Groups of figures that can be asked for one by one."""
 
     TRAIN = "train"
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The iterations of one window, counted from 1.
-
-    Attributes:
-        every: a save at the end of each `every`-th iteration; the first one under the clock is among them.
-        warm_saves: at the end of each of so many first iterations too: memory and files are new then.
-        lead: iterations before the clock starts.
-        steps: iterations under the clock; a multiple of `every`, so that the last save holds up as many
-            iterations as the others.
-    """
-
-    every: int
-    warm_saves: int
-    lead: int
-    steps: int
-
-    def due(self, iteration: int) -> bool:
-        """Whether this iteration is saved."""
-        return iteration <= self.warm_saves or (iteration - self.lead - 1) % self.every == 0
-
-    @property
-    def saves(self) -> int:
-        """All saves of the window."""
-        return sum(self.due(number) for number in range(1, self.lead + self.steps + 1))
-
-    @property
-    def timed_saves(self) -> int:
-        """Those under the clock."""
-        return self.steps // self.every
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +92,10 @@ class HorovodSettings(RunSettings):
         "lead_steps": 4,
     }
 
-    def schedule(self, every: int) -> Schedule:
+    def window(self, every: int) -> Window:
         """The window with a save every so many iterations."""
         steps = align_up(self.train_steps, every)
-        return Schedule(every, self.warm_saves, self.lead_steps, steps)
+        return Window(every, self.lead_steps, steps, self.warm_saves)
 
 
 def measure(run: Run[HorovodSettings]) -> None:
@@ -148,7 +117,9 @@ def measure(run: Run[HorovodSettings]) -> None:
         _check(run, crew)
         for _ in crew.rounds("training"):
             for every in crew.shuffled(settings.intervals):
-                _note(run.report, settings.schedule(every), _train(run, crew, every))
+                window = settings.window(every)
+                told = {"window": dataclasses.asdict(window), **_arguments(settings)}
+                _note(run.report, window, crew.ask_each("train", **told))
     rows = {name: frequencies(run.report, name) for name in run.report.entrants if name in SAVING}
     ways = {name: [dataclasses.asdict(row) for row in rows[name]] for name in rows}
     run.report.more["frequency"] = {"bound": BOUND, "ways": ways}
@@ -169,13 +140,7 @@ def enter(run: Run[HorovodSettings], crew: Crew) -> None:
     for hello in pair.joined:
         if hello["reason"] is not None:
             raise ConfigError(f"the suite horovod cannot run: {hello['reason']}")
-    version = pair.joined[0]["version"]
-    about = {
-        name: Entrant(version, way.fsyncs, way.settings, name in BASES)
-        for name, way in WAYS.items()
-        if name in BASES or name in run.settings.contenders
-    }
-    crew.enter(about, about=about)
+    crew.enter_ways(WAYS, always=BASES, version=pair.joined[0]["version"])
 
 
 def _check(run: Run[HorovodSettings], crew: Crew) -> None:
@@ -188,18 +153,8 @@ def _check(run: Run[HorovodSettings], crew: Crew) -> None:
             digests = {digest for a in answers for digest in (a["live"], a["saved"])}
             entrant.restored = len(digests) == 1
             entrant.digest = answers[0]["saved"]
-            if run.settings.staging_bytes is not None and name != TORCH_SAVE:
-                entrant.settings += f", staging_bytes={run.settings.staging_bytes}"
-
-
-def _train(run: Run[HorovodSettings], crew: Crew, every: int) -> dict[str, Answers]:
-    """One window of each way, in random order; without those that failed."""
-    told = {
-        "schedule": dataclasses.asdict(run.settings.schedule(every)),
-        **_arguments(run.settings),
-    }
-    answers = {name: crew.ask(name, "train", **told) for name in crew.shuffled(crew.names())}
-    return {name: answer for name, answer in answers.items() if answer is not None}
+            if name != TORCH_SAVE:
+                run.report.tell_bound(name)
 
 
 def _arguments(settings: HorovodSettings) -> dict[str, Any]:
@@ -210,25 +165,23 @@ def _arguments(settings: HorovodSettings) -> dict[str, Any]:
     }
 
 
-def _note(report: Report, schedule: Schedule, windows: dict[str, Answers]) -> None:
+def _note(report: Report, window: Window, windows: dict[str, Answers]) -> None:
     """One round of one interval."""
     seconds = {name: max(a["iteration_s"] for a in windows[name]) for name in windows}
     for name, answers in windows.items():
-        report.add(ITERATION(schedule.every), name, seconds[name])
+        report.add(ITERATION(window.every), name, seconds[name])
         if name in SAVING:
             for base in [base for base in BASES if base in seconds]:
                 over = seconds[name] / seconds[base] - 1
-                report.add(overhead(schedule.every, base), name, over)
-            _note_saves(report, schedule, name, answers)
-        # The size that the report names is the one that was measured, not the one that was asked for.
-        first = answers[0]
-        report.settings.update(state_bytes=first["state_bytes"], leaves=first["leaves"])
+                report.add(overhead(window.every, base), name, over)
+            _note_saves(report, window, name, answers)
+        report.note_size(answers[0])
 
 
-def _note_saves(report: Report, schedule: Schedule, name: str, answers: Answers) -> None:
+def _note_saves(report: Report, window: Window, name: str, answers: Answers) -> None:
     stalls = [answer["stalled_s"] for answer in answers if answer["stalled_s"] is not None]
     if stalls:
-        report.add(TRAIN_STALL(schedule.every), name, max(stalls) / schedule.timed_saves)
+        report.add(TRAIN_STALL(window.every), name, max(stalls) / window.timed_saves)
     else:
         report.entrants[name].remark(_IN_STEP_STALL)
     for answer in answers:
@@ -236,7 +189,7 @@ def _note_saves(report: Report, schedule: Schedule, name: str, answers: Answers)
             report.entrants[name].remark(text)
     if any(answer["written_bytes"] for answer in answers):  # in memory nothing is counted
         for rank, answer in enumerate(answers):
-            saved_bytes = schedule.saves * answer["state_bytes"]
+            saved_bytes = window.saves * answer["state_bytes"]
             report.add(WRITTEN(rank), name, answer["written_bytes"] / saved_bytes)
 
 

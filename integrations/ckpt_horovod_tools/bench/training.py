@@ -25,7 +25,7 @@ class Training:
             size: fields of `ModelSize`.
             place: of the way.
         """
-        self._schedule = place.schedule
+        self._window = place.window
         torch.manual_seed(0)
         model = workloads.language_model(size["width"], size["layers"], size["vocabulary"])
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -35,21 +35,21 @@ class Training:
         self._training = workloads.Training(model, self.saver.optimizer, itertools.cycle(batches))
 
     def window(self) -> tuple[float, float | None]:
-        """All iterations of the schedule, the last ones under the clock.
+        """All iterations of it, the last ones under the clock.
 
         Returns:
             The mean of these, and the time that training spent in all saves under the clock; None where that
             cannot be told.
         """
-        schedule = self._schedule
-        self.iterate(1, schedule.lead)
+        window = self._window
+        self.iterate(1, window.lead)
         gc.collect()
         hvd.barrier()
         self.saver.start_clock()
         began = time.perf_counter()
-        self.iterate(schedule.lead + 1, schedule.lead + schedule.steps)
+        self.iterate(window.lead + 1, window.lead + window.steps)
         seconds = time.perf_counter() - began
-        return seconds / schedule.steps, self.saver.stalled_s()
+        return seconds / window.steps, self.saver.stalled_s()
 
     def iterate(self, first: int, last: int) -> None:
         """Train through these iterations."""

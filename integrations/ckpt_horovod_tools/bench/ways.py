@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckpt_core.bench.contenders import OURS
-from ckpt_core.bench.results import Family, Figure, Unit
+from ckpt_core.bench.results import Family, Figure, Setup, Unit
 
 INSTALL = "docs/horovod.md#installing says how to build it"
 
@@ -21,17 +21,9 @@ BASE = "no_checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """What a reader must know about one of them.
+class Way(Setup):
+    """One of them; `layerwise` is the argument of `ckpt_horovod.DistributedOptimizer` where that saves."""
 
-    Attributes:
-        fsyncs: whether a save that is complete survives a power cut; empty where nothing is saved.
-        settings: how it is set up, besides the interval.
-        layerwise: argument of `ckpt_horovod.DistributedOptimizer` where that saves.
-    """
-
-    fsyncs: str
-    settings: str
     layerwise: str = ""
 
 

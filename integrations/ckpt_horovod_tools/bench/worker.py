@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_core.bench.contenders.base import missing, release
 from ckpt_core.bench.serving import Answer, raise_descriptor_limit, serve
-from ckpt_horovod_tools.bench.suite import Schedule
+from ckpt_core.bench.window import Window
 from ckpt_horovod_tools.bench.ways import INSTALL
 
 if TYPE_CHECKING:
     from ckpt_horovod_tools.bench.training import Training
 
-_CHECK = Schedule(every=100, warm_saves=1, lead=2, steps=0)
+_CHECK = Window(every=100, warm_saves=1, lead=2, steps=0)
 _CHECKED = 3
 _PAST = 2
 """Iterations behind the checked one: the copy must not have taken anything of them."""
@@ -50,9 +50,9 @@ class HorovodWorker:
         hvd.init()
         return {"reason": None, "version": release("horovod")}
 
-    def train(self, schedule: dict[str, int], **way: Any) -> Answer:
+    def train(self, window: dict[str, int], **way: Any) -> Answer:
         """One window: the time of its iterations, and what its saves took from training."""
-        with self._training(Schedule(**schedule), **way) as training:
+        with self._training(Window(**window), **way) as training:
             iteration_s, stalled_s = training.window()
             training.saver.settle()
             state = training.state()
@@ -79,14 +79,14 @@ class HorovodWorker:
 
     @contextmanager
     def _training(
-        self, schedule: Schedule, *, size: dict[str, Any], **place: Any
+        self, window: Window, *, size: dict[str, Any], **place: Any
     ) -> Iterator[Training]:
         """A training of one way in a directory of its own; nothing of it is left behind.
 
         After an error nothing is closed: the other ranks may not be there, and all of them are ended.
 
         Args:
-            schedule: which iterations are saved.
+            window: which iterations are saved.
             size: fields of `ModelSize`.
             place: the other fields of `Place`.
         """
@@ -98,7 +98,7 @@ class HorovodWorker:
         gc.collect()  # what the window before had
         self._windows += 1
         root = self._root / f"window-{self._windows}"
-        training = Training(size, Place(root=root, schedule=schedule, **place))
+        training = Training(size, Place(root=root, window=window, **place))
         yield training
         training.saver.close()
         hvd.barrier()  # no rank writes any more

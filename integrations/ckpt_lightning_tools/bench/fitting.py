@@ -20,9 +20,10 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch.utils.data import DataLoader, Dataset
 
 from ckpt_core.bench.contenders import OURS, State
+from ckpt_core.bench.window import Window
 from ckpt_core.bench.workloads import language_model, next_word_loss, token_batches
 from ckpt_core.options import Options
-from ckpt_lightning_tools.bench.suite import ASYNC_IO, BASE, MODEL_CHECKPOINT, Window
+from ckpt_lightning_tools.bench.suite import ASYNC_IO, BASE, MODEL_CHECKPOINT
 
 _HOOKS = (
     *("on_train_epoch_start", "on_train_batch_start", "on_before_zero_grad", "on_before_backward"),

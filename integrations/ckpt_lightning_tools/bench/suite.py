@@ -18,10 +18,10 @@ from ckpt_core.bench.results import (
     SLOWDOWN,
     TRAIN_BASE,
     TRAIN_STALL,
-    Entrant,
     Family,
     Figure,
     Report,
+    Setup,
     Unit,
 )
 from ckpt_core.bench.run import Run
@@ -29,6 +29,7 @@ from ckpt_core.bench.settings import ModelSize, RunSettings, model_of
 from ckpt_core.bench.suite import Suite
 from ckpt_core.bench.team import Launcher
 from ckpt_core.bench.views import One, Over, View
+from ckpt_core.bench.window import Window
 from ckpt_core.units import align_up
 
 MODEL_CHECKPOINT = "model_checkpoint"
@@ -36,12 +37,12 @@ ASYNC_IO = "async_checkpoint_io"
 BASE = "no_checkpoint"
 
 WAYS = {
-    OURS: ("yes", "AsyncCheckpoint(save_last=False)"),
-    MODEL_CHECKPOINT: ("no", "ModelCheckpoint, the newest file is kept"),
-    ASYNC_IO: ("no", "ModelCheckpoint and AsyncCheckpointIO, the newest file is kept"),
-    BASE: ("", "enable_checkpointing=False"),
+    OURS: Setup("yes", "AsyncCheckpoint(save_last=False)"),
+    MODEL_CHECKPOINT: Setup("no", "ModelCheckpoint, the newest file is kept"),
+    ASYNC_IO: Setup("no", "ModelCheckpoint and AsyncCheckpointIO, the newest file is kept"),
+    BASE: Setup("", "enable_checkpointing=False"),
 }
-"""In the order of the report: whether a save that is complete survives a power cut, and how it is set up."""
+"""In the order of the report."""
 
 NAMES = tuple(WAYS)
 _MODEL = ModelSize(width=256, layers=2, vocabulary=1024, batch=2, tokens=64)
@@ -62,21 +63,6 @@ class LightningMeasure(StrEnum):
 
     SAVE = "save"
     TRAIN = "train"
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The steps of one fit.
-
-    Attributes:
-        every: a save after each of so many steps.
-        lead: steps before the clock starts; the step after them is saved.
-        steps: steps under the clock, a multiple of `every`: the last save has a next step to hold up.
-    """
-
-    every: int
-    lead: int
-    steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,12 +172,7 @@ def measure(run: Run[LightningSettings]) -> None:
     )
     threads = {} if settings.threads is None else {"OMP_NUM_THREADS": str(settings.threads)}
     with Crew(run, Launcher(worker=_WORKER, environment=threads)) as crew:
-        about = {
-            name: Entrant("", *way, name == BASE)
-            for name, way in WAYS.items()
-            if name == BASE or name in settings.contenders
-        }
-        crew.enter(about, about=about)
+        crew.enter_ways(WAYS, always=(BASE,))
         crew.start(base=BASE)
         # Windows of the training model come first, while no process has had a large one.
         if LightningMeasure.TRAIN in settings.measures:
@@ -236,14 +217,12 @@ def _fit_all(run: Run[LightningSettings], crew: Crew, model: ModelSize, window: 
         "window": dataclasses.asdict(window),
         "staging_bytes": run.settings.staging_bytes,
     }
-    answers = {name: crew.ask_one(name, "fit", **told) for name in crew.shuffled(crew.names())}
-    return {name: answer for name, answer in answers.items() if answer is not None}
+    return {name: answers[0] for name, answers in crew.ask_each("fit", **told).items()}
 
 
 def _note_size(report: Report, answers: Answers) -> None:
-    """The size that the report names is the one that was measured, not the one that was asked for."""
     for answer in answers.values():
-        report.settings.update(state_bytes=answer["state_bytes"], leaves=answer["leaves"])
+        report.note_size(answer)
 
 
 def _note_training(report: Report, every: int, answers: Answers) -> None:
@@ -290,9 +269,8 @@ def _check(run: Run[LightningSettings], crew: Crew) -> None:
         answer = crew.ask_one(name, "check", size=dataclasses.asdict(run.settings.model))
         if answer is not None:
             run.report.entrants[name].compare(answer["live"], answer["saved"])
-    if OURS in crew.names() and run.settings.staging_bytes is not None:
-        ours = run.report.entrants[OURS]
-        ours.settings += f", staging_bytes={run.settings.staging_bytes}"
+    if OURS in crew.names():
+        run.report.tell_bound(OURS)
 
 
 SUITE = Suite(

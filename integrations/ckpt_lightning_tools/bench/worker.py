@@ -20,7 +20,7 @@ from typing import Any
 from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.contenders.base import missing, release
 from ckpt_core.bench.serving import Answer
-from ckpt_lightning_tools.bench.suite import Window
+from ckpt_core.bench.window import Window
 
 _INSTALL = "install it with: pip install 'ckpt-core[lightning]'"
 
