@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,12 @@ from ckpt_core.observe import check_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.container import BarContainer
 
 _OURS_COLOR = "#c2410c"
 _PEER_COLOR = "#7c8aa0"
 _REFERENCE_COLOR = "#c9ced6"
-_MARKERS = "osD^vP*Xphd<>"
+MARKERS = "osD^vP*Xphd<>"
 
 
 def draw(report: Report, path: Path, drawings: Sequence[Callable[[Axes], None]]) -> None:
@@ -63,41 +65,53 @@ def _bars(area: Axes, report: Report, figure: Figure, *, logarithmic: bool) -> N
         key=lambda row: row[1].median,
         reverse=not figure.higher_is_better,
     )
-    names = [name for name, _ in rows]
-    medians = [scaled(figure, stats.median) for _, stats in rows]
-    bars = area.barh(
-        names,
-        medians,
-        xerr=_whiskers(figure, [stats for _, stats in rows]),
-        color=[_color(report, name) for name in names],
-        error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#333333"},
-    )
-    for bar, name in zip(bars, names, strict=True):
+    shown = []
+    for name, stats in rows:
+        read = Stats(tuple(scaled(figure, value) for value in stats.values))
+        shown.append(Bar(name, read, f"{read.median:.3g}", _color(report, name)))
+    drawn = bars(area, shown, logarithmic=logarithmic)
+    for bar, (name, _) in zip(drawn, rows, strict=True):
         if not report.entrants[name].durable:
             bar.set(fill=False, hatch="////", edgecolor=_PEER_COLOR)
-    highest = max(scaled(figure, stats.max) for _, stats in rows)
-    lowest = min(scaled(figure, stats.min) for _, stats in rows)
-    for index, (_, stats) in enumerate(rows):
-        end = scaled(figure, stats.max)
-        text = f"{scaled(figure, stats.median):.3g}"
-        area.annotate(
-            text, (end, index), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
-        )
-    if logarithmic:
-        area.set_xscale("log")
-        area.set_xlim(lowest / 3, highest * 3)
-    else:
-        area.set_xlim(0, highest * 1.15)
     better = "higher" if figure.higher_is_better else "lower"
     area.set_xlabel(f"{unit_name(figure)}, {better} is better", fontsize=9)
     finish(area, figure.title)
 
 
-def _whiskers(figure: Figure, rows: list[Stats]) -> list[list[float]]:
-    return [
-        [scaled(figure, stats.median - stats.min) for stats in rows],
-        [scaled(figure, stats.max - stats.median) for stats in rows],
-    ]
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar: its name, its values as people read them, the text at its end, its colour."""
+
+    name: str
+    stats: Stats
+    text: str
+    color: str
+
+
+def bars(area: Axes, shown: Sequence[Bar], *, logarithmic: bool) -> BarContainer:
+    """Bars from the bottom up, with whiskers and texts."""
+    drawn = area.barh(
+        [bar.name for bar in shown],
+        [bar.stats.median for bar in shown],
+        xerr=[
+            [bar.stats.median - bar.stats.min for bar in shown],
+            [bar.stats.max - bar.stats.median for bar in shown],
+        ],
+        color=[bar.color for bar in shown],
+        error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#333333"},
+    )
+    for number, bar in enumerate(shown):
+        area.annotate(
+            bar.text, (bar.stats.max, number), xytext=(5, 0),
+            textcoords="offset points", va="center", fontsize=8,
+        )  # fmt: skip
+    highest = max(bar.stats.max for bar in shown)
+    if logarithmic:
+        area.set_xscale("log")
+        area.set_xlim(min(bar.stats.min for bar in shown) / 3, highest * 3)
+    else:
+        area.set_xlim(0, highest * 1.15)
+    return drawn
 
 
 def lines(
@@ -120,12 +134,17 @@ def lines(
 
 def finish_lines(area: Axes, title: str) -> None:
     """Title, readable ticks and no frame, once the scales are set."""
+    log_ticks(area)
+    finish(area, title)
+
+
+def log_ticks(area: Axes) -> None:
+    """Ticks that people read, at the side."""
     from matplotlib.ticker import LogLocator
 
     area.minorticks_off()
     area.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     area.yaxis.set_major_formatter("{x:g}")
-    finish(area, title)
 
 
 def finish(area: Axes, title: str) -> None:
@@ -140,7 +159,7 @@ def line_style(number: int, name: str) -> dict[str, Any]:
     ours = name == OURS
     return {
         "label": name,
-        "marker": _MARKERS[number % len(_MARKERS)],
+        "marker": MARKERS[number % len(MARKERS)],
         "markersize": 4.5,
         "color": _OURS_COLOR if ours else f"C{(number - 1) % 10}",
         "linewidth": 2.6 if ours else 1.1,

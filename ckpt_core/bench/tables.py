@@ -18,6 +18,7 @@ _SCALES = {
     Unit.BYTES: (1e-6, "MB", 1),
     Unit.TIMES: (1.0, "x", 3),
     Unit.STEPS: (1.0, "steps", 0),
+    Unit.PER_S: (1.0, "1/s", 2),
     Unit.PERCENT: (100.0, "%", 1),
 }
 

@@ -158,7 +158,7 @@ def test_values_of_rounds_come_together_in_one_point() -> None:
         found.add(SLOWDOWN, "pccheck", 10, value)
     assert found.median(SLOWDOWN, "pccheck", 10) == 2.0
     assert found.median(SLOWDOWN, "pccheck", 11) is None
-    assert [row.values for row in found.rows] == [[3.0, 1.0, 2.0]]
+    assert [row.values for row in found.rows] == [(3.0, 1.0, 2.0)]
 
 
 def test_the_interval_of_saves_that_always_cost_the_same() -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_core.bench.papers.found import (
     SLOWDOWN,
-    Quantity,
     Row,
     lines,
     places,
@@ -18,6 +17,7 @@ from ckpt_core.bench.papers.found import (
 )
 from ckpt_core.bench.papers.tables import (
     Plain,
+    digits,
     found_of,
     markdown,
     number_text,
@@ -25,8 +25,8 @@ from ckpt_core.bench.papers.tables import (
     training_line,
 )
 from ckpt_core.bench.papers.ways import IDEAL
-from ckpt_core.bench.plot import finish
-from ckpt_core.bench.results import Report
+from ckpt_core.bench.plot import MARKERS, Bar, bars, finish, log_ticks
+from ckpt_core.bench.results import Figure, Report
 from ckpt_core.observe import check_plot
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("quantity", "unit", "line", "x", "median", "min", "max", "values")
 _OURS = ("default", "pccheck")
-_MARKERS = "osD^vP*Xphd<>"
 _WIDE = 4.0
 """An axis is logarithmic from this ratio of its ends on."""
 
@@ -50,7 +49,7 @@ def areas(part: Plain) -> list[Callable[[Axes], None]]:
     """The areas of one figure."""
     found = found_of(part)
     areas: list[Callable[[Axes], None]] = []
-    for quantity in quantities(found):
+    for quantity in quantities(found.rows):
         rows = found.of(quantity)
         draw = _lines if places(rows) else _bars
         areas.append(partial(draw, part=part, quantity=quantity, rows=rows))
@@ -80,15 +79,15 @@ def draw_part(report: Report, part: Plain, path: Path) -> None:
     canvas.savefig(path, dpi=_DPI)
 
 
-def _lines(area: Axes, *, part: Plain, quantity: Quantity, rows: Sequence[Row]) -> None:
+def _lines(area: Axes, *, part: Plain, quantity: Figure, rows: Sequence[Row]) -> None:
     """A line for each way, with whiskers; `ideal` is dotted."""
     at = places(rows)
     drawn = [line for line in lines(rows) if line != IDEAL]
     for number, line in enumerate([*drawn, IDEAL] if IDEAL in lines(rows) else drawn):
         points = sorted((row for row in rows if row.line == line), key=lambda row: row.x or 0.0)
         middles = [row.median for row in points]
-        lower = [row.median - min(row.values) for row in points]
-        upper = [max(row.values) - row.median for row in points]
+        lower = [row.median - row.min for row in points]
+        upper = [row.max - row.median for row in points]
         where = [row.x or 0.0 for row in points]
         area.errorbar(where, middles, yerr=[lower, upper], label=line, **_style(number, line))
     if at[-1] / at[0] > _WIDE:
@@ -104,55 +103,32 @@ def _lines(area: Axes, *, part: Plain, quantity: Quantity, rows: Sequence[Row]) 
     area.legend(fontsize=8, frameon=False)
 
 
-def _bars(area: Axes, *, part: Plain, quantity: Quantity, rows: Sequence[Row]) -> None:
+def _bars(area: Axes, *, part: Plain, quantity: Figure, rows: Sequence[Row]) -> None:
     """A bar for each way, the first on top, with its median beside it."""
-    names = [row.line for row in rows]
-    middles = [row.median for row in rows]
-    whiskers = [
-        [row.median - min(row.values) for row in rows],
-        [max(row.values) - row.median for row in rows],
+    shown = [
+        Bar(row.line, row, number_text(row.median, digits(row.quantity)), "#7c8aa0") for row in rows
     ]
-    area.barh(
-        names,
-        middles,
-        xerr=whiskers,
-        color="#7c8aa0",
-        error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#333333"},
-    )
+    highest, lowest = max(row.max for row in rows), min(row.min for row in rows)
+    bars(area, shown, logarithmic=lowest > 0 and highest / lowest > _WIDE)
     area.invert_yaxis()
-    highest, lowest = max(max(row.values) for row in rows), min(min(row.values) for row in rows)
-    if lowest > 0 and highest / lowest > _WIDE:
-        area.set_xscale("log")
-        area.set_xlim(lowest / 3, highest * 3)
-    else:
-        area.set_xlim(0, highest * 1.2)
-    for number, row in enumerate(rows):
-        area.annotate(
-            number_text(row.median, quantity.digits), (max(row.values), number), xytext=(5, 0),
-            textcoords="offset points", va="center", fontsize=8,
-        )  # fmt: skip
     _finish(area, part, quantity)
     area.set_xlabel(_unit(quantity), fontsize=9)
 
 
 def _scale(area: Axes, rows: Sequence[Row]) -> None:
-    from matplotlib.ticker import LogLocator
-
     middles = [row.median for row in rows]
     if min(middles) > 0 and max(middles) / min(middles) > _WIDE:
         area.set_yscale("log")
-        area.minorticks_off()
-        area.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        area.yaxis.set_major_formatter("{x:g}")
+        log_ticks(area)
     else:
         area.set_ylim(bottom=0)
 
 
-def _finish(area: Axes, part: Plain, quantity: Quantity) -> None:
+def _finish(area: Axes, part: Plain, quantity: Figure) -> None:
     finish(area, f"{part['title']}\n{quantity.title}")
 
 
-def _unit(quantity: Quantity) -> str:
+def _unit(quantity: Figure) -> str:
     better = "higher" if quantity.higher_is_better else "lower"
     return f"{quantity.unit}, {better} is better"
 
@@ -161,7 +137,7 @@ def _style(number: int, line: str) -> dict[str, Any]:
     if line == IDEAL:
         return {"color": "#333333", "linestyle": ":", "linewidth": 1.2}
     return {
-        "marker": _MARKERS[number % len(_MARKERS)],
+        "marker": MARKERS[number % len(MARKERS)],
         "markersize": 4.5,
         "color": f"C{number % 10}",
         "linewidth": 2.4 if line in _OURS else 1.1,

@@ -3,104 +3,79 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from ckpt_core.bench.results import Figure, Stats, Unit
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """What the values of some rows count.
-
-    Attributes:
-        key: name in the files.
-        title: heading.
-        unit: "1/s", "s", "x" or "steps".
-        higher_is_better: direction.
-        digits: that tables show.
-    """
-
-    key: str
-    title: str
-    unit: str
-    higher_is_better: bool = False
-    digits: int = 3
-
-
-THROUGHPUT = Quantity("throughput", "Iterations per second", "1/s", higher_is_better=True)
-SLOWDOWN = Quantity("slowdown", "Iteration over one without checkpoints", "x")
-PERSIST = Quantity("persist", "From save to committed", "s")
-STALL = Quantity("stall", "Training waits for a save", "s")
-INTERVAL = Quantity("interval", "Smallest interval within the bound", "steps")
-AMPLIFICATION = Quantity("write_amplification", "Bytes written / bytes of the state", "x", digits=4)
+THROUGHPUT = Figure("throughput", "Iterations per second", Unit.PER_S, higher_is_better=True)
+SLOWDOWN = Figure("slowdown", "Iteration over one without checkpoints", Unit.TIMES)
+PERSIST = Figure("persist", "From save to committed", Unit.SECONDS)
+STALL = Figure("stall", "Training waits for a save", Unit.SECONDS)
+INTERVAL = Figure("interval", "Smallest interval within the bound", Unit.STEPS)
+AMPLIFICATION = Figure("write_amplification", "Bytes written / bytes of the state", Unit.TIMES)
 QUANTITIES = {
-    quantity.key: quantity
-    for quantity in (THROUGHPUT, SLOWDOWN, PERSIST, STALL, INTERVAL, AMPLIFICATION)
+    figure.key: figure for figure in (THROUGHPUT, SLOWDOWN, PERSIST, STALL, INTERVAL, AMPLIFICATION)
 }
 
 
-@dataclass(slots=True)
-class Row:
-    """A point of a figure, with a value for each round."""
+@dataclass(frozen=True, slots=True)
+class Row(Stats):
+    """A point of a picture, with a value for each round; `x` is where it lies, None for a bar."""
 
-    quantity: Quantity
+    quantity: Figure
     line: str
     x: float | None
-    values: list[float] = field(default_factory=list)
-
-    @property
-    def median(self) -> float:
-        """Middle value."""
-        return statistics.median(self.values)
 
     def to_json(self) -> dict[str, Any]:
         """With plain values, and what they come to."""
         return {
             "quantity": self.quantity.key,
-            "unit": self.quantity.unit,
+            "unit": self.quantity.unit.value,
             "line": self.line,
             "x": self.x,
             "median": self.median,
-            "min": min(self.values),
-            "max": max(self.values),
-            "values": self.values,
+            "min": self.min,
+            "max": self.max,
+            "values": list(self.values),
         }
 
 
 @dataclass(slots=True)
 class Found:
-    """The rows of one part, in the order in which they were first seen."""
+    """The values of one part: quantity, line and place -> one for each round; in the order of the first."""
 
-    rows: list[Row] = field(default_factory=list)
+    values: dict[tuple[Figure, str, float | None], list[float]] = field(default_factory=dict)
 
-    def add(self, quantity: Quantity, line: str, x: float | None, value: float) -> None:
+    def add(self, quantity: Figure, line: str, x: float | None, value: float) -> None:
         """Note the value of one round."""
-        row = self.row(quantity, line, x)
-        if row is None:
-            row = Row(quantity, line, x)
-            self.rows.append(row)
-        row.values.append(value)
+        self.values.setdefault((quantity, line, x), []).append(value)
 
-    def row(self, quantity: Quantity, line: str, x: float | None = None) -> Row | None:
+    @property
+    def rows(self) -> list[Row]:
+        """All points."""
+        return [Row(tuple(values), *point) for point, values in self.values.items()]
+
+    def row(self, quantity: Figure, line: str, x: float | None = None) -> Row | None:
         """The one point; None where nothing was measured."""
-        wanted = (quantity, line, x)
-        return next((row for row in self.rows if (row.quantity, row.line, row.x) == wanted), None)
+        values = self.values.get((quantity, line, x))
+        return None if values is None else Row(tuple(values), quantity, line, x)
 
-    def median(self, quantity: Quantity, line: str, x: float | None = None) -> float | None:
+    def median(self, quantity: Figure, line: str, x: float | None = None) -> float | None:
         """Of that point."""
         row = self.row(quantity, line, x)
         return None if row is None else row.median
 
-    def of(self, quantity: Quantity) -> list[Row]:
+    def of(self, quantity: Figure) -> list[Row]:
         """All points of a quantity."""
         return [row for row in self.rows if row.quantity == quantity]
 
 
-def quantities(found: Found) -> list[Quantity]:
+def quantities(rows: Iterable[Row]) -> list[Figure]:
     """Those that were measured, in order."""
-    return list(dict.fromkeys(row.quantity for row in found.rows))
+    return list(dict.fromkeys(row.quantity for row in rows))
 
 
 def lines(rows: Sequence[Row]) -> list[str]:

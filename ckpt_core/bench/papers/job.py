@@ -17,7 +17,7 @@ from ckpt_core.bench.papers.ways import IDEAL, TORCH
 from ckpt_core.checkpointer import Checkpointer
 from ckpt_core.options import Options
 from ckpt_core.save import SaveHandle
-from ckpt_core.units import ALIGN_BYTES
+from ckpt_core.units import ALIGN_BYTES, align_up
 
 _HEADER_BYTES = 2**16
 _HEADER_OF_LEAF_BYTES = 2**10
@@ -218,16 +218,10 @@ class StandIn:
         changes: dict[str, Any] = {"keep_last": 1, "timeout": timeout_s, **way["changes"]}
         whole = self.state_bytes + _HEADER_BYTES + len(self._state) * _HEADER_OF_LEAF_BYTES
         if way["chunks"]:
-            changes["chunk_bytes"] = aligned(-(-whole // way["chunks"]))
+            changes["chunk_bytes"] = align_up(-(-whole // way["chunks"]), ALIGN_BYTES)
             chunks = int(way["staging_states"] * way["chunks"])
             changes["staging_bytes"] = chunks * changes["chunk_bytes"]
         elif way["staging_states"] is not None:
             size = Options.preset(way["contender"]).chunk_size
-            chunks = -(-int(way["staging_states"] * whole) // size)
-            changes["staging_bytes"] = chunks * size
+            changes["staging_bytes"] = align_up(int(way["staging_states"] * whole), size)
         return Options.preset(way["contender"], **changes)
-
-
-def aligned(nbytes: int) -> int:
-    """Rounded up to what chunks are aligned to."""
-    return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES

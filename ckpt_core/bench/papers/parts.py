@@ -16,13 +16,13 @@ from ckpt_core.bench.papers.found import (
     STALL,
     THROUGHPUT,
     Found,
-    Quantity,
     per_s,
     slowdown,
     smallest_interval,
 )
 from ckpt_core.bench.papers.settings import PapersMeasure, PapersSettings
 from ckpt_core.bench.papers.ways import Way
+from ckpt_core.bench.results import Figure
 
 Answer = Mapping[str, Any]
 Intervals = tuple[int, ...]
@@ -89,7 +89,7 @@ def _slowdowns(found: Found, turn: Turn, settings: PapersSettings) -> None:
         found.add(SLOWDOWN, turn.way.line, every, slowdown(block, turn.base_s))
 
 
-def _at(quantity: Quantity) -> Callable[[Found, Turn, PapersSettings], None]:
+def _at(quantity: Figure) -> Callable[[Found, Turn, PapersSettings], None]:
     """Points that lie where the way says."""
 
     def note(found: Found, turn: Turn, settings: PapersSettings) -> None:

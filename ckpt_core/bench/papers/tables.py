@@ -9,10 +9,18 @@ from typing import Any
 from rich.table import Table
 
 from ckpt_core.bench.papers.comparing import compare
-from ckpt_core.bench.papers.found import QUANTITIES, Found, Quantity, Row, lines, places, quantities
+from ckpt_core.bench.papers.found import (
+    AMPLIFICATION,
+    QUANTITIES,
+    Found,
+    Row,
+    lines,
+    places,
+    quantities,
+)
 from ckpt_core.bench.papers.parts import Part
 from ckpt_core.bench.papers.settings import PapersSettings
-from ckpt_core.bench.results import Report
+from ckpt_core.bench.results import Figure, Report
 from ckpt_core.bench.tables import machine_line, text_table
 
 _WORDS = ("where in the paper", "remark")
@@ -45,11 +53,9 @@ def part_json(part: Part, found: Found, settings: PapersSettings) -> Plain:
 
 def found_of(part: Plain) -> Found:
     """The points of a part of the report."""
+    rows = part["rows"]
     return Found(
-        [
-            Row(QUANTITIES[row["quantity"]], row["line"], row["x"], row["values"])
-            for row in part["rows"]
-        ]
+        {(QUANTITIES[row["quantity"]], row["line"], row["x"]): row["values"] for row in rows}
     )
 
 
@@ -84,17 +90,18 @@ def markdown(report: Report) -> str:
 def grids(part: Plain) -> Iterator[Grid]:
     """The tables of one part: a table for each quantity, and one of all whose points have no place."""
     found = found_of(part)
-    placed = [quantity for quantity in quantities(found) if places(found.of(quantity))]
+    rows = found.rows
+    placed = [quantity for quantity in quantities(rows) if places(found.of(quantity))]
     for quantity in placed:
         yield _by_place(part, quantity, found.of(quantity))
-    bars = [row for row in found.rows if row.quantity not in placed]
+    bars = [row for row in rows if row.quantity not in placed]
     if bars:
-        yield _of_bars(part, Found(bars))
+        yield _of_bars(part, found, bars)
     if part["comparison"]:
         yield _comparison(part)
 
 
-def _by_place(part: Plain, quantity: Quantity, rows: Sequence[Row]) -> Grid:
+def _by_place(part: Plain, quantity: Figure, rows: Sequence[Row]) -> Grid:
     at = places(rows)
     cells = {(row.line, row.x): cell(row) for row in rows}
     return Grid(
@@ -104,10 +111,10 @@ def _by_place(part: Plain, quantity: Quantity, rows: Sequence[Row]) -> Grid:
     )
 
 
-def _of_bars(part: Plain, found: Found) -> Grid:
-    columns = quantities(found)
+def _of_bars(part: Plain, found: Found, bars: Sequence[Row]) -> Grid:
+    columns = quantities(bars)
     rows = []
-    for line in lines(found.rows):
+    for line in lines(bars):
         points = [found.row(quantity, line) for quantity in columns]
         rows.append([line, *("" if point is None else cell(point) for point in points)])
     heads = [f"{quantity.title}, {quantity.unit}" for quantity in columns]
@@ -131,9 +138,14 @@ def _comparison(part: Plain) -> Grid:
 
 def cell(row: Row) -> str:
     """Median and range."""
-    values = (min(row.values), row.median, max(row.values))
-    low, middle, high = (number_text(value, row.quantity.digits) for value in values)
+    values = (row.min, row.median, row.max)
+    low, middle, high = (number_text(value, digits(row.quantity)) for value in values)
     return f"{middle} ({low}-{high})"
+
+
+def digits(quantity: Figure) -> int:
+    """That are shown."""
+    return 4 if quantity == AMPLIFICATION else 3
 
 
 def number_text(value: float, digits: int = 3) -> str:
