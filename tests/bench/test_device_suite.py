@@ -14,11 +14,12 @@ from rich.console import Console
 from torch import Tensor
 
 from ckpt_core.bench import DeviceSettings
-from ckpt_core.bench.device import figures
+from ckpt_core.bench.device import figures, suite
 from ckpt_core.bench.device.accelerator import Accelerator
 from ckpt_core.bench.device.bits import wrong_steps
 from ckpt_core.bench.device.settings import ALL_LEAVES, MEASURED, NAMES
 from ckpt_core.bench.results import Entrant, Report
+from ckpt_core.bench.team import Team
 from ckpt_core.cli.bench import Request, _keep
 from ckpt_core.system.machine import describe
 from tests.bench.quick import ckpt_core_bench, quick_fixtures
@@ -126,6 +127,41 @@ def test_leaves_and_model_shrink_with_the_state(tmp_path: Path) -> None:
         count, leaf_bytes = leaves.within(small.part)
         assert count * leaf_bytes <= leaves.count * leaves.leaf_bytes * small.part * 1.5
     assert small.model.state_bytes <= small.state_bytes
+
+
+class Torn(Team):
+    """Answers that steps have other bits than training had."""
+
+    lines = ()
+
+    @property
+    def pids(self) -> list[int]:
+        return []
+
+    def ask(self, operation: str, /, **arguments: Any) -> list[dict[str, Any]]:
+        assert operation in ("hello", "check"), "nothing is measured"
+        return [{"device": "a device", "reason": None, "wrong": ["step 1"]}]
+
+    def kill(self) -> None:
+        """There is no process."""
+
+    close = kill
+
+
+def test_a_way_that_commits_other_bits_is_not_measured_and_the_run_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(name: str, folder: Path, timeout_s: float) -> Team:
+        return Torn(folder, timeout_s)
+
+    monkeypatch.setattr(suite, "Launcher", lambda **kind: launch)
+    rows: list[str] = []
+    settings = DeviceSettings(root=tmp_path, contenders=MEASURED).quick()
+    found = suite.SUITE.run(settings, lambda text: None, lambda report, row: rows.append(row))
+    assert not found.sound and not found.values
+    for name in MEASURED:
+        assert found.entrants[name].failed and found.entrants[name].restored is False
+        assert f"bits of 6 steps, {name}: ['step 1']" in rows
 
 
 # -- bits on late devices ----------------------------------------------------------------------
