@@ -29,12 +29,13 @@ BESIDE = {OURS: (NONE, RAW, PIECES, FROM_HOST, PLAIN), "ckpt_core_device": (WITH
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A figure for leaves of each size."""
+    """A figure for leaves of each size; `drawn` as bars."""
 
     key: str
     title: str
     unit: Unit
     higher_is_better: bool = False
+    drawn: bool = True
 
     def of(self, leaves: Leaves) -> Figure:
         """The one for these."""
@@ -44,13 +45,14 @@ class Group:
     def view(self) -> View:
         """A column for each size."""
         columns = [(leaves.title, self.of(leaves)) for leaves in ALL_LEAVES]
-        return Several(self.title, columns, drawn=[figure for _, figure in columns])
+        drawn = [figure for _, figure in columns] if self.drawn else []
+        return Several(self.title, columns, drawn=drawn)
 
 
 STAGED = Group("staged", "Save to staged", Unit.BYTES_PER_S, True)
-SHARE = Group("share", "Save to staged, of the raw copy's rate", Unit.PERCENT, True)
+SHARE = Group("share", "Save to staged, of the raw copy's rate", Unit.PERCENT, True, False)
 CALL = Group("call", "save() on training's thread", Unit.SECONDS)
-BARRIER = Group("barrier", "save() until wait_staged() returns", Unit.SECONDS)
+BARRIER = Group("barrier", "save() until wait_staged() returns", Unit.SECONDS, drawn=False)
 PASSED = Group("passed", "save() until training's stream goes on", Unit.SECONDS)
 GROUPS = (STAGED, SHARE, CALL, BARRIER, PASSED)
 FIRST = Figure("first_save", "First save(), nothing prepared", Unit.SECONDS)
@@ -72,6 +74,7 @@ RESTORE = Figure("restore", "Restore onto the device, cached", Unit.BYTES_PER_S,
 RESTORE_SHARE = Figure(
     "restore_share", "Restore, of plain reads or 0.8 of the raw copy", Unit.PERCENT, True
 )
+OF_TRAINING = (STEP, LONGER, INTERVAL, LONGEST, TRAIN_CALL, TRAIN_STALL, DURABLE)
 
 _TARGETS = (
     *zip(map(SHARE.of, ALL_LEAVES), (0.9, 0.85, 0.7), strict=True),
@@ -103,10 +106,9 @@ def _views() -> Iterator[View]:
         yield group.view()
     yield Several("save() of a new process", _FIRST)
     yield Several("A read of training's own, .item()", list(READ.items()), drawn=[READ["p99"]])
-    yield One(STEP)
-    for figure in (LONGER, INTERVAL, LONGEST, TRAIN_CALL, TRAIN_STALL, DURABLE, RESTORE):
-        yield One(figure, drawn=True)
-    yield One(RESTORE_SHARE)
+    drawn = (LONGER, LONGEST, TRAIN_CALL, DURABLE, RESTORE)
+    for figure in (*OF_TRAINING, RESTORE, RESTORE_SHARE):
+        yield One(figure, drawn=figure in drawn)
 
 
 VIEWS = tuple(_views())

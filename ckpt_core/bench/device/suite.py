@@ -225,8 +225,7 @@ def _note_training(run: Run[DeviceSettings], name: str, answer: Answer) -> None:
     for figure, key in ((figures.TRAIN_CALL, "call_s"), (figures.TRAIN_STALL, "stall_s")):
         for seconds in answer[key]:
             report.add(figure, name, seconds)
-    lengths = (figures.STEP, figures.LONGER, figures.INTERVAL, figures.LONGEST)
-    _known(run, (*lengths, figures.TRAIN_CALL, figures.TRAIN_STALL, figures.DURABLE), name)
+    _known(run, figures.OF_TRAINING, name)
 
 
 def _note_restores(run: Run[DeviceSettings], name: str, answer: Answer) -> None:
