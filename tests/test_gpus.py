@@ -43,3 +43,17 @@ def test_gpus_are_seen_where_tests_that_need_one_are_asked_for(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"GPUs: {seen}" in done.stdout
+
+
+def test_the_checks_for_gpus_say_where_there_is_none(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [Path(__file__).parents[1] / ".ci" / "gpu", tmp_path / "results"],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout
+    assert "no GPU" in done.stderr and "docs/gpu.md" in done.stderr
+    assert not (tmp_path / "results").exists()
