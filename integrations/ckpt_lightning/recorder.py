@@ -63,6 +63,7 @@ class Recorder:
     _score: float | None = None
     _pending: tuple[int, dict[str, Any]] | None = None
     _armed: tuple[int, dict[str, Any]] | None = None
+    _prepared: bool = False
 
     # -- hooks, in their order -------------------------------------------------------------------
 
@@ -181,6 +182,15 @@ class Recorder:
                 self.ranking.undo(step, change)
         elif self.triggers.save_on_exception and self._is_new(trainer):
             self._armed = (step, frozen(self._dump(trainer, moment), Owned(trainer.optimizers)))
+        self._prepare(trainer, moment)
+
+    def _prepare(self, trainer: Trainer, moment: Moment) -> None:
+        """Once, when optimizers have their state: the first save finds memory that is page-locked."""
+        if self._prepared or moment.boundary:
+            return
+        self._prepared = True
+        if self._is_new(trainer) and _on_device(trainer):
+            self.session.prepare(self._dump(trainer, moment))
 
     def _monitored(self, trainer: Trainer) -> float | None:
         """The monitored value, of rank 0 if there are several; None if it is not logged."""
@@ -227,3 +237,8 @@ class Recorder:
                 f"monitor={self.ranking.monitor!r} was never logged, so no step counts as best (logged are: "
                 f"{known}). Call self.log({self.ranking.monitor!r}, ...) in the module, or correct monitor="
             )
+
+
+def _on_device(trainer: Trainer) -> bool:
+    # In host memory nothing is page-locked, and the pages of a first save need not be there before it.
+    return trainer.strategy.root_device.type != "cpu"

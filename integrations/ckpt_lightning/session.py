@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -36,6 +37,11 @@ class Session:
         self._handles: list[SaveHandle] = []
         self._changes: dict[int, Change] = {}
         self._unsubscribe = self.checkpointer.events.subscribe(self.meter.on_event)
+
+    def prepare(self, tree: Any) -> None:
+        """Make staging memory ready for such a tree, behind training; what is wrong, the first save tells."""
+        with contextlib.suppress(CkptError):
+            self.checkpointer.prepare(tree, per_rank=self.ranks.private(tree))
 
     def save(self, step: int, tree: Any, *, change: Change, began: float) -> bool:
         """Start a save; whether it started, and with `blocking` whether it is committed.

@@ -11,13 +11,14 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from ckpt_core import committed_steps, step_path
 from ckpt_lightning import CheckpointWarning
 from ckpt_lightning.capture import Owned
 from tests.integrations.lightning import models
 from tests.integrations.lightning.running import differences, ending, fit, saver
+
+StatefulDataLoader = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
 
 def _wrong_steps(
