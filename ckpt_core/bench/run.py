@@ -13,6 +13,10 @@ from ckpt_core.bench.settings import RunSettings
 S = TypeVar("S", bound=RunSettings)
 
 
+def _nobody(row: str) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Run(Generic[S]):
     """What is measured, where, and who is told.
@@ -29,4 +33,4 @@ class Run(Generic[S]):
     report: Report
     folder: Path
     notify: Callable[[str], None]
-    known: Callable[[str], None]
+    known: Callable[[str], None] = _nobody
