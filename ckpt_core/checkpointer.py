@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -80,7 +79,7 @@ class Checkpointer:
         self._engine, self._journal = engine, engine.journal
         self.events, self.gauges = engine.events, engine.gauges
         # The threads are daemons, and a started checkpoint must not die with them. `close` cancels it.
-        self._at_exit = at_exit(partial(_close_quietly, self), self._abandon, priority=10)
+        self._at_exit = at_exit(self._close_quietly, self._abandon, priority=10)
         try:
             engine.open()
             self._guard = SigtermGuard(sigterm_grace) if on_sigterm else None
@@ -352,17 +351,21 @@ class Checkpointer:
             while self._on_close:
                 self._on_close.pop(0)()
         except Exception:
-            self._close()
+            self._end(self._engine.close)
             raise
-        self._close()
-        self._engine.failures.report()
-
-    def _close(self) -> None:
         self._end(self._engine.close)
+        self._engine.failures.report()
 
     def _abandon(self) -> None:
         """Let go of everything within seconds: the rest could not be opened, or nobody waits for `close`."""
         self._end(self._engine.give_up)
+
+    def _close_quietly(self) -> None:
+        self._on_close.clear()
+        try:
+            self.close()
+        except Exception as exc:
+            _log.error("closing the Checkpointer of %s: %s", self.root, exc)
 
     def _end(self, end_engine: Callable[[], None]) -> None:
         self._closing = True
@@ -383,7 +386,7 @@ class Checkpointer:
             self.close()
         else:
             # The error of the loop is the one that counts; ours has been logged.
-            _close_quietly(self)
+            self._close_quietly()
 
     def _check_usable(self) -> None:
         if self._closing:
@@ -393,11 +396,3 @@ class Checkpointer:
                 f"the Checkpointer of {self.root} was made in process {self._pid}, and this is a fork of "
                 f"it: make one in this process, with a root of its own"
             )
-
-
-def _close_quietly(checkpointer: Checkpointer) -> None:
-    checkpointer._on_close.clear()
-    try:
-        checkpointer.close()
-    except Exception as exc:
-        _log.error("closing the Checkpointer of %s: %s", checkpointer.root, exc)
