@@ -87,7 +87,7 @@ class Barriers:
         """See `Checkpointer.wait_staged`."""
         self._refuse_capture()
         began = time.monotonic()
-        deadline = began + self._timeout_s
+        deadline = self._flights.patience(began + self._timeout_s)
         if self._flights.wait_staged(names, before=before, deadline=deadline):
             self._events.tell(EventName.WAITED, None, seconds=time.monotonic() - began)
         self._pass(None)
@@ -145,11 +145,12 @@ class Barriers:
         if not live:
             return
         began = time.monotonic()
+        deadline = self._flights.patience(began + self._timeout_s)
         places = self._places(live, optimizer)
         waited = False
         try:
             for snapshot, place in zip(live, places, strict=True):
-                waited |= snapshot.wait_copied(place, deadline=began + self._timeout_s)
+                waited |= snapshot.wait_copied(place, deadline=deadline)
         finally:
             ended = time.monotonic()
             self._stall.ended_s = ended

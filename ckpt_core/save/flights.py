@@ -69,11 +69,7 @@ class Flights:
             self._active.append(inflight)
             return True
 
-        entered = self._changed.wait_for(enter, deadline=deadline)
-        if not entered and any(flight.deadline <= deadline for flight in self.active()):
-            # Its own deadline has passed as well: the watchdog is about to give it up.
-            entered = self._changed.wait_for(enter, deadline=deadline + _CHORE_S)
-        if not entered:
+        if not self._changed.wait_for(enter, deadline=self.patience(deadline)):
             steps = ", ".join(str(flight.step) for flight in self.active())
             raise StagingError(
                 f"in_flight={self._limit} checkpoints (steps {steps}) are still not committed: storage "
@@ -83,6 +79,13 @@ class Flights:
             )
         # The watchdog learns of its deadline.
         self._chores.put(_nothing)
+
+    def patience(self, deadline: float) -> float:
+        """Until when to wait for those in flight: where one is due by the deadline, a moment longer, since
+        the watchdog is about to give it up.
+        """
+        due = any(flight.deadline <= deadline for flight in self.active())
+        return deadline + _CHORE_S if due else deadline
 
     def do(self, chore: Callable[[], None]) -> None:
         """Run `chore`, which does not block, on the watchdog's thread, where no interrupt comes.
