@@ -1,7 +1,9 @@
 """How the ranks of one run find each other in a store that may hold keys of an earlier run.
 
     rank r:  join/<r> = its nonce -> waits for welcome/<nonce> -> beats, in/<r> = nonce -> waits for open
+             -> read/<r>
     rank 0:  reads all joins, welcomes each nonce with the run's id -> waits for every in/<r> -> open
+             -> waits a little for every read/<r>: it may keep the store, and close at once
 
 Nothing that an earlier run left can be taken for an answer: a welcome is under a nonce that is drawn at each
 connection, and everything else is under the run's id, which rank 0 draws at each connection.
@@ -23,6 +25,9 @@ from ckpt_core.errors import ConfigError, CoordinationTimeout
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _AGAIN_S = 1.0
 """How long rank 0 waits for those it has welcomed before it looks for joins that are newer."""
+
+_READ_S = 5.0
+"""How long it waits for one that has arrived to read that all have; only who dies there takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ def meet(channel: Channel, base: str, seat: Seat) -> Run:
     channel.put(f"{prefix}/beat/{seat.rank}", "0")
     channel.put(f"{prefix}/in/{seat.rank}", nonce)
     answer: Any = json.loads(_awaited(channel, f"{prefix}/open"))
+    channel.put(f"{prefix}/read/{seat.rank}", nonce)
     if answer["error"]:
         raise ConfigError(answer["error"])
     return Run(prefix, tuple(answer["nodes"]), tuple(answer["hosts"]))
@@ -123,6 +129,11 @@ class _Host:
         hosts = [one["host"] for one in everyone]
         answer = {"error": error, "nodes": nodes, "hosts": hosts}
         self._channel.put(f"{self._prefix}/open", json.dumps(answer))
+        # Order matters: the store may go with this rank, which is free to go from here on.
+        read = [f"{self._prefix}/read/{rank}" for rank in self._others]
+        if read:
+            self._channel.until(time.monotonic() + _READ_S).wait(read)
+        self._channel.delete(read)
         self._sweep()
         if error:
             raise ConfigError(error)

@@ -1,0 +1,51 @@
+"""How the ranks come together, seen from those who are in a hurry."""
+
+from __future__ import annotations
+
+import queue
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from ckpt_core.coordination import StoreOptions, TorchStore, client
+
+LONG_S = 50.0
+
+
+class SlowToHear:
+    """A store whose client learns late that all ranks have come."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        action = getattr(self._real, name)
+
+        def late(*given: Any) -> Any:
+            if name != "set" and "/open" in str(given):
+                time.sleep(0.5)
+            return action(*given)
+
+        return late if callable(action) else action
+
+
+def test_rank_0_may_close_as_soon_as_it_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = client.open_store
+    monkeypatch.setattr(
+        client, "open_store", lambda *given, **more: SlowToHear(real(*given, **more))
+    )
+    told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def exchange(text: str | None) -> str:
+        if text is not None:
+            told.put(text)
+        return text or str(told.get(timeout=LONG_S))
+
+    def join_and_close(rank: int) -> None:
+        options = StoreOptions(address="127.0.0.1")
+        TorchStore.from_exchange(exchange, rank=rank, world_size=2, options=options).close()
+
+    with ThreadPoolExecutor(2) as ranks:
+        assert list(ranks.map(join_and_close, range(2))) == [None, None]
