@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ class _Places:
     def __init__(
         self, leaves: Sequence[StageItem], runs: Sequence[_Run], memory: dict[torch.device, Tensor]
     ) -> None:
-        self._offsets = [offset for _, offset, _ in leaves]
+        self._key = _key(leaves)
         self._of: list[Tensor] = []
         self._alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         self.items: list[StageItem] = []
@@ -104,18 +105,19 @@ class _Places:
 
     def fit(self, leaves: Sequence[StageItem]) -> bool:
         """Whether these are leaves of the same offsets, shapes, dtypes and devices."""
-        return [offset for _, offset, _ in leaves] == self._offsets and all(
-            place.shape == tensor.shape
-            and place.dtype == tensor.dtype
-            and place.get_device() == tensor.get_device()
-            for place, (tensor, _, _) in zip(self._of, leaves, strict=True)
-        )
+        return _key(leaves) == self._key
 
     def fill(self, leaves: Sequence[StageItem], devices: Devices) -> None:
         """Queue the copies of leaves that fit."""
         for numbers in self._alike.values():
             places = [self._of[number] for number in numbers]
             devices.copy_all(places, [leaves[number][0] for number in numbers])
+
+
+def _key(leaves: Sequence[StageItem]) -> tuple[list[Any], ...]:
+    """On whole lists, since a state may have a hundred thousand leaves."""
+    tensors, offsets = [item[0] for item in leaves], [item[1] for item in leaves]
+    return offsets, *(list(map(attrgetter(name), tensors)) for name in ("shape", "dtype", "device"))
 
 
 def _begin(used: int, run: _Run) -> int:
