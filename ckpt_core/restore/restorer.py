@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ckpt_core.coordination import Coordination, Json, NoCoordination
 from ckpt_core.errors import RestoreError
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 logger = logging.getLogger("ckpt_core")
-
-
-_Result = TypeVar("_Result")
 
 
 class Restorer:
@@ -165,7 +161,7 @@ class Restorer:
         def finish() -> tuple[Any, Json]:
             if search.broadcast is not None and found.shares is not None:
                 search.broadcast.run(found.shares, found.binding.destinations)
-            return _uncollected(found.binding.finish), None
+            return found.binding.finish(), None
 
         # Order matters: nothing of the objects that load changes before every rank has its bytes.
         done = self._together.exchange("restore.done", finish, step=step)
@@ -210,7 +206,7 @@ class Restorer:
         path = step_path(self._root, step)
 
         def read() -> ReadStep:
-            found = _uncollected(lambda: read_step(path, search, self._info, how=self._how))
+            found = read_step(path, search, self._info, how=self._how)
             if attempt not in ("", found.leaves.step.manifest.attempt):
                 raise Retired(path)
             return found
@@ -263,15 +259,3 @@ class Restorer:
             world_size=read.leaves.step.manifest.world_size,
             borrowed_from=read.owner.rank if borrowed else None,
         )
-
-
-def _uncollected(action: Callable[[], _Result]) -> _Result:
-    """Without cyclic garbage collection: many leaves set it off again and again, and none is in a cycle."""
-    collects = gc.isenabled()
-    try:
-        gc.disable()
-        return action()
-    finally:
-        # Danger: no call before this one, or an interrupt leaves the collector off.
-        if collects:
-            gc.enable()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_core.errors import CkptError, StateMismatch
+from ckpt_core.errors import StateMismatch
 from ckpt_core.restore import load
 from ckpt_core.system.files import Files
 from tests.devices.machines import CUDA, machine_of
 from tests.restore.harness import (
-    SHARD,
     BufferedOnly,
     Cold,
     HalfCached,
@@ -25,7 +23,6 @@ from tests.restore.harness import (
     ShortReads,
     Witness,
     assert_same,
-    flip,
     restore,
     restorer,
     small_state,
@@ -259,19 +256,3 @@ def test_any_tree_of_tensors_comes_back(
     live = [torch.zeros_like(tensor) for tensor in tensors]
     restorer(root, files=Cold() if cold else Files()).restore({"tensors": live})
     assert_same(live, tensors)
-
-
-@pytest.mark.parametrize("collects", [True, False])
-def test_the_garbage_collector_is_as_before_also_after_an_error(root: Path, collects: bool) -> None:
-    path = write_step(root, 1, {"a": torch.ones(3)})
-    try:
-        if not collects:
-            gc.disable()
-        assert restorer(root).restore({"a": torch.zeros(3)}) is not None
-        assert gc.isenabled() == collects
-        flip(path / SHARD, (path / SHARD).stat().st_size - 3)
-        with pytest.raises(CkptError):
-            restorer(root).restore({"a": torch.zeros(3)}, strict=True)
-        assert gc.isenabled() == collects
-    finally:
-        gc.enable()
