@@ -18,9 +18,10 @@ from ckpt_core.system.devices import NOTHING_QUEUED, Devices, Queued, Stream
 
 _log = logging.getLogger("ckpt_core")
 
-_UNDER_WAY_BYTES = 24 * 2**20
+_UNDER_WAY_BYTES = 64 * 2**20
 """Copies that are queued at a time: a copy engine takes its work in order, so that a small read of training's
-own waits for all of it (0.5 ms at 50 GB/s), whatever the priorities of streams are."""
+own waits for all of it (1.2 ms at 55 GB/s), whatever the priorities of streams are. With a third of it the
+engine ran dry now and then, while the stager waited for the interpreter's lock."""
 
 _UNDER_WAY = 2
 """How many are queued at least, since one after another is slow."""
