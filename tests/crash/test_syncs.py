@@ -37,9 +37,9 @@ NEEDED: dict[str, Case] = {
     "_exchange > sync_names [root]": ("replace_by_exchange", None),
     "StepStore._settled_trash > sync_names [root]": ("retire_and_recycle", None),
     "ensure_root > _sync_parent [parent]": ("first_save", None),
-    "StepStore.pin > add_pin [root]": ("pins", None),
-    "StepStore.pin > add_pin [.pins]": ("pins", None),
-    "StepStore.unpin > remove_pin [.pins]": ("pins", None),
+    "KeptSteps.pin > add_pin [root]": ("pins", None),
+    "KeptSteps.pin > add_pin [.pins]": ("pins", None),
+    "KeptSteps.unpin > remove_pin [.pins]": ("pins", None),
     f"{_QUARANTINE} [.corrupt]": ("corrupt_newest", None),
     f"{_QUARANTINE} [root]": ("corrupt_newest", None),
     "repair > sync_names [.inflight]": ("replace_by_two_renames", 3),
@@ -49,7 +49,7 @@ NEEDED: dict[str, Case] = {
 }
 NEEDLESS = {
     "StepStore._settled_trash > sync_names [.inflight]": "a retired step may as well be lost",
-    "StepStore.pin > add_pin [pin]": "the file is empty: its name says it all",
+    "KeptSteps.pin > add_pin [pin]": "the file is empty: its name says it all",
 }
 """Syncs whose loss breaks nothing, and why; they cost little and come with a function that others need."""
 
