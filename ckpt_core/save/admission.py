@@ -50,6 +50,10 @@ class Admission:
         self._around.failures.report(step)
         return inflight
 
+    def must_wait(self) -> bool:
+        """Whether `admit` would block now."""
+        return self._flights.full
+
     def admit(self, inflight: InFlight) -> None:
         """Start a checkpoint; blocks while as many as may be are in flight.
 

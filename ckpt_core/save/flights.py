@@ -131,6 +131,11 @@ class Flights:
         """Whether nothing is in flight. Takes no lock: it is asked at every step of an optimizer."""
         return not self._active
 
+    @property
+    def full(self) -> bool:
+        """Whether as many are in flight as may be. Takes no lock: only one thread starts any."""
+        return len(self._active) >= self._limit
+
     def is_staged(self, names: Iterable[str] | None, *, before: int | None) -> bool:
         """Whether training may change these leaves (None: all) of those of steps below `before` now."""
         names = None if names is None else tuple(names)

@@ -74,7 +74,9 @@ class PlainSaves:
         scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
         journal.pause_collector()
         plan = self._plan(state, scope)
-        journal.resume_collector()
+        if self._admission.must_wait():
+            # Where nothing waits, the collector would only walk the plan, and once more at the end.
+            journal.resume_collector()
         self._admission.admit(inflight)
         journal.pause_collector()
         self._start(inflight, plan)

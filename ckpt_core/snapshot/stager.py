@@ -27,6 +27,9 @@ from ckpt_core.system.threads import Monitor, Worker, join_all
 
 _log = logging.getLogger("ckpt_core")
 
+_KEPT_S = 0.5
+"""How long the thread holds on to its last job."""
+
 StageItem = tuple[torch.Tensor, int, int]
 """A live leaf, its offset in the shard file, and its bytes."""
 
@@ -270,10 +273,18 @@ class Stager:
 
     @torch.no_grad()
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        job = self._jobs.get()
+        while job is not None:
             try:
                 job()
             except BaseException:  # the thread outlives any job
                 _log.exception("a staging job failed outside its own error handling")
-            # It holds leaves and clones, and the next one may come in an hour.
-            del job
+            try:
+                # Whoever is the last to hold a job frees its leaves, by the thousand: not training, which
+                # may still be inside the `save` that made it.
+                following = self._jobs.get(timeout=_KEPT_S)
+            except queue.Empty:
+                # The next one may come in an hour.
+                job = None
+                following = self._jobs.get()
+            job = following
