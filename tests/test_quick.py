@@ -9,6 +9,9 @@ import pytest
 from tests.integrations.frameworks import FRAMEWORKS
 from tests.quick import TESTS, is_left_out
 
+IMPORTED = FRAMEWORKS.keys() & sys.modules.keys()
+"""By the files of tests, before any test has run."""
+
 
 @pytest.mark.parametrize(
     ("path", "left_out"),
@@ -30,5 +33,5 @@ def test_frameworks_ranks_and_kills_are_left_out(path: str, left_out: bool) -> N
 
 
 def test_no_framework_is_imported_by_what_is_left(pytestconfig: pytest.Config) -> None:
-    if pytestconfig.getoption("--quick"):  # then every file of it has been imported by now
-        assert not FRAMEWORKS.keys() & sys.modules.keys()
+    if pytestconfig.getoption("--quick"):
+        assert not IMPORTED

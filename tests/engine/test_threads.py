@@ -79,7 +79,8 @@ except RestoreError:
 limit(most)
 assert ck.restore(dict(state)).step == 2
 ck.close()
-assert threading.active_count() == 1
+while threading.active_count() > 1:  # readers say that they have ended just before they do
+    time.sleep(0.001)
 Checkpointer(where + "/root", options).close()
 print("ok")
 """
