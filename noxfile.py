@@ -45,7 +45,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def quick(session: nox.Session) -> None:
-    """The tests that need no framework, no ranks and no kill: an answer in a minute and a half."""
+    """The tests that need no framework, no ranks and no kill: an answer in two minutes."""
     install(session, "-e", ".[test,bench]")
     session.run("pytest", "--quick", *PARALLEL, *session.posargs)
 
