@@ -135,4 +135,4 @@ class Batch:
         start, stop = pieces[0].at, pieces[-1].at + pieces[-1].nbytes
         self._sender.devices.send(room[: stop - start], self._source[start:stop])
         parts = [room[x.at - start : x.at - start + x.nbytes] for x in pieces]
-        self._sender.devices.spread([piece.target for piece in pieces], parts)
+        self._sender.devices.copy_all([piece.target for piece in pieces], parts)

@@ -64,7 +64,7 @@ class Flights:
         """
 
         def enter() -> bool:
-            if len(self._active) >= self._limit:
+            if self.full:
                 return False
             self._active.append(inflight)
             return True

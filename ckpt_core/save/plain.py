@@ -154,5 +154,6 @@ class PlainSaves:
     def _resolve_mode(self, leaves: tuple[Leaf, ...]) -> Mode:
         if self.mode is not Mode.AUTO:
             return self.mode
-        on_device = self._pipeline.devices.of_all([leaf.tensor for leaf in leaves])
-        return Mode.DEVICE if on_device else Mode.HOST
+        devices = self._pipeline.devices
+        on_one = devices.in_use() and any(devices.of(leaf.tensor) is not None for leaf in leaves)
+        return Mode.DEVICE if on_one else Mode.HOST

@@ -6,8 +6,8 @@
 From a device nothing is copied to the host on the training thread: eager leaves are cloned on their device,
 in the stream of training, so that later work of that stream cannot reach the clone; the stager then copies
 clones and lazy leaves on a stream of its own for each device, behind an event that training recorded there
-inside `save`, after the clones. It waits for no copy before the last one is queued: training's stream does,
-before its next update.
+inside `save`, after the clones. Training may go on once copies are queued: its stream waits for them, before
+its next update. The stager waits only where many are under way.
 """
 
 from __future__ import annotations
@@ -160,14 +160,21 @@ class Reading:
         """
         if not snapshot.enter_copy():
             raise StagingError(f"step {snapshot.step} was given up while it was being staged")
-        try:
+        with _entered(snapshot, self.streams):
             yield
-        except BaseException:
-            self.streams.settle()
-            raise
-        finally:
-            # Order matters: training may change these leaves as soon as the snapshot knows.
-            snapshot.leave_copy()
+
+
+@contextlib.contextmanager
+def _entered(snapshot: Snapshot, streams: CopyStreams) -> Iterator[None]:
+    """Copies behind `enter_copy`; after an error none is under way any more."""
+    try:
+        yield
+    except BaseException:
+        streams.settle()
+        raise
+    finally:
+        # Order matters: training may change these leaves as soon as the snapshot knows.
+        snapshot.leave_copy()
 
 
 def look_at(
@@ -176,13 +183,9 @@ def look_at(
     """Read what is to be compared with other ranks, unless the checkpoint was given up meanwhile."""
     if not snapshot.enter_copy():
         return
-    try:
+    with _entered(snapshot, streams):
         audit.read_lazy(streams, among)
-    finally:
-        try:
-            streams.settle()
-        finally:
-            snapshot.leave_copy()
+        streams.settle()
 
 
 def stage_items(

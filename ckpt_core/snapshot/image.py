@@ -329,9 +329,7 @@ class ShardImage:
             self._submit(chunk, offset, length)
 
     def _submit(self, chunk: _Open, offset: int, nbytes: int) -> None:
-        ready = NOTHING_QUEUED
-        if chunk.devices:
-            ready = self._streams.queued(chunk.devices)
+        ready = self._streams.queued(chunk.devices) if chunk.devices else NOTHING_QUEUED
         if chunk is self._open:
             self._open = None
         index = offset // self._chunk_bytes

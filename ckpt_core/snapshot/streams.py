@@ -89,9 +89,8 @@ class CopyStreams:
                 self.devices.copy(target, self.devices.collect(tensors))
                 return
             except RuntimeError as exc:
-                _log.warning(
-                    "leaves are copied one by one, since they cannot be collected: %s", exc
-                )
+                # Slower, for each run again: no warning.
+                _log.info("leaves are copied one by one, since they cannot be collected: %s", exc)
         at = 0
         for tensor in tensors:
             copy_range(tensor, 0, target[at : at + tensor.nbytes], devices=self.devices)
@@ -145,7 +144,8 @@ class CopyStreams:
         try:
             return self.devices.flat(nbytes, device)
         except RuntimeError as exc:
-            _log.warning("no %d bytes on %s for copies: %s", nbytes, device, exc)
+            # Whoever asked says what becomes of it.
+            _log.info("no %d bytes on %s for copies: %s", nbytes, device, exc)
             return None
 
     def enter(self, device: torch.device) -> Stream:

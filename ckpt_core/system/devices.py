@@ -208,9 +208,9 @@ class Devices:
         flat: Tensor = torch._utils._flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
         return flat.view(torch.uint8)
 
-    def copy_all(self, places: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    def copy_all(self, targets: list[Tensor], sources: list[Tensor]) -> None:
         """Queue copies of tensors into others of the same shapes and device, as `collect` does."""
-        torch._foreach_copy_(list(places), list(tensors), non_blocking=True)
+        torch._foreach_copy_(targets, sources, non_blocking=True)
 
     def clone(self, tensor: Tensor) -> Tensor:
         """A copy in memory of its own, made by the stream that is current on this thread.
@@ -259,10 +259,6 @@ class Devices:
         an event behind the copy. Of memory that is not page-locked it is copied at once.
         """
         target.copy_(source, non_blocking=True)
-
-    def spread(self, targets: list[Tensor], sources: list[Tensor]) -> None:
-        """Queue copies from tensors of a device to others of it, of the same shapes, likewise."""
-        torch._foreach_copy_(targets, sources)
 
     # -- memory ----------------------------------------------------------------------------------
 

@@ -200,16 +200,12 @@ class LateDevices(Devices):
         made = self.flat(sum(tensor.nbytes for tensor in tensors), device)
         places = made.split([tensor.nbytes for tensor in tensors])
         for place, tensor in zip(places, tensors, strict=True):
-            self.copy_all([place.view(tensor.dtype).view(tensor.shape)], [tensor])
+            self._copy_within(place.view(tensor.dtype).view(tensor.shape), tensor)
         return made
 
-    def copy_all(self, places: Any, tensors: Any) -> None:
-        for place, tensor in zip(places, tensors, strict=True):
-            device = self.of(place)
-            assert device is not None
-            assert (place.shape, device) == (tensor.shape, self.of(tensor))
-            work = _Work(partial(self._raw(place).copy_, self._raw(tensor)))
-            self.queue(self._current(device), work)
+    def copy_all(self, targets: list[Tensor], sources: list[Tensor]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            self._copy_within(target, source)
 
     def hold_back(self, behind: Queued) -> None:
         for device, event in behind.events.items():
@@ -241,19 +237,19 @@ class LateDevices(Devices):
         return memoryview(np.full(nbytes, _UNWRITTEN, np.uint8))
 
     def send(self, target: Tensor, source: Tensor) -> None:
-        # The source as it is when its turn comes.
-        self._fill(target, source)
-
-    def spread(self, targets: list[Tensor], sources: list[Tensor]) -> None:
-        for target, source in zip(targets, sources, strict=True):
-            self._fill(target, self._raw(source))
-
-    def _fill(self, target: Tensor, source: Tensor) -> None:
         device, raw = self.of(target), self._raw(target)
         assert device is not None
+        # The source as it is when its turn comes.
         self.queue(self._current(device), _Work(lambda: raw.copy_(source)))
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _copy_within(self, target: Tensor, source: Tensor) -> None:
+        device = self.of(target)
+        assert device is not None
+        assert (target.shape, device) == (source.shape, self.of(source))
+        work = _Work(partial(self._raw(target).copy_, self._raw(source)))
+        self.queue(self._current(device), work)
 
     def copies_into(self, start: int, end: int) -> int:
         """Copies that are queued and will write to host memory start..end."""

@@ -64,9 +64,9 @@ class Counting(LateDevices):
         self.sends += 1
         super().send(target, source)
 
-    def spread(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    def copy_all(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         self.spreads += 1
-        super().spread(targets, sources)
+        super().copy_all(targets, sources)
 
     def finish(self, event: LateEvent) -> None:
         self.waits += 1
