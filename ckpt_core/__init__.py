@@ -35,7 +35,7 @@ from ckpt_core.errors import (
     UnknownFormat,
     UntrustedData,
 )
-from ckpt_core.options import Options
+from ckpt_core.options import Level, Options
 from ckpt_core.policy import Auto, EveryNSteps, EverySeconds
 from ckpt_core.types import DirectIO, Mode, OnError
 
@@ -78,6 +78,7 @@ __all__ = [
     "EverySeconds",
     "FilesSave",
     "LayerwiseSave",
+    "Level",
     "Mode",
     "NotCommitted",
     "OnError",

@@ -1,5 +1,15 @@
 """How a Checkpointer behaves: every option, its default, presets, and what the environment sets."""
 
+from ckpt_core.options.level import SCHEMES, Level, parse_levels, scheme_of
 from ckpt_core.options.options import ENV_PREFIX, Options, checked_options, checked_root
 
-__all__ = ["ENV_PREFIX", "Options", "checked_options", "checked_root"]
+__all__ = [
+    "ENV_PREFIX",
+    "SCHEMES",
+    "Level",
+    "Options",
+    "checked_options",
+    "checked_root",
+    "parse_levels",
+    "scheme_of",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.errors import ConfigError
+from ckpt_core.options.level import Level, parse_levels
 from ckpt_core.options.presets import preset_fields
 from ckpt_core.types import DirectIO, Mode, OnError
 from ckpt_core.units import ALIGN_BYTES, parse_bytes, parse_duration
@@ -56,6 +57,8 @@ class Options:
             it, whatever `on_error` says. False: both return at once.
         events_file: append every event to this file as a JSON line, and each barrier of training; None:
             do not. For `ckpt-core tune`, and for whoever wants to look. All ranks may name the same.
+        levels: more roots, in their order, to which committed steps are taken behind training: `Level`s, or
+            what makes one (mappings of its fields, URLs; in the environment JSON of that).
     """
 
     in_flight: int = 2
@@ -75,6 +78,7 @@ class Options:
     pipelined: bool = True
     blocking: bool = False
     events_file: str | os.PathLike[str] | None = None
+    levels: Sequence[Level | Mapping[str, Any] | str] = ()
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -152,6 +156,8 @@ def _checked(name: str, value: Any) -> Any:
         if not isinstance(value, bool):
             raise ConfigError(f"{name}={value!r} must be True or False")
         return value
+    if name == "levels":
+        return parse_levels(value)
     if name == "events_file":
         if not isinstance(value, str | os.PathLike) or not os.fspath(value):
             raise ConfigError(f"events_file={value!r} is not a path: name a file, or None")

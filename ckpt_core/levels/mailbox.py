@@ -1,0 +1,210 @@
+"""What a Checkpointer and the agent of its root tell one another: two small files in `.levels/`.
+
+    plan.json     by the Checkpointer that leads the root: which levels, of which run and session
+    status.json   by the agent: what has reached which level, what is on its way, what is wrong
+    .lock         held by the agent for its life: there is never more than one
+    agent.log     what the agent has to say
+
+A file is replaced by one rename, so that a reader sees all of it or the one before. Neither has to survive a
+power loss: the plan is written anew by each Checkpointer, and the status is found again by asking the levels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from ckpt_core.options import Level, parse_levels
+
+LEVELS = ".levels"
+"""The folder in the root; readers of steps ignore it."""
+
+PLAN = "plan.json"
+STATUS = "status.json"
+AGENT_LOG = "agent.log"
+PROTOCOL = 1
+"""An agent that meets a plan of another protocol ends, and leaves the root to the agent of that plan."""
+
+REMEMBERED = 500
+"""How many steps of each kind a status names, the newest."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the agent of a root is to do.
+
+    Attributes:
+        run: id of the run; the same in all levels.
+        session: counts the Checkpointers that have opened this run. An agent publishes nothing at a level
+            that has seen a higher one.
+        token: of the Checkpointer that wrote it, so that answers can be told apart.
+        levels: in their order.
+        closed: the Checkpointer has been closed, and no step comes any more.
+        sweeps: this root's agent is the one that deletes what others left at the levels (the first root's).
+        protocol: see `PROTOCOL`.
+        release: of ckpt_core.
+    """
+
+    run: str
+    session: int
+    token: str
+    levels: tuple[Level, ...]
+    closed: bool = False
+    sweeps: bool = True
+    protocol: int = PROTOCOL
+    release: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` takes."""
+        levels = [level.to_json() for level in self.levels]
+        return {**dataclasses.asdict(self), "levels": levels}
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any]) -> Self:
+        """As `to_json` gave it; keys that are not known are ignored."""
+        known = {one.name for one in dataclasses.fields(cls)}
+        values = {name: value for name, value in obj.items() if name in known}
+        return cls(**{**values, "levels": parse_levels(values["levels"])})
+
+
+@dataclass
+class LevelStatus:
+    """What the agent knows of one level.
+
+    Attributes:
+        url: which.
+        steps: whole there, as it was last seen: step -> attempt.
+        reached: steps of this root that have come there, the newest last; also those that are retired since.
+        skipped: steps that were to go there and never will: passed over for newer ones, or retired before.
+        sending: the step that is on its way; None: none is.
+        sent_bytes, total_bytes: of that one.
+        problem: why it cannot go on now, for people; "" when all is well.
+        hopeless: the problem does not go away by itself.
+        since_s: wall-clock time at which the problem began; 0: none.
+        tries: how often the present step has been tried.
+        bytes_all: sent by this agent since it began.
+        busy_s: time that it took.
+    """
+
+    url: str
+    steps: dict[int, str] = field(default_factory=dict)
+    reached: list[int] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+    sending: int | None = None
+    sent_bytes: int = 0
+    total_bytes: int = 0
+    problem: str = ""
+    hopeless: bool = False
+    since_s: float = 0.0
+    tries: int = 0
+    bytes_all: int = 0
+    busy_s: float = 0.0
+
+    def has_reached(self, step: int) -> None:
+        """Note that a step has come there."""
+        _remember(self.reached, step)
+
+    def has_skipped(self, step: int) -> None:
+        """Note that a step never will."""
+        _remember(self.skipped, step)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` takes."""
+        return {**dataclasses.asdict(self), "steps": list(self.steps.items())}
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any]) -> Self:
+        """As `to_json` gave it; keys that are not known are ignored."""
+        known = {one.name for one in dataclasses.fields(cls)}
+        values = {name: value for name, value in obj.items() if name in known}
+        return cls(**{**values, "steps": dict(values.get("steps", ()))})
+
+
+@dataclass
+class Status:
+    """What the agent of a root says of itself.
+
+    Attributes:
+        pid, host: of the agent.
+        token: of the plan that it goes by.
+        levels: in the order of the plan.
+        written_s: wall-clock time of this writing, for people.
+        ended: it has ended, or is about to, and why ("up to date", "fenced", ...); "" while it works.
+    """
+
+    pid: int
+    host: str
+    token: str
+    levels: list[LevelStatus] = field(default_factory=list)
+    written_s: float = 0.0
+    ended: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` takes."""
+        return {**dataclasses.asdict(self), "levels": [level.to_json() for level in self.levels]}
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any]) -> Self:
+        """As `to_json` gave it; keys that are not known are ignored."""
+        known = {one.name for one in dataclasses.fields(cls)}
+        values = {name: value for name, value in obj.items() if name in known}
+        return cls(**{**values, "levels": [LevelStatus.from_json(one) for one in values["levels"]]})
+
+
+def write_plan(root: Path, plan: Plan) -> None:
+    """Tell the agent of a root what to do. Raises OSError."""
+    _write(root, PLAN, plan.to_json())
+
+
+def read_plan(root: Path) -> Plan | None:
+    """What the agent of a root is to do; None when there is no plan that can be read."""
+    obj = _read(root, PLAN)
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # ConfigError is one
+        return None if obj is None else Plan.from_json(obj)
+    return None
+
+
+def write_status(root: Path, status: Status) -> None:
+    """Say what the agent has done. Raises OSError."""
+    status.written_s = time.time()
+    _write(root, STATUS, status.to_json())
+
+
+def read_status(root: Path) -> Status | None:
+    """What the agent of a root has last said; None when it has said nothing that can be read."""
+    obj = _read(root, STATUS)
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        return None if obj is None else Status.from_json(obj)
+    return None
+
+
+def _write(root: Path, name: str, obj: dict[str, Any]) -> None:
+    folder = root / LEVELS
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+    fresh = folder / f".{name}.{os.getpid()}"
+    fresh.write_text(json.dumps(obj))
+    fresh.replace(folder / name)
+
+
+def _read(root: Path, name: str) -> Any:
+    try:
+        obj = json.loads((root / LEVELS / name).read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return obj if isinstance(obj, dict) else None
+
+
+def _remember(steps: list[int], step: int) -> None:
+    if step in steps:
+        return
+    steps.append(step)
+    steps.sort()
+    del steps[:-REMEMBERED]

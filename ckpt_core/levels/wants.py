@@ -1,0 +1,37 @@
+"""Which steps a level still wants. Pure: the agent, the retention of roots and `ls` all ask here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ckpt_core.options import Level
+
+
+def meets(step: int, level: Level) -> bool:
+    """Whether a step goes to a level while training goes on."""
+    return step % level.every == 0
+
+
+def wanted(
+    here: Mapping[int, str], level: Level, *, there: Mapping[int, str], last: bool = False
+) -> tuple[int, ...]:
+    """Steps that a level wants and does not have, in the order in which they are to be sent.
+
+    Those that are newer than all that is there, and those that are there from another save of the same step;
+    of these the newest `backlog`, ascending. What is behind more than that is passed over.
+
+    Args:
+        here: committed steps of the level or levels before it, with their attempts.
+        there: what is whole at the level, likewise.
+        last: nobody saves any more, so that the newest step goes there whatever `every` says.
+    """
+    newest = max(there, default=-1)
+    fitting = {step for step in here if meets(step, level)}
+    if last and here:
+        fitting.add(max(here))
+    open_ones = [
+        step
+        for step in fitting
+        if there.get(step) != here[step] and (step > newest or step in there)
+    ]
+    return tuple(sorted(open_ones)[-level.backlog :])

@@ -1,0 +1,37 @@
+"""What a restore asks of levels beyond its root. `ckpt_core.levels` answers; here is only the question."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class FurtherLevels(Protocol):
+    """Where else steps may be. Asked by the rank that leads a root, inside `restore`."""
+
+    def steps(self) -> dict[int, str]:
+        """Steps that some level holds whole, with their attempts; of several saves of a step the nearest's.
+
+        A level that is away counts as empty, with a warning.
+        """
+
+    def bring(self, step: int, attempt: str) -> None:
+        """Make that save of a step a committed step of the root, every byte verified, from the nearest level.
+
+        What the root has of that step is replaced as a whole.
+
+        Raises:
+            CorruptCheckpoint: no level holds it whole.
+            RestoreError: it cannot be brought now (a level is away, or the disk full).
+        """
+
+
+class NoFurtherLevels:
+    """The root is all there is."""
+
+    def steps(self) -> dict[int, str]:
+        """None."""
+        return {}
+
+    def bring(self, step: int, attempt: str) -> None:
+        """Never called, since there are no steps."""
+        raise AssertionError(f"step {step} is nowhere else")
