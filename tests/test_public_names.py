@@ -10,8 +10,8 @@ import pytest
 NAMES = {
     "ckpt_core": """
         Auto BarrierError Checkpointer CkptError CommitError ConfigError CoordinationTimeout CorruptCheckpoint
-        DirectIO EveryNSteps EverySeconds FilesSave LayerwiseSave Mode NotCommitted OnError Options
-        PersistError Report RestoreError RestoredStep RngState RootBusy SaveHandle StagingError StateMismatch
+        DirectIO EveryNSteps EverySeconds FilesSave LayerwiseSave Level Mode NotCommitted OnError
+        Options PersistError Report RestoreError RestoredStep RngState RootBusy SaveHandle StagingError StateMismatch
         StoreOptions TorchStore UnknownFormat UntrustedData __version__ committed_directories committed_steps
         load step_path verify
     """,

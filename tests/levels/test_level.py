@@ -1,0 +1,120 @@
+"""What a user may say of a level, and what a level wants."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt_core import ConfigError, Level, Options
+from ckpt_core.levels import wanted
+from ckpt_core.levels.mailbox import (
+    LevelStatus,
+    Plan,
+    Status,
+    read_plan,
+    read_status,
+    write_plan,
+    write_status,
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "level"),
+    [
+        (["s3://bucket/run/"], Level("s3://bucket/run")),
+        ([{"url": "S3://bucket/run", "every": 10}], Level("s3://bucket/run", every=10)),
+        ('[{"url": "gs://b", "bandwidth": "200MB/s"}]', Level("gs://b", bandwidth=200_000_000)),
+        (["file:///data/run"], Level("/data/run")),
+        ([Path("/data/run/")], Level("/data/run")),
+        (["run"], Level(os.path.abspath("run"))),
+    ],
+)
+def test_levels_are_given_as_objects_mappings_urls_or_json(given: Any, level: Level) -> None:
+    assert Options(levels=given).levels == (level,)
+
+
+@pytest.mark.parametrize(
+    ("levels", "text"),
+    [
+        (["http://host/run"], "unknown scheme: known are s3://"),
+        (["s3://"], "names no bucket"),
+        ([{"every": 10}], "number 1: url is missing"),
+        (["/a", {"url": "/b", "evry": 10}], "number 2: 'evry' is no field of a level: known are url"),
+        ([Level("/a"), "/a"], "/a is given twice"),
+        ([{"url": "/a", "every": 0}], "every=0 must be an int of at least 1"),
+        ([{"url": "/a", "keep_last": True}], "keep_last=True must be"),
+        ([{"url": "/a", "bandwidth": "fast"}], "bandwidth='fast' is not a size"),
+        ([{"url": "/a", "bandwidth": 0}], "bandwidth=0 lets nothing through"),
+        ([7], "number 1: 7 is no level"),
+        (7, "levels=7 is no list"),
+        ("s3://bucket/run", "is no JSON"),
+    ],
+)
+def test_what_is_no_level_is_refused_by_name(levels: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text.replace("(", r"\(")):
+        Options(levels=levels)
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="holds credentials") as found:
+        Level("s3://key:secret@bucket/run")
+    assert "secret" not in str(found.value)
+
+
+def test_the_environment_names_levels_as_json() -> None:
+    environ = {"CKPT_CORE_LEVELS": '[{"url": "s3://bucket/run", "every": 100}]'}
+    assert Options.from_env(environ).levels == (Level("s3://bucket/run", every=100),)
+
+
+STEPS = st.dictionaries(st.integers(0, 60), st.sampled_from(["a", "b"]), max_size=12)
+
+
+@given(
+    here=STEPS,
+    there=STEPS,
+    every=st.integers(1, 7),
+    backlog=st.integers(1, 4),
+    last=st.booleans(),
+)
+def test_a_level_wants_the_newest_steps_that_it_lacks(
+    here: dict[int, str], there: dict[int, str], every: int, backlog: int, last: bool
+) -> None:
+    level = Level("/far", every=every, backlog=backlog)
+    wants = wanted(here, level, there=there, last=last)
+    newest = max(here, default=None)
+    assert list(wants) == sorted(set(wants))
+    assert len(wants) <= backlog
+    for step in wants:
+        assert here[step] != there.get(step)
+        assert step % every == 0 or (last and step == newest)
+        assert step in there or step > max(there, default=-1)
+    if last and newest is not None and newest > max(there, default=-1):
+        assert wants[-1] == newest
+    # Sent in this order, they are all that it ever wants of these.
+    after = {**there, **{step: here[step] for step in wants}}
+    assert wants == () or wanted(here, level, there=after, last=last)[-1:] != wants[-1:]
+
+
+def test_plan_and_status_come_back_as_they_were_written(tmp_path: Path) -> None:
+    assert read_plan(tmp_path) is None and read_status(tmp_path) is None
+    plan = Plan("c0ffee", 3, "t", (Level("s3://b/run", every=5), Level("/far")), closed=True)
+    write_plan(tmp_path, plan)
+    one = LevelStatus("/far", steps={10: "000000000010-0a0b0c0d"}, sending=20, problem="away")
+    one.has_reached(10)
+    status = Status(7, "host", "t", [one])
+    write_status(tmp_path, status)
+    assert read_plan(tmp_path) == plan
+    assert read_status(tmp_path) == status
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"levels": 7}', "{" * 10_000])
+def test_a_plan_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".levels").mkdir()
+    for name in ("plan.json", "status.json"):
+        (tmp_path / ".levels" / name).write_text(text)
+    assert read_plan(tmp_path) is None and read_status(tmp_path) is None
