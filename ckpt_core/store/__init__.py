@@ -12,6 +12,8 @@ The other ranks of a job that share the root use `GuestStore`: they write their 
 leave every change of names to the rank that leads.
 
 Readers need none of it: `committed_steps`, `step_path`, `resolve` and `writer_of` neither lock nor write.
+A further level that is a directory has its steps changed by `place`, `take_away` and `bring_back` alone,
+each time under the lock for a moment.
 
 Idea: a directory named `step-*` exists if and only if it is complete, so names are the only index
 and there is no `latest` file. Every change of names is ordered: bytes are durable before their name
@@ -23,6 +25,8 @@ and never goes back); LightCheck (two mappings).
 
 from ckpt_core.store.directories import file_path
 from ckpt_core.store.guest import GuestStore
+from ckpt_core.store.kept import KeptSteps
+from ckpt_core.store.leaving import take_away
 from ckpt_core.store.lock import RootLock, writer_of
 from ckpt_core.store.names import (
     CORRUPT,
@@ -31,12 +35,17 @@ from ckpt_core.store.names import (
     committed_steps,
     entries,
     is_committed,
+    is_real_dir,
     listing,
     resolve,
     step_path,
 )
-from ckpt_core.store.publish import Attempt
+from ckpt_core.store.pins import pinned_steps
+from ckpt_core.store.publish import Attempt, place, sync_names
+from ckpt_core.store.repair import bring_back
+from ckpt_core.store.retention import choose_retired
 from ckpt_core.store.store import StepStore
+from ckpt_core.store.trees import ensure_dir, ensure_root, find_root, remove_tree
 
 __all__ = [
     "CORRUPT",
@@ -44,14 +53,26 @@ __all__ = [
     "SLOTS",
     "Attempt",
     "GuestStore",
+    "KeptSteps",
     "RootLock",
     "StepStore",
+    "bring_back",
+    "choose_retired",
     "committed_steps",
+    "ensure_dir",
+    "ensure_root",
     "entries",
     "file_path",
+    "find_root",
     "is_committed",
+    "is_real_dir",
     "listing",
+    "pinned_steps",
+    "place",
+    "remove_tree",
     "resolve",
     "step_path",
+    "sync_names",
+    "take_away",
     "writer_of",
 ]

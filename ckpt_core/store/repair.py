@@ -46,7 +46,7 @@ def repair(root: Path, *, files: Files, slots: Slots) -> None:
         # Order matters: a killed process may have left a step unpublished in memory only. Its files
         # must not go before its name has gone for good.
         sync_names(files, root)
-        _bring_back(root, files)
+        bring_back(root, files=files)
     try:
         for entry in entries(root / INFLIGHT):
             remove_tree(files, Path(entry.path))
@@ -55,7 +55,14 @@ def repair(root: Path, *, files: Files, slots: Slots) -> None:
         logger.warning("could not clear leftovers in %s: %s; they take space only", root, exc)
 
 
-def _bring_back(root: Path, files: Files) -> None:
+def bring_back(root: Path, *, files: Files) -> None:
+    """Give what was being replaced or retired its name again, durably, where nothing else has it.
+
+    Called with the root's lock held.
+
+    Raises:
+        OSError: not everything has its name.
+    """
     moved = False
     for path in _replaced(root):
         home = root / _home_name(path.name)

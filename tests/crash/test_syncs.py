@@ -44,8 +44,8 @@ NEEDED: dict[str, Case] = {
     f"{_QUARANTINE} [root]": ("corrupt_newest", None),
     "repair > sync_names [.inflight]": ("replace_by_two_renames", 3),
     "repair > sync_names [root]": ("retire_and_recycle", 5),
-    "repair > _bring_back [root]": ("replace_by_two_renames", 3),
-    "repair > _bring_back [.inflight]": ("replace_by_two_renames", 3),
+    "repair > bring_back [root]": ("replace_by_two_renames", 3),
+    "repair > bring_back [.inflight]": ("replace_by_two_renames", 3),
 }
 NEEDLESS = {
     "StepStore._settled_trash > sync_names [.inflight]": "a retired step may as well be lost",

@@ -1,0 +1,116 @@
+"""The manifests of a directory of steps, decoded once for as long as they stay the same."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import threading
+from pathlib import Path
+
+from ckpt_core.errors import CkptError
+from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from ckpt_core.store import is_real_dir
+from ckpt_core.system.files import Files
+from ckpt_core.types import parse_step_dir
+
+logger = logging.getLogger(__name__)
+
+Seen = tuple[int, int, int]
+"""What tells one writing of a file from another: its inode, when it was written, its length."""
+
+
+class Looked:
+    """What has a manifest in a root: steps and directories of files. Thread-safe, without a lock."""
+
+    def __init__(self, root: Path, *, files: Files) -> None:
+        self._root = root
+        self._files = files
+        self._known: dict[str, tuple[Seen, Manifest | None]] = {}
+        self._lock = threading.Lock()
+
+    def manifest(self, name: str) -> Manifest | None:
+        """That of what has a name in the root; None when nothing whole has, said once in the log.
+
+        Raises:
+            OSError: it cannot be told.
+        """
+        try:
+            seen = _seen(self._root / name)
+            with self._lock:
+                known = self._known.get(name)
+            if known is not None and known[0] == seen:
+                return known[1]
+            found = self._decoded(name)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        with self._lock:
+            self._known[name] = (seen, found)
+        return found
+
+    def _decoded(self, name: str) -> Manifest | None:
+        try:
+            return self.fresh(name)
+        except CkptError as exc:
+            logger.warning("%s is left out: %s", self._root / name, exc)
+            return None
+
+    def fresh(self, name: str) -> Manifest:
+        """The same, read now.
+
+        Raises:
+            FileNotFoundError: it has none.
+            CorruptCheckpoint, UnknownFormat: it is damaged, or that of a newer release.
+        """
+        path = self._root / name / MANIFEST_NAME
+        manifest = Manifest.decode(self.read(name), path=path)
+        is_step = parse_step_dir(name)
+        if (manifest.directory is None) != (is_step is not None):
+            raise FileNotFoundError(errno.ENOENT, "it is a copy of something else", str(path))
+        return manifest
+
+    def read(self, name: str) -> bytes:
+        """The bytes of its manifest. Raises OSError."""
+        if not is_real_dir(self._root / name):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        data = read_whole(self._root / name / MANIFEST_NAME, MAX_MANIFEST_BYTES, files=self._files)
+        if data is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return data
+
+
+def read_whole(path: Path, most: int, *, files: Files) -> bytes | None:
+    """The bytes of a small file; None when it is not there, no regular file, or longer than `most`.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        fd = files.open_read(path)
+    except FileNotFoundError:
+        return None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            return None
+        return read_fd(fd, found.st_size, files=files)
+    finally:
+        files.close(fd)
+
+
+def read_fd(fd: int, nbytes: int, *, files: Files, offset: int = 0) -> bytes:
+    """So many bytes from an offset on, or fewer where the file ends before."""
+    data = bytearray(nbytes)
+    done = 0
+    while done < nbytes:
+        got = files.preadv(fd, [memoryview(data)[done:]], offset + done)
+        if got == 0:
+            break
+        done += got
+    return bytes(data[:done])
+
+
+def _seen(folder: Path) -> Seen:
+    found = os.lstat(folder / MANIFEST_NAME)
+    return found.st_ino, found.st_mtime_ns, found.st_size
