@@ -40,12 +40,13 @@ from ckpt_core.policy import Auto, EveryNSteps, EverySeconds
 from ckpt_core.types import DirectIO, Mode, OnError
 
 if TYPE_CHECKING:
+    from ckpt_core.anywhere import committed_directories, committed_steps, load, verify
     from ckpt_core.checkpointer import Checkpointer
     from ckpt_core.coordination import StoreOptions, TorchStore
-    from ckpt_core.restore import Report, RestoredStep, committed_directories, load, verify
+    from ckpt_core.restore import Report, RestoredStep
     from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle
     from ckpt_core.state import RngState
-    from ckpt_core.store import committed_steps, step_path
+    from ckpt_core.store import step_path
 
 _LAZY = {
     "Checkpointer": "ckpt_core.checkpointer",
@@ -57,11 +58,11 @@ _LAZY = {
     "SaveHandle": "ckpt_core.save",
     "StoreOptions": "ckpt_core.coordination",
     "TorchStore": "ckpt_core.coordination",
-    "committed_directories": "ckpt_core.restore",
-    "committed_steps": "ckpt_core.store",
-    "load": "ckpt_core.restore",
+    "committed_directories": "ckpt_core.anywhere",
+    "committed_steps": "ckpt_core.anywhere",
+    "load": "ckpt_core.anywhere",
     "step_path": "ckpt_core.store",
-    "verify": "ckpt_core.restore",
+    "verify": "ckpt_core.anywhere",
 }
 
 __all__ = [

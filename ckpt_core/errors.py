@@ -41,7 +41,7 @@ class CkptError(Exception):
         super().__init__(message)
         self.step = step
         self.rank = rank
-        self.path = None if path is None else Path(path)
+        self.path = Path(path) if isinstance(path, str) else path
 
 
 class ConfigError(CkptError, ValueError):

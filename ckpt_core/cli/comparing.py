@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from ckpt_core.cli.sides import Side
@@ -66,7 +65,7 @@ class Differences:
         return not (self.only_a or self.only_b or self.tensors or self.values)
 
 
-def compare(a: Path, b: Path, *, as_json: bool) -> bool:
+def compare(a: str, b: str, *, as_json: bool) -> bool:
     """Print what differs; False when anything does.
 
     Raises:
@@ -74,9 +73,9 @@ def compare(a: Path, b: Path, *, as_json: bool) -> bool:
         CorruptCheckpoint, UnknownFormat, RestoreError: one cannot be read, or holds parts of leaves only
             (the root of one node), so nothing is known.
     """
-    with opened(a) as first, opened(b) as second, LeafReader(first) as x, LeafReader(second) as y:
+    with opened(a) as x, opened(b) as y:
         found = _Comparison((x, y)).run()
-        names = str(first.path), str(second.path)
+        names = str(x.leaves.step.path), str(y.leaves.step.path)
     if as_json:
         say_json({"a": names[0], "b": names[1], "same": found.none, **asdict(found)})
     else:

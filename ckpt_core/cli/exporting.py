@@ -15,7 +15,7 @@ from ckpt_core.cli.parts import Part
 from ckpt_core.cli.steps import opened, rank_of
 from ckpt_core.cli.text import count_text, note, say, say_json, shorten, size_text
 from ckpt_core.errors import ConfigError
-from ckpt_core.restore import LeafReader, RankLeaves
+from ckpt_core.restore import RankLeaves
 from ckpt_core.system.files import Files
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def export_step(request: ExportRequest) -> bool:
     kind = _format(request)
     made = Exported()
     with replacing(request.file, force=request.force) as file:
-        with opened(request.path, request.step) as step, LeafReader(step) as reader:
-            leaves = reader.of_rank(rank_of(step, request.rank))
+        with opened(request.path, request.step) as reader:
+            leaves = reader.of_rank(rank_of(reader.leaves.step, request.rank))
             if kind is Format.TORCH:
                 from ckpt_core.cli.export_torch import write_torch
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ckpt_core.cli.places import seen
 from ckpt_core.cli.text import (
     age_text,
     count_text,
@@ -86,15 +87,18 @@ class Listing:
     file_bytes: int
 
 
-def list_steps(root: Path, *, as_json: bool) -> bool:
+def list_steps(root: str, *, as_json: bool) -> bool:
     """Print the listing of a root; always a success.
 
     Raises:
         NotCommitted: there is no such directory.
         ConfigError: it is one step, not a root.
-        RestoreError: it cannot be listed.
+        RestoreError: it cannot be listed, or the store cannot be reached.
     """
-    found = survey(root)
+    with seen(root) as there:
+        there.outline()
+        there.pins()
+        found = survey(there.path)
     if as_json:
         say_json(asdict(found))
     else:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpt_core.anywhere import local, url_of
+from ckpt_core.cli.at_levels import FarSteps, plan_of, retire, steps_after
+from ckpt_core.cli.places import directory_of
 from ckpt_core.cli.text import clean, count_text, note, say, say_json, size_text
 from ckpt_core.errors import ConfigError, NotCommitted
 from ckpt_core.store import StepStore, committed_steps, resolve, step_path
 from ckpt_core.system.files import Files
-from ckpt_core.types import parse_step_dir
+from ckpt_core.types import parse_step_dir, step_dir_name
 
 if TYPE_CHECKING:
     from ckpt_core.cli.requests import PinRequest, RemoveRequest
@@ -26,36 +30,93 @@ _SHOWN = 12
 def remove_steps(request: RemoveRequest) -> bool:
     """Remove the steps that were asked for; always a success.
 
+    With `--after`, also at the further levels: a restart would go on from what is there.
+
     Raises:
         ConfigError: it is not clear which, a step is pinned, or nobody said yes.
         NotCommitted: there is no such step or root.
-        RootBusy: somebody else writes to the root.
+        RootBusy: somebody else writes to the root, or its agent is at work.
         PersistError: a step could not be removed durably.
+        Away: a level cannot be reached; the root has all its steps.
     """
-    _check_root(request.root)
+    root = directory_of(request.root, command="ckpt-core rm")
+    _check_root(root)
     _check_choice(request)
-    pinned = _store(request.root).pinned()
-    doomed = _doomed(request, pinned)
-    _check_committed(request.root, doomed)
+    pinned = _store(root).pinned()
+    doomed = _doomed(request, root, pinned)
+    _check_committed(root, doomed)
     if pinned.intersection(doomed):
         named = _named(sorted(pinned.intersection(doomed)))
         raise ConfigError(f"pinned, {named}: unpin first; nothing was removed")
-    nbytes = sum(_size(step_path(request.root, step)) for step in doomed)
-    done = bool(doomed) and not request.dry_run
-    if done:
-        with _locked(request.root) as store:
-            # Asked with the lock held: nothing else can change what the answer is about.
-            _confirm(request, doomed, nbytes)
-            store.remove(doomed)
-    left = len(committed_steps(request.root))
-    if request.json:
-        answer = {"root": str(request.root), "steps": doomed, "file_bytes": nbytes}
-        say_json({**answer, "removed": done, "steps_left": left})
+    nbytes = sum(_size(step_path(root, step)) for step in doomed)
+    goes_far = request.after is not None and not request.no_levels and plan_of(root) is not None
+    doom = _Doom(tuple(doomed), nbytes)
+    if request.dry_run or not (doomed or goes_far):
+        with _with_levels(request, root, doom, goes_far=goes_far) as doom:
+            done = False
     else:
-        say(_told(doomed, nbytes, dry_run=request.dry_run, left=left))
-        if request.keep_last is not None and pinned:
-            note(f"pinned steps stay: {', '.join(map(str, sorted(pinned)))}")
+        # Asked with the locks held: nothing else can change what the answer is about.
+        with _locked(root) as store, _with_levels(request, root, doom, goes_far=goes_far) as doom:
+            done = bool(doom.steps or doom.far_steps)
+            if done:
+                _confirm(request, doom)
+                # Order matters: as long as the root has its steps, a restart goes on from them, and no
+                # level that could not be reached is forgotten.
+                retire(doom.levels)
+                store.remove(doom.steps)
+    _tell(request, root, doom, done=done)
+    if request.keep_last is not None and pinned and not request.json:
+        note(f"pinned steps stay: {', '.join(map(str, sorted(pinned)))}")
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Doom:
+    """What goes: steps of the root, their size, and steps of its levels."""
+
+    steps: tuple[int, ...]
+    nbytes: int
+    levels: tuple[FarSteps, ...] = ()
+
+    @property
+    def far_steps(self) -> int:
+        """How many copies go at the levels."""
+        return sum(len(level.steps) for level in self.levels)
+
+    @property
+    def text(self) -> str:
+        """All of it, in words."""
+        told = [f"{_named(self.steps)} ({size_text(self.nbytes)})"] if self.steps else []
+        told += [
+            f"{_named(level.steps)} at level {level.number}, {level.far.url}"
+            for level in self.levels
+            if level.steps
+        ]
+        return "; ".join(told)
+
+
+@contextmanager
+def _with_levels(
+    request: RemoveRequest, root: Path, doom: _Doom, *, goes_far: bool
+) -> Iterator[_Doom]:
+    if not goes_far:
+        yield doom
+        return
+    assert request.after is not None
+    with steps_after(root, request.after, look_only=request.dry_run) as levels:
+        yield replace(doom, levels=tuple(levels))
+
+
+def _tell(request: RemoveRequest, root: Path, doom: _Doom, *, done: bool) -> None:
+    left = len(committed_steps(root))
+    if request.json:
+        levels = [{"url": level.far.url, "steps": list(level.steps)} for level in doom.levels]
+        answer = {"root": str(root), "steps": list(doom.steps), "file_bytes": doom.nbytes}
+        say_json({**answer, "levels": levels, "removed": done, "steps_left": left})
+        return
+    say(_told(doom, dry_run=request.dry_run, left=left))
+    if not doom.levels and doom.steps and plan_of(root) is not None:
+        note("the further levels of this root keep what they have")
 
 
 def set_pin(request: PinRequest, *, pinned: bool) -> bool:
@@ -64,24 +125,55 @@ def set_pin(request: PinRequest, *, pinned: bool) -> bool:
     Raises:
         NotCommitted: there is no such root, or no such step to pin.
         PersistError: it could not be made durable.
+        Away: a root in an object store cannot be reached.
     """
-    _check_root(request.root)
-    if pinned:
-        resolve(step_path(request.root, request.step))
-    store = _store(request.root)
-    changed = (request.step in store.pinned()) != pinned
-    if pinned:
-        # Also one that is pinned: whoever set that pin may find that the step is gone, and take it back.
-        store.pin(request.step, committed=True)
-    elif changed:
-        store.unpin(request.step)
+    url = url_of(request.root)
+    if url is None:
+        changed = _set_pin_here(local(request.root), request.step, pinned=pinned)
+    else:
+        changed = _set_pin_far(url, request.step, pinned=pinned)
     if request.json:
-        answer = {"root": str(request.root), "step": request.step}
+        answer = {"root": request.root, "step": request.step}
         say_json({**answer, "pinned": pinned, "changed": changed})
     else:
         state = "pinned" if pinned else "not pinned"
         say(f"step {request.step} is {state}{'' if changed else ', as it was before'}")
     return True
+
+
+def _set_pin_here(root: Path, step: int, *, pinned: bool) -> bool:
+    """Whether it was otherwise before."""
+    _check_root(root)
+    if pinned:
+        resolve(step_path(root, step))
+    store = _store(root)
+    changed = (step in store.pinned()) != pinned
+    if pinned:
+        # Also one that is pinned: whoever set that pin may find that the step is gone, and take it back.
+        store.pin(step, committed=True)
+    elif changed:
+        store.unpin(step)
+    return changed
+
+
+def _set_pin_far(url: str, step: int, *, pinned: bool) -> bool:
+    from ckpt_core.levels import open_far
+
+    if parse_step_dir(url.rpartition("/")[2]) is not None:
+        raise ConfigError(
+            f"{url} is one step: name the root, {url.rpartition('/')[0]}, and the step"
+        )
+    with open_far(url) as far:
+        changed = (step in far.pins()) != pinned
+        if changed:
+            far.pin(step, pinned)
+        # Order matters: looked at once the pin is durable. Retention looks for pins before it takes steps.
+        if pinned and far.manifest(step_dir_name(step)) is None:
+            if changed:
+                far.pin(step, False)
+            steps = ", ".join(map(str, sorted(far.steps()))) or "there is none"
+            raise NotCommitted(f"step {step} is not committed in {url}: {steps}", step=step)
+    return changed
 
 
 def _check_root(root: Path) -> None:
@@ -97,10 +189,10 @@ def _check_choice(request: RemoveRequest) -> None:
         raise ConfigError("say which steps, in one way: --step N, --after N or --keep-last N")
 
 
-def _doomed(request: RemoveRequest, pinned: frozenset[int]) -> list[int]:
+def _doomed(request: RemoveRequest, root: Path, pinned: frozenset[int]) -> list[int]:
     if request.step:
         return sorted(set(request.step))
-    steps = committed_steps(request.root)
+    steps = committed_steps(root)
     if request.after is not None:
         return [step for step in steps if step > request.after]
     assert request.keep_last is not None
@@ -113,27 +205,27 @@ def _check_committed(root: Path, doomed: list[int]) -> None:
         resolve(step_path(root, step))  # raises, naming the nearest steps
 
 
-def _confirm(request: RemoveRequest, doomed: list[int], nbytes: int) -> None:
+def _confirm(request: RemoveRequest, doom: _Doom) -> None:
     if request.yes:
         return
     if not sys.stdin.isatty():
         raise ConfigError("nobody is here to ask: add --yes to remove, or --dry-run to look")
-    sys.stderr.write(clean(f"remove {_named(doomed)} ({size_text(nbytes)}) of {request.root}?"))
+    sys.stderr.write(clean(f"remove {doom.text} of {request.root}?"))
     sys.stderr.write(" [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise ConfigError("nothing was removed")
 
 
-def _told(doomed: list[int], nbytes: int, *, dry_run: bool, left: int) -> str:
-    if not doomed:
+def _told(doom: _Doom, *, dry_run: bool, left: int) -> str:
+    if not doom.text:
         return "nothing to remove"
     verb = "would remove" if dry_run else "removed"
     rest = f"; {count_text(left, 'step')} left" if not dry_run else ""
-    return f"{verb} {_named(doomed)} ({size_text(nbytes)}){rest}"
+    return f"{verb} {doom.text}{rest}"
 
 
-def _named(steps: list[int]) -> str:
+def _named(steps: Sequence[int]) -> str:
     shown = ", ".join(map(str, steps[:_SHOWN]))
     return f"{count_text(len(steps), 'step')}: {shown}{', ...' if len(steps) > _SHOWN else ''}"
 

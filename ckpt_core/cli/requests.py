@@ -11,9 +11,11 @@ from typing import Annotated
 
 import typer
 
-Root = Annotated[Path, typer.Argument(metavar="ROOT", help="Directory that holds the steps.")]
+Root = Annotated[
+    str, typer.Argument(metavar="ROOT", help="Directory that holds the steps, or a URL: s3://...")
+]
 Step = Annotated[
-    Path, typer.Argument(metavar="STEP", help="A step's directory, or a root: its newest step.")
+    str, typer.Argument(metavar="STEP", help="A step, or a root: its newest step. May be a URL.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON object.")]
 Number = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Number of the step.")]
@@ -50,9 +52,14 @@ class VerifyRequest:
     """`verify`."""
 
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A root, all its steps; or one step's directory.")
+        str,
+        typer.Argument(metavar="PATH", help="A root, all its steps; or one step. May be a URL."),
     ]
     step: AtStep = None
+    level: Annotated[
+        str | None,
+        typer.Option(metavar="N|URL", help="What this further level of the root holds."),
+    ] = None
     json: Json = False
 
 
@@ -60,8 +67,8 @@ class VerifyRequest:
 class DiffRequest:
     """`diff`."""
 
-    a: Annotated[Path, typer.Argument(metavar="A", help="A step's directory, or a root.")]
-    b: Annotated[Path, typer.Argument(metavar="B", help="The other one.")]
+    a: Annotated[str, typer.Argument(metavar="A", help="A step, or a root. May be a URL.")]
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one.")]
     json: Json = False
 
 
@@ -105,6 +112,10 @@ class RemoveRequest:
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = (
         False
     )
+    no_levels: Annotated[
+        bool,
+        typer.Option("--no-levels", help="With --after: leave the further levels as they are."),
+    ] = False
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
     json: Json = False
 

@@ -46,8 +46,8 @@ def show_step(request: ShowRequest) -> bool:
         CorruptCheckpoint, UnknownFormat, RestoreError: its manifests cannot be read.
         ConfigError: the rank that is asked for is not there, or none is named where one is needed.
     """
-    with opened(request.path, request.step) as step:
-        leaves = StepLeaves(step)
+    with opened(request.path, request.step) as reader:
+        leaves, step = reader.leaves, reader.leaves.step
         alone = step.manifest.world_size == 1
         chosen = None if request.rank is None and not alone else rank_of(step, request.rank)
         if request.json:

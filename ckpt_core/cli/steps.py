@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ckpt_core.cli.places import seen
 from ckpt_core.cli.text import ranks_text
 from ckpt_core.errors import ConfigError, RestoreError
 from ckpt_core.layout import RankManifest
-from ckpt_core.restore import Retired, StepManifest, Watch, read_manifests
+from ckpt_core.restore import LeafReader, Retired, StepManifest, Watch, read_manifests
 from ckpt_core.store import resolve, step_path
-from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 
 
@@ -30,19 +30,30 @@ def find_step(path: Path, step: int | None) -> Path:
 
 
 @contextmanager
-def opened(path: Path, step: int | None = None) -> Iterator[StepManifest]:
-    """Manifests of a step whose files are read in the body.
+def opened(place: str, step: int | None = None) -> Iterator[LeafReader]:
+    """Manifests and leaves of a step whose files are read in the body.
 
     A reader holds no lock, so a writer may retire the step meanwhile.
 
     Raises:
+        ConfigError: `place` is a URL with an unknown scheme, or without the extra that it needs.
         NotCommitted: there is no such step, or it was retired or replaced while the body read it.
         CorruptCheckpoint, UnknownFormat, RestoreError: as `read_manifests`.
     """
-    directory = find_step(path, step)
+    with seen(place) as there:
+        directory = there.ready(find_step(there.path, step))
+        with _watched(directory):
+            manifests = read_manifests(directory, files=there.files)
+            with LeafReader(manifests, files=there.files) as reader:
+                yield reader
+        there.check()
+
+
+@contextmanager
+def _watched(directory: Path) -> Iterator[None]:
     with Watch(directory) as watch:
         try:
-            yield read_manifests(directory, files=Files())
+            yield
         except (RestoreError, FileNotFoundError) as exc:
             if watch.stood_still():
                 raise

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckpt_core.cli.at_levels import url_of_level
+from ckpt_core.cli.places import directory_of, seen
 from ckpt_core.cli.steps import elsewhere_text, find_step, held_text
 from ckpt_core.cli.text import console, count_text, note, say, say_json, shorten, size_text
 from ckpt_core.errors import CkptError, NotCommitted
@@ -30,27 +32,36 @@ def verify_path(request: VerifyRequest) -> bool:
     """Print what is wrong; False when anything is.
 
     Raises:
+        ConfigError: the root has no such level.
         NotCommitted: there is no step.
-        RestoreError: the root cannot be listed.
+        RestoreError: the root cannot be listed, or the store cannot be read.
     """
+    place = request.path
+    if request.level is not None:
+        root = directory_of(place, command="ckpt-core verify --level")
+        place = url_of_level(root, request.level)
     reports: list[StepReport] = []
     retired: list[int | None] = []
-    with _progress() as show:
-        paths, is_root = _steps(request.path, request.step)
+    with _progress() as show, seen(place) as there:
+        paths, is_root = _steps(there.path, request.step)
+        if len(paths) > 1:
+            there.outline()
         for number, path in enumerate(paths, 1):
             label = f"{path.name} ({number}/{len(paths)})"
             try:
-                reports += verify(path, progress=partial(show, label)).steps
+                step = there.ready(path)
+                reports += verify(step, progress=partial(show, label), files=there.files).steps
             except NotCommitted:
                 if not is_root:
                     raise
                 # The writer goes on: a step that is gone was not damaged.
                 retired.append(parse_step_dir(path.name))
                 note(f"{path.name} was retired meanwhile: left out")
+        there.check()
     ok = all(report.ok for report in reports)
     if request.json:
         steps = [_json(report) for report in reports]
-        say_json({"path": str(request.path), "ok": ok, "steps": steps, "retired": retired})
+        say_json({"path": place, "ok": ok, "steps": steps, "retired": retired})
     else:
         for report in reports:
             _say(report)

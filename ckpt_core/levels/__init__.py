@@ -15,6 +15,9 @@ Source: DeepFreeze and VeloC (levels, flushed behind the application), Gemini (S
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ckpt_core.levels.far import Away, Conflict, Copy, Far, Word
 from ckpt_core.levels.mailbox import (
     LEVELS,
@@ -29,6 +32,12 @@ from ckpt_core.levels.mailbox import (
 from ckpt_core.levels.opening import check_extra, open_far
 from ckpt_core.levels.wants import meets, wanted
 
+if TYPE_CHECKING:
+    from ckpt_core.levels.reading import Look, look_at
+
+# Only whoever reads a level needs the readers of steps.
+_LAZY = {"Look": "ckpt_core.levels.reading", "look_at": "ckpt_core.levels.reading"}
+
 __all__ = [
     "LEVELS",
     "Away",
@@ -36,10 +45,12 @@ __all__ = [
     "Copy",
     "Far",
     "LevelStatus",
+    "Look",
     "Plan",
     "Status",
     "Word",
     "check_extra",
+    "look_at",
     "meets",
     "open_far",
     "read_plan",
@@ -48,3 +59,9 @@ __all__ = [
     "write_plan",
     "write_status",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

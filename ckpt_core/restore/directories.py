@@ -25,8 +25,9 @@ def committed_directories(root: str | os.PathLike[str]) -> tuple[str, ...]:
         RestoreError: the root cannot be listed.
     """
     files, found = Files(), []
-    for name in _folders(Path(root)):
-        path = Path(root) / name
+    root = root if isinstance(root, Path) else Path(root)
+    for name in _folders(root):
+        path = root / name
         try:
             step = undisturbed(path, partial(_whole, path, files), timeout_s=READ_TIMEOUT_S)
         except RestoreError:

@@ -49,7 +49,7 @@ def load(
         RestoreError: the system refused a read, a read hangs, `rank` is not there, or the root is that of
             one node and the rest of a leaf is in another one.
     """
-    path = Path(path)
+    path = Path(path) if isinstance(path, str) else path
     how = ParallelReader(files=files or Files(), readers=readers, timeout_s=READ_TIMEOUT_S)
     for _ in range(_MOST_TRIES):
         step_dir = within(READ_TIMEOUT_S, lambda: resolve(path), path=path)

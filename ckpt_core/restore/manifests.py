@@ -222,7 +222,7 @@ def _reading(step_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        path = Path(exc.filename) if isinstance(exc.filename, str) else step_dir
+        path = _below(step_dir, exc.filename)
         if exc.errno in (errno.ENOENT, errno.ENOTDIR) and not step_dir.is_dir():
             text = f"{step_dir} is not there: it was never committed, or has been retired"
             raise NotCommitted(text, step=parse_step_dir(step_dir.name), path=step_dir) from exc
@@ -231,6 +231,14 @@ def _reading(step_dir: Path) -> Iterator[None]:
         if exc.errno == errno.ELOOP:
             raise _corrupt(path, expected="a regular file", got="a symbolic link") from exc
         raise ReadRefused(path, exc) from exc
+
+
+def _below(step_dir: Path, name: object) -> Path:
+    """The file that the system names, as a path of the step's own kind, which may print otherwise."""
+    home = f"{os.fspath(step_dir)}/"
+    if isinstance(name, str) and name.startswith(home):
+        return step_dir / name[len(home) :]
+    return Path(name) if isinstance(name, str) else step_dir
 
 
 def _corrupt(path: Path, *, expected: str, got: str) -> CorruptCheckpoint:

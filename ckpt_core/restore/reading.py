@@ -14,7 +14,7 @@ Three ways, chosen for each unit by what the page cache holds (mincore; its firs
     to a device         either, into one of the reader's two page-locked buffers; the copies from it are
                         queued, and waited for before it is used again
 
-Memory: READ_BYTES for each reader, whatever the chunk size or the state, or its two buffers for devices.
+Memory: `read_bytes` for each reader, whatever the chunk size or the state, or its two buffers for devices.
 
 States of a run:  running --units used up--> ended
                   running --first finding (unless keep_going), error, deadline--> halted --> ended
@@ -96,6 +96,11 @@ class ParallelReader:
     slot_bytes: int | None = None
     devices: Devices | None = None
 
+    @property
+    def read_bytes(self) -> int:
+        """Of one read from storage, and of each reader's buffer."""
+        return max(READ_BYTES, self.files.best_read_bytes)
+
     def run(
         self, jobs: Sequence[ReadJob], *, keep_going: bool = False, progress: Progress | None = None
     ) -> Outcome:
@@ -146,7 +151,9 @@ class _Run:
 
     def start(self) -> None:
         slot_bytes = self.how.slot_bytes
-        count, each = (1, READ_BYTES) if slot_bytes is None else (SLOTS, SLOTS * slot_bytes)
+        count, each = (
+            (1, self.how.read_bytes) if slot_bytes is None else (SLOTS, SLOTS * slot_bytes)
+        )
         # One for all: a fast disk wants huge pages, which are larger than what each reader needs.
         try:
             buffer = self.how.new_buffer(max(len(self._workers), 1) * each)
@@ -309,7 +316,7 @@ class _Worker:
         if unit.job.sink.queues:
             self._read_queued(unit, check, cached=cached)
             return
-        most = min(READ_BYTES, len(buffer))
+        most = min(self._run.how.read_bytes, len(buffer))
         while position < stop and not self._run.halted:
             self._at(position)
             step = unit.job.sink.block_bytes if cached else most

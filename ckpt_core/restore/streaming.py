@@ -105,15 +105,18 @@ class LeafReader:
         leaves: which there are, and where their parts lie.
     """
 
-    def __init__(self, step: StepManifest) -> None:
+    def __init__(self, step: StepManifest, *, files: Files | None = None) -> None:
         """
+        Args:
+            files: how they are read.
+
         Raises:
             CorruptCheckpoint: ranks contradict each other about a leaf.
         """
         self.leaves = StepLeaves(step)
         self._step = step
         self._ranks = {rank.rank: rank for rank in step.ranks}
-        self._files = Files()
+        self._files = files or Files()
         self._buffer = memoryview(bytearray(BLOCK_BYTES))
         self._known: dict[tuple[int, int], CheckedFile] = {}
         self._recent: dict[CheckedFile, None] = {}

@@ -132,7 +132,7 @@ def verify(
         RestoreError: the root cannot be listed, or there is no memory or thread to read with. Nothing
             that is wrong inside a step raises.
     """
-    path = Path(path)
+    path = Path(path) if isinstance(path, str) else path
     number, count = share
     if not 0 <= number < count:
         raise ConfigError(f"share={share}: give (number, count) with number in 0 .. count-1")

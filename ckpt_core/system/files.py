@@ -86,6 +86,9 @@ Buffer = bytes | bytearray | memoryview | mmap.mmap
 class Files:
     """Real files. Stateless: one instance may serve many threads."""
 
+    best_read_bytes = 0
+    """Where each read costs a journey: how long one should be; 0: the reader knows best."""
+
     # -- names ---------------------------------------------------------------------------------
 
     def mkdir(self, path: Path) -> None:

@@ -1,0 +1,170 @@
+"""What is read by its name alone, from a directory or from an object store: the public functions.
+
+A directory goes straight to `ckpt_core.restore` and `ckpt_core.store`; nothing more is imported for it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckpt_core import restore, store
+from ckpt_core.options import Level, scheme_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpt_core.system.files import Files
+
+Place = str | os.PathLike[str]
+"""A directory; or, as text, "s3://bucket/prefix" or the like."""
+
+
+def load(
+    path: Place,
+    *,
+    rank: int | None = None,
+    trusted: bool = False,
+    readers: int = 8,
+    files: Files | None = None,
+) -> Any:
+    """The tree that was saved, with fresh CPU tensors; what several ranks stored together is whole again.
+
+    Called by tools and for evaluation; takes no lock and changes nothing on storage. From an object store,
+    ranges are read. Its client has threads, which a fork does not copy: a process that has read from one is
+    not to be forked into one that reads from one.
+
+    Args:
+        path: a step, or a root: then its newest step, and no other if that one is corrupt. A directory, or
+            the URL of an object store.
+        rank: whose private values to take, where several ranks saved the step; None: those of the first
+            rank that is there.
+        trusted: allow objects that could run code when they are loaded.
+        readers: threads that read.
+        files: how files of a directory are read.
+
+    Raises:
+        ConfigError: a URL with an unknown scheme, or without the extra that it needs.
+        NotCommitted: there is no step, or it was retired by its writer while it was read.
+        CorruptCheckpoint: bytes differ from what was saved.
+        UntrustedData: it holds objects that need `trusted=True`.
+        UnknownFormat: written by a newer format.
+        RestoreError: the system refused a read, a read hangs, the store cannot be reached, `rank` is not
+            there, or the root is that of one node and the rest of a leaf is in another one.
+    """
+    url = url_of(path)
+    if url is None:
+        return restore.load(local(path), rank=rank, trusted=trusted, readers=readers, files=files)
+    from ckpt_core.levels import look_at
+
+    with look_at(url) as look:
+        step = look.ready(store.resolve(look.path))
+        return restore.load(step, rank=rank, trusted=trusted, readers=readers, files=look.files)
+
+
+def verify(
+    path: Place,
+    *,
+    readers: int = 8,
+    share: tuple[int, int] = (0, 1),
+    progress: Callable[[int, int], None] | None = None,
+    files: Files | None = None,
+) -> restore.Report:
+    """Compare every byte of a step, or of every step of a root, with its manifests.
+
+    Also of a directory of files (`begin_files`), when `path` is one.
+
+    Called by tools and by users; takes no lock, changes nothing, needs no state. Also checks that the
+    header of each shard file tells other safetensors readers what the manifest tells us. A step that a
+    writer retires meanwhile is left out of the report of a root.
+
+    Args:
+        path: a directory, or the URL of an object store.
+        readers: threads that read.
+        share: (number, count): read every `count`-th file alone, from `number` on, so that processes can
+            share the work; names and sizes are those of all files nevertheless.
+        progress: called now and then with bytes done and bytes in all of the step that is being read.
+        files: how files of a directory are read.
+
+    Raises:
+        ConfigError: `share` is wrong, or a URL has an unknown scheme or lacks the extra that it needs.
+        NotCommitted: there is no step at `path`, or it was retired while it was read.
+        RestoreError: the root cannot be listed, the store cannot be reached, or there is no memory or thread
+            to read with. Nothing that is wrong inside a step raises.
+    """
+    url = url_of(path)
+    if url is None:
+        return restore.verify(
+            local(path), readers=readers, share=share, progress=progress, files=files
+        )
+    from ckpt_core.levels import look_at
+
+    with look_at(url) as look:
+        look.everything()
+        report = restore.verify(
+            look.path, readers=readers, share=share, progress=progress, files=look.files
+        )
+        look.check()
+    return report
+
+
+def committed_steps(root: Place) -> tuple[int, ...]:
+    """The committed steps of a root, ascending; () when there is no such directory.
+
+    Reads names only, without a lock: it works beside a live writer and on a read-only filesystem.
+
+    Args:
+        root: a directory, or the URL of an object store.
+
+    Raises:
+        ConfigError: a URL with an unknown scheme, or without the extra that it needs.
+        RestoreError: the root is there and cannot be listed, or the store cannot be reached.
+    """
+    url = url_of(root)
+    if url is None:
+        return store.committed_steps(local(root))
+    from ckpt_core.levels import look_at
+
+    with look_at(url) as look:
+        return store.committed_steps(look.path)
+
+
+def committed_directories(root: Place) -> tuple[str, ...]:
+    """Names of the directories that `begin_files` committed in `root`, newest first; () without any.
+
+    Reads their manifests and the sizes of their files; one that lacks a file, or has one of another size,
+    is left out. Takes no lock.
+
+    Args:
+        root: a directory, or the URL of an object store.
+
+    Raises:
+        ConfigError: a URL with an unknown scheme, or without the extra that it needs.
+        RestoreError: the root cannot be listed, or the store cannot be reached.
+    """
+    url = url_of(root)
+    if url is None:
+        return restore.committed_directories(local(root))
+    from ckpt_core.levels import look_at
+
+    with look_at(url) as look:
+        look.directories()
+        return restore.committed_directories(look.path)
+
+
+def url_of(place: Place) -> str | None:
+    """The URL of a place in an object store, as `Level` has it; None for a directory.
+
+    Raises:
+        ConfigError: it has an unknown scheme, or names no bucket.
+    """
+    if not isinstance(place, str) or scheme_of(place) is None:
+        return None
+    url = Level(place).url
+    return None if scheme_of(url) is None else url
+
+
+def local(place: Place) -> Path:
+    """A place that `url_of` says is a directory."""
+    return Path(place) if scheme_of(place) is None else Path(Level(os.fspath(place)).url)
