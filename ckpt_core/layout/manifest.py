@@ -134,6 +134,7 @@ class Manifest:
         world_size: how many ranks saved together.
         version: 1 to 3; 0 stands for what the rest asks for, and is replaced at once.
         directory: name of a directory of files in the root; None: this is a step.
+        pointer: the file in the root that was to name the directory; None: none was, or nobody noted it.
     """
 
     step: int
@@ -144,6 +145,7 @@ class Manifest:
     world_size: int = 1
     version: int = 0
     directory: str | None = None
+    pointer: str | None = None
 
     def __post_init__(self) -> None:
         if self.version == 0:
@@ -175,6 +177,7 @@ class Manifest:
             "version": self.version,
             "step": self.step,
             **({} if self.directory is None else {"directory": self.directory}),
+            **({} if self.pointer is None else {"pointer": self.pointer}),
             "attempt": self.attempt,
             "created_unix_s": self.created_unix_s,
             "world_size": self.world_size,
@@ -195,6 +198,7 @@ class Manifest:
             world_size=member(obj, "world_size", int),
             version=obj["version"],
             directory=member(obj, "directory", str) if obj["version"] > 2 else None,
+            pointer=obj.get("pointer") if obj["version"] > 2 else None,
         )
         _check_manifest(manifest)
         return manifest
@@ -224,11 +228,14 @@ def _check_manifest(manifest: Manifest) -> None:
 
 def _check_directory(manifest: Manifest) -> None:
     name = manifest.directory
+    pointer = manifest.pointer
     if manifest.version < 3:
-        if name is not None:
-            raise Invalid("directory", expected="none in a step", got=name)
+        if name is not None or pointer is not None:
+            raise Invalid("directory", expected="none in a step", got=name or pointer)
     elif not is_directory_name(name):
         raise Invalid("directory", expected="a plain name, none of a step", got=name)
+    elif pointer is not None and (not is_directory_name(pointer) or pointer == name):
+        raise Invalid("pointer", expected="a plain name, not the directory's", got=pointer)
 
 
 def _check_rank_entry(entry: RankEntry, low: int, high: int) -> None:

@@ -234,6 +234,7 @@ class Committer:
             state_bytes=sum(one.state_bytes for one in written),
             world_size=self._coordination.info.world_size,
             directory=None if to is None else to.directory,
+            pointer=None if to is None else to.pointer,
         )
         self._files.write_new(attempt.path / MANIFEST_NAME, manifest.encode())
         # Commit point: the rename inside publish.

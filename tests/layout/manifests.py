@@ -90,6 +90,7 @@ STEP_3 = Manifest(
     state_bytes=10**12,
     world_size=8,
     directory="global_step120",
+    pointer="latest",
 )
 EVERY = [RANK, STEP, RANK_2, STEP_2, RANK_3, STEP_3]
 NAMES = [

@@ -99,6 +99,20 @@ def test_a_directory_cannot_be_called_so(name: str) -> None:
     refused(STEP_3, sealed(plain(STEP_3) | {"directory": name}))
 
 
+@pytest.mark.parametrize("name", [*BAD_DIRECTORIES, "global_step120"])
+def test_a_pointer_has_a_plain_name_and_not_that_of_the_directory(name: str) -> None:
+    with pytest.raises(ConfigError):
+        dataclasses.replace(STEP_3, pointer=name).encode()
+    refused(STEP_3, sealed(plain(STEP_3) | {"pointer": name}))
+
+
+def test_what_was_to_name_a_directory_is_noted() -> None:
+    assert plain(STEP_3)["pointer"] == "latest"
+    free = dataclasses.replace(STEP_3, pointer=None)
+    assert Manifest.decode(free.encode(), path=PATH) == free
+    assert "pointer" not in plain(free)
+
+
 @pytest.mark.parametrize("name", ["x", "a.pt", "a b", "ö.pt", "step-5", "latest", "x" * 200])
 def test_other_names_will_do(name: str) -> None:
     assert is_directory_name(name) and is_file_name(name) and is_file_name(f"{name}/{name}")
@@ -106,6 +120,7 @@ def test_other_names_will_do(name: str) -> None:
 
 EDITS: list[tuple[Either, tuple[Any, ...], Any]] = [
     *[(STEP_3, ("directory",), value) for value in (KeyError, None, 1, ["x"])],
+    *[(STEP_3, ("pointer",), value) for value in (1, ["x"], "")],
     *[(STEP_3, ("world_size",), value) for value in (0, 5, "8", None)],
     *[(STEP_3, ("version",), value) for value in ("3", None, 3.0)],
     *[(RANK_3, ("files", 0, "name"), value) for value in (None, 1, ["x"], "höhe/layer 01.pt")],
