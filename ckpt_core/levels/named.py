@@ -1,6 +1,6 @@
 """Directories of files at levels: which are sent, and where pointers stand there.
 
-    here = NamedFiles(root, files=files).look()              those of the root, with what names them
+    here = NamedFiles(far_of_the_root).look()                 those of the root, with what names them
     wanted_directories(here, level, there=far.directories())  those to send, in this order
     due_pointers(here, there=..., pointed=far.pointers())     then: which pointers move, and to what
 
@@ -8,35 +8,30 @@ Idea: a directory of files goes to a level as a step does, by its number. A poin
 that is whole there, of those that it has named in the root: so it may lag behind the root's, and never names
 what is not there. Retention leaves them alone, there as here.
 
-Called by the agent. Pure but for `NamedFiles`, which only reads.
+Called by the agent, and by whatever brings one back.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_core.errors import CkptError
-from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, is_directory_name
-from ckpt_core.levels.far import Copy
+from ckpt_core.layout import MANIFEST_NAME, Manifest
+from ckpt_core.levels.far import Copy, Far
 from ckpt_core.levels.wants import meets
 from ckpt_core.options import Level
-from ckpt_core.system.files import Files
-
-_MOST_POINTER_BYTES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A directory of files in a root.
+    """A directory of files in a root, or at a level.
 
     Attributes:
         copy: which save it is.
-        pointers: files in the root that were to name it.
+        pointers: files beside it that name it, or were to name it.
         current: of these, those that name it now.
         here: its manifest names the files of all ranks; else other nodes have the rest.
     """
@@ -53,42 +48,39 @@ class Named:
 
 
 class NamedFiles:
-    """The committed directories of files of a root, looked at again and again."""
+    """The directories of files of a root or a level, looked at again and again."""
 
-    def __init__(self, root: Path, *, files: Files) -> None:
-        self._root = root
-        self._files = files
-        self._known: dict[str, tuple[object, Manifest | None]] = {}
+    def __init__(self, far: Far) -> None:
+        self._far = far
+        self._known: dict[Copy, Manifest | None] = {}
 
     def look(self) -> tuple[Named, ...]:
-        """Those that have a manifest that can be understood; reads only manifests that it has not seen yet.
+        """Those that are whole; reads only manifests that it has not seen yet.
 
         Raises:
-            OSError: the root cannot be listed.
+            Away: they cannot be listed.
         """
-        with os.scandir(self._root) as found:
-            entries = [entry for entry in found if is_directory_name(entry.name)]
-        folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        self._known = {name: self._manifest(name) for name in folders}
-        named = _pointers(entries, folders)
+        there = self._far.directories()
+        self._known = {copy: self._manifest(copy) for copy in there.values()}
+        current: dict[str, set[str]] = {}
+        for pointer, name in (self._far.pointers() if there else {}).items():
+            current.setdefault(name, set()).add(pointer)
         return tuple(
-            _named(name, manifest, named)
-            for name, (_, manifest) in sorted(self._known.items())
+            _named(copy, manifest, frozenset(current.get(copy.target, ())))
+            for copy, manifest in self._known.items()
             if manifest is not None
         )
 
-    def _manifest(self, name: str) -> tuple[object, Manifest | None]:
-        path = self._root / name / MANIFEST_NAME
-        with contextlib.suppress(OSError, CkptError):
-            found = os.lstat(path)
-            mark = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-            if name in self._known and self._known[name][0] == mark:
-                return self._known[name]
-            if stat.S_ISREG(found.st_mode) and found.st_size <= MAX_MANIFEST_BYTES:
-                manifest = Manifest.decode(path.read_bytes(), path=path)
-                # One that was copied to another name is a user's own copy.
-                return mark, manifest if manifest.directory == name else None
-        return None, None
+    def _manifest(self, copy: Copy) -> Manifest | None:
+        if copy in self._known:
+            return self._known[copy]
+        data = self._far.manifest(copy.target)
+        with contextlib.suppress(CkptError):
+            manifest = Manifest.decode(data or b"", path=Path(copy.target, MANIFEST_NAME))
+            # What somebody has copied to another name is their own.
+            if (manifest.directory, manifest.attempt) == (copy.directory, copy.attempt):
+                return manifest
+        return None
 
 
 def wanted_directories(
@@ -141,27 +133,7 @@ def due_pointers(
     return due
 
 
-def _named(name: str, manifest: Manifest, named: Mapping[str, set[str]]) -> Named:
-    current = frozenset(named.get(name, ()))
-    noted = {manifest.pointer} - {None}
-    return Named(
-        Copy(manifest.step, manifest.attempt, name),
-        pointers=frozenset(one for one in noted if one is not None) | current,
-        current=current,
-        here=len(manifest.ranks) == manifest.world_size,
-    )
-
-
-def _pointers(entries: Iterable[os.DirEntry[str]], folders: Iterable[str]) -> dict[str, set[str]]:
-    """Directory -> small regular files whose whole content is its name."""
-    known = set(folders)
-    found: dict[str, set[str]] = {}
-    for entry in entries:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if not entry.is_file(follow_symlinks=False):
-                continue
-            if entry.stat(follow_symlinks=False).st_size <= _MOST_POINTER_BYTES:
-                text = Path(entry.path).read_bytes().decode()
-                if text in known:
-                    found.setdefault(text, set()).add(entry.name)
-    return found
+def _named(copy: Copy, manifest: Manifest, current: frozenset[str]) -> Named:
+    noted = frozenset(() if manifest.pointer is None else (manifest.pointer,))
+    whole = len(manifest.ranks) == manifest.world_size
+    return Named(copy, noted | current, current, whole)

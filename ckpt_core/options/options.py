@@ -119,6 +119,20 @@ class Options:
             values[name] = _from_text(name, text, key)
         return cls(**(values | explicit))
 
+    def or_levels_from_env(self, environ: Mapping[str, str] | None = None) -> Options:
+        """These settings; where they name no levels, with those that `CKPT_CORE_LEVELS` names.
+
+        Called by integrations, which otherwise take nothing from the environment.
+
+        Raises:
+            ConfigError: the variable does not parse.
+        """
+        name = f"{ENV_PREFIX}LEVELS"
+        text = (os.environ if environ is None else environ).get(name)
+        if self.levels or text is None:
+            return self
+        return dataclasses.replace(self, levels=Options.from_env({name: text}).levels)
+
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Options:
         """Settings that make this engine work as a published strategy does; `changes` win over them.

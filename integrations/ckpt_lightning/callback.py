@@ -68,6 +68,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
             `ckpt_path` given to `trainer.fit` wins over both.
         on_error: "warn" lets training go on when a save fails, "raise" ends it.
         trusted: load hyper-parameters that could run code, when resuming.
+        levels: more roots, to which committed steps are taken behind training, and from which a run goes on
+            whose root is empty; as `options.levels`. None: those, or what CKPT_CORE_LEVELS says.
         options: settings of the engine; `on_error` above takes the place of theirs.
 
     Raises:
@@ -93,6 +95,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         resume: Literal["auto", "never"] = "auto",
         on_error: OnError | str = OnError.WARN,
         trusted: bool = False,
+        levels: Any = None,
         options: Options | None = None,
         **unknown: Any,
     ) -> None:
@@ -107,7 +110,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
         if not isinstance(settings, Options):
             raise ConfigError(f"options={options!r} is no Options: pass ckpt_core.Options(...)")
         self.root = Path(os.path.abspath(root))
-        self.options = replace(settings, on_error=on_error)
+        more = {} if levels is None else {"levels": levels}
+        self.options = replace(settings, on_error=on_error, **more).or_levels_from_env()
         self.triggers = Triggers(
             every_n_steps, every_n_epochs, train_time_interval, policy, save_last, save_on_exception
         )
@@ -165,7 +169,11 @@ class AsyncCheckpoint(Paths, Checkpoint):
         if not isinstance(base, StepIO):
             # The IO outlives a fit, and serves trainer.test(ckpt_path=...) after it.
             base = trainer.strategy.checkpoint_io = StepIO(
-                base, options=self.options, trusted=self._trusted, save_here=self._save_here
+                base,
+                options=replace(self.options, levels=()),  # of this root, and of no other
+                trusted=self._trusted,
+                save_here=self._save_here,
+                load_here=self._load_here,
             )
         base.ranks = ranks = Ranks(trainer, pl_module)
         Doors(trainer, pl_module, base, ranks, self._checkpointer).install()
@@ -190,7 +198,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
                 resuming.refuse_steps(self.root, steps)
             elif is_sharded(trainer):
                 self._resumes_late = True
-            elif ranks.several:
+            elif ranks.several or self.options.levels:
                 self._last_step = self._resume_together(trainer, pl_module)
             else:
                 self._last_step = resuming.resume_newest(trainer, pl_module, self.root)
@@ -378,3 +386,10 @@ class AsyncCheckpoint(Paths, Checkpoint):
             return False
         self._recorder.save_now(self._trainer, checkpoint)
         return True
+
+    def _load_here(self, path: Path, trusted: bool) -> dict[str, Any] | None:
+        """A step of the root that is open, if it is not there: further levels may have it."""
+        checkpointer = self._checkpointer()
+        if checkpointer is None or not self.options.levels or path.exists():
+            return None
+        return resuming.load_from_levels(checkpointer, path, trusted=trusted)

@@ -20,6 +20,7 @@ from ckpt_lightning.resume import load
 
 _FILES = frozenset({".ckpt", ".pt", ".pth", ".bin"})
 SaveHere = Callable[[dict[str, Any], Path], bool]
+LoadHere = Callable[[Path, bool], dict[str, Any] | None]
 
 
 class StepIO(CheckpointIO):
@@ -33,6 +34,7 @@ class StepIO(CheckpointIO):
         options: of the engine, for `trainer.save_checkpoint`.
         trusted: allow objects that could run code when they are loaded.
         save_here: takes a checkpoint that belongs into a root which is open already; False if it does not.
+        load_here: finds a step of such a root where the root has not got it; None if it has, or is another.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class StepIO(CheckpointIO):
         options: Options | None = None,
         trusted: bool = False,
         save_here: SaveHere | None = None,
+        load_here: LoadHere | None = None,
     ) -> None:
         if base is None:
             from lightning.fabric.plugins import TorchCheckpointIO
@@ -51,6 +54,7 @@ class StepIO(CheckpointIO):
         self.options = options or Options()
         self.trusted = trusted
         self.save_here = save_here
+        self.load_here = load_here
         self.ranks: Ranks | None = None
 
     def save_checkpoint(
@@ -97,6 +101,10 @@ class StepIO(CheckpointIO):
         """
         if _is_ours(path):
             trusted = self.trusted if weights_only is None else not weights_only
+            if self.load_here is not None:
+                found = self.load_here(Path(os.path.abspath(path)), trusted)
+                if found is not None:
+                    return found
             return load(path, trusted=trusted, rank=self.ranks.viewpoint if self.ranks else None)
         options = {} if weights_only is None else {"weights_only": weights_only}
         if map_location is not None:

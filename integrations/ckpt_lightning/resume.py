@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 import ckpt_core
 from ckpt_core import (
+    Checkpointer,
     ConfigError,
     CorruptCheckpoint,
     RestoreError,
@@ -66,6 +67,23 @@ def checked_tree(tree: Any, path: object) -> dict[str, Any]:
             f"restore it with the Checkpointer that wrote it"
         )
     return tree
+
+
+def load_from_levels(
+    checkpointer: Checkpointer, path: Path, *, trusted: bool
+) -> dict[str, Any] | None:
+    """A step that the root of `checkpointer` has not got, from a further level; None if it is no step of it.
+
+    Called on every rank.
+
+    Raises:
+        RestoreError: as `Checkpointer.restore`.
+    """
+    digits = path.name.removeprefix("step-")
+    if not digits.isdecimal() or path != step_path(checkpointer.root, int(digits)):
+        return None
+    found = checkpointer.restore(None, step=int(digits), trusted=trusted)
+    return None if found is None else checked_tree(found.state, found.path)
 
 
 def latest(root: str | os.PathLike[str]) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_core import Options
+from ckpt_core import Level, Options
 from tests.integrations.deepspeed.launch import TOP
 
 OURS = {"type": "ckpt_core"}
@@ -25,6 +25,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "wait": ({"checkpoint_engine": {**OURS, "wait": "soon"}}, "wait='soon' is unknown"),
     "verify": ({"checkpoint_engine": {**OURS, "verify": 1}}, "verify=1 must be"),
+    "a level without a place": (
+        {"checkpoint_engine": {**OURS, "levels": [{"every": 100}]}},
+        "checkpoint_engine.levels: number 1: url is missing",
+    ),
     "blocking": (
         {"checkpoint_engine": {**OURS, "blocking": True}},
         'checkpoint_engine.blocking=true: use "wait": "persisted"',
@@ -60,6 +64,10 @@ RIGHT: dict[str, tuple[dict[str, Any], Options]] = {
     "other keys win": (
         {"preset": "deepfreeze", "writers": 3, "checksum": True},
         Options.preset("deepfreeze", writers=3, checksum=True),
+    ),
+    "levels": (
+        {"levels": [{"url": "/far", "every": 100}, "s3://bucket/run"]},
+        Options(levels=[Level("/far", every=100), Level("s3://bucket/run")]),
     ),
     "what it cannot do is said anew": (
         {"preset": "gpm", "mode": "host", "blocking": False, "wait": "persisted"},
