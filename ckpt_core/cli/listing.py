@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ckpt_core.cli.listing_levels import Further, further_levels, told
 from ckpt_core.cli.places import seen
 from ckpt_core.cli.text import (
     age_text,
@@ -40,6 +41,7 @@ from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 
 _MOST_TRIES = 5
+_ELSEWHERE = "at levels alone"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Listing:
     slots: dict[str, int]
     pinned_only: tuple[int, ...]
     file_bytes: int
+    further: Further | None
 
 
 def list_steps(root: str, *, as_json: bool) -> bool:
@@ -130,6 +133,7 @@ def survey(root: Path) -> Listing:
         slots={"files": len(slots), "file_bytes": sum(slots)},
         pinned_only=tuple(sorted(pinned - set(committed_steps(root)))),
         file_bytes=total,
+        further=further_levels(root),
     )
 
 
@@ -211,16 +215,26 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 def _print(found: Listing) -> None:
     now = time.time()
     rows = [_cells(row, now) for row in found.steps]
+    further = found.further
+    if further is not None:
+        here = {row.step for row in found.steps}
+        rows += [[str(step), "", "", "", _ELSEWHERE] for step in further.elsewhere(here)]
+        rows.sort(key=lambda row: int(row[0]))
     begun = "in flight" if found.writer else "left over"
     for others, state in ((found.in_flight, begun), (found.corrupt, "corrupt, moved aside")):
         rows += [_other_cells(other, state, now) for other in others]
+    headings = ["step", "age", "size", "ranks", "state"]
+    if further is not None:
+        headings.insert(4, "levels")
+        for cells in rows:
+            cells.insert(4, further.cell(int(cells[0])) if cells[0].isdecimal() else "")
     if rows:
-        say_rich(
-            table(("step", "age", "size", "ranks", "state"), rows, right=("step", "size", "ranks"))
-        )
+        say_rich(table(headings, rows, right=("step", "size", "ranks")))
     for row in found.steps:
         if row.problem is not None:
             say(f"step {row.step}: {row.problem}")
+    for line in [] if further is None else told(further):
+        say(line)
     say(_summary(found))
 
 
