@@ -23,7 +23,7 @@ def install(session: nox.Session, *requirements: str) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, types, import direction, spelling."""
-    install(session, "-e", ".[bench,lightning]", "codespell", "import-linter", "mypy", "ruff")
+    install(session, "-e", ".[bench,lightning,remote]", "codespell", "import-linter", "mypy", "ruff")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
@@ -35,7 +35,7 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test, the examples that are killed and resumed among them. Arguments go to pytest."""
     extra = ("huggingface-hub", "scikit-learn", "torchdata")
-    install(session, "-e", ".[test,bench,lightning,deepspeed]", *extra)
+    install(session, "-e", ".[test,bench,lightning,deepspeed,remote]", *extra)
     # Compiled on a machine's first run, which takes minutes: docs/horovod.md says how and why.
     session.run("python", ".ci/horovod_wheel.py")
     session.run("python", ".ci/warm_deepspeed.py")
@@ -46,7 +46,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(default=False)
 def quick(session: nox.Session) -> None:
     """The tests that need no framework, no ranks and no kill: an answer in two minutes."""
-    install(session, "-e", ".[test,bench]")
+    install(session, "-e", ".[test,bench,remote]")
     session.run("pytest", "--quick", *PARALLEL, *session.posargs)
 
 

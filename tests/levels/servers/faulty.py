@@ -7,7 +7,7 @@
 A fault is asked for at each request and says one word, or None:
 
     503, 507, 403, 400   that status, nothing done          reset      cut before anything is done
-    lost                 done, and cut before the answer    torn       half of the body is read (sent), then cut
+    lost                 done, and cut before the answer    torn       half of the body goes, then cut
     slow                 half a second late                 hang       silent until the server ends
     kill, kill-after     SIGKILL `victim`, before or after  stop, stop-after   SIGSTOP it
 """
