@@ -94,7 +94,8 @@ class ObjectFar(Far):
 
     def manifest(self, target: str) -> bytes | None:
         found = self._bucket.get(_manifest_key(target))
-        return None if found is None or _gone(found[0]) else found[0]
+        whole = found is not None and self._understood(target, *found).copy is not None
+        return found[0] if found is not None and whole else None
 
     def files(self, copy: Copy) -> dict[str, int]:
         folder = _folder(copy)

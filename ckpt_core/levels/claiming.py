@@ -1,0 +1,297 @@
+"""Errands of a Checkpointer that is being made: are the levels in order, and whose are they?
+
+    {"run", "session", "warnings"} = claim({"levels", "run", "fresh", "leads", "host", "pid"}, progress)
+
+Each level has two words. `run.json` says which run it belongs to, and counts the Checkpointers that have
+opened it (the *session*): an agent that sees a higher one than its own ends. `lease.json` is renewed by an
+agent as long as its trainer lives: a fresh root joins the run that it finds, unless somebody is seen to be at
+work in it.
+
+Idea: nobody's clock is compared with another's. A lease holds if it is seen to change while we look on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from ckpt_core.errors import CkptError, ConfigError, RootBusy
+from ckpt_core.levels.far import Away, Conflict, Far, Word
+from ckpt_core.levels.opening import open_far
+from ckpt_core.options import Level, parse_levels
+
+Json = Any
+Progress = Callable[[int, int], None]
+
+RUN = "run.json"
+LEASE = "lease.json"
+
+WATCH_S = 40.0
+"""How long a lease is watched: longer than two of its renewals."""
+
+_LOOK_EVERY_S = 1.0
+_TRIES = 20
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What is asked for.
+
+    Attributes:
+        run: that of the root; None: it has none yet.
+        fresh: the root holds no step, so that it may join a run that it finds.
+        least: a session that this root has had already; the next one is above it.
+        host, pid: whose claim it is.
+    """
+
+    run: str | None
+    fresh: bool
+    least: int
+    host: str
+    pid: int
+
+
+def check(request: Json, progress: Progress) -> Json:
+    """Whether every level can hold steps; what is only away is a warning.
+
+    Raises:
+        ConfigError: names each level that cannot, and the remedy.
+    """
+    levels = _opened(request["levels"])
+    try:
+        return {"warnings": _checked(levels, progress)}
+    finally:
+        _close(levels)
+
+
+def claim(request: Json, progress: Progress) -> Json:
+    """Check the levels, find the run that they belong to or begin one, and count this session everywhere.
+
+    With `leads` false it only checks: the rank that leads has claimed, or will.
+
+    Raises:
+        ConfigError: as `check`; also when a level is away and this root has no run yet: there may be one to
+            go on from, and nobody can tell.
+        RootBusy: a level belongs to another run, or somebody else is at work in it.
+    """
+    levels = _opened(request["levels"])
+    try:
+        warnings = _checked(levels, progress)
+        if not request["leads"]:
+            return {"run": request["run"], "session": 0, "warnings": warnings}
+        asked = _Claim(
+            run=request["run"],
+            fresh=bool(request["fresh"]),
+            least=int(request.get("session", 0)),
+            host=request["host"],
+            pid=int(request["pid"]),
+        )
+        run, session = _claimed(levels, asked, warnings, progress)
+        return {"run": run, "session": session, "warnings": warnings}
+    finally:
+        _close(levels)
+
+
+# -- the check ---------------------------------------------------------------------------------------
+
+
+def _opened(rows: Sequence[Mapping[str, Any]]) -> list[Far]:
+    levels: tuple[Level, ...] = parse_levels(list(rows))
+    return [open_far(level.url) for level in levels]
+
+
+def _close(levels: Sequence[Far]) -> None:
+    for far in levels:
+        far.close()
+
+
+def _checked(levels: Sequence[Far], progress: Progress) -> list[str]:
+    """All are looked at, also when one is out of order: whoever repairs one wants to know of the others."""
+    problems: list[str] = []
+    warnings: list[str] = []
+    for _, error in _at_once(levels, lambda far: far.check()):
+        if isinstance(error, Away) and not error.hopeless:
+            warnings.append(str(error))
+        elif isinstance(error, CkptError):
+            problems.append(str(error))
+        elif error is not None:
+            raise error
+    progress(0, 1)
+    if problems:
+        raise ConfigError("levels: " + "; ".join(problems))
+    return warnings
+
+
+def _at_once(
+    levels: Sequence[Far], act: Callable[[Far], R]
+) -> list[tuple[R | None, Exception | None]]:
+    def guarded(far: Far) -> tuple[R | None, Exception | None]:
+        try:
+            return act(far), None
+        except Exception as exc:
+            return None, exc
+
+    with ThreadPoolExecutor(max(1, len(levels)), thread_name_prefix="ckpt-claim") as threads:
+        return list(threads.map(guarded, levels))
+
+
+# -- the claim ---------------------------------------------------------------------------------------
+
+
+def _claimed(
+    levels: Sequence[Far], asked: _Claim, warnings: list[str], progress: Progress
+) -> tuple[str, int]:
+    for _ in range(_TRIES):
+        words = _words(levels, asked, warnings)
+        found = {far.url: _object(far, word) for far, word in words if word is not None}
+        run = _run(found, asked)
+        if run != asked.run and found:
+            _be_alone(words, found, progress)
+        session = 1 + max([asked.least, *(int(word["session"]) for word in found.values())])
+        try:
+            for far, word in words:
+                _write(far, word, _data(run, session, asked), asked, warnings)
+        except Conflict:
+            continue  # somebody else is at it in this very moment: look again who it is
+        return run, session
+    raise RootBusy(
+        f"{levels[0].url}: several claim this level again and again: start one run after the other"
+    )
+
+
+def _words(
+    levels: Sequence[Far], asked: _Claim, warnings: list[str]
+) -> list[tuple[Far, Word | None]]:
+    """`run.json` of each level that answers."""
+    words: list[tuple[Far, Word | None]] = []
+    for far, (word, error) in zip(
+        levels, _at_once(levels, lambda far: far.read_word(RUN)), strict=True
+    ):
+        if isinstance(error, Away):
+            _warn_or_raise(error, asked, warnings)
+        elif error is not None:
+            raise error
+        else:
+            words.append((far, word))
+    return words
+
+
+def _write(far: Far, word: Word | None, data: bytes, asked: _Claim, warnings: list[str]) -> None:
+    try:
+        far.write_word(RUN, data, over=None if word is None else word.tag)
+    except Away as exc:
+        _warn_or_raise(exc, asked, warnings)
+
+
+def _warn_or_raise(error: Away, asked: _Claim, warnings: list[str]) -> None:
+    """A level that is away now stops nobody who has a run; whoever has none would begin where others are."""
+    if error.hopeless or asked.run is None:
+        raise ConfigError(f"levels: {error}") from None
+    if str(error) not in warnings:
+        warnings.append(str(error))
+
+
+def _run(found: Mapping[str, Mapping[str, Any]], asked: _Claim) -> str:
+    """The run that all levels belong to."""
+    runs = {word["run"] for word in found.values()}
+    joins = asked.run is None and asked.fresh and len(runs) == 1
+    for url, word in found.items():
+        if word["run"] != asked.run and not joins:
+            raise RootBusy(
+                f"{url} belongs to another run ({word['run']}): {_who(word)}. Nothing was changed there. "
+                "Give this run a place of its own; or, to go on with that run, an empty first root"
+            )
+    if asked.run is not None:
+        return asked.run
+    return str(runs.pop()) if runs else secrets.token_hex(16)
+
+
+def _be_alone(
+    words: Sequence[tuple[Far, Word | None]],
+    found: Mapping[str, Mapping[str, Any]],
+    progress: Progress,
+) -> None:
+    """Return when nobody is seen to work in the run that is joined.
+
+    Raises:
+        RootBusy: somebody is.
+    """
+    watched: list[tuple[Far, Word | None, Word | None]] = []
+    for far, word in words:
+        lease = far.read_word(LEASE)
+        if word is not None and not _is_over(found[far.url], lease and _object(far, lease)):
+            watched.append((far, word, lease))
+    deadline = time.monotonic() + WATCH_S
+    while watched and time.monotonic() < deadline:
+        progress(0, 1)
+        time.sleep(_LOOK_EVERY_S)
+        for far, word, lease in list(watched):
+            now = far.read_word(LEASE)
+            if now is not None and _is_over(found[far.url], _object(far, now)):
+                watched.remove((far, word, lease))
+            elif _tag(now) != _tag(lease) or _tag(far.read_word(RUN)) != _tag(word):
+                who = _who(found[far.url])
+                raise RootBusy(
+                    f"{far.url}: somebody is at work in this run: {who}. End that trainer "
+                    "first; its committed steps stay, and a fresh root goes on from them"
+                )
+
+
+def _is_over(run: Mapping[str, Any], lease: Mapping[str, Any] | None) -> bool:
+    """Whether the work of the last session has ended for certain."""
+    if lease is not None and lease["session"] >= run["session"] and lease.get("closed"):
+        return True
+    return _is_dead(run) and (lease is None or _is_dead(lease))
+
+
+def _is_dead(holder: Mapping[str, Any]) -> bool:
+    if holder.get("host") != socket.gethostname():
+        return False
+    try:
+        os.kill(int(holder["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError, KeyError):
+        return False
+    return False
+
+
+# -- words -------------------------------------------------------------------------------------------
+
+
+def _data(run: str, session: int, asked: _Claim) -> bytes:
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    word = {"run": run, "session": session, "host": asked.host, "pid": asked.pid, "since": since}
+    return json.dumps(word).encode()
+
+
+def _object(far: Far, word: Word) -> dict[str, Any]:
+    try:
+        obj = json.loads(word.data)
+        if isinstance(obj, dict) and isinstance(obj["run"], str):
+            return {**obj, "session": int(obj.get("session", 0))}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise ConfigError(
+        f"{far.url}: {RUN} or {LEASE} there is not ours or damaged: look whose place it is, and "
+        "remove that file"
+    )
+
+
+def _tag(word: Word | None) -> str:
+    return "" if word is None else word.tag
+
+
+def _who(word: Mapping[str, Any]) -> str:
+    since = f", since {word['since']}" if "since" in word else ""
+    return f"process {word.get('pid', '?')} on {word.get('host', '?')}{since}"

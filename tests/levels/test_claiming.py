@@ -1,0 +1,244 @@
+"""Whose levels are they? Over directories, and over an object store."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_core.errors import ConfigError, RootBusy
+from ckpt_core.levels import Far, claiming, open_far
+from ckpt_core.levels.claiming import LEASE, RUN, check, claim
+from ckpt_core.levels.errands import run_errand
+from tests.levels.servers.faulty import FaultServer, always, in_environment
+from tests.levels.servers.moto import needs_store
+
+HOST = socket.gethostname()
+ELSEWHERE = "another-machine"
+
+
+@pytest.fixture(autouse=True)
+def _a_short_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claiming, "WATCH_S", 1.0)
+    monkeypatch.setattr(claiming, "_LOOK_EVERY_S", 0.02)
+
+
+@pytest.fixture
+def server() -> Iterator[FaultServer]:
+    with FaultServer() as server, in_environment(server.environ()):
+        yield server
+
+
+@pytest.fixture(params=["directory", pytest.param("store", marks=needs_store)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "directory":
+        return str(tmp_path / "level")
+    server: FaultServer = request.getfixturevalue("server")
+    return server.url()
+
+
+def ask(*urls: str, **more: Any) -> dict[str, Any]:
+    usual = {"run": None, "fresh": True, "leads": True, "host": HOST, "pid": os.getpid()}
+    return {"levels": [{"url": url} for url in urls], **usual, **more}
+
+
+def claimed(*urls: str, **more: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = claim(ask(*urls, **more), lambda done, total: None)
+    return answer
+
+
+def word(url: str, name: str = RUN) -> dict[str, Any]:
+    with open_far(url) as far:
+        found = far.read_word(name)
+    assert found is not None
+    obj: dict[str, Any] = json.loads(found.data)
+    return obj
+
+
+def write_lease(far: Far, run: str, **more: Any) -> None:
+    there = far.read_word(LEASE)
+    usual = {"run": run, "session": 1, "host": ELSEWHERE, "pid": 1, "beat": 0, "closed": False}
+    data = json.dumps({**usual, **more}).encode()
+    far.write_word(LEASE, data, over=None if there is None else there.tag)
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_the_first_claim_begins_a_run_and_the_next_one_of_it_counts_on(url: str) -> None:
+    first = claimed(url)
+    assert (first["session"], first["warnings"]) == (1, [])
+    assert word(url)["run"] == first["run"] and word(url)["pid"] == os.getpid()
+    second = claimed(url, run=first["run"], fresh=False)
+    assert (second["run"], second["session"]) == (first["run"], 2)
+    assert word(url)["session"] == 2
+
+
+def test_all_levels_get_one_run_and_a_session_above_all_of_theirs(url: str, tmp_path: Path) -> None:
+    other = str(tmp_path / "other")
+    run = claimed(url)["run"]
+    claimed(url, run=run, fresh=False)
+    answer = claimed(other, url, run=run, fresh=False)
+    assert answer["session"] == 3 == word(url)["session"] == word(other)["session"]
+    assert word(other)["run"] == run
+    assert claimed(url, run=run, fresh=False, session=7)["session"] == 8
+
+
+@pytest.mark.parametrize("more", [{"run": "f" * 32}, {"fresh": False}], ids=["another", "none"])
+def test_the_level_of_another_run_is_refused_and_stays_as_it_is(
+    url: str, more: dict[str, Any]
+) -> None:
+    claimed(url, host=ELSEWHERE, pid=4711)
+    before = word(url)
+    with pytest.raises(RootBusy) as caught:
+        claimed(url, **more)
+    for part in (url, ELSEWHERE, "4711", before["since"], before["run"]):
+        assert part in str(caught.value)
+    assert word(url) == before
+
+
+def test_levels_of_two_runs_are_joined_by_nobody(url: str, tmp_path: Path) -> None:
+    other = str(tmp_path / "other")
+    claimed(url)
+    claimed(other)
+    with pytest.raises(RootBusy):
+        claimed(url, other)
+
+
+def test_a_fresh_root_joins_at_once_when_the_last_agent_has_said_that_it_ended(url: str) -> None:
+    run = claimed(url, host=ELSEWHERE)["run"]
+    with open_far(url) as far:
+        write_lease(far, run, closed=True)
+    claiming.WATCH_S = 3600.0
+    answer = claimed(url)
+    assert (answer["run"], answer["session"]) == (run, 2)
+
+
+def test_the_end_of_an_earlier_session_says_nothing_of_the_present_one(url: str) -> None:
+    run = claimed(url, host=ELSEWHERE)["run"]
+    with open_far(url) as far:
+        write_lease(far, run, closed=True)
+        claimed(url, run=run, host=ELSEWHERE, fresh=False)
+        over = threading.Event()
+        renewing = threading.Thread(target=_renew, args=(far, run, over))
+        renewing.start()
+        try:
+            with pytest.raises(RootBusy):
+                claimed(url)
+        finally:
+            over.set()
+            renewing.join()
+
+
+def test_a_fresh_root_joins_at_once_where_trainer_and_agent_of_this_machine_are_dead(
+    url: str,
+) -> None:
+    run = claimed(url, pid=dead_pid())["run"]
+    with open_far(url) as far:
+        write_lease(far, run, host=HOST, pid=dead_pid())
+    claiming.WATCH_S = 3600.0
+    assert claimed(url)["run"] == run
+
+
+@pytest.mark.parametrize("leased", [True, False])
+def test_a_fresh_root_joins_when_nobody_was_seen_for_a_while(url: str, leased: bool) -> None:
+    run = claimed(url, host=ELSEWHERE)["run"]
+    if leased:
+        with open_far(url) as far:
+            write_lease(far, run)
+    said = []
+    assert claim(ask(url), lambda done, total: said.append(done))["run"] == run
+    assert len(said) > 2, "whoever waits for the errand must hear of it"
+
+
+def _renew(far: Far, run: str, over: threading.Event) -> None:
+    beat = 0
+    while not over.wait(0.05):
+        beat += 1
+        write_lease(far, run, beat=beat)
+
+
+def test_a_fresh_root_is_refused_while_somebody_renews_the_lease(url: str) -> None:
+    run = claimed(url, host=ELSEWHERE, pid=4711)["run"]
+    claiming.WATCH_S = 3600.0
+    over = threading.Event()
+    with open_far(url) as far:
+        renewing = threading.Thread(target=_renew, args=(far, run, over))
+        renewing.start()
+        try:
+            with pytest.raises(RootBusy, match="at work in this run: process 4711 on another"):
+                claimed(url)
+        finally:
+            over.set()
+            renewing.join()
+    assert word(url)["session"] == 1
+
+
+def test_claims_at_the_same_time_get_different_sessions_of_one_run(url: str) -> None:
+    run = claimed(url)["run"]
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda _: claimed(url, run=run, fresh=False), range(8)))
+    assert {answer["run"] for answer in answers} == {run}
+    assert sorted(answer["session"] for answer in answers) == list(range(2, 10))
+
+
+def test_who_does_not_lead_claims_nothing(url: str) -> None:
+    claimed(url, leads=False)
+    with open_far(url) as far:
+        assert far.read_word(RUN) is None
+
+
+def test_a_word_that_is_not_ours_is_pointed_out(url: str) -> None:
+    claimed(url)
+    with open_far(url) as far:
+        there = far.read_word(RUN)
+        assert there is not None
+        far.write_word(RUN, b"[1]", over=there.tag)
+    with pytest.raises(ConfigError, match="not ours or damaged"):
+        claimed(url)
+
+
+@needs_store
+def test_a_store_that_is_away_stops_only_who_has_no_run_yet(
+    server: FaultServer, tmp_path: Path
+) -> None:
+    near = str(tmp_path / "near")
+    run = claimed(near, server.url())["run"]
+    server.fault = always("reset")
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        claimed(str(tmp_path / "new"), server.url())
+    answer = claimed(near, server.url(), run=run, fresh=False)
+    assert answer["session"] == 2 and len(answer["warnings"]) >= 1
+    assert server.url() in answer["warnings"][0]
+    server.fault = always("403")
+    with pytest.raises(ConfigError, match="not permitted"):
+        claimed(near, server.url(), run=run, fresh=False)
+
+
+@needs_store
+def test_every_level_that_is_wrong_is_named_at_once(server: FaultServer, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        check(ask(str(tmp_path / "file"), "s3://nobody-has-it/run"), lambda done, total: None)
+    assert str(tmp_path / "file") in str(caught.value)
+    assert "s3://nobody-has-it" in str(caught.value)
+
+
+def test_a_claim_is_an_errand_of_a_process_of_its_own(url: str) -> None:
+    answer = run_errand("claim", ask(url), timeout_s=60)
+    assert word(url)["run"] == answer["run"]
+    with pytest.raises(RootBusy, match="another run"):
+        run_errand("claim", ask(url, run="f" * 32), timeout_s=60)
+    assert run_errand("check", ask(url), timeout_s=60) == {"warnings": []}
