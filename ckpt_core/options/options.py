@@ -38,7 +38,8 @@ class Options:
         writers: threads that write chunks.
         readers: threads that read chunks in `restore`.
         mode: HOST copies to staging chunks, DEVICE clones on the GPU first, DIRECT copies into the
-            memory-mapped shard file, AUTO chooses.
+            memory-mapped shard file. AUTO: DEVICE for leaves on a device, DIRECT on tmpfs in huge pages,
+            else HOST.
         direct_io: O_DIRECT writes; AUTO falls back to buffered ones where the filesystem has none.
         checksum: xxh3 of each chunk, kept in the manifest.
         keep_last: newest committed steps to keep; None keeps all.

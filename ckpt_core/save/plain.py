@@ -25,10 +25,11 @@ _log = logging.getLogger("ckpt_core")
 
 @dataclass(frozen=True)
 class SavePlan:
-    """A state that can be saved: its leaves, where they go, and the memory for it."""
+    """A state that can be saved: its leaves, where they go, how they are staged, and the memory for it."""
 
     flat: FlatState
     arrangement: Arrangement
+    mode: Mode
     pool: StagingPool
 
 
@@ -92,7 +93,7 @@ class PlainSaves:
         scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
         plan = self._plan(state, scope)
         used = self._pipeline.devices.of_all([leaf.tensor for leaf in plan.flat.leaves])
-        if used and self.mode is not Mode.DIRECT:
+        if used and plan.mode is not Mode.DIRECT:
             self._pipeline.lock_behind(plan.pool, used[0])
         else:
             plan.pool.touch()
@@ -106,12 +107,12 @@ class PlainSaves:
         share, arrangement = self._sharer.share(flat, scope), self._arrangement
         if arrangement is None or arrangement.share is not share:
             arrangement = self._arrangement = arrange(flat, share)
-        layout = arrangement.layout
+        layout, mode = arrangement.layout, self._resolve_mode(flat.leaves)
         demand = pipeline.memory.demand_of_save(
-            layout.file_bytes, layout.front_bytes, mapped=self.mode is Mode.DIRECT
+            layout.file_bytes, layout.front_bytes, mapped=mode is Mode.DIRECT
         )
         pool = pipeline.pool_for(demand)
-        return SavePlan(flat, arrangement, pool)
+        return SavePlan(flat, arrangement, mode, pool)
 
     def _start(self, inflight: InFlight, plan: SavePlan) -> None:
         """Copy the front on this thread and queue the rest; the checkpoint then goes on by itself.
@@ -126,7 +127,7 @@ class PlainSaves:
         skeleton = plan.flat.skeleton
         inflight.contents = Contents.of_leaves(arrangement.placed, skeleton, [share], [audit])
         audit.read_eager(pipeline.streams)
-        mode = self.mode_used = self._resolve_mode(leaves)
+        mode = self.mode_used = plan.mode
         source = source_of(leaves, arrangement, mode=mode, devices=pipeline.devices)
         sink = shards.open(inflight, layout.file_bytes, mapped=mode is Mode.DIRECT)
         sizes = (layout.front_bytes, layout.file_bytes)
@@ -156,4 +157,10 @@ class PlainSaves:
             return self.mode
         devices = self._pipeline.devices
         on_one = devices.in_use() and any(devices.of(leaf.tensor) is not None for leaf in leaves)
-        return Mode.DEVICE if on_one else Mode.HOST
+        if on_one:
+            return Mode.DEVICE
+        # The file is the staging memory then. With pages of 4 KiB each has a fault at each save, which takes
+        # longer than the copy into staging memory and out of it again. With two phases no byte may reach the
+        # file in the first.
+        mapped = self._pipeline.options.pipelined and self._shards.in_huge_pages
+        return Mode.DIRECT if mapped else Mode.HOST

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from ckpt_core.layout import shard_name
 from ckpt_core.persist import (
@@ -57,6 +57,11 @@ class Shards:
         # Restoring with another number of ranks takes parts of files.
         self._sum_bytes = SUM_BYTES if info.world_size > 1 else None
         self._files = files
+
+    @cached_property
+    def in_huge_pages(self) -> bool:
+        """Whether files are memory that is mapped at no cost."""
+        return self._files.in_huge_pages(self._store.root)
 
     def open(self, inflight: InFlight, nbytes: int, *, mapped: bool = False) -> ShardSink:
         """The next shard file of a checkpoint."""

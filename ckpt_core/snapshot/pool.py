@@ -68,10 +68,14 @@ class PoolPlan:
         return (
             self.fronts_per_save * self.chunk_bytes >= need.fronts_per_save * need.chunk_bytes
             and self.total_bytes * 5 >= need.total_bytes * 4
+            # The pieces of a mapped file, too, have the size of a chunk.
+            and (need.stream_chunks > 0 or self.chunk_bytes >= need.chunk_bytes)
         )
 
     def holds(self, demand: PoolDemand) -> bool:
         """Whether as many whole checkpoints fit as must."""
+        if demand.mapped or not self.stream_chunks:
+            return demand.mapped
         return not demand.whole or (
             demand.fronts(self.chunk_bytes) <= self.fronts_per_save
             and demand.least_fronts(self.chunk_bytes) <= self.front_chunks
@@ -90,6 +94,7 @@ class PoolDemand:
         whole: how many must fit from front to end, since nobody frees their chunks before they are
             complete; 0: none, chunks go to the writers as they fill.
         rest_bytes: length of the second shard file of a layer-wise one; counts for `whole` alone.
+        mapped: what is behind the front is copied into the file itself, and takes no chunks.
     """
 
     file_bytes: int
@@ -97,6 +102,7 @@ class PoolDemand:
     in_flight: int
     whole: int = 0
     rest_bytes: int = 0
+    mapped: bool = False
 
     def fronts(self, chunk_bytes: int) -> int:
         """Front chunks of one checkpoint."""
@@ -104,11 +110,15 @@ class PoolDemand:
 
     def streams(self, chunk_bytes: int) -> int:
         """Stream chunks that hold everything else of one."""
+        if self.mapped:
+            return 0
         first = max(-(-self.file_bytes // chunk_bytes) - self.fronts(chunk_bytes), 1)
         return first + -(-self.rest_bytes // chunk_bytes)
 
     def least_streams(self, chunk_bytes: int) -> int:
         """Stream chunks without which a checkpoint could wait for ever."""
+        if self.mapped:
+            return 0
         # One for each checkpoint: a layer-wise one keeps its own open between layers.
         return self.whole * self.streams(chunk_bytes) or self.in_flight
 

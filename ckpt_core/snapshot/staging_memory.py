@@ -57,7 +57,7 @@ class StagingMemory:
         # One whole checkpoint is enough: the stager takes them one after another, and the chunks of one
         # that is staged come back.
         whole = 0 if self._options.pipelined or mapped else 1
-        return PoolDemand(file_bytes, front_bytes, self._options.in_flight, whole)
+        return PoolDemand(file_bytes, front_bytes, self._options.in_flight, whole, mapped=mapped)
 
     def demand_of_layers(self, file_bytes: int, front_bytes: int, *, rest_bytes: int) -> PoolDemand:
         """What the layer-wise form asks for, whose second file has `rest_bytes`."""
@@ -150,7 +150,11 @@ class StagingMemory:
         room = plan.fronts_per_save * plan.chunk_bytes
         return (
             demand.front_bytes <= room
-            and demand.file_bytes <= plan.total_bytes // demand.in_flight
+            and (
+                demand.largest_chunk(self._options.chunk_size) <= plan.chunk_bytes
+                if demand.mapped
+                else demand.file_bytes <= plan.total_bytes // demand.in_flight
+            )
             and plan.holds(demand)
         )
 

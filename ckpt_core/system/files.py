@@ -19,6 +19,8 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from ckpt_core.system.pages import in_huge_pages
+
 _BASE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -124,6 +126,13 @@ class Files:
             return _filesystem(fd) in _LOCAL and _grants_lease(fd)
         finally:
             os.close(fd)
+
+    def in_huge_pages(self, path: Path) -> bool:
+        """Whether what is at a path lies in memory, in huge pages; False where that cannot be told."""
+        try:
+            return in_huge_pages(path)
+        except OSError:
+            return False
 
     def sync_dir(self, path: Path) -> None:
         """Make the names in a directory durable."""

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
+from pathlib import Path
 
 _MADV_WIPEONFORK = 18
 """linux/mman.h; Linux 4.14."""
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+_HUGE = frozenset({"huge=always", "huge=within_size"})
+"""Of a tmpfs whose files get huge pages unasked. With "advise" those that are reserved first do not."""
+
+
+def in_huge_pages(path: Path) -> bool:
+    """Whether a path is on a filesystem in memory that is mounted with huge pages. Raises OSError."""
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        place, _, filesystem = line.partition(" - ")
+        if place.split()[2] == number:
+            kind, *_, options = filesystem.split()
+            return kind == "tmpfs" and not _HUGE.isdisjoint(options.split(","))
+    return False
 
 
 def page_memory(nbytes: int) -> mmap.mmap:

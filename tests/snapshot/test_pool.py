@@ -198,3 +198,24 @@ def test_idle_means_that_every_chunk_is_back() -> None:
     assert not pool.wait_idle(deadline=soon())
     pool.release(chunk)
     assert pool.wait_idle(deadline=soon())
+
+
+@given(
+    file_bytes=st.integers(1, 2**36),
+    front=st.floats(0, 1),
+    in_flight=st.integers(1, 8),
+    chunk_bytes=st.integers(1, 64 * 256).map(lambda pages: pages * 4096),
+    free_bytes=st.integers(0, 2**38),
+)
+def test_mapped_files_take_memory_for_their_fronts_alone(
+    file_bytes: int, front: float, in_flight: int, chunk_bytes: int, free_bytes: int
+) -> None:
+    front_bytes = max(1, int(file_bytes * front))
+    mapped = PoolDemand(file_bytes, front_bytes, in_flight, mapped=True)
+    plan = plan_pool(mapped, chunk_bytes=chunk_bytes, staging_bytes=None, free_bytes=free_bytes)
+    assert plan.total_bytes == in_flight * plan.fronts_per_save * plan.chunk_bytes
+    assert plan.fronts_per_save * plan.chunk_bytes < front_bytes + plan.chunk_bytes
+    assert plan.chunk_bytes == mapped.largest_chunk(chunk_bytes)
+    assert plan.holds(mapped)
+    # Whoever stages into chunks would wait in it for ever.
+    assert not plan.holds(PoolDemand(file_bytes, front_bytes, in_flight))
