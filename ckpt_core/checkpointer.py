@@ -8,17 +8,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Self
 
 import torch
 
 from ckpt_core.coordination import Coordination, NoCoordination
-from ckpt_core.engine import Engine
+from ckpt_core.engine import Engine, Looks
 from ckpt_core.errors import ConfigError
 from ckpt_core.observe import EventName
-from ckpt_core.options import Options, checked_options, checked_root
+from ckpt_core.options import Level, Options, checked_options, checked_root
 from ckpt_core.restore import RestoredStep
 from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle, stalling
 from ckpt_core.system.devices import Devices
@@ -30,7 +30,7 @@ from ckpt_core.types import check_step
 _log = logging.getLogger("ckpt_core")
 
 
-class Checkpointer:
+class Checkpointer(Looks):
     """Saves and restores the state of one training run, in one root directory.
 
     Made once, before training, by the process that trains; used from its training thread. The root is
@@ -40,6 +40,7 @@ class Checkpointer:
     Args:
         root: directory of this run's checkpoints; made if it is missing.
         options: see `Options`.
+        levels: more roots, to which committed steps are taken behind training: `options.levels` in short.
         coordination: how the ranks of one job agree; None for one process. One for each Checkpointer,
             which closes it. All ranks make their Checkpointers together, and save the same steps.
         on_sigterm: "save" turns SIGTERM into `stop_requested`, so that the loop can save once more and leave.
@@ -49,7 +50,9 @@ class Checkpointer:
 
     Raises:
         ConfigError: an argument is wrong.
-        RootBusy: another process, or another Checkpointer, has the root open for writing.
+        RootBusy: another process, or another Checkpointer, has the root open for writing; or another run has
+            a level.
+        Away: a level cannot be reached.
         PersistError: the root cannot be made or written to, or the threads could not be started.
         CommitError, CoordinationTimeout: another rank could not open the root, or did not come.
         StagingError: with `on_sigterm`, no thread could be started for it.
@@ -60,13 +63,14 @@ class Checkpointer:
         root: str | os.PathLike[str],
         options: Options | None = None,
         *,
+        levels: Sequence[Level | Mapping[str, Any] | str] | None = None,
         coordination: Coordination | None = None,
         on_sigterm: Literal["save"] | None = None,
         sigterm_grace: timedelta | float = 30.0,
         files: Files | None = None,
         devices: Devices | None = None,
     ) -> None:
-        checked = checked_options(options)
+        checked = checked_options(options, levels)
         if on_sigterm not in (None, "save"):
             raise ConfigError(f"on_sigterm={on_sigterm!r} is unknown: use 'save' or None")
         self.root = checked_root(root)
@@ -85,6 +89,8 @@ class Checkpointer:
             self._guard = SigtermGuard(sigterm_grace) if on_sigterm else None
             # An interrupt that has come by now is raised here, and not when nobody has the object yet.
             time.sleep(0)
+            # Last: until here the agent was only there for a Checkpointer that might not come about.
+            engine.levels.stays = True
         except BaseException:
             try:
                 self._abandon()
@@ -207,15 +213,23 @@ class Checkpointer:
         return self._engine.flights.is_staged(names, before=before)
 
     @stalling
-    def wait(self) -> None:
+    def wait(self, *, level: int | str | None = None) -> None:
         """Block until nothing is in flight.
 
+        Args:
+            level: and until all committed steps that are due at this further level (its number, counted
+                from 1, or its URL) have come there. It does not wait for the last step of a run, which goes
+                everywhere when it is over.
+
         Raises:
+            ConfigError: there is no such level.
             CkptError: with on_error="raise", a save failed in the background.
             StagingError: something was still in flight after `timeout`.
+            CommitError: steps have not come to the level within `timeout`, or never will; says why.
         """
-        if not self._engine.wait_empty():
-            raise self._engine.flights.not_empty()
+        engine = self._engine
+        if not (engine.wait_empty() if level is None else engine.wait_level(level)):
+            raise engine.flights.not_empty()
         self._engine.failures.report()
 
     def prepare(
@@ -237,7 +251,7 @@ class Checkpointer:
         self._check_usable()
         self._engine.plain.prepare(state, per_rank=per_rank, replicated=replicated)
 
-    # -- restoring and looking -------------------------------------------------------------------
+    # -- restoring -------------------------------------------------------------------
 
     def restore(
         self,
@@ -281,53 +295,6 @@ class Checkpointer:
         if found is not None:
             self.events.tell(EventName.RESTORED, found.step, seconds=time.monotonic() - began)
         return found
-
-    def steps(self) -> tuple[int, ...]:
-        """The committed steps, ascending."""
-        return self._engine.store.steps()
-
-    def latest_step(self) -> int | None:
-        """The newest committed step; None when there is none."""
-        return max(self._engine.store.steps(), default=None)
-
-    def pin(self, step: int) -> None:
-        """Keep a committed step until `unpin`, whatever the retention says; survives restarts.
-
-        Raises:
-            NotCommitted: the step has been retired, or was never saved. One in flight or still to come can be
-                pinned.
-            PersistError: the pin could not be made durable.
-        """
-        self._engine.store.pin(check_step(step))
-
-    def unpin(self, step: int) -> None:
-        """Give a step back to retention."""
-        self._engine.store.unpin(check_step(step))
-
-    @property
-    def options(self) -> Options:
-        """The settings in force."""
-        return self._engine.options
-
-    @property
-    def rank(self) -> int:
-        """Number of this process among those that save together."""
-        return self.gauges.rank
-
-    @property
-    def world_size(self) -> int:
-        """How many processes save together."""
-        return self.gauges.world_size
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether SIGTERM has come (on_sigterm="save"): save once more, `close`, and leave."""
-        return self._guard is not None and self._guard.asked
-
-    @property
-    def staging_peak_bytes(self) -> int:
-        """Most staging memory that was in use at one time; never above `staging_bytes`."""
-        return self._engine.pipeline.memory.most_held_bytes
 
     # -- end -------------------------------------------------------------------------------------
 

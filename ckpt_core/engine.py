@@ -13,7 +13,7 @@ from pathlib import Path
 from ckpt_core.coordination import Coordination
 from ckpt_core.errors import StagingError
 from ckpt_core.observe import EventLog, NoEventFile, event_file
-from ckpt_core.options import Options
+from ckpt_core.options import Options, parse_levels
 from ckpt_core.restore import Restorer
 from ckpt_core.save import (
     Admission,
@@ -26,6 +26,7 @@ from ckpt_core.save import (
     Journal,
     LayerPlanner,
     LayerwiseSaves,
+    NoLevels,
     Pipeline,
     PlainSaves,
     Shards,
@@ -34,9 +35,11 @@ from ckpt_core.save import (
     open_together,
 )
 from ckpt_core.share import Auditor
+from ckpt_core.store import StepStore
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
-from ckpt_core.types import OnError
+from ckpt_core.system.sigterm import SigtermGuard
+from ckpt_core.types import OnError, check_step
 
 _log = logging.getLogger("ckpt_core")
 
@@ -74,9 +77,16 @@ class Engine:
             # One more than may wait for other ranks: it tells them of a step that this rank declines.
             finishers=1 if info.world_size == 1 else options.in_flight + 1,
         )
+        self.levels = self._make_levels()
         self._make_saves(auditor)
         self.gauges = Gauges(
-            root, self.events, self.journal.stall, coordination, self.pipeline, self.plain
+            root,
+            self.events,
+            self.journal.stall,
+            coordination,
+            self.pipeline,
+            self.plain,
+            self.levels,
         )
         self.event_file = NoEventFile()
         self.barriers = Barriers(
@@ -86,6 +96,24 @@ class Engine:
             stall=self.journal.stall,
             timeout_s=options.timeout_s,
         )
+
+    def _make_levels(self) -> NoLevels:
+        if not self.options.levels:
+            return NoLevels()
+        # Not before: whoever has no levels shall not pay for them.
+        from ckpt_core.levels import Levels
+
+        levels = Levels(
+            self.store.root,
+            parse_levels(self.options.levels),
+            self.coordination,
+            files=self.files,
+            events=self.events,
+            timeout_s=self.options.timeout_s,
+        )
+        if isinstance(self.store, StepStore):
+            self.store.awaited = levels.awaited
+        return levels
 
     def _make_saves(self, auditor: Auditor) -> None:
         info, pipeline = self.coordination.info, self.pipeline
@@ -97,6 +125,7 @@ class Engine:
             pipeline.stager,
             pipeline.devices,
             self.flights.ready,
+            self.levels,
         )
         admission = Admission(
             around, self.flights, journal=self.journal, timeout_s=self.options.timeout_s
@@ -128,6 +157,7 @@ class Engine:
         # First: a process that may start no more threads shall not lock, nor repair, anything.
         self.pipeline.start_threads()
         self.flights.start()
+        self.levels.start()
         info, options = self.coordination.info, self.options
         opened = {"world_size": info.world_size, "options": dataclasses.asdict(options)}
         self.event_file = event_file(
@@ -137,6 +167,19 @@ class Engine:
             self.barriers.passed = self.event_file.barrier
         self.barriers.open()
         open_together(self.store, self.coordination, timeout_s=options.timeout_s)
+        self.levels.open()
+
+    def wait_level(self, level: int | str) -> bool:
+        """As `wait_empty`, and then until all that is due at a level has come there, within the same time.
+
+        Raises:
+            ConfigError, CommitError: see `Checkpointer.wait`.
+        """
+        deadline = time.monotonic() + self.options.timeout_s
+        if not self.flights.wait_empty(deadline=deadline):
+            return False
+        self.levels.wait(level, deadline=deadline)
+        return True
 
     def wait_empty(self) -> bool:
         """Wait until nothing is in flight; False when `timeout` has passed first."""
@@ -153,12 +196,14 @@ class Engine:
         if not self.flights.wait_empty(deadline=deadline):
             self.flights.settle_all("the Checkpointer was closed while storage was stuck")
         self.end_threads(timeout_s=max(deadline - time.monotonic(), _GRACE_S))
+        self.levels.close()
         self.let_go()
 
     def give_up(self) -> None:
         """As `close`, but wait for nothing that is in flight: it fails. Takes seconds."""
         self.flights.settle_all("nobody waited for it at the end of the process")
         self.end_threads(timeout_s=_GRACE_S)
+        self.levels.give_up()
         self.let_go()
 
     def end_threads(self, *, timeout_s: float) -> None:
@@ -176,3 +221,58 @@ class Engine:
         self.store.close()
         self.coordination.close()
         self.event_file.close()
+
+
+class Looks:
+    """What a `Checkpointer` tells of itself and of its root."""
+
+    _engine: Engine
+    _guard: SigtermGuard | None
+    gauges: Gauges
+
+    def steps(self) -> tuple[int, ...]:
+        """The committed steps, ascending."""
+        return self._engine.store.steps()
+
+    def latest_step(self) -> int | None:
+        """The newest committed step; None when there is none."""
+        return max(self._engine.store.steps(), default=None)
+
+    def pin(self, step: int) -> None:
+        """Keep a committed step until `unpin`, whatever the retention says; survives restarts.
+
+        Raises:
+            NotCommitted: the step has been retired, or was never saved. One in flight or still to come can be
+                pinned.
+            PersistError: the pin could not be made durable.
+        """
+        self._engine.store.pin(check_step(step))
+
+    def unpin(self, step: int) -> None:
+        """Give a step back to retention."""
+        self._engine.store.unpin(check_step(step))
+
+    @property
+    def options(self) -> Options:
+        """The settings in force."""
+        return self._engine.options
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among those that save together."""
+        return self.gauges.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes save together."""
+        return self.gauges.world_size
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether SIGTERM has come (on_sigterm="save"): save once more, `close`, and leave."""
+        return self._guard is not None and self._guard.asked
+
+    @property
+    def staging_peak_bytes(self) -> int:
+        """Most staging memory that was in use at one time; never above `staging_bytes`."""
+        return self._engine.pipeline.memory.most_held_bytes

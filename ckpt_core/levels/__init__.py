@@ -4,6 +4,7 @@
     open_far(url)                            the door to one level: a directory, or an object store
     agent                                    takes committed steps on: copy, verify, publish, retire
     mailbox                                  what the Checkpointer and the agent tell one another
+    Levels                                   what a process that trains has of it
     errands                                  what needs a connection, done by a process of its own
 
 Idea: a level is a root, and every root has the same format. The engine commits to the first one and never
@@ -34,9 +35,14 @@ from ckpt_core.levels.wants import meets, wanted
 
 if TYPE_CHECKING:
     from ckpt_core.levels.reading import Look, look_at
+    from ckpt_core.levels.trainer import Levels
 
-# Only whoever reads a level needs the readers of steps.
-_LAZY = {"Look": "ckpt_core.levels.reading", "look_at": "ckpt_core.levels.reading"}
+# Only whoever reads a level needs the readers of steps, and only who saves what sees torch.
+_LAZY = {
+    "Levels": "ckpt_core.levels.trainer",
+    "Look": "ckpt_core.levels.reading",
+    "look_at": "ckpt_core.levels.reading",
+}
 
 __all__ = [
     "LEVELS",
@@ -45,6 +51,7 @@ __all__ = [
     "Copy",
     "Far",
     "LevelStatus",
+    "Levels",
     "Look",
     "Plan",
     "Status",

@@ -81,6 +81,7 @@ class LevelStatus:
     Attributes:
         url: which.
         steps: whole there, as it was last seen: step -> attempt.
+        files: directories of files that are whole there, likewise: name -> attempt.
         reached: steps of this root that have come there, the newest last; also those that are retired since.
         skipped: steps that were to go there and never will: passed over for newer ones, or retired before.
         sending: the step that is on its way; None: none is.
@@ -95,6 +96,7 @@ class LevelStatus:
 
     url: str
     steps: dict[int, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     reached: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     sending: int | None = None

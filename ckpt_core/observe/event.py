@@ -12,7 +12,9 @@ class EventName(StrEnum):
     """Every change of state that is told.
 
     The life of a save is BEGIN, STAGED, PERSISTED, COMMITTED, or FAILED at any point. WAITED is
-    time that the training thread lost, RESTORED a restore, RETIRED a step that retention took.
+    time that the training thread lost, RESTORED a restore, RETIRED a step that retention took. Of a further
+    level, which `detail` names: LEVEL_REACHED, a step is whole there; LEVEL_PASSED_OVER, it never will be;
+    LEVEL_PROBLEM, the level cannot go on (or, with nothing but its URL, goes on again).
     """
 
     BEGIN = "begin"
@@ -23,6 +25,9 @@ class EventName(StrEnum):
     FAILED = "failed"
     RESTORED = "restored"
     WAITED = "waited"
+    LEVEL_REACHED = "level_reached"
+    LEVEL_PASSED_OVER = "level_passed_over"
+    LEVEL_PROBLEM = "level_problem"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ _RETENTION_ROW = _FAILURE_ROW = 1
 _FIRST_SAVE_ROW = 2
 _PHASES = {"staged": "staging", "persisted": "persist", "committed": "commit"}
 _NEXT_PHASE = {"begin": "staging", "staged": "persist", "persisted": "commit"}
+_MARKED = ("level_reached", "level_passed_over", "level_problem")
 _LONE_ROWS = {"waited": _TRAINING_ROW, "restored": _TRAINING_ROW, "retired": _RETENTION_ROW}
 
 
@@ -55,6 +56,8 @@ class _Drawing:
         row = _LONE_ROWS.get(event.name)
         if row is not None:
             self._bar(event.name, row, event.time_s - event.seconds, event.time_s, _about(event))
+        elif event.name in _MARKED:
+            self._mark(event, _RETENTION_ROW)
         elif event.name == "begin":
             self._enter(event)
         elif (begun := self._save_of(event)) is not None:
@@ -69,7 +72,7 @@ class _Drawing:
                 self._bar(_NEXT_PHASE[save.last.name], save.row, save.last.time_s, end_s, about)
 
     def names(self) -> list[dict[str, Any]]:
-        rows = ["training thread", "retention and failures"]
+        rows = ["training thread", "retention, levels and failures"]
         rows += [f"in-flight checkpoint {number + 1}" for number in range(len(self._rows))]
         named = [_meta("process_name", 0, {"name": "ckpt-core"})]
         for row, text in enumerate(rows):

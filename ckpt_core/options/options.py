@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.options.level import Level, parse_levels
+from ckpt_core.options.level import Level, parse_levels, scheme_of
 from ckpt_core.options.presets import preset_fields
 from ckpt_core.types import DirectIO, Mode, OnError
 from ckpt_core.units import ALIGN_BYTES, parse_bytes, parse_duration
@@ -199,21 +199,30 @@ def _from_text(name: str, text: str, key: str) -> Any:
     return text
 
 
-def checked_options(options: object) -> Options:
-    """`options`, or the defaults for None; ConfigError for anything else."""
+def checked_options(options: object, levels: object = None) -> Options:
+    """`options`, or the defaults for None, with these levels; ConfigError for anything else."""
     if options is None:
-        return Options()
+        options = Options()
     if not isinstance(options, Options):
         raise ConfigError(f"options={options!r} is no Options: pass ckpt_core.Options(...)")
-    return options
+    if levels is None:
+        return options
+    if options.levels:
+        raise ConfigError("levels are given twice, as an argument and in options: give them once")
+    return dataclasses.replace(options, levels=parse_levels(levels))
 
 
 def checked_root(root: object) -> Path:
     """`root` as an absolute path, since the loop may change its working directory later.
 
     Raises:
-        ConfigError: it is no path, or empty.
+        ConfigError: it is no path, or empty, or a URL.
     """
     if not isinstance(root, str | os.PathLike) or not os.fspath(root):
         raise ConfigError(f"root={root!r} is not a path: give the directory for the checkpoints")
+    if scheme_of(root) is not None:
+        raise ConfigError(
+            f"root={os.fspath(root)!r} is a URL: the first level is a directory. Name one here, and take its "
+            f"steps there with levels=[Level(...)]"
+        )
     return Path(os.path.abspath(os.fspath(root)))

@@ -11,6 +11,7 @@ plain | layerwise, layers | named_files    what the caller does: one call, or be
 journal       undoes what an interrupt cut short      barriers   what training waits for
 failures      told once, to the next call             opening    the root, on all ranks or none
 gauges        what a policy may ask                   handle     what the caller is given
+further       what is asked of levels beyond the root
 """
 
 from ckpt_core.save.admission import Admission
@@ -18,6 +19,7 @@ from ckpt_core.save.barriers import Barriers
 from ckpt_core.save.commit import Committer
 from ckpt_core.save.failures import Failures
 from ckpt_core.save.flights import Flights
+from ckpt_core.save.further import Followed, LevelGauge, NoLevels, Reaching
 from ckpt_core.save.gauges import Gauges
 from ckpt_core.save.handle import SaveHandle
 from ckpt_core.save.in_flight import Surroundings
@@ -38,13 +40,17 @@ __all__ = [
     "FilesSave",
     "FilesSaves",
     "Flights",
+    "Followed",
     "Gauges",
     "Journal",
     "LayerPlanner",
     "LayerwiseSave",
     "LayerwiseSaves",
+    "LevelGauge",
+    "NoLevels",
     "Pipeline",
     "PlainSaves",
+    "Reaching",
     "SaveHandle",
     "Shards",
     "Surroundings",

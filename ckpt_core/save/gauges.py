@@ -10,6 +10,7 @@ from typing import Any
 
 from ckpt_core.coordination import Coordination, Json
 from ckpt_core.observe import EventLog
+from ckpt_core.save.further import LevelGauge, NoLevels
 from ckpt_core.save.journal import Stall
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.plain import PlainSaves
@@ -32,6 +33,7 @@ class Gauges:
     _coordination: Coordination
     _pipeline: Pipeline
     _saves: PlainSaves
+    _levels: NoLevels
 
     @property
     def in_flight(self) -> int:
@@ -69,6 +71,10 @@ class Gauges:
         """Stage in this way from the next save on; the mode that `Options` name goes before."""
         if Mode(self._pipeline.options.mode) is Mode.AUTO:
             self._saves.mode = self._saves.mode_used = Mode(mode)
+
+    def levels(self) -> tuple[LevelGauge, ...]:
+        """How far each further level is, in their order."""
+        return self._levels.gauges()
 
     def headroom_bytes(self) -> int | None:
         """Free memory of the current device; None without one."""

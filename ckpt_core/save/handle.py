@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckpt_core.save.further import Reaching
 from ckpt_core.save.in_flight import InFlight
 
 
@@ -26,6 +27,25 @@ class SaveHandle:
     staged: Future[None]
     committed: Future[Path]
     stall_s: float
+    _reaching: Reaching = field(repr=False, compare=False)
+
+    def reached(self, level: int | str) -> Future[None]:
+        """Done when this save is whole at a further level; nothing has to wait for it.
+
+        Of several ranks each may ask. When the Checkpointer is closed the agent goes on, but this future,
+        which nobody could tell of it, ends in an error.
+
+        Args:
+            level: its number, counted from 1, or its URL as it was given.
+
+        Returns:
+            A future that raises `CommitError` where the save never comes there: it failed, the level does not
+            take this step (`every`), or has passed it over for newer ones.
+
+        Raises:
+            ConfigError: there is no such level.
+        """
+        return self._reaching(level)
 
     @classmethod
     def of(cls, inflight: InFlight, began: float, *, blocking: bool) -> SaveHandle:
@@ -40,4 +60,5 @@ class SaveHandle:
         if blocking:
             inflight.wait_ended()
         stall_s = time.monotonic() - began
-        return cls(inflight.step, inflight.snapshot.staged, inflight.committed, stall_s)
+        staged, committed = inflight.snapshot.staged, inflight.committed
+        return cls(inflight.step, staged, committed, stall_s, inflight.reaching())

@@ -24,6 +24,7 @@ from ckpt_core.observe import EventLog, EventName
 from ckpt_core.persist import ShardFile
 from ckpt_core.save.contents import Contents
 from ckpt_core.save.failures import Failures
+from ckpt_core.save.further import Followed, NoLevels, Reaching
 from ckpt_core.snapshot import ShardImage, Snapshot, Stager, StagingPool
 from ckpt_core.store import Attempt, GuestStore, StepStore
 from ckpt_core.system.devices import Devices
@@ -55,6 +56,7 @@ class Surroundings:
         stager: gives back its memory, behind all that is staged for it.
         devices: where its leaves may lie.
         on_ready: called once when nothing is being staged or written for it any more.
+        levels: where it may go from there.
     """
 
     store: StepStore | GuestStore
@@ -64,6 +66,7 @@ class Surroundings:
     stager: Stager
     devices: Devices
     on_ready: Callable[[InFlight], None]
+    levels: NoLevels
 
 
 class InFlight:
@@ -239,6 +242,11 @@ class InFlight:
         except Exception as exc:
             self._around.failures.forget(exc)
             raise
+
+    def reaching(self) -> Reaching:
+        """For its handle."""
+        save = Followed(self.step, self.attempt_id, self.committed, self.destination)
+        return self._around.levels.follow(save)
 
     def _note_staged(self) -> None:
         seconds = time.monotonic() - self.began

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from ckpt_core.store.failures import mapped
@@ -30,6 +31,8 @@ class KeptSteps:
         self._state = threading.Lock()
         self._protected: Counter[int] = Counter()
         self._suspects: set[int] = set()
+        self.awaited: Callable[[Sequence[int]], Collection[int]] = _nothing
+        """Which of the committed steps are still to be taken elsewhere; asked with the locks held."""
 
     def protect(self, step: int) -> None:
         """Keep a step while this process reads it. Call before opening its files; counts."""
@@ -101,3 +104,7 @@ class KeptSteps:
     def latest(self) -> int | None:
         """The newest committed step, or None."""
         return max(self.steps(), default=None)
+
+
+def _nothing(committed: Sequence[int]) -> Collection[int]:
+    return ()

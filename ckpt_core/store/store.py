@@ -293,9 +293,9 @@ class StepStore(KeptSteps):
         """Take away the steps that retention no longer keeps, and return them, ascending.
 
         Called by the engine after a commit. What stays: the newest `keep_last`, multiples of `keep_every`,
-        pinned and protected steps, suspects (which do not count), the newest step whatever the
-        settings, and the last one saved if it was below the newest. Shard files become slots; the
-        rest is deleted.
+        pinned and protected steps, those that are `awaited` elsewhere, suspects (which do not count), the
+        newest step whatever the settings, and the last one saved if it was below the newest. Shard files
+        become slots; the rest is deleted.
 
         Raises:
             PersistError: a step could not be unpublished durably; none of its bytes was touched.
@@ -313,11 +313,12 @@ class StepStore(KeptSteps):
         pinned = pinned_steps(self.root)
         with self._state:
             # Invariant: no step is protected between this choice and the renames.
+            committed = self.steps()
             doomed = choose_retired(
-                self.steps(),
+                committed,
                 keep_last=self._keep_last,
                 keep_every=self._keep_every,
-                kept=pinned | set(self._protected) | self._rewinds.kept(),
+                kept=pinned.union(self._protected, self._rewinds.kept(), self.awaited(committed)),
                 suspect=self._suspects,
             )
             left = take_away(self.root, doomed, files=self._files)

@@ -1,0 +1,191 @@
+"""The ranks of a job join the run that its levels hold, or begin one there: all of them, or none.
+
+rank 0      claims the levels: nobody else's run is there, and this session is the newest
+leaders     look whether their machine reaches the levels too
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckpt_core.coordination import Coordination
+from ckpt_core.errors import CkptError, CommitError, PersistError
+from ckpt_core.levels.errands import run_errand
+from ckpt_core.levels.mailbox import LEVELS, read_plan
+from ckpt_core.options import Level
+from ckpt_core.store import committed_steps
+from ckpt_core.system.files import Files, advice
+
+_log = logging.getLogger("ckpt_core")
+
+RUN = "run"
+"""The file in `.levels/` that holds the id of the run."""
+
+_ANSWERS_WITHIN_S = 60.0
+_CLAIMED_WITHIN_S = 120.0
+_RUN = re.compile(r"[0-9a-f]{8,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What all ranks of a job go by.
+
+    Attributes:
+        run: id of the run.
+        session: the newest of it.
+        token: of this Checkpointer.
+    """
+
+    run: str
+    session: int
+    token: str
+
+
+def claim_together(
+    root: Path, levels: Sequence[Level], coordination: Coordination, *, timeout_s: float
+) -> Claim:
+    """Claim the levels for the run of this root. Called on every rank, with the root locked.
+
+    Raises:
+        ConfigError: a level cannot be used; what is wrong, and what to do.
+        RootBusy: a level belongs to another run, or to a job that is running elsewhere.
+        Away: a level cannot be reached.
+        CommitError: what went wrong on another rank.
+        CoordinationTimeout: a rank did not come.
+    """
+    error: CkptError | None = None
+    claim = None
+    try:
+        if coordination.info.rank == 0:
+            claim = _claim(root, levels)
+    except CkptError as exc:
+        error = exc
+    # Whoever joins a run looks on for a while whether somebody is at work there.
+    within_s = max(timeout_s, _CLAIMED_WITHIN_S)
+    told = coordination.gather("levels", [_text(error), claim], within_s)
+    raise_first(error, [text for text, _ in told])
+    answer = told[0][1]
+    return Claim(answer["run"], answer["session"], answer["token"])
+
+
+def check(levels: Sequence[Level]) -> None:
+    """Be sure that this machine reaches the levels too.
+
+    Raises:
+        ConfigError, Away: see `claim_together`.
+    """
+    _warn(_ask("check", {"levels": [level.to_json() for level in levels]}, levels))
+
+
+def settle_together(
+    error: CkptError | None, coordination: Coordination, *, timeout_s: float
+) -> None:
+    """All ranks have an agent at work, or none goes on. Called on every rank.
+
+    Raises:
+        CkptError: `error`, which is this rank's.
+        CommitError, CoordinationTimeout: another rank's.
+    """
+    raise_first(error, coordination.gather("agents", _text(error), timeout_s))
+
+
+def read_run(root: Path) -> str | None:
+    """The id of the run of a root; None: it has none that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        text = (root / LEVELS / RUN).read_text().strip()
+        return text if _RUN.fullmatch(text) else None
+    return None
+
+
+def write_run(root: Path, run: str, *, files: Files) -> None:
+    """Keep the id of the run in the root, durably; a no-op where it is there.
+
+    Raises:
+        PersistError: it cannot be written.
+    """
+    if read_run(root) == run:
+        return
+    folder = root / LEVELS
+    fresh = folder / f".{RUN}.{secrets.token_hex(4)}"
+    try:
+        with contextlib.suppress(FileExistsError):
+            files.mkdir(folder)
+        files.sync_dir(root)
+        files.write_new(fresh, f"{run}\n".encode())
+        files.rename(fresh, folder / RUN)
+        files.sync_dir(folder)
+    except OSError as exc:
+        raise PersistError(
+            f"the id of the run could not be kept in {folder}: {exc.strerror}. Committed steps are safe. "
+            f"{advice(exc)}",
+            path=folder,
+        ) from exc
+
+
+def raise_first(mine: CkptError | None, texts: Sequence[str | None]) -> None:
+    """Raise this rank's error, or the first of another one, if there is any."""
+    if mine is not None:
+        raise mine
+    failures = {rank: CkptError(text, rank=rank) for rank, text in enumerate(texts) if text}
+    if failures:
+        rank = min(failures)
+        raise CommitError(
+            f"rank {rank} could not use the levels: {failures[rank]}. No rank goes on",
+            failures=dict(failures),
+            rank=rank,
+        )
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def _claim(root: Path, levels: Sequence[Level]) -> dict[str, Any]:
+    run, before = read_run(root), read_plan(root)
+    request = {
+        "levels": [level.to_json() for level in levels],
+        "run": run,
+        "fresh": run is None and not committed_steps(root),
+        "leads": True,
+        "session": before.session if before is not None and before.run == run else 0,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+    answer = _ask("claim", request, levels)
+    _warn(answer)
+    return {
+        "run": answer["run"],
+        "session": answer["session"],
+        "token": secrets.token_hex(8),
+    }
+
+
+def _warn(answer: dict[str, Any]) -> None:
+    for text in answer["warnings"]:
+        _log.warning("levels: %s; training goes on, and it is tried again", text)
+
+
+def _ask(name: str, request: dict[str, Any], levels: Sequence[Level]) -> Any:
+    """In this process where no client of an object store is needed, and so no thread of one."""
+    if any(level.scheme is not None for level in levels):
+        return run_errand(name, request, timeout_s=_ANSWERS_WITHIN_S)
+    claiming = importlib.import_module("ckpt_core.levels.claiming")
+    errand: Callable[[Any, Callable[[int, int], None]], Any] = getattr(claiming, name)
+    return errand(request, _nothing)
+
+
+def _nothing(done: int, total: int) -> None:
+    """Nobody asks how far it is."""
+
+
+def _text(error: CkptError | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"

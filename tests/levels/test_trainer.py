@@ -1,0 +1,431 @@
+"""What a training loop has of its levels: futures, waits, events, gauges, retention that waits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckpt_core import Checkpointer, CommitError, ConfigError, Level, Options, SaveHandle
+from ckpt_core.layout import Manifest
+from ckpt_core.levels import LevelStatus, read_plan
+from ckpt_core.observe import EventName
+from ckpt_core.store import committed_steps, step_path
+from tests.levels.trainers import SOON_S, Bench, agent_of, bench, until
+
+__all__ = ["bench"]
+
+
+def save(ck: Checkpointer, step: int) -> SaveHandle:
+    """Committed."""
+    handle = ck.save(step, {"w": torch.full((100,), float(step))})
+    handle.committed.result(SOON_S)
+    return handle
+
+
+def attempt(root: Path, step: int) -> str:
+    path = step_path(root, step) / "manifest.json"
+    return Manifest.decode(path.read_bytes(), path=path).attempt
+
+
+def failure(handle: SaveHandle, level: int | str = 1) -> str:
+    error = handle.reached(level).exception(SOON_S)
+    assert isinstance(error, CommitError)
+    return str(error)
+
+
+# -- reached -----------------------------------------------------------------------------------------
+
+
+def test_a_save_has_reached_a_level_when_the_agent_has_seen_this_very_save_there(
+    bench: Bench,
+) -> None:
+    with bench.open() as ck:
+        handle = save(ck, 1)
+        future = handle.reached(1)
+        bench.say(LevelStatus(bench.url))
+        ck._engine.levels._on_thread(lambda: None)  # type: ignore[attr-defined]
+        assert not future.done()
+        bench.say(LevelStatus(bench.url, steps={1: attempt(bench.root, 1)}, reached=[1]))
+        assert future.result(SOON_S) is None
+        assert handle.reached(bench.url + "/").result(SOON_S) is None
+
+
+def test_a_step_that_was_retired_there_since_has_reached_it(bench: Bench) -> None:
+    with bench.open() as ck:
+        first, second = save(ck, 1), save(ck, 2)
+        bench.say(LevelStatus(bench.url, steps={2: attempt(bench.root, 2)}, reached=[1, 2]))
+        assert first.reached(1).result(SOON_S) is second.reached(1).result(SOON_S) is None
+
+
+def test_another_save_of_a_step_is_not_taken_for_this_one(bench: Bench) -> None:
+    with bench.open() as ck:
+        save(ck, 1)
+        old = attempt(bench.root, 1)
+        again = save(ck, 1)
+        future = again.reached(1)
+        bench.say(LevelStatus(bench.url, steps={1: old}, reached=[1], skipped=[1]))
+        until(lambda: ck.gauges.levels()[0].newest == 1)
+        assert not future.done()
+        bench.say(LevelStatus(bench.url, steps={1: attempt(bench.root, 1)}, reached=[1]))
+        assert future.result(SOON_S) is None
+
+
+def test_a_step_that_is_passed_over_says_so(bench: Bench) -> None:
+    with bench.open() as ck:
+        handle = save(ck, 1)
+        bench.say(LevelStatus(bench.url, skipped=[1], problem="the bucket is full"))
+        assert "passed over, since the level lags behind (the bucket is full)" in failure(handle)
+
+
+def test_a_step_that_the_level_does_not_take_says_so(bench: Bench) -> None:
+    with bench.open(Level(bench.url, every=10)) as ck:
+        assert "every=10" in failure(save(ck, 7))
+
+
+def test_a_save_that_fails_fails_there_too(bench: Bench) -> None:
+    with bench.open(on_error="warn") as ck:
+        save_ = ck.begin(1, {"w": torch.zeros(3)})
+        save_.stage(["w"])
+        handle = save_.seal()
+        handle.committed.result(SOON_S)
+        for entry in bench.root.glob(".inflight/*"):
+            entry.rmdir()
+        (bench.root / ".inflight").rmdir()
+        (bench.root / ".inflight").write_text("in the way")
+        bad = ck.save(2, {"w": torch.zeros(3)})
+        future = bad.reached(1)
+        assert future.exception(SOON_S) is bad.committed.exception(SOON_S) is not None
+
+
+def test_named_files_reach_a_level_like_steps(bench: Bench) -> None:
+    with bench.open() as ck:
+        files = ck.begin_files(5, "global_step5", pointer="latest")
+        files.add("a.pt", {"w": torch.zeros(3)})
+        handle = files.seal()
+        path = handle.committed.result(SOON_S) / "manifest.json"
+        mine = Manifest.decode(path.read_bytes(), path=path).attempt
+        future = handle.reached(1)
+        bench.say(LevelStatus(bench.url, files={"global_step5": "000000000005-00000000"}))
+        bench.say(LevelStatus(bench.url, files={"global_step5": mine}))
+        assert future.result(SOON_S) is None
+
+
+def test_a_level_that_is_none_is_refused_with_those_that_are(bench: Bench) -> None:
+    with bench.open() as ck:
+        handle = save(ck, 1)
+        for level in (0, 2, True, "/elsewhere", "s3://bucket/run"):
+            with pytest.raises(ConfigError, match=rf"no level .*1 \({bench.url}\)"):
+                handle.reached(level)
+            with pytest.raises(ConfigError, match="no level"):
+                ck.wait(level=level)
+
+
+def test_without_levels_asking_for_one_is_refused(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path / "root") as ck:
+        with pytest.raises(ConfigError, match="has no levels"):
+            save(ck, 1).reached(1)
+        with pytest.raises(ConfigError, match="has no levels"):
+            ck.wait(level=1)
+
+
+def test_who_waits_when_the_checkpointer_is_closed_is_told_so(bench: Bench) -> None:
+    with bench.open() as ck:
+        handle = save(ck, 1)
+        future = handle.reached(1)
+    error = future.exception(SOON_S)
+    assert isinstance(error, CommitError) and "the agent goes on" in str(error)
+    assert "the agent goes on" in failure(handle)
+
+
+def test_what_had_come_there_by_the_close_is_known_after_it(bench: Bench) -> None:
+    with bench.open() as ck:
+        handle = save(ck, 1)
+        bench.say(LevelStatus(bench.url, steps={1: attempt(bench.root, 1)}, reached=[1]))
+    assert handle.reached(1).result(SOON_S) is None
+
+
+# -- wait --------------------------------------------------------------------------------------------
+
+
+def test_waiting_for_a_level_waits_for_what_is_due_there(bench: Bench) -> None:
+    with bench.open(Level(bench.url, every=2)) as ck:
+        save(ck, 2)
+        due = attempt(bench.root, 2)
+        save(ck, 3)
+        threading.Timer(
+            0.5, lambda: bench.say(LevelStatus(bench.url, steps={2: due}, reached=[2]))
+        ).start()
+        ck.wait(level=1)
+        assert ck.gauges.levels()[0].newest == 2
+        ck.wait(level=bench.url)
+
+
+def test_waiting_for_a_level_ends_by_the_timeout_and_says_why(bench: Bench) -> None:
+    with bench.open(timeout=1.0) as ck:
+        save(ck, 2)
+        bench.say(LevelStatus(bench.url, problem="no route to host"))
+        with pytest.raises(CommitError, match=r"steps \[2\] are not at .*: no route to host"):
+            ck.wait(level=1)
+
+
+def test_a_level_that_waits_for_somebody_is_not_waited_for(bench: Bench) -> None:
+    with bench.open(timeout=600.0) as ck:
+        save(ck, 2)
+        bench.say(LevelStatus(bench.url, problem="no such bucket", hopeless=True))
+        with pytest.raises(CommitError, match="no such bucket"):
+            ck.wait(level=1)
+
+
+def test_a_step_that_never_goes_there_is_not_waited_for(bench: Bench) -> None:
+    with bench.open(timeout=600.0) as ck:
+        save(ck, 2)
+        bench.say(LevelStatus(bench.url, skipped=[2], problem="step 2 is damaged"))
+        with pytest.raises(
+            CommitError, match=r"steps \[2\] were passed over .*: step 2 is damaged"
+        ):
+            ck.wait(level=1)
+
+
+# -- retention ---------------------------------------------------------------------------------------
+
+
+def test_steps_that_the_level_still_wants_stay(bench: Bench) -> None:
+    with bench.open(Level(bench.url, every=2, backlog=2)) as ck:
+        for step in range(1, 8):
+            save(ck, step)
+        # Two that are wanted, and the newest.
+        assert ck.steps() == (4, 6, 7)
+        bench.say(LevelStatus(bench.url, steps={4: attempt(bench.root, 4)}, reached=[4], sending=6))
+        until(lambda: ck.gauges.levels()[0].newest == 4)
+        save(ck, 8)
+        assert ck.steps() == (6, 8)
+        there = {6: attempt(bench.root, 6), 8: attempt(bench.root, 8)}
+        bench.say(LevelStatus(bench.url, steps=there, reached=[4, 6, 8]))
+        until(lambda: ck.gauges.levels()[0].newest == 8)
+        save(ck, 9)
+        assert ck.steps() == (9,)
+
+
+def test_the_step_on_its_way_stays_although_newer_ones_are_wanted(bench: Bench) -> None:
+    with bench.open() as ck:
+        save(ck, 1)
+        bench.say(LevelStatus(bench.url, sending=1))
+        until(lambda: ck.gauges.levels()[0].sending == 1)
+        for step in (2, 3, 4):
+            save(ck, step)
+        assert ck.steps() == (1, 4)
+
+
+def test_a_step_that_a_directory_before_it_holds_is_not_kept_for_a_level(
+    bench: Bench, tmp_path: Path
+) -> None:
+    second = str(tmp_path / "second")
+    with bench.open(Level(bench.url, every=2), Level(second, every=4)) as ck:
+        for step in range(1, 6):
+            save(ck, step)
+        assert ck.steps() == (4, 5)
+        near = LevelStatus(bench.url, steps={4: attempt(bench.root, 4)}, reached=[4])
+        bench.say(near, LevelStatus(second))
+        until(lambda: ck.gauges.levels()[0].newest == 4)
+        save(ck, 7)
+        assert ck.steps() == (7,)
+
+
+# -- what is told ------------------------------------------------------------------------------------
+
+
+def test_events_and_gauges_tell_of_each_level(bench: Bench, caplog: Any) -> None:
+    with bench.open() as ck:
+        (gauge,) = ck.gauges.levels()
+        assert (gauge.url, gauge.newest, gauge.lag_steps) == (bench.url, None, None)
+        save(ck, 1)
+        first = attempt(bench.root, 1)
+        save(ck, 4)
+        bench.say(
+            LevelStatus(bench.url, steps={1: first}, reached=[1], skipped=[3], problem="full")
+        )
+        until(lambda: ck.gauges.levels()[0].problem == "full")
+        assert ck.gauges.levels()[0].lag_steps == 3
+        bench.say(LevelStatus(bench.url, steps={1: first}, reached=[1], skipped=[3]))
+        until(lambda: ck.gauges.levels()[0].problem == "")
+        told = [
+            (event.name, event.step, event.detail)
+            for event in ck.events.events()
+            if event.name.startswith("level")
+        ]
+        assert told == [
+            (EventName.LEVEL_REACHED, 1, bench.url),
+            (EventName.LEVEL_PASSED_OVER, 3, bench.url),
+            (EventName.LEVEL_PROBLEM, None, f"{bench.url}: full"),
+            (EventName.LEVEL_PROBLEM, None, bench.url),
+        ]
+        ck.events.write_timeline(bench.root.parent / "trace.json")
+    lines = [record.getMessage() for record in caplog.records if bench.url in record.getMessage()]
+    assert [("does not go on (full)" in line, "goes on again" in line) for line in lines[-2:]] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_steps_of_an_earlier_run_are_no_news(bench: Bench) -> None:
+    with bench.open() as ck:
+        save(ck, 5)
+    with bench.open() as ck:
+        bench.say(LevelStatus(bench.url, steps={5: attempt(bench.root, 5)}, reached=[4, 5]))
+        until(lambda: ck.gauges.levels()[0].newest == 5)
+        assert not [event for event in ck.events.events() if event.name.startswith("level")]
+
+
+def test_an_every_that_no_step_meets_is_said_once(bench: Bench, caplog: Any) -> None:
+    with bench.open(Level(bench.url, every=100), keep_last=2) as ck:
+        for step in range(50, 850, 100):
+            save(ck, step)
+        until(lambda: "no step goes to the level" in caplog.text)
+    assert caplog.text.count("no step goes to the level") == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (range(30, 300, 30), False),
+        (range(1, 99), False),
+        (range(50, 1000, 100), True),
+        (range(937, 12_000, 937), True),
+        ((50, 150), False),
+        ((50, 150, 200), False),
+    ],
+)
+def test_which_steps_never_meet_every_100(steps: Any, said: bool, caplog: Any) -> None:
+    from concurrent.futures import Future
+
+    from ckpt_core.levels.rhythm import Rhythm
+    from ckpt_core.save import Followed
+
+    rhythm = Rhythm([Level("/far", every=100)])
+    for step in steps:
+        done: Future[Path] = Future()
+        done.set_result(Path())
+        rhythm.follow(Followed(step, "", done))
+        rhythm.look()
+    assert ("no step goes" in caplog.text) is said
+
+
+# -- the agent beside it -----------------------------------------------------------------------------
+
+
+def test_an_agent_that_is_killed_is_started_again_with_one_warning(
+    bench: Bench, caplog: Any
+) -> None:
+    with bench.open():
+        for _ in range(2):
+            pid = until(lambda: agent_of(bench.root), "an agent")
+            os.kill(pid, signal.SIGKILL)
+            until(lambda pid=pid: agent_of(bench.root) not in (None, pid), "another agent")
+    said = [one for one in caplog.records if "is started anew" in one.getMessage()]
+    assert len(said) == 1 and "status -9" in said[0].getMessage()
+
+
+def test_closing_says_so_in_the_plan_and_leaves_the_agent_alone(bench: Bench) -> None:
+    with bench.open():
+        plan = read_plan(bench.root)
+        assert plan is not None and not plan.closed and plan.sweeps
+        assert [level.url for level in plan.levels] == [bench.url]
+        until(lambda: agent_of(bench.root), "an agent")
+    closed = read_plan(bench.root)
+    assert closed is not None and closed.closed
+    assert (closed.run, closed.session, closed.token) == (plan.run, plan.session, plan.token)
+    assert bench.run == plan.run
+    # This one ends when no trainer has the root: it was not ended.
+    until(lambda: agent_of(bench.root) is None, "its end")
+
+
+def test_the_next_trainer_keeps_the_run_and_has_a_newer_session(bench: Bench) -> None:
+    plans = []
+    for _ in range(3):
+        with bench.open():
+            plans.append(read_plan(bench.root))
+    assert len({plan.run for plan in plans if plan}) == 1
+    sessions = [plan.session for plan in plans if plan]
+    assert sessions == sorted(set(sessions))
+
+
+def test_another_checkpointer_that_goes_on_with_the_run_is_told_of_once(
+    bench: Bench, caplog: Any
+) -> None:
+    with bench.open() as ck:
+        handle = save(ck, 1)
+        bench.say(ended="fenced")
+        assert "another Checkpointer" in failure(handle)
+        with pytest.raises(CommitError, match="another Checkpointer"):
+            ck.wait(level=1)
+        assert "another Checkpointer" in ck.gauges.levels()[0].problem
+        save(ck, 2)
+    assert caplog.text.count("another Checkpointer goes on with this run, so that") == 1
+
+
+def test_no_thread_no_file_and_no_import_without_levels(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    code = f"""
+import sys, threading
+from ckpt_core import Checkpointer
+with Checkpointer({str(tmp_path / "root")!r}) as ck:
+    ck.save(1, {{"step": 1}}).committed.result()
+    print([one.name for one in threading.enumerate() if "level" in one.name],
+          [name for name in sys.modules if name.startswith("ckpt_core.levels")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[] []\n", done.stderr
+    assert not (tmp_path / "root" / ".levels").exists()
+
+
+# -- what is wrong is said when it is made -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inside", ["", "inner", ".."])
+def test_a_level_in_the_root_or_around_it_is_refused(tmp_path: Path, inside: str) -> None:
+    root = tmp_path / "a" / "root"
+    with pytest.raises(ConfigError, match=r"the root .* inside it or above it"):
+        Checkpointer(root, levels=[os.path.join(root, inside)])
+    assert not root.exists()
+
+
+def test_a_level_in_an_earlier_level_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the level .* inside it or above it"):
+        Checkpointer(tmp_path / "root", levels=["s3://bucket/run", "s3://bucket/run/more"])
+    (tmp_path / "link").symlink_to(tmp_path / "far")
+    with pytest.raises(ConfigError, match=r"the level .* inside it or above it"):
+        Checkpointer(tmp_path / "root", levels=[tmp_path / "far", tmp_path / "link" / "more"])
+
+
+def test_a_root_that_is_a_url_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the first level is a directory"):
+        Checkpointer("s3://bucket/run")
+
+
+def test_levels_that_are_given_twice_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="given twice"):
+        Checkpointer(tmp_path / "root", Options(levels=["/far"]), levels=["/far"])
+
+
+def test_a_level_on_the_same_filesystem_is_pointed_out(bench: Bench, caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING), bench.open():
+        pass
+    assert caplog.text.count("is on the same filesystem") == 1
+
+
+def test_levels_of_the_environment_and_the_file_of_events(bench: Bench, tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    environ = {"CKPT_CORE_LEVELS": f'[{{"url": "{bench.url}", "every": 3}}]'}
+    with Checkpointer(bench.root, Options.from_env(environ, events_file=events)) as ck:
+        assert ck.options.levels == (Level(bench.url, every=3),)
+        assert not committed_steps(bench.root)
+    assert '"every": 3' in events.read_text()

@@ -1,0 +1,115 @@
+"""A process that trains, and an agent that only holds its lock: the test says what it has done."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_core import Checkpointer, Level, Options
+from ckpt_core.levels import LEVELS, LevelStatus, Status, read_plan, spawning, write_status
+from ckpt_core.levels.joining import read_run
+from ckpt_core.store import writer_of
+from tests.crash.promises import QuickFiles
+
+SOON_S = 30.0
+
+IDLE = """
+import sys, time
+from pathlib import Path
+from ckpt_core.levels import read_plan
+from ckpt_core.store import RootLock, writer_of
+root = Path(sys.argv[1])
+with RootLock(root / ".levels"):
+    while writer_of(root) is not None:
+        time.sleep(0.02)
+"""
+
+
+def options(**changes: Any) -> Options:
+    given: dict[str, Any] = {"chunk_bytes": 4096, "writers": 1, "keep_last": 1, "timeout": 20.0}
+    return Options(**(given | changes))
+
+
+def until(ready: Callable[[], Any], what: str = "it") -> Any:
+    """Wait until something holds."""
+    deadline = time.monotonic() + SOON_S
+    while not (found := ready()):
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.01)
+    return found
+
+
+def agent_of(root: Path) -> int | None:
+    """The process that holds the agent's lock."""
+    owner = writer_of(root / LEVELS)
+    return None if owner is None else owner["pid"]
+
+
+def end_agent(root: Path) -> None:
+    """Whatever the test has left."""
+    pid = agent_of(root)
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: agent_of(root) is None, "the end of the agent")
+
+
+class Claiming(types.ModuleType):
+    def __init__(self) -> None:
+        super().__init__("ckpt_core.levels.claiming")
+        self.sessions = 0
+
+    def claim(self, request: Any, told: Any) -> Any:
+        self.sessions += 1
+        return {"run": request["run"] or "ab" * 16, "session": self.sessions, "warnings": []}
+
+    def check(self, request: Any, told: Any) -> Any:
+        return {"warnings": []}
+
+
+class Bench:
+    """A root, a directory level, and what the agent is to have said of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "root"
+        self.url = str(folder / "far")
+
+    def open(self, *levels: Level, **changes: Any) -> Checkpointer:
+        given = levels or (Level(self.url),)
+        return Checkpointer(self.root, options(**changes), levels=given, files=QuickFiles())
+
+    def say(self, *levels: LevelStatus, ended: str = "") -> None:
+        """As the agent that goes by the plan that is there."""
+        plan = read_plan(self.root)
+        assert plan is not None
+        given = levels or (LevelStatus(self.url),)
+        write_status(self.root, Status(os.getpid(), "here", plan.token, list(given), ended=ended))
+
+    @property
+    def run(self) -> str | None:
+        return read_run(self.root)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """With an agent that only holds its lock."""
+
+    def idle(name: str, root: str) -> tuple[list[str], dict[str, str]]:
+        return [sys.executable, "-c", IDLE, root], dict(os.environ)
+
+    monkeypatch.setattr(spawning, "child", idle)
+    if importlib.util.find_spec("ckpt_core.levels.claiming") is None:
+        monkeypatch.setitem(sys.modules, "ckpt_core.levels.claiming", Claiming())
+    made = Bench(tmp_path)
+    yield made
+    end_agent(made.root)
