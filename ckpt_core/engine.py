@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckpt_core.coordination import Coordination
 from ckpt_core.errors import StagingError
@@ -40,6 +41,9 @@ from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
 from ckpt_core.types import OnError, check_step
+
+if TYPE_CHECKING:
+    from ckpt_core.levels import BringsBack
 
 _log = logging.getLogger("ckpt_core")
 
@@ -146,7 +150,18 @@ class Engine:
             store=self.store,
             coordination=self.coordination,
             devices=self.pipeline.devices,
+            further=self._further(),
         )
+
+    def _further(self) -> BringsBack | None:
+        store, options = self.store, self.options
+        if not options.levels or not isinstance(store, StepStore):
+            return None
+        from ckpt_core.levels import BringsBack
+
+        urls = [level.url for level in parse_levels(options.levels)]
+        info, timeout_s = self.coordination.info, options.timeout_s
+        return BringsBack(urls, store, info, files=self.files, timeout_s=timeout_s)
 
     def open(self) -> None:
         """Start the threads, and lock the root on every rank.

@@ -6,6 +6,7 @@
     mailbox                                  what the Checkpointer and the agent tell one another
     Levels                                   what a process that trains has of it
     errands                                  what needs a connection, done by a process of its own
+    BringsBack(urls, store, info, ...)       what a restore asks: which steps there are, and to bring one
 
 Idea: a level is a root, and every root has the same format. The engine commits to the first one and never
 hears of the others; an agent, one for each root, takes what is committed on, and outlives the trainer. A
@@ -34,12 +35,14 @@ from ckpt_core.levels.opening import check_extra, open_far
 from ckpt_core.levels.wants import meets, wanted
 
 if TYPE_CHECKING:
+    from ckpt_core.levels.bringing import BringsBack
     from ckpt_core.levels.reading import Look, look_at
     from ckpt_core.levels.trainer import Levels
 
 # Only whoever reads a level needs the readers of steps, and only who saves what sees torch.
 _LAZY = {
     "Levels": "ckpt_core.levels.trainer",
+    "BringsBack": "ckpt_core.levels.bringing",
     "Look": "ckpt_core.levels.reading",
     "look_at": "ckpt_core.levels.reading",
 }
@@ -47,6 +50,7 @@ _LAZY = {
 __all__ = [
     "LEVELS",
     "Away",
+    "BringsBack",
     "Conflict",
     "Copy",
     "Far",

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import ckpt_core.errors
-from ckpt_core.errors import CkptError, ConfigError
+from ckpt_core.errors import CkptError, ConfigError, CorruptCheckpoint
 from ckpt_core.levels.far import Away
 
 Json = Any
@@ -75,7 +75,8 @@ def serve_errand(name: str) -> int:
         answer = getattr(importlib.import_module(module), function)(request, _tell_progress)
     except CkptError as exc:
         hopeless = isinstance(exc, Away) and exc.hopeless
-        _say({"error": type(exc).__name__, "text": str(exc), "hopeless": hopeless})
+        about = {"error": type(exc).__name__, "text": str(exc), "hopeless": hopeless}
+        _say({**about, "path": None if exc.path is None else str(exc.path)})
         return 1
     _say({"answer": answer})
     return 0
@@ -141,6 +142,8 @@ def _error(last: dict[str, Any]) -> CkptError:
     kind = getattr(ckpt_core.errors, last["error"], None)
     if kind is ConfigError:
         return ConfigError(last["text"])
+    if kind is CorruptCheckpoint:
+        return CorruptCheckpoint(last["text"], path=last.get("path") or "")
     if last["error"] == "Away" or kind is None:
         return Away(last["text"], hopeless=bool(last.get("hopeless")))
     with contextlib.suppress(TypeError):

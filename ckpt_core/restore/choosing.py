@@ -1,9 +1,11 @@
-"""Which step to restore: the newest that every rank lists, and what to say when there is none."""
+"""Which step to restore: the newest that every rank has or can have, and what to say when there is none."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,31 +17,51 @@ from ckpt_core.store import committed_steps, resolve, step_path
 from ckpt_core.system.files import Files
 
 _SHOWN = 12
+_SEEN_WITHIN_S = 10.0
+_LOOK_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The steps that one rank sees in its root.
+    """The steps that one rank sees in its root, and those that can be brought there.
 
     Attributes:
         node: first rank of those that share its root.
         steps: step -> attempt that saved it; "" when nobody needs to know.
         lost: step -> why its manifest cannot be read.
+        further: what further levels hold, step -> attempt; known to the rank that leads the root.
+        away: which of these could not be asked, and why.
     """
 
     node: int
     steps: dict[int, str] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
+    further: dict[int, str] = field(default_factory=dict)
+    away: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
         """For the other ranks."""
-        return [self.node, list(self.steps.items()), list(self.lost.items())]
+        tables = [list(table.items()) for table in (self.steps, self.lost, self.further)]
+        return [self.node, *tables, self.away]
 
     @classmethod
     def from_json(cls, obj: Json) -> Listing:
         """What `to_json` gave on another rank."""
-        node, steps, lost = obj
-        return cls(node, dict(steps), dict(lost))
+        node, steps, lost, further, away = obj
+        return cls(node, dict(steps), dict(lost), dict(further), tuple(away))
+
+    def holds(self, step: int, attempt: str) -> bool:
+        """Whether its root has that save of the step."""
+        return self.steps.get(step) == attempt
+
+
+def levels_shared(listings: Sequence[Listing]) -> list[Listing]:
+    """The listings of all ranks, each with what the rank that leads its root knows of further levels."""
+    leaders = [listings[listing.node] for listing in listings]
+    return [
+        replace(listing, further=leader.further, away=leader.away)
+        for listing, leader in zip(listings, leaders, strict=True)
+    ]
 
 
 def list_alone(root: Path, asked: int | None) -> Listing:
@@ -53,6 +75,16 @@ def list_alone(root: Path, asked: int | None) -> Listing:
         return Listing(0, dict.fromkeys(committed_steps(root), ""))
     resolve(step_path(root, asked))
     return Listing(0, {asked: ""})
+
+
+def alone_beside_levels(found: Listing) -> Listing:
+    """What one process alone may restore, where levels hold steps too.
+
+    A step whose manifest cannot be read stands for itself, so that reading it says what is wrong; unless a
+    level has it.
+    """
+    own = {step: "" for step in found.lost if step not in found.further}
+    return replace(found, steps={**found.steps, **own}, lost={})
 
 
 def list_attempts(root: Path, node: int, *, files: Files, timeout_s: float) -> Listing:
@@ -77,26 +109,57 @@ def list_attempts(root: Path, node: int, *, files: Files, timeout_s: float) -> L
     return found
 
 
+def wait_for_save(path: Path, attempt: str, *, files: Files) -> None:
+    """Give a network filesystem a moment to show a step that the rank that leads has put there."""
+    deadline = time.monotonic() + _SEEN_WITHIN_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(CkptError):
+            if read_manifest(path, files=files).attempt == attempt:
+                return
+        time.sleep(_LOOK_AGAIN_S)
+
+
 def common_step(
     listings: Sequence[Listing], *, asked: int | None, tried: Collection[int]
-) -> int | None:
-    """The newest step that every rank holds from the same attempt."""
-    common = set.intersection(*[set(listing.steps.items()) for listing in listings])
-    steps = {step for step, _ in common if asked in (None, step)} - set(tried)
-    return max(steps, default=None)
+) -> tuple[int, str] | None:
+    """The newest step that every rank holds or can have, from the same attempt; and that attempt.
+
+    Of two saves of that step the one that more ranks hold: the less is brought.
+    """
+    saves = [set(listing.steps.items()) | set(listing.further.items()) for listing in listings]
+    common = [
+        (step, sum(listing.holds(step, attempt) for listing in listings), attempt)
+        for step, attempt in set.intersection(*saves)
+        if asked in (None, step) and step not in tried
+    ]
+    if not common:
+        return None
+    step, _, attempt = max(common)
+    return step, attempt
+
+
+def nodes_without(listings: Sequence[Listing], step: int, attempt: str) -> set[int]:
+    """The nodes whose roots lack that save of a step, each named by the rank that leads it."""
+    return {listing.node for listing in listings if not listings[listing.node].holds(step, attempt)}
 
 
 def known_steps(listings: Sequence[Listing]) -> set[int]:
-    """Every step that some rank holds, or has lost."""
-    return {step for listing in listings for step in (*listing.steps, *listing.lost)}
+    """Every step that some rank holds, has lost or can have."""
+    return {
+        step for listing in listings for step in (*listing.steps, *listing.lost, *listing.further)
+    }
 
 
 def reason(listings: Sequence[Listing], step: int) -> str:
     """Why a step that some rank knows is not one that all ranks hold."""
     for rank, listing in enumerate(listings):
-        if step in listing.lost:
+        if step in listing.lost and step not in listing.further:
             return f"rank {rank} cannot read it: {listing.lost[step]}"
-    absent = [rank for rank, listing in enumerate(listings) if step not in listing.steps]
+    absent = [
+        rank
+        for rank, listing in enumerate(listings)
+        if step not in listing.steps and step not in listing.further
+    ]
     if absent:
         has = "does not have" if len(absent) == 1 else "do not have"
         return f"{_ranks(absent)} {has} it"
@@ -120,6 +183,10 @@ def _node_line(listings: Sequence[Listing], ranks: Sequence[int], everything: se
     line += f"holds {_shown([_save(mine[0], step, listings) for step in held]) or 'no step'}"
     if lost:
         line += f"; lost {_shown([_loss(mine, step) for step in lost])}"
+    if mine[0].further:
+        line += (
+            f"; further levels hold {_shown(list(map(str, sorted(mine[0].further, reverse=True))))}"
+        )
     return line
 
 

@@ -5,7 +5,9 @@ part with its error instead, so nobody waits for it. What each rank concludes is
 all, which are the same everywhere; so all of them go on, go back or raise together.
 
 States of a restore:  listing --a common step--> reading --all ok--> in force --all ok--> restored
-                      reading --a rank found it bad or gone--> listing, without that step
+                      listing --a root lacks that step--> bringing --all ok--> reading
+                      reading --damaged, and a further level has it--> listing --> bringing, once
+                      reading or bringing --a rank found it bad or gone--> listing, without that step
                       any --an error that an older step would not cure--> raised on every rank
 """
 
@@ -19,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from ckpt_core.coordination import Coordination, Json
 from ckpt_core.errors import CkptError, CorruptCheckpoint, NotCommitted, RestoreError
-from ckpt_core.restore.failures import NoMeans, ReadRefused
+from ckpt_core.restore.failures import NoMeans, NotBrought, ReadRefused
 
 _Result = TypeVar("_Result")
 
@@ -78,9 +80,17 @@ class Together:
         self._timeout_s = timeout_s + min(timeout_s, _MARGIN_S)
 
     def exchange(
-        self, topic: str, action: Callable[[], tuple[_Result, Json]], *, step: int | None = None
+        self,
+        topic: str,
+        action: Callable[[], tuple[_Result, Json]],
+        *,
+        step: int | None = None,
+        timeout_s: float | None = None,
     ) -> Exchange[_Result]:
         """Do this rank's part and learn how the others did theirs.
+
+        Args:
+            timeout_s: longest time that the others are waited for; None: that of a read.
 
         Raises:
             RestoreError: on every rank, when a rank failed in a way that no other step would cure; on
@@ -97,7 +107,7 @@ class Together:
         except Exception as exc:  # the others must learn of it before it goes on from here
             error = exc
         row = [kind_of(error), "" if error is None else _text(error), data]
-        rows = self._gather(topic, row, error)
+        rows = self._gather(topic, row, error, timeout_s or self._timeout_s)
         answers = tuple(
             [Answer(rank, Kind(kind), text, data) for rank, (kind, text, data) in enumerate(rows)]
         )
@@ -109,9 +119,11 @@ class Together:
             raise fatal.error(self._root, step)
         return exchange
 
-    def _gather(self, topic: str, row: Json, error: Exception | None) -> tuple[Any, ...]:
+    def _gather(
+        self, topic: str, row: Json, error: Exception | None, timeout_s: float
+    ) -> tuple[Any, ...]:
         try:
-            return self._coordination.gather(topic, row, self._timeout_s)
+            return self._coordination.gather(topic, row, timeout_s)
         except CkptError as exc:
             if error is None:
                 raise
@@ -127,7 +139,7 @@ def kind_of(error: Exception | None) -> Kind:
         return Kind.CORRUPT
     if isinstance(error, NotCommitted):
         return Kind.GONE
-    return Kind.REFUSED if isinstance(error, ReadRefused) else Kind.FATAL
+    return Kind.REFUSED if isinstance(error, ReadRefused | NotBrought) else Kind.FATAL
 
 
 def _text(error: Exception) -> str:

@@ -24,6 +24,10 @@ class ReadRefused(RestoreError):
         )
 
 
+class NotBrought(RestoreError):
+    """A further level has the step, and it cannot be brought now: an older step may still be here."""
+
+
 class NoMeans(RestoreError):
     """This process has no memory or no threads to read with: no other step could be read either."""
 

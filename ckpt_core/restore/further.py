@@ -11,8 +11,11 @@ class FurtherLevels(Protocol):
     def steps(self) -> dict[int, str]:
         """Steps that some level holds whole, with their attempts; of several saves of a step the nearest's.
 
-        A level that is away counts as empty, with a warning.
+        A level that is away counts as empty, with a warning, and is named by `away`.
         """
+
+    def away(self) -> tuple[str, ...]:
+        """Which levels the last `steps` could not ask, and why: one text for each."""
 
     def bring(self, step: int, attempt: str) -> None:
         """Make that save of a step a committed step of the root, every byte verified, from the nearest level.
@@ -31,6 +34,10 @@ class NoFurtherLevels:
     def steps(self) -> dict[int, str]:
         """None."""
         return {}
+
+    def away(self) -> tuple[str, ...]:
+        """None."""
+        return ()
 
     def bring(self, step: int, attempt: str) -> None:
         """Never called, since there are no steps."""

@@ -5,16 +5,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.coordination import Coordination, Json, NoCoordination
-from ckpt_core.errors import RestoreError
+from ckpt_core.errors import CorruptCheckpoint, RestoreError
 from ckpt_core.restore.broadcast import Broadcast, check_groups
-from ckpt_core.restore.choosing import Listing, common_step, list_alone, list_attempts
+from ckpt_core.restore.choosing import (
+    Listing,
+    alone_beside_levels,
+    common_step,
+    levels_shared,
+    list_alone,
+    list_attempts,
+    nodes_without,
+    wait_for_save,
+)
 from ckpt_core.restore.deadline import within
 from ckpt_core.restore.exchange import Exchange, Kind, Together
-from ckpt_core.restore.failures import Retired
+from ckpt_core.restore.failures import NotBrought, Retired
+from ckpt_core.restore.further import FurtherLevels, NoFurtherLevels
 from ckpt_core.restore.one_step import ReadStep, Search, borrowed_entries, read_step, unused_ranks
 from ckpt_core.restore.reading import ParallelReader
 from ckpt_core.restore.results import Guard, NoGuard, RestoredStep
@@ -28,6 +39,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 logger = logging.getLogger("ckpt_core")
+
+_BRING_S = 86_400.0
+"""No bound on bringing, which ends by itself when nothing moves: only a rank that hangs is not waited for."""
 
 
 class Restorer:
@@ -43,6 +57,7 @@ class Restorer:
         store: Guard | None = None,
         coordination: Coordination | None = None,
         devices: Devices | None = None,
+        further: FurtherLevels | None = None,
     ) -> None:
         """
         Args:
@@ -53,6 +68,7 @@ class Restorer:
             store: told which steps are read and which are corrupt; None for a mere reader.
             coordination: the other ranks, which restore at the same time; None: there are none.
             devices: the door to those that the state is on.
+            further: where else steps may be, for the rank that leads; None: nowhere.
         """
         self._root = root
         self._guard: Guard = NoGuard() if store is None else store
@@ -65,6 +81,7 @@ class Restorer:
         )
         self._together = Together(coordination or NoCoordination(), root=root, timeout_s=timeout_s)
         self._info = self._together.info
+        self._further: FurtherLevels = further or NoFurtherLevels()
 
     def restore(
         self,
@@ -80,6 +97,8 @@ class Restorer:
         Called on the training thread of every rank, before training, with the same arguments; all of
         them restore the same step. A step that one of them lacks, finds corrupt or cannot read is passed
         over by all with a `RestoreWarning`, and reported as suspect unless it could merely not be read.
+        Steps of further levels count as if every root had them: one that a root lacks, or finds damaged, is
+        brought there before it is read.
 
         Args:
             broadcast: ranks that read leaves which all of them take whole only once, each its share, and
@@ -99,15 +118,17 @@ class Restorer:
         search, trail = Search(state, trusted), Trail(self._root, step, strict)
         while True:
             listings = self._list(search, trail, broadcast)
-            candidate = common_step(listings, asked=step, tried=trail.tried)
-            if candidate is None:
+            found = common_step(listings, asked=step, tried=trail.tried)
+            if found is None:
                 error = trail.nothing_left(listings, touched=search.touched)
                 if error is None:
                     return None
                 raise error
+            candidate, attempt = found
             if step is None:
                 trail.pass_over_lost(listings, candidate)
-            attempt = listings[self._info.rank].steps[candidate]
+            if not self._brought(candidate, attempt, trail):
+                continue
             with self._reading(candidate, search):
                 read = self._try(candidate, attempt, search, trail)
             if read is not None:
@@ -121,8 +142,13 @@ class Restorer:
 
         def look() -> tuple[None, Json]:
             search.broadcast = Broadcast.of(broadcast, self._info)
-            found = within(self._how.timeout_s, lambda: self._look(trail.asked), path=self._root)
-            return None, [found.to_json(), trail.asked, trail.strict]
+            further, away = self._further.steps(), self._further.away()
+            for text in () if trail.listings else away:
+                warn(f"a further level cannot be asked which steps it holds: {text}")
+            found = within(
+                self._how.timeout_s, lambda: self._look(trail.asked, further), path=self._root
+            )
+            return None, [replace(found, away=away).to_json(), trail.asked, trail.strict]
 
         exchange = self._together.exchange("restore.steps", look)
         self._raise_if_bad(None, exchange)
@@ -132,15 +158,48 @@ class Restorer:
             text = f"the ranks were asked to restore different steps: {texts}. Nothing was changed"
             raise RestoreError(text, path=self._root)
         trail.strict = any(strict for _, _, strict in rows)
-        return [Listing.from_json(listing) for listing, _, _ in rows]
+        trail.listings = levels_shared([Listing.from_json(listing) for listing, _, _ in rows])
+        return list(trail.listings)
 
-    def _look(self, asked: int | None) -> Listing:
-        if self._info.world_size == 1:
+    def _look(self, asked: int | None, further: dict[int, str]) -> Listing:
+        alone, how = self._info.world_size == 1, self._how
+        if alone and (not further or (asked is not None and asked not in further)):
             return list_alone(self._root, asked)
-        how = self._how
-        return list_attempts(
+        listing = list_attempts(
             self._root, self._info.members[0], files=how.files, timeout_s=how.timeout_s
         )
+        listing = replace(listing, further=further)
+        return alone_beside_levels(listing) if alone else listing
+
+    def _brought(self, step: int, attempt: str, trail: Trail) -> bool:
+        """Have a step brought to the roots that lack or damaged it; False: look at all steps again."""
+        lacking = nodes_without(trail.listings, step, attempt)
+        nodes = lacking | trail.damaged.pop((step, attempt), set())
+        if not nodes:
+            return True
+
+        def bring() -> tuple[None, None]:
+            if self._info.rank in nodes:
+                self._bring(step, attempt)
+            return None, None
+
+        exchange = self._together.exchange("restore.bring", bring, step=step, timeout_s=_BRING_S)
+        failed = {answer.rank for answer in exchange.answers if answer.kind is not Kind.OK}
+        if failed and not failed & lacking:
+            return False  # read once more, for what is wrong with it here
+        if self._failed(step, exchange, trail):
+            return False
+        if self._info.members[0] in nodes and not self._info.leads:
+            wait_for_save(step_path(self._root, step), attempt, files=self._how.files)
+        return True
+
+    def _bring(self, step: int, attempt: str) -> None:
+        try:
+            self._further.bring(step, attempt)
+        except CorruptCheckpoint:
+            raise
+        except RestoreError as exc:
+            raise NotBrought(str(exc), step=step, path=self._root) from exc
 
     def _try(
         self, step: int, attempt: str, search: Search, trail: Trail
@@ -152,7 +211,7 @@ class Restorer:
             return found, None if found.shares is None else found.shares.to_json()
 
         exchange = self._together.exchange("restore.read", read, step=step)
-        if self._failed(step, exchange, trail):
+        if self._mends(step, attempt, exchange, trail) or self._failed(step, exchange, trail):
             return None
         found = exchange.result
         assert found is not None
@@ -165,7 +224,18 @@ class Restorer:
 
         # Order matters: nothing of the objects that load changes before every rank has its bytes.
         done = self._together.exchange("restore.done", finish, step=step)
-        return None if self._failed(step, done, trail) else (found, done.result)
+        if self._mends(step, attempt, done, trail) or self._failed(step, done, trail):
+            return None
+        return found, done.result
+
+    def _mends(self, step: int, attempt: str, exchange: Exchange[Any], trail: Trail) -> bool:
+        """Whether ranks could not use a step, and it is brought to their roots anew."""
+        bad = exchange.first(Kind.CORRUPT, Kind.REFUSED)
+        ranks = [one.rank for one in exchange.answers if one.kind in (Kind.CORRUPT, Kind.REFUSED)]
+        if bad is None or not trail.mends(step, attempt, ranks):
+            return False
+        warn(f"step {step} is brought anew from a further level. rank {bad.rank}: {bad.text}")
+        return True
 
     def _failed(self, step: int, exchange: Exchange[Any], trail: Trail) -> bool:
         """Whether a rank could not use a step; raises where nothing else may be tried."""

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 
 class RestoreWarning(UserWarning):
-    """A step was passed over for an older one, or private values are not this rank's own; the text says
-    which and why."""
+    """A step was passed over for an older one or had to be brought anew, a further level is away, or private
+    values are not this rank's own; the text says which and why."""
 
 
 class Guard(Protocol):

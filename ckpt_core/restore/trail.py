@@ -22,6 +22,10 @@ TOUCHED = (
     "initialize them again before training"
 )
 _KEPT = "Nothing on storage was changed. To train from scratch, use another root."
+_AWAY = (
+    "there is no step in {root}, and not every further level could be asked whether it has one: {away}. "
+    "Nothing was changed. Start again when it can be reached; to train from scratch, leave that level out"
+)
 
 
 @dataclass(slots=True)
@@ -35,6 +39,9 @@ class Trail:
         skipped: steps that could not be used, with the error.
         gone: steps that were retired while they were read.
         suspects: those of the skipped steps that must not stand as the newest once an older one is in force.
+        listings: of all ranks, the last ones.
+        damaged: saves that were found damaged and are to be brought anew: (step, attempt) -> which nodes.
+        mended: (step, node) for which that has been tried.
     """
 
     root: Path
@@ -43,11 +50,24 @@ class Trail:
     skipped: dict[int, RestoreError] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     suspects: set[int] = field(default_factory=set)
+    listings: Sequence[Listing] = ()
+    damaged: dict[tuple[int, str], set[int]] = field(default_factory=dict)
+    mended: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def tried(self) -> set[int]:
         """Steps that are not to be tried again."""
         return self.gone | self.skipped.keys()
+
+    def mends(self, step: int, attempt: str, ranks: Sequence[int]) -> bool:
+        """Whether a save that these ranks cannot use is brought to their roots anew: once for each root."""
+        nodes = {self.listings[rank].node for rank in ranks}
+        for node in nodes:
+            if self.listings[node].further.get(step) != attempt or (step, node) in self.mended:
+                return False
+        self.damaged[step, attempt] = nodes
+        self.mended |= {(step, node) for node in nodes}
+        return bool(nodes)
 
     def pass_over(self, step: int, error: RestoreError) -> None:
         """Leave a step for an older one, with a warning."""
@@ -69,9 +89,13 @@ class Trail:
     def nothing_left(self, listings: Sequence[Listing], *, touched: bool) -> RestoreError | None:
         """The error when no step is left to try; None when there has never been one."""
         if not self.tried:
-            if self.asked is None and not known_steps(listings):
+            if self.asked is not None or known_steps(listings):
+                return self._none_common(listings)
+            away = sorted({text for listing in listings for text in listing.away})
+            if not away:
                 return None
-            return self._none_common(listings)
+            text = _AWAY.format(root=self.root, away="; ".join(away))
+            return RestoreError(text, path=self.root)
         lines = [f"step {step}: {why}" for step, why in self.texts()]
         lines += [f"step {step}: {GONE}" for step in sorted(self.gone, reverse=True)]
         text = f"no step in {self.root} can be restored:\n  " + "\n  ".join(lines) + "\n"

@@ -58,7 +58,9 @@ class Rewinds:
         self._attempts.add(attempt_id)
 
     def published(self, attempt_id: str, step: int) -> None:
-        """Note the end of a save."""
+        """Note the end of a save; one that never began here was brought, and says nothing of this run."""
+        if attempt_id not in self._admitted:
+            return
         self._placed[step] = self._admitted.pop(attempt_id, 0)
         self._last = step if attempt_id in self._attempts else None
 

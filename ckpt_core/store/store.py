@@ -38,9 +38,8 @@ class StepStore(KeptSteps):
     """The committed steps of one root, and the attempts that may become steps.
 
     Thread-safe. `begin`, `protect`, `take_slot` and the readers never wait for a disk sync of
-    another thread; `publish`, `retire`, `remove` and `quarantine_suspects` take turns.
-
-    What keeps a step, and the two locks, are in `KeptSteps`.
+    another thread; `publish`, `retire`, `remove` and `quarantine_suspects` take turns. What keeps a
+    step, and the two locks, are in `KeptSteps`.
     """
 
     def __init__(
@@ -148,16 +147,20 @@ class StepStore(KeptSteps):
         self._rewinds.admitted(attempt_id)
 
     def begin(
-        self, step: int, attempt_id: str | None = None, destination: Destination | None = None
+        self,
+        step: int,
+        attempt_id: str | None = None,
+        destination: Destination | None = None,
+        brought: bool = False,
     ) -> Attempt:
         """A directory for one save of a step. Makes the root anew if it was removed.
 
         Called from a background thread: no disk sync, unless the root has to be made.
 
         Args:
-            attempt_id: as agreed with other ranks, which may have made the directory already; None: a
-                fresh one.
+            attempt_id: as agreed with other ranks, which may have made it already; None: a fresh one.
             destination: for named files; None: the save becomes a step.
+            brought: it is a save of before, from a further level: training has not gone back.
 
         Raises:
             ConfigError: the step is no step, or the store is closed.
@@ -174,7 +177,7 @@ class StepStore(KeptSteps):
                 ensure_dir(self._files, path)
             else:
                 self._files.mkdir(path)
-        if destination is None:
+        if destination is None and not brought:
             with self._state:
                 self._rewinds.begun(name, step, committed=self.steps())
         return Attempt(name, step, path, destination)

@@ -244,12 +244,14 @@ class Ranks:
         roots: the root of each.
         nodes: which of them share a root; None: all.
         files: rank -> the file layer that it reads through.
+        equipped: what else the Restorer of a rank gets.
     """
 
     roots: Sequence[Path]
     nodes: Sequence[Sequence[int]] | None = None
     files: Mapping[int, Files] = field(default_factory=dict)
     timeout_s: float = TIMEOUT_S
+    equipped: Callable[[RankInfo], Mapping[str, Any]] = lambda info: {}
 
     def restore(self, lives: Sequence[Any], **options: Any) -> Outcomes:
         """Restore on every rank at once, and be sure that all of them asked the others equally often."""
@@ -261,13 +263,14 @@ class Ranks:
             own = options.get("each", {}).get(rank, {})
             common = {key: value for key, value in options.items() if key != "each"}
             try:
+                member = crew.member(rank)
                 restorer = Restorer(
                     self.roots[rank],
                     files=self.files.get(rank, Files()),
                     readers=2,
                     timeout_s=self.timeout_s,
-                    store=witnesses[rank],
-                    coordination=crew.member(rank),  # type: ignore[arg-type]
+                    coordination=member,  # type: ignore[arg-type]
+                    **{"store": witnesses[rank], **self.equipped(member.info)},
                 )
                 results[rank] = restorer.restore(lives[rank], **(common | own))
             except BaseException as exc:

@@ -1,0 +1,246 @@
+"""Steps come back: what levels hold, and one of them made a step of the root again.
+
+    steps, bring      errands: what needs a connection
+    BringsBack        what a restore asks (`ckpt_core.restore.further`), for the rank that leads a root
+
+Idea: a step that is brought is published like a save, under the attempt that saved it. So a kill leaves what
+a kill during a save leaves, and there is one way to read.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ckpt_core.errors import (
+    CkptError,
+    CommitError,
+    CorruptCheckpoint,
+    PersistError,
+    RestoreError,
+    RootBusy,
+)
+from ckpt_core.levels.errands import Progress, run_errand
+from ckpt_core.levels.far import Away, Copy
+from ckpt_core.levels.fetching import PATIENCE_S, Wanted, fetch
+from ckpt_core.levels.helping import run_here
+from ckpt_core.levels.opening import open_far
+from ckpt_core.options import scheme_of
+from ckpt_core.store import INFLIGHT, Attempt
+from ckpt_core.system.files import Files
+from ckpt_core.system.interrupts import holding
+from ckpt_core.types import RankInfo
+
+logger = logging.getLogger("ckpt_core")
+
+Json = Any
+
+_LIST_S = 60.0
+"""How long the levels have to say what they hold."""
+
+
+# -- errands ---------------------------------------------------------------------------------------
+
+
+def steps(request: Json, progress: Progress, *, files: Files | None = None) -> Json:
+    """What levels hold, asked all at once: `{"levels": [url, ...], "timeout_s": s}`.
+
+    Returns:
+        For each level `{"steps": [[step, attempt], ...]}`, or `{"problem": text}` where it did not answer.
+    """
+    answers: list[Json] = [{"problem": "it has not answered in time"} for _ in request["levels"]]
+
+    def ask(number: int, url: str) -> None:
+        try:
+            with open_far(url, files=files) as far:
+                answers[number] = {"steps": list(far.steps().items())}
+        except (CkptError, OSError) as exc:
+            answers[number] = {"problem": str(exc)}
+
+    threads = [
+        threading.Thread(target=ask, args=pair, name="ckpt-levels", daemon=True)
+        for pair in enumerate(request["levels"])
+    ]
+    deadline = time.monotonic() + request["timeout_s"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+    return list(answers)
+
+
+def bring(request: Json, progress: Progress, *, files: Files | None = None) -> Json:
+    """Fetch a save into a directory of this machine, verified and durable: `{"bytes": n}`.
+
+    Args:
+        request: `url`, `step`, `attempt`, and the rest of `Wanted`.
+
+    Raises:
+        CkptError: see `fetch`.
+    """
+    wanted = Wanted(
+        Copy(request["step"], request["attempt"]),
+        Path(request["directory"]),
+        tuple(request["ranks"]),
+        request["world_size"],
+        request["patience_s"],
+    )
+    with open_far(request["url"], files=files) as far:
+        return {"bytes": fetch(far, wanted, progress, files=files or Files())}
+
+
+# -- for the process that trains -------------------------------------------------------------------
+
+
+class Store(Protocol):
+    """What is asked of the root's store."""
+
+    root: Path
+
+    def begin(self, step: int, attempt_id: str, *, brought: bool) -> Attempt:
+        """See `StepStore`."""
+
+    def publish(self, attempt: Attempt) -> Path:
+        """See `StepStore`."""
+
+    def abandon(self, attempt: Attempt) -> None:
+        """See `StepStore`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """What a level has said of itself."""
+
+    url: str
+    steps: Mapping[int, str]
+
+
+class BringsBack:
+    """`FurtherLevels` of one restore: the levels are asked once what they hold, the nearest first."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        store: Store,
+        info: RankInfo,
+        *,
+        files: Files,
+        timeout_s: float,
+    ) -> None:
+        """
+        Args:
+            urls: of the levels, the nearest first.
+            store: of the first root, open.
+            files: the door to directories, also to levels that are.
+            timeout_s: longest time without a word from storage or a level.
+        """
+        self._urls, self._store, self._info = list(urls), store, info
+        self._files, self._timeout_s = files, timeout_s
+        self._levels: list[_Level] | None = None
+        self._away: tuple[str, ...] = ()
+
+    def steps(self) -> dict[int, str]:
+        """See `FurtherLevels`."""
+        if self._levels is None:
+            self._levels = self._ask()
+        found: dict[int, str] = {}
+        for level in self._levels:
+            found = {**level.steps, **found}
+        return found
+
+    def away(self) -> tuple[str, ...]:
+        """See `FurtherLevels`."""
+        return self._away
+
+    def bring(self, step: int, attempt: str) -> None:
+        """See `FurtherLevels`."""
+        problems: list[CkptError] = []
+        for level in self._levels or ():
+            if level.steps.get(step) != attempt:
+                continue
+            try:
+                self._bring(level.url, step, attempt)
+            except (PersistError, CommitError, RootBusy) as exc:
+                raise RestoreError(str(exc), step=step, path=self._store.root) from exc
+            except CkptError as exc:
+                logger.warning("step %d cannot be brought from %s: %s", step, level.url, exc)
+                problems.append(exc)
+            else:
+                return
+        raise self._nowhere(step, problems)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _ask(self) -> list[_Level]:
+        timeout_s = min(_LIST_S, self._timeout_s / 2)
+        request = {"levels": self._urls, "timeout_s": timeout_s}
+        try:
+            answers = self._done("steps", request, self._urls, timeout_s=timeout_s + 5.0)
+        except Away as exc:
+            answers = [{"problem": str(exc)} for _ in self._urls]
+        levels, away = [], []
+        for url, answer in zip(self._urls, answers, strict=True):
+            if "problem" in answer:
+                away.append(f"{url}: {answer['problem']}")
+            else:
+                levels.append(_Level(url, dict(answer["steps"])))
+        self._away = tuple(away)
+        return levels
+
+    def _bring(self, url: str, step: int, attempt_id: str) -> None:
+        began = time.monotonic()
+        path = self._store.root / INFLIGHT / attempt_id
+        attempt = Attempt(attempt_id, step, path)
+        request = {
+            "url": url,
+            "step": step,
+            "attempt": attempt_id,
+            "directory": str(path),
+            "ranks": self._info.members,
+            "world_size": self._info.world_size,
+            "patience_s": min(PATIENCE_S, self._timeout_s / 2),
+        }
+        logger.info("bringing step %d from %s", step, url)
+        # An interrupt comes while bytes are fetched, and nowhere else: names are changed undisturbed.
+        with holding() as held:
+            try:
+                self._change(lambda: self._begin(attempt))
+                with held.allowed():
+                    answer = self._done("bring", request, [url], timeout_s=self._timeout_s)
+                self._change(lambda: self._store.publish(attempt))
+            except BaseException:
+                self._change(lambda: self._store.abandon(attempt))
+                raise
+        seconds = time.monotonic() - began
+        logger.info(
+            "brought step %d from %s: %d bytes, %.1f s", step, url, answer["bytes"], seconds
+        )
+
+    def _begin(self, attempt: Attempt) -> None:
+        if attempt.path.exists():
+            self._store.abandon(attempt)  # what an earlier try has left
+        self._store.begin(attempt.step, attempt.id, brought=True)
+
+    def _change(self, action: Callable[[], object]) -> None:
+        """Something that may block on storage."""
+        run_here(lambda _: action(), timeout_s=self._timeout_s)
+
+    def _done(self, name: str, request: Json, urls: Sequence[str], *, timeout_s: float) -> Json:
+        """An errand; where only directories are asked it needs no process of its own."""
+        if any(scheme_of(url) is not None for url in urls):
+            return run_errand(name, request, timeout_s=timeout_s)
+        action = {"steps": steps, "bring": bring}[name]
+        return run_here(lambda tell: action(request, tell, files=self._files), timeout_s=timeout_s)
+
+    def _nowhere(self, step: int, problems: Sequence[CkptError]) -> RestoreError:
+        text = "; ".join(map(str, problems)) or "no level holds it any more"
+        text = f"step {step} could not be brought to {self._store.root}: {text}"
+        if problems and all(isinstance(one, CorruptCheckpoint) for one in problems):
+            path = problems[0].path or self._store.root
+            return CorruptCheckpoint(text, path=path, step=step)
+        return RestoreError(text, step=step, path=self._store.root)
