@@ -15,8 +15,6 @@ import errno
 import logging
 import os
 import secrets
-import stat
-import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,7 +22,7 @@ from pathlib import Path
 from ckpt_core.errors import CkptError, ConfigError, CorruptCheckpoint, PersistError
 from ckpt_core.layout import MANIFEST_NAME, Manifest, is_directory_name
 from ckpt_core.levels.far import Away, Copy, Far, Word
-from ckpt_core.levels.looking import Looked, read_whole
+from ckpt_core.levels.looking import Looked, age_s, files_in, read_whole
 from ckpt_core.levels.words import Words, held
 from ckpt_core.store import (
     CORRUPT,
@@ -116,7 +114,7 @@ class DirectoryFar(Far):
     def files(self, copy: Copy) -> dict[str, int]:
         """As `Far.files`."""
         with self._asked("list the files of a copy", step=copy.step):
-            found = dict(_files_in(self._folder(copy), ""))
+            found = dict(files_in(self._folder(copy)))
             found.pop(MANIFEST_NAME, None)
             return found
 
@@ -216,7 +214,7 @@ class DirectoryFar(Far):
                 for entry in entries(self._root / INFLIGHT):
                     path = Path(entry.path)
                     if entry.name not in mine and (
-                        path.suffix in _SUPERSEDED or _age_s(path) > _YOUNG_S
+                        path.suffix in _SUPERSEDED or age_s(path) > _YOUNG_S
                     ):
                         self._delete(path)
 
@@ -352,7 +350,7 @@ class DirectoryFar(Far):
     def _place(self, copy: Copy, there: Manifest, manifest: bytes) -> Path | None:
         """Publish; what had the name before."""
         attempt = self._attempt(copy)
-        found = dict(_files_in(attempt.path, ""))
+        found = dict(files_in(attempt.path))
         missing = [entry.file for entry in there.ranks if found.get(entry.file) != entry.nbytes]
         if missing:
             text = f"{self.url}: {missing[0]} of {copy.target} is gone: the copy begins anew"
@@ -403,26 +401,3 @@ class DirectoryFar(Far):
             raise Away(text, hopeless=exc.errno in _HOPELESS, step=step) from exc
         except PersistError as exc:
             raise Away(f"{self.url}: could not {doing}: {exc}", step=step) from exc
-
-
-def _files_in(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
-    """Regular files below a folder, with their lengths; none that is being written."""
-    for entry in entries(folder):
-        if entry.name.startswith("."):
-            continue
-        with suppress(FileNotFoundError):
-            found = os.lstat(entry.path)
-            if stat.S_ISDIR(found.st_mode):
-                yield from _files_in(Path(entry.path), f"{prefix}{entry.name}/")
-            elif stat.S_ISREG(found.st_mode):
-                yield prefix + entry.name, found.st_size
-
-
-def _age_s(path: Path) -> float:
-    """How long nothing has been written below a path."""
-    newest = 0.0
-    for folder, _, names in os.walk(path):
-        for name in (".", *names):
-            with suppress(FileNotFoundError):
-                newest = max(newest, os.lstat(os.path.join(folder, name)).st_mtime)
-    return time.time() - newest

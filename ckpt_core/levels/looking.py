@@ -7,11 +7,14 @@ import logging
 import os
 import stat
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ckpt_core.errors import CkptError
 from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
-from ckpt_core.store import is_real_dir
+from ckpt_core.store import entries, is_real_dir
 from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 
@@ -114,3 +117,26 @@ def read_fd(fd: int, nbytes: int, *, files: Files, offset: int = 0) -> bytes:
 def _seen(folder: Path) -> Seen:
     found = os.lstat(folder / MANIFEST_NAME)
     return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def files_in(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Regular files below a folder, with their lengths; none that is being written."""
+    for entry in entries(folder):
+        if entry.name.startswith("."):
+            continue
+        with suppress(FileNotFoundError):
+            found = os.lstat(entry.path)
+            if stat.S_ISDIR(found.st_mode):
+                yield from files_in(Path(entry.path), f"{prefix}{entry.name}/")
+            elif stat.S_ISREG(found.st_mode):
+                yield prefix + entry.name, found.st_size
+
+
+def age_s(path: Path) -> float:
+    """How long nothing has been written below a path."""
+    newest = 0.0
+    for folder, _, names in os.walk(path):
+        for name in (".", *names):
+            with suppress(FileNotFoundError):
+                newest = max(newest, os.lstat(os.path.join(folder, name)).st_mtime)
+    return time.time() - newest

@@ -1,0 +1,109 @@
+"""`Board`: what the threads of an agent know together, and tell in the status."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ckpt_core.levels.mailbox import LevelStatus, Plan, Status
+from ckpt_core.options import Level
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How often and how long an agent looks, waits and bears, in seconds."""
+
+    poll_s: float = 0.2
+    gone_s: float = 1.0
+    """Nobody trains any more when the root has been free for so long."""
+    look_s: float = 60.0
+    """How long what was seen at a level counts, while nobody else works there."""
+    others_s: float = 2.0
+    """The same while parts of other nodes are missing."""
+    sweep_s: float = 3600.0
+    beat_s: float = 15.0
+    again_s: float = 1.0
+    again_most_s: float = 60.0
+    fenced_s: float = 3.0
+    """A trainer that begins takes its session first and writes its plan then."""
+    patience_s: float = 3600.0
+    """How long an agent goes on without any progress when nobody trains."""
+    end_s: float = 3.0
+
+
+class Board:
+    """What the levels have, whether somebody trains, and the status. Thread-safe."""
+
+    def __init__(self, plan: Plan, before: Status | None) -> None:
+        """Begins with what the last agent of the root said of the same levels."""
+        self._lock = threading.Lock()
+        self._known: dict[str, LevelStatus] = {}
+        for one in before.levels if before is not None else ():
+            self._known[one.url] = LevelStatus(one.url, reached=one.reached, skipped=one.skipped)
+        self._there: dict[str, dict[int, str]] = {}
+        self._status = Status(os.getpid(), socket.gethostname(), plan.token)
+        self._alive = True
+        self.epoch = 0
+        """Counts plans, and beginnings and ends of training: what was found out before one may be wrong."""
+        self.progress_s = time.monotonic()
+        self.plan = plan
+        self.follow(plan)
+
+    def follow(self, plan: Plan) -> None:
+        """Go by another plan."""
+        with self._lock:
+            self.plan = plan
+            self.epoch += 1
+            self._status.token = plan.token
+            self._status.levels = [self._of(level.url) for level in plan.levels]
+            self.progress_s = time.monotonic()
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody trains."""
+        return self._alive
+
+    @alive.setter
+    def alive(self, alive: bool) -> None:
+        with self._lock:
+            if alive != self._alive:
+                self._alive = alive
+                self.epoch += 1
+                self.progress_s = time.monotonic()
+
+    @contextmanager
+    def change(self, url: str) -> Iterator[LevelStatus]:
+        """The status of a level, to be changed."""
+        with self._lock:
+            yield self._of(url)
+
+    def moved(self) -> None:
+        """Something has been achieved."""
+        self.progress_s = time.monotonic()
+
+    def seen(self, url: str, there: Mapping[int, str]) -> None:
+        """Note what is whole at a level."""
+        with self._lock:
+            self._there[url] = dict(there)
+            self._of(url).steps = dict(there)
+
+    def behind(self, url: str) -> list[tuple[Level, dict[int, str] | None]]:
+        """The levels behind one, and what is whole at each, if it is known."""
+        with self._lock:
+            urls = [level.url for level in self.plan.levels]
+            later = self.plan.levels[urls.index(url) + 1 :] if url in urls else ()
+            return [(level, self._there.get(level.url)) for level in later]
+
+    def told(self, ended: str = "") -> Status:
+        """A copy of the status, for writing."""
+        with self._lock:
+            self._status.ended = ended
+            return Status.from_json(self._status.to_json())
+
+    def _of(self, url: str) -> LevelStatus:
+        return self._known.setdefault(url, LevelStatus(url))

@@ -1,0 +1,450 @@
+"""The agent: what is committed comes to every level, whole, and it ends when nothing is left to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ckpt_core.levels import LEVELS, read_status, write_plan
+from ckpt_core.levels.directory import DirectoryFar
+from ckpt_core.options import Level
+from ckpt_core.store import step_path
+from ckpt_core.system.files import Files
+from tests.faults.mounts import mounted
+from tests.levels.agents import Agents, log_of, plan_of, until
+from tests.levels.making import CHUNK_BYTES, look, make_store, read_step, save
+
+SHARD = "shard-00000-0.safetensors"
+
+
+def level(path: Path, **options: object) -> Level:
+    return Level(str(path), **{"keep_last": None, "backlog": 100, **options})  # type: ignore[arg-type]
+
+
+def word(place: Path, name: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads((place / LEVELS / name).read_text())
+    return found
+
+
+def hold(root: Path) -> subprocess.Popen[bytes]:
+    """A process that trains: it has the root's lock until it is killed."""
+    text = (
+        "import sys, time; from pathlib import Path; from ckpt_core.store import RootLock\n"
+        "lock = RootLock(Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", text, str(root)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"held\n"
+    return process
+
+
+def test_what_is_committed_comes_to_every_level_and_then_the_agent_ends(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    store = make_store(root)
+    save(store, 1)
+    process = agents.start(root, plan_of(level(near, every=1), level(far, every=4)))
+    until(lambda: set(look(near)) == {1})
+    for step in (2, 3, 4, 5, 6):
+        save(store, step)
+    until(lambda: set(look(near)) == {1, 2, 3, 4, 5, 6} and set(look(far)) == {4})
+    assert process.poll() is None, "somebody trains"
+    store.close()
+    status = agents.ended(process, root)
+    assert set(look(far)) == {4, 6}, "the last step goes everywhere"
+    assert status.ended == "up to date"
+    assert status.levels[0].reached == [1, 2, 3, 4, 5, 6] and status.levels[1].reached == [4, 6]
+    assert set(status.levels[1].steps) == {4, 6} and status.levels[1].problem == ""
+    assert status.levels[1].bytes_all > 2 * 5 * CHUNK_BYTES
+    assert not list((near / ".inflight").iterdir())
+
+
+def test_a_trainer_that_is_killed_has_its_newest_step_taken_to_every_level(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    store = make_store(root)
+    save(store, 7)
+    store.close()
+    trainer = hold(root)
+    far = tmp_path / "far"
+    process = agents.start(root, plan_of(level(far, every=100)))
+    until(lambda: read_status(root) is not None)
+    time.sleep(0.2)
+    assert look(far) == {}
+    trainer.kill()
+    trainer.communicate()
+    assert agents.ended(process, root).ended == "up to date"
+    assert look(far) == {7: 0}
+
+
+def test_of_two_agents_of_a_root_one_works(root: Path, tmp_path: Path, agents: Agents) -> None:
+    store = make_store(root)
+    save(store, 1)
+    first = agents.start(root, plan_of(level(tmp_path / "far")))
+    until(lambda: look(tmp_path / "far"))
+    second = agents.start(root)
+    assert second.wait(30) == 0
+    status = read_status(root)
+    assert status is not None and status.pid == first.pid and first.poll() is None
+    store.close()
+    assert agents.ended(first, root).pid == first.pid
+
+
+def test_a_root_without_a_plan_is_told(root: Path, agents: Agents) -> None:
+    root.mkdir()
+    process = agents.start(root)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 2 and b"no plan of levels" in errors
+
+
+@pytest.mark.parametrize("session", [5, 6])
+def test_an_agent_publishes_and_retires_nothing_where_a_later_session_is(
+    session: int, root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far = tmp_path / "far"
+    store = make_store(root)
+    for step in (1, 2):
+        save(store, step)
+    store.close()
+    agents.run(root, plan_of(level(far)))
+    store = make_store(root)
+    save(store, 3)
+    run = json.dumps({"run": "ab" * 8, "session": session, "host": "other", "pid": 1}).encode()
+    DirectoryFar(far, files=Files()).write_word("run.json", run, over=None)
+    process = agents.start(root, plan_of(level(far, keep_last=1), session=5))
+    if session == 6:
+        status = agents.ended(process, root)
+        assert status.ended == "fenced" and "session 6" in status.levels[0].problem
+        assert set(look(far)) == {1, 2}
+    else:
+        until(lambda: set(look(far)) == {3})
+    store.close()
+
+
+def test_a_level_of_another_run_is_left_alone(root: Path, tmp_path: Path, agents: Agents) -> None:
+    far = tmp_path / "far"
+    store = make_store(root)
+    save(store, 3)
+    run = json.dumps({"run": "cd" * 8, "session": 1}).encode()
+    DirectoryFar(far, files=Files()).write_word("run.json", run, over=None)
+    agents.start(root, plan_of(level(far)))
+    status = until(lambda: (found := read_status(root)) and found.levels[0].problem and found)
+    assert "another run" in status.levels[0].problem and status.levels[0].hopeless
+    assert look(far) == {}
+    store.close()
+
+
+def test_a_damaged_step_is_never_sent_on_and_the_newer_one_is(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far = tmp_path / "far"
+    store = make_store(root)
+    for step in (1, 2):
+        save(store, step)
+    shard = step_path(root, 2) / SHARD
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    process = agents.start(root, plan_of(level(far, backlog=1)))
+    status = until(lambda: (found := read_status(root)) and found.levels[0].problem and found)
+    assert "step 2 is damaged" in status.levels[0].problem and status.levels[0].skipped == [2]
+    until(lambda: set(look(far)) == {1})
+    save(store, 3)
+    until(lambda: set(look(far)) == {1, 3})
+    store.close()
+    status = agents.ended(process, root)
+    assert status.ended == "up to date" and status.levels[0].problem == ""
+    assert set(look(far)) == {1, 3}
+    assert "step 2 is damaged" in log_of(root)
+
+
+def test_a_damaged_step_is_taken_from_the_next_level_that_has_it(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    store = make_store(root)
+    save(store, 1)
+    store.close()
+    agents.run(root, plan_of(level(near)))
+    shard = step_path(root, 1) / SHARD
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    agents.run(root, plan_of(level(near), level(far)))
+    assert read_step(far, 1) == 0
+
+
+def test_a_level_keeps_what_it_is_told_to_and_what_the_next_one_has_not(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    far.write_text("in the way")
+    store = make_store(root)
+    levels = [level(near, keep_last=2, keep_every=4), level(far, every=3, backlog=1)]
+    process = agents.start(root, plan_of(*levels))
+    for step in range(1, 10):
+        save(store, step)
+        until(lambda step=step: step in look(near))
+        if step == 5:
+            DirectoryFar(near, files=Files()).pin(5, True)
+        if step == 6:
+            store.pin(6)
+    # Of the steps that the far one wants, the newest `backlog`.
+    until(lambda: set(look(near)) == {4, 5, 6, 8, 9})
+    save(store, 10)
+    save(store, 11)
+    until(lambda: set(look(near)) == {4, 5, 6, 8, 9, 10, 11})
+    far.unlink()
+    until(lambda: set(look(far)) == {9})
+    until(lambda: set(look(near)) == {4, 5, 6, 8, 10, 11})
+    store.close()
+    agents.ended(process, root)
+    assert set(look(near)) == {4, 5, 6, 8, 10, 11} and set(look(far)) == {9, 11}
+
+
+def test_what_is_behind_more_than_the_backlog_is_passed_over_and_said(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    store = make_store(root)
+    for step in (1, 2, 3, 4):
+        save(store, step)
+    store.close()
+    status = agents.run(root, plan_of(level(tmp_path / "far", backlog=2)))
+    assert set(look(tmp_path / "far")) == {3, 4}
+    assert status.levels[0].skipped == [1, 2] and status.levels[0].reached == [3, 4]
+    assert "step 2 was passed over" in log_of(root)
+
+
+def test_what_an_earlier_agent_has_said_is_remembered(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    plan = plan_of(level(tmp_path / "far", keep_last=1))
+    for step in (1, 2):
+        store = make_store(root)
+        save(store, step)
+        store.close()
+        status = agents.run(root, plan)
+    assert status.levels[0].reached == [1, 2] and status.levels[0].skipped == []
+    assert set(look(tmp_path / "far")) == {2}
+
+
+def test_sigterm_ends_it_in_seconds_and_the_next_one_goes_on(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    store = make_store(root)
+    save(store, 1, nbytes=1000 * CHUNK_BYTES)
+    slow = level(tmp_path / "far", bandwidth=200_000)
+    process = agents.start(root, plan_of(slow))
+    until(lambda: (found := read_status(root)) and found.levels[0].sent_bytes)
+    begun = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert agents.ended(process, root).ended == "stopped"
+    assert time.monotonic() - begun < 10 and look(tmp_path / "far") == {}
+    process = agents.start(root, plan_of(level(tmp_path / "far")))
+    until(lambda: look(tmp_path / "far") == {1: 0})
+    store.close()
+    agents.ended(process, root)
+
+
+def test_a_new_plan_is_followed_without_a_restart(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    one, two, three = (level(tmp_path / name) for name in ("one", "two", "three"))
+    store = make_store(root)
+    save(store, 1)
+    process = agents.start(root, plan_of(one, two))
+    until(lambda: look(tmp_path / "one") and look(tmp_path / "two"))
+    plan = plan_of(one, three, session=2)
+    write_plan(root, plan)
+    until(lambda: look(tmp_path / "three"))
+    save(store, 2)
+    until(lambda: 2 in look(tmp_path / "one") and 2 in look(tmp_path / "three"))
+    assert set(look(tmp_path / "two")) == {1}
+    store.close()
+    status = agents.ended(process, root)
+    assert status.token == plan.token
+    assert [one.url for one in status.levels] == [str(tmp_path / "one"), str(tmp_path / "three")]
+
+
+def test_a_plan_that_says_closed_ends_nothing_while_somebody_trains(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    store = make_store(root)
+    save(store, 1)
+    process = agents.start(root, plan_of(level(tmp_path / "far", every=10), closed=True))
+    until(lambda: read_status(root))
+    time.sleep(0.6)
+    assert process.poll() is None and look(tmp_path / "far") == {}
+    save(store, 10)
+    until(lambda: look(tmp_path / "far") == {10: 0})
+    store.close()
+    agents.ended(process, root)
+
+
+@pytest.mark.parametrize("change", [{"protocol": 2}, {"release": "99.0"}])
+def test_a_plan_of_another_release_ends_it(
+    change: dict[str, object], root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    store = make_store(root)
+    save(store, 1)
+    process = agents.start(root, plan_of(level(tmp_path / "far")))
+    until(lambda: look(tmp_path / "far"))
+    write_plan(root, plan_of(level(tmp_path / "far"), **change))
+    assert agents.ended(process, root).ended == "another release"
+    store.close()
+
+
+def test_a_root_that_is_removed_ends_it(root: Path, tmp_path: Path, agents: Agents) -> None:
+    store = make_store(root)
+    process = agents.start(root, plan_of(level(tmp_path / "far")))
+    until(lambda: read_status(root))
+    root.rename(tmp_path / "moved")
+    assert process.wait(30) == 0
+    assert not root.exists()
+    store.close()
+
+
+def test_a_level_that_is_away_is_told_once_and_caught_up_with(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    far.write_text("a file")
+    store = make_store(root)
+    process = agents.start(root, plan_of(level(near), level(far)))
+    for step in (1, 2, 3):
+        save(store, step)
+        until(lambda step=step: step in look(near))
+    status = until(lambda: (found := read_status(root)) and found.levels[1].problem and found)
+    assert status.levels[1].since_s > 0 and status.levels[0].problem == ""
+    time.sleep(0.5)
+    far.unlink()
+    until(lambda: set(look(far)) == {1, 2, 3})
+    until(lambda: (found := read_status(root)) and not found.levels[1].problem)
+    store.close()
+    agents.ended(process, root)
+    assert log_of(root).count("WARNING") == 1 and "well again" in log_of(root)
+
+
+def test_an_agent_without_progress_gives_up_when_nobody_trains(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    (tmp_path / "far").write_text("a file")
+    store = make_store(root)
+    save(store, 1)
+    store.close()
+    status = agents.run(root, plan_of(level(tmp_path / "far")), patience_s=1)
+    assert status.ended == "no progress" and status.levels[0].problem
+
+
+def test_a_step_that_is_saved_again_is_replaced_at_the_level(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    store = make_store(root)
+    save(store, 1, mark=1)
+    process = agents.start(root, plan_of(level(tmp_path / "far")))
+    until(lambda: look(tmp_path / "far") == {1: 1})
+    attempt = save(store, 1, mark=2)
+    until(lambda: look(tmp_path / "far") == {1: 2})
+    store.close()
+    assert agents.ended(process, root).levels[0].steps == {1: attempt}
+
+
+def test_a_level_directory_that_is_removed_is_made_again_for_the_next_step(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    store = make_store(root)
+    save(store, 1)
+    process = agents.start(root, plan_of(level(tmp_path / "far")))
+    until(lambda: look(tmp_path / "far"))
+    (tmp_path / "far").rename(tmp_path / "gone")
+    save(store, 2)
+    until(lambda: 2 in look(tmp_path / "far"))
+    store.close()
+    agents.ended(process, root)
+
+
+def test_the_lease_is_renewed_while_somebody_trains_and_closed_at_the_end(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    store = make_store(root)
+    save(store, 1)
+    far = tmp_path / "far"
+    process = agents.start(root, plan_of(level(far), session=3))
+    until((far / LEVELS / "lease.json").exists)
+    first = word(far, "lease.json")
+    assert first["session"] == 3 and first["pid"] == process.pid and first["closed"] is False
+    until(lambda: word(far, "lease.json")["beat"] != first["beat"])
+    store.close()
+    agents.ended(process, root)
+    assert word(far, "lease.json")["closed"] is True
+
+
+def test_an_agent_that_does_not_sweep_has_no_lease_and_retires_nothing(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    store = make_store(root)
+    for step in (1, 2):
+        save(store, step)
+    store.close()
+    agents.run(root, plan_of(level(tmp_path / "far", keep_last=1), sweeps=False))
+    assert set(look(tmp_path / "far")) == {1, 2}
+    assert not (tmp_path / "far" / LEVELS / "lease.json").exists()
+
+
+def test_nodes_with_roots_of_their_own_make_one_step_of_their_parts(
+    tmp_path: Path, agents: Agents
+) -> None:
+    far, roots = tmp_path / "far", [tmp_path / "a", tmp_path / "b"]
+    stores = [make_store(root) for root in roots]
+    running = [
+        agents.start(root, plan_of(level(far, keep_last=2), sweeps=not node))
+        for node, root in enumerate(roots)
+    ]
+    for step in (1, 2, 3, 4):
+        attempt = f"{step:012d}-0000abcd"
+        for node, store in enumerate(stores):
+            save(store, step, ranks=(node,), world=2, attempt=attempt)
+    until(lambda: 4 in look(far))
+    for store in stores:
+        store.close()
+    for process, root in zip(running, roots, strict=True):
+        status = agents.ended(process, root)
+        assert status.ended == "up to date" and 4 in status.levels[0].reached
+    assert set(look(far)) <= {3, 4}
+
+
+def test_a_full_level_is_told_spares_its_steps_and_is_caught_up_with(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    with mounted("tmpfs", tmp_path) as disk:
+        (disk / "ballast").write_bytes(bytes(16 << 20))
+        store = make_store(root)
+        save(store, 1, nbytes=4 << 20)
+        process = agents.start(root, plan_of(level(disk / "far", backlog=1)))
+        until(lambda: set(look(disk / "far")) == {1})
+        save(store, 2, nbytes=8 << 20)
+        problem = until(lambda: (found := read_status(root)) and found.levels[0].problem)
+        assert "No space left" in problem and set(look(disk / "far")) == {1}
+        (disk / "ballast").unlink()
+        until(lambda: set(look(disk / "far")) == {1, 2})
+        store.close()
+        agents.ended(process, root)
+
+
+def test_training_comes_first(root: Path, tmp_path: Path, agents: Agents) -> None:
+    import psutil
+
+    store = make_store(root)
+    process = agents.start(root, plan_of(level(tmp_path / "far")))
+    until(lambda: read_status(root))
+    seen = psutil.Process(process.pid)
+    assert seen.nice() >= 10 and seen.ionice().ioclass == psutil.IOPRIO_CLASS_IDLE
+    store.close()
+    agents.ended(process, root)
