@@ -105,24 +105,28 @@ class Carrier:
             self._stop.wait(wait_s)
 
     def _beat(self) -> None:
-        """Renew the lease while somebody trains; say so when this agent ends."""
+        """Renew the lease while somebody trains; give it back at the end, if nobody does then."""
         begun = False
-        while True:
-            ended = self._stop.is_set()
-            if (far := self._far) is not None and self._board.plan.sweeps:
-                with suppress(CkptError):  # the other thread tells of it
-                    if self._board.alive and not ended:
-                        beat(far, self._board.plan)
-                        begun = True
-                    elif begun:
-                        beat(far, self._board.plan, closed=True)
-                        begun = False
-            if ended:
-                break
+        while not self._stop.is_set():
+            if self._renews():
+                begun = self._renew(closed=False) or begun
             self._stop.wait(self._timing.beat_s if begun else self._timing.poll_s)
+        if begun and not self._board.alive:
+            self._renew(closed=True)
         self._threads[0].join(self._timing.end_s)
-        if far is not None and not self._threads[0].is_alive():
-            far.close()
+        if self._far is not None and not self._threads[0].is_alive():
+            self._far.close()
+
+    def _renews(self) -> bool:
+        return self._far is not None and self._board.plan.sweeps and self._board.alive
+
+    def _renew(self, *, closed: bool) -> bool:
+        assert self._far is not None
+        try:
+            beat(self._far, self._board.plan, closed=closed)
+        except CkptError:  # the other thread tells of it
+            return False
+        return True
 
     # -- one turn ----------------------------------------------------------------------------------
 

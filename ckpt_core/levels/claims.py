@@ -10,11 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from ckpt_core.errors import CkptError
+from ckpt_core.levels.claiming import LEASE, RUN
 from ckpt_core.levels.far import Away, Conflict, Far, Word
 from ckpt_core.levels.mailbox import Plan
-
-RUN = "run.json"
-LEASE = "lease.json"
 
 
 class Fenced(CkptError):
