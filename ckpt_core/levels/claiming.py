@@ -229,7 +229,9 @@ def _be_alone(
     watched: list[tuple[Far, Word | None, Word | None]] = []
     for far, word in words:
         lease = far.read_word(LEASE)
-        if word is not None and not _is_over(found[far.url], lease and _object(far, lease)):
+        if word is not None and not _is_over(
+            found[far.url], None if lease is None else _object(far, lease)
+        ):
             watched.append((far, word, lease))
     deadline = time.monotonic() + WATCH_S
     while watched and time.monotonic() < deadline:

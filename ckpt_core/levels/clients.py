@@ -74,7 +74,7 @@ _CAUSES = (
         False,
     ),
     (
-        r"169\.254\.169\.254|169\.254\.170|metadata\.google|Missing(Account|Credential)|TokenRequest|"
+        r"169\.254\.169\.254|169\.254\.170|/latest/api/token|/latest/meta-data|metadata\.google|Missing(Account|Credential)|TokenRequest|"
         r"NoCredentials|must be specified|Error performing token request",
         "there are no credentials",
         "{credentials}",
@@ -99,7 +99,7 @@ _CAUSES = (
         False,
     ),
     (
-        r"kind: Connect|dns error|ConnectionRefused|tcp connect",
+        r"kind: Connect,|dns error|ConnectionRefused|tcp connect",
         "it cannot be reached",
         "look at the endpoint ({endpoint}), the network and the proxy",
         False,

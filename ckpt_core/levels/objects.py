@@ -277,6 +277,7 @@ class ObjectFar(Far):
     def _note(self, copy: Copy) -> None:
         with self._lock:
             self._published.add(copy.target)
+            self._places.pop(copy.target, None)
 
     def _retire(self, target: str) -> None:
         for _ in range(_TRIES):

@@ -8,7 +8,7 @@ A fault is asked for at each request and says one word, or None:
 
     503, 507, 403, 400   that status, nothing done          reset      cut before anything is done
     lost                 done, and cut before the answer    torn       half of the body goes, then cut
-    slow                 half a second late                 hang       silent until the server ends
+    slow                 a tenth of a second late               hang       silent until the server ends
     kill, kill-after     SIGKILL `victim`, before or after  stop, stop-after   SIGSTOP it
 """
 
@@ -197,10 +197,10 @@ class FaultServer:
         request.body = _body(stream, length)
         self._strike(word, "")
         if word == "slow":
-            time.sleep(0.5)
+            time.sleep(0.1)
         reply = Reply(int(word), _error(word)) if word.isdigit() else self._do(request)
         self._strike(word, "-after")
-        if word == "lost":
+        if word == "lost" or (word == "torn" and not reply.body):
             return _cut(connection)
         reply.headers.setdefault("Content-Length", str(len(reply.body)))
         reply.headers["Date"] = _http_date(self._now())
