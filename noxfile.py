@@ -23,7 +23,9 @@ def install(session: nox.Session, *requirements: str) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, types, import direction, spelling."""
-    install(session, "-e", ".[bench,lightning,remote]", "codespell", "import-linter", "mypy", "ruff")
+    install(
+        session, "-e", ".[bench,lightning,remote]", "codespell", "import-linter", "mypy", "ruff"
+    )
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")

@@ -87,16 +87,15 @@ class Checkpointer(Looks):
         try:
             engine.open()
             self._guard = SigtermGuard(sigterm_grace) if on_sigterm else None
+            engine.levels.stays = True
             # An interrupt that has come by now is raised here, and not when nobody has the object yet.
             time.sleep(0)
-            # Last: until here the agent was only there for a Checkpointer that might not come about.
-            engine.levels.stays = True
         except BaseException:
             try:
-                self._abandon()
+                self._unmake()
             except BaseException:
                 # A second interrupt: nobody has the object, so nobody else would let go of the root.
-                self._abandon()
+                self._unmake()
                 raise
             raise
 
@@ -324,6 +323,11 @@ class Checkpointer(Looks):
             raise
         self._end(self._engine.close)
         self._engine.failures.report()
+
+    def _unmake(self) -> None:
+        """It was never made, and so nothing is to be taken on for it."""
+        self._engine.levels.stays = False
+        self._abandon()
 
     def _abandon(self) -> None:
         """Let go of everything within seconds: the rest could not be opened, or nobody waits for `close`."""

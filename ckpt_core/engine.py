@@ -181,7 +181,12 @@ class Engine:
         if options.events_file is not None:
             self.barriers.passed = self.event_file.barrier
         self.barriers.open()
-        open_together(self.store, self.coordination, timeout_s=options.timeout_s)
+        open_together(
+            self.store,
+            self.coordination,
+            levels=parse_levels(options.levels),
+            timeout_s=options.timeout_s,
+        )
         self.levels.open()
 
     def wait_level(self, level: int | str) -> bool:

@@ -120,16 +120,16 @@ class Levels(NoLevels):
     def close(self) -> None:
         """See `NoLevels.close`. It can be called again where it was interrupted."""
         self._closed_plan = self._works and self._claim is not None
-        self._end()
+        if not self._end():
+            _log.warning("the thread ckpt-levels hangs on storage, and is left behind")
 
     def give_up(self) -> None:
         """See `NoLevels.give_up`."""
         self._end()
 
-    def _end(self) -> None:
+    def _end(self) -> bool:
         self._errands.put(None)
-        if not self._worker.join(deadline=time.monotonic() + _ENDS_WITHIN_S):
-            _log.warning("the thread ckpt-levels hangs on storage, and is left behind")
+        return self._worker.join(deadline=time.monotonic() + _ENDS_WITHIN_S)
 
     def _on_thread(self, work: Callable[[], None]) -> None:
         done: list[BaseException | None] = []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from ckpt_core.coordination import Coordination
-from ckpt_core.errors import CkptError, CommitError
-from ckpt_core.options import Options
+from ckpt_core.coordination import Coordination, Json
+from ckpt_core.errors import CkptError, CommitError, ConfigError
+from ckpt_core.options import Level, Options
 from ckpt_core.store import GuestStore, StepStore
 from ckpt_core.system.files import Files
 from ckpt_core.types import RankInfo
@@ -31,14 +32,22 @@ def make_store(
 
 
 def open_together(
-    store: StepStore | GuestStore, coordination: Coordination, *, timeout_s: float
+    store: StepStore | GuestStore,
+    coordination: Coordination,
+    *,
+    levels: Sequence[Level],
+    timeout_s: float,
 ) -> None:
     """Open the root on every rank, or on none: leaders first, and the others look for what they did.
 
     Called on every rank when the Checkpointer is made.
 
+    Args:
+        levels: beyond the root, which all ranks must give alike.
+
     Raises:
         CkptError: what went wrong on this rank.
+        ConfigError: the ranks have different levels.
         CommitError: what went wrong on another one.
         CoordinationTimeout: a rank did not come.
     """
@@ -51,8 +60,10 @@ def open_together(
             owner = store.owner()
     except CkptError as exc:
         error = exc
-    opened = coordination.gather("open", [_text(error), owner], timeout_s)
-    _raise_first(error, [text for text, _ in opened])
+    mine = [level.to_json() for level in levels]
+    opened = coordination.gather("open", [_text(error), owner, mine], timeout_s)
+    _raise_first(error, [text for text, *_ in opened])
+    _check_alike([given for *_, given in opened])
     if info.world_size == 1:
         return
     if isinstance(store, GuestStore):
@@ -64,6 +75,16 @@ def open_together(
         except CkptError as exc:
             error = exc
     _raise_first(error, coordination.gather("joined", _text(error), timeout_s))
+
+
+def _check_alike(levels: Sequence[Json]) -> None:
+    for rank, given in enumerate(levels):
+        if given != levels[0]:
+            raise ConfigError(
+                f"rank {rank} has the levels {given}, and rank 0 has {levels[0]}: give all ranks the same "
+                f"(look at CKPT_CORE_LEVELS on each node). No rank opened its root",
+                rank=rank,
+            )
 
 
 def _text(error: CkptError | None) -> str | None:

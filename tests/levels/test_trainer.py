@@ -16,8 +16,8 @@ from ckpt_core import Checkpointer, CommitError, ConfigError, Level, Options, Sa
 from ckpt_core.layout import Manifest
 from ckpt_core.levels import LevelStatus, read_plan
 from ckpt_core.observe import EventName
-from ckpt_core.store import committed_steps, step_path
-from tests.levels.trainers import SOON_S, Bench, agent_of, bench, until
+from ckpt_core.store import committed_steps
+from tests.levels.trainers import SOON_S, Bench, agent_of, attempt_of, bench, until
 
 __all__ = ["bench"]
 
@@ -27,11 +27,6 @@ def save(ck: Checkpointer, step: int) -> SaveHandle:
     handle = ck.save(step, {"w": torch.full((100,), float(step))})
     handle.committed.result(SOON_S)
     return handle
-
-
-def attempt(root: Path, step: int) -> str:
-    path = step_path(root, step) / "manifest.json"
-    return Manifest.decode(path.read_bytes(), path=path).attempt
 
 
 def failure(handle: SaveHandle, level: int | str = 1) -> str:
@@ -52,7 +47,7 @@ def test_a_save_has_reached_a_level_when_the_agent_has_seen_this_very_save_there
         bench.say(LevelStatus(bench.url))
         ck._engine.levels._on_thread(lambda: None)  # type: ignore[attr-defined]
         assert not future.done()
-        bench.say(LevelStatus(bench.url, steps={1: attempt(bench.root, 1)}, reached=[1]))
+        bench.say(LevelStatus(bench.url, steps={1: attempt_of(bench.root, 1)}, reached=[1]))
         assert future.result(SOON_S) is None
         assert handle.reached(bench.url + "/").result(SOON_S) is None
 
@@ -60,20 +55,20 @@ def test_a_save_has_reached_a_level_when_the_agent_has_seen_this_very_save_there
 def test_a_step_that_was_retired_there_since_has_reached_it(bench: Bench) -> None:
     with bench.open() as ck:
         first, second = save(ck, 1), save(ck, 2)
-        bench.say(LevelStatus(bench.url, steps={2: attempt(bench.root, 2)}, reached=[1, 2]))
+        bench.say(LevelStatus(bench.url, steps={2: attempt_of(bench.root, 2)}, reached=[1, 2]))
         assert first.reached(1).result(SOON_S) is second.reached(1).result(SOON_S) is None
 
 
 def test_another_save_of_a_step_is_not_taken_for_this_one(bench: Bench) -> None:
     with bench.open() as ck:
         save(ck, 1)
-        old = attempt(bench.root, 1)
+        old = attempt_of(bench.root, 1)
         again = save(ck, 1)
         future = again.reached(1)
         bench.say(LevelStatus(bench.url, steps={1: old}, reached=[1], skipped=[1]))
         until(lambda: ck.gauges.levels()[0].newest == 1)
         assert not future.done()
-        bench.say(LevelStatus(bench.url, steps={1: attempt(bench.root, 1)}, reached=[1]))
+        bench.say(LevelStatus(bench.url, steps={1: attempt_of(bench.root, 1)}, reached=[1]))
         assert future.result(SOON_S) is None
 
 
@@ -147,7 +142,7 @@ def test_who_waits_when_the_checkpointer_is_closed_is_told_so(bench: Bench) -> N
 def test_what_had_come_there_by_the_close_is_known_after_it(bench: Bench) -> None:
     with bench.open() as ck:
         handle = save(ck, 1)
-        bench.say(LevelStatus(bench.url, steps={1: attempt(bench.root, 1)}, reached=[1]))
+        bench.say(LevelStatus(bench.url, steps={1: attempt_of(bench.root, 1)}, reached=[1]))
     assert handle.reached(1).result(SOON_S) is None
 
 
@@ -157,7 +152,7 @@ def test_what_had_come_there_by_the_close_is_known_after_it(bench: Bench) -> Non
 def test_waiting_for_a_level_waits_for_what_is_due_there(bench: Bench) -> None:
     with bench.open(Level(bench.url, every=2)) as ck:
         save(ck, 2)
-        due = attempt(bench.root, 2)
+        due = attempt_of(bench.root, 2)
         save(ck, 3)
         threading.Timer(
             0.5, lambda: bench.say(LevelStatus(bench.url, steps={2: due}, reached=[2]))
@@ -202,11 +197,13 @@ def test_steps_that_the_level_still_wants_stay(bench: Bench) -> None:
             save(ck, step)
         # Two that are wanted, and the newest.
         assert ck.steps() == (4, 6, 7)
-        bench.say(LevelStatus(bench.url, steps={4: attempt(bench.root, 4)}, reached=[4], sending=6))
+        bench.say(
+            LevelStatus(bench.url, steps={4: attempt_of(bench.root, 4)}, reached=[4], sending=6)
+        )
         until(lambda: ck.gauges.levels()[0].newest == 4)
         save(ck, 8)
         assert ck.steps() == (6, 8)
-        there = {6: attempt(bench.root, 6), 8: attempt(bench.root, 8)}
+        there = {6: attempt_of(bench.root, 6), 8: attempt_of(bench.root, 8)}
         bench.say(LevelStatus(bench.url, steps=there, reached=[4, 6, 8]))
         until(lambda: ck.gauges.levels()[0].newest == 8)
         save(ck, 9)
@@ -231,7 +228,7 @@ def test_a_step_that_a_directory_before_it_holds_is_not_kept_for_a_level(
         for step in range(1, 6):
             save(ck, step)
         assert ck.steps() == (4, 5)
-        near = LevelStatus(bench.url, steps={4: attempt(bench.root, 4)}, reached=[4])
+        near = LevelStatus(bench.url, steps={4: attempt_of(bench.root, 4)}, reached=[4])
         bench.say(near, LevelStatus(second))
         until(lambda: ck.gauges.levels()[0].newest == 4)
         save(ck, 7)
@@ -246,7 +243,7 @@ def test_events_and_gauges_tell_of_each_level(bench: Bench, caplog: Any) -> None
         (gauge,) = ck.gauges.levels()
         assert (gauge.url, gauge.newest, gauge.lag_steps) == (bench.url, None, None)
         save(ck, 1)
-        first = attempt(bench.root, 1)
+        first = attempt_of(bench.root, 1)
         save(ck, 4)
         bench.say(
             LevelStatus(bench.url, steps={1: first}, reached=[1], skipped=[3], problem="full")
@@ -278,7 +275,7 @@ def test_steps_of_an_earlier_run_are_no_news(bench: Bench) -> None:
     with bench.open() as ck:
         save(ck, 5)
     with bench.open() as ck:
-        bench.say(LevelStatus(bench.url, steps={5: attempt(bench.root, 5)}, reached=[4, 5]))
+        bench.say(LevelStatus(bench.url, steps={5: attempt_of(bench.root, 5)}, reached=[4, 5]))
         until(lambda: ck.gauges.levels()[0].newest == 5)
         assert not [event for event in ck.events.events() if event.name.startswith("level")]
 

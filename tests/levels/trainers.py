@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import sys
 import time
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,10 @@ from typing import Any
 import pytest
 
 from ckpt_core import Checkpointer, Level, Options
+from ckpt_core.layout import Manifest
 from ckpt_core.levels import LEVELS, LevelStatus, Status, read_plan, spawning, write_status
 from ckpt_core.levels.joining import read_run
-from ckpt_core.store import writer_of
+from ckpt_core.store import step_path, writer_of
 from tests.crash.promises import QuickFiles
 
 SOON_S = 30.0
@@ -55,6 +54,23 @@ def agent_of(root: Path) -> int | None:
     return None if owner is None else owner["pid"]
 
 
+def processes(root: Path) -> list[int]:
+    """All that have been started for a root, and live."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (place / "cmdline").read_bytes().split(b"\0")
+            if str(root).encode() in words:
+                found.append(int(place.name))
+    return found
+
+
+def attempt_of(root: Path, step: int) -> str:
+    """The save that a committed step is of."""
+    path = step_path(root, step) / "manifest.json"
+    return Manifest.decode(path.read_bytes(), path=path).attempt
+
+
 def end_agent(root: Path) -> None:
     """Whatever the test has left."""
     pid = agent_of(root)
@@ -62,19 +78,6 @@ def end_agent(root: Path) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         until(lambda: agent_of(root) is None, "the end of the agent")
-
-
-class Claiming(types.ModuleType):
-    def __init__(self) -> None:
-        super().__init__("ckpt_core.levels.claiming")
-        self.sessions = 0
-
-    def claim(self, request: Any, told: Any) -> Any:
-        self.sessions += 1
-        return {"run": request["run"] or "ab" * 16, "session": self.sessions, "warnings": []}
-
-    def check(self, request: Any, told: Any) -> Any:
-        return {"warnings": []}
 
 
 class Bench:
@@ -108,8 +111,6 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         return [sys.executable, "-c", IDLE, root], dict(os.environ)
 
     monkeypatch.setattr(spawning, "child", idle)
-    if importlib.util.find_spec("ckpt_core.levels.claiming") is None:
-        monkeypatch.setitem(sys.modules, "ckpt_core.levels.claiming", Claiming())
     made = Bench(tmp_path)
     yield made
     end_agent(made.root)
