@@ -34,7 +34,7 @@ class StepManifest:
     """A step as its manifests describe it.
 
     Attributes:
-        path: its directory.
+        path: the directory of its files.
         manifest: the step, and what belongs to it.
         ranks: what each rank wrote, in rank order.
     """
@@ -91,13 +91,14 @@ def read_json(step_dir: Path, *, files: Files) -> StepManifest:
     """`read_manifests` without a look at the shard files."""
     manifest = read_manifest(step_dir, files=files)
     with _reading(step_dir):
-        ranks = tuple([_read_rank(step_dir, entry, files=files) for entry in manifest.ranks])
+        home = _home(step_dir, manifest)
+        ranks = tuple([_read_rank(home, entry, files=files) for entry in manifest.ranks])
     for rank in ranks:
         if rank.version != manifest.version:
-            path = step_dir / rank_manifest_name(rank.rank)
+            path = home / rank_manifest_name(rank.rank)
             here, there = f"version {rank.version}", f"version {manifest.version}"
             raise _corrupt(path, expected=f"{there} as in {MANIFEST_NAME}", got=here)
-    return StepManifest(step_dir, manifest, ranks)
+    return StepManifest(home, manifest, ranks)
 
 
 def read_manifest(step_dir: Path, *, files: Files) -> Manifest:
@@ -152,6 +153,15 @@ def _check_step(step_dir: Path, manifest: Manifest) -> None:
         raise _corrupt(path, expected=f"step {named}", got="a directory of files")
     if named is not None and named != manifest.step:
         raise _corrupt(path, expected=f"step {named}", got=f"step {manifest.step}")
+
+
+def _home(step_dir: Path, manifest: Manifest) -> Path:
+    """Where the files lie: beside the manifest, or in a folder of their attempt, as in an object store."""
+    folder = step_dir / manifest.attempt.rpartition("-")[2]
+    if os.path.lexists(step_dir / manifest.ranks[0].file) or not os.path.lexists(folder):
+        return step_dir
+    _check_folder(folder)
+    return folder
 
 
 def _read_rank(step_dir: Path, entry: RankEntry, *, files: Files) -> RankManifest:

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_core.errors import StateMismatch
-from ckpt_core.restore import load
+from ckpt_core.restore import load, verify
 from ckpt_core.system.files import Files
 from tests.devices.machines import CUDA, machine_of
 from tests.restore.harness import (
+    SHARD,
     BufferedOnly,
     Cold,
     HalfCached,
@@ -23,6 +24,7 @@ from tests.restore.harness import (
     ShortReads,
     Witness,
     assert_same,
+    flip,
     restore,
     restorer,
     small_state,
@@ -256,3 +258,29 @@ def test_any_tree_of_tensors_comes_back(
     live = [torch.zeros_like(tensor) for tensor in tensors]
     restorer(root, files=Cold() if cold else Files()).restore({"tensors": live})
     assert_same(live, tensors)
+
+
+def test_a_step_as_an_object_store_lays_it_out_is_read_alike(root: Path) -> None:
+    path = write_step(root, 7, small_state(7))
+    folder = path / "0123abcd"
+    folder.mkdir()
+    for file in [*path.glob("shard-*"), *path.glob("rank-*")]:
+        file.rename(folder / file.name)
+    (path / "ffffffff").mkdir()  # another attempt, never published
+    live = zeros_like(small_state())
+    assert restore(root, live) is not None
+    assert_same(live["weight"], small_state(7)["weight"])
+    assert verify(root).ok
+    assert_same(load(path)["weight"], small_state(7)["weight"])
+    flip(folder / SHARD, 9000)
+    assert [bad.file for bad in verify(root).bad_chunks] == [SHARD]
+
+
+def test_the_folder_of_an_attempt_is_not_looked_for_behind_a_link(root: Path) -> None:
+    path = write_step(root, 7, small_state(7))
+    folder = root / "elsewhere"
+    folder.mkdir()
+    for file in [*path.glob("shard-*"), *path.glob("rank-*")]:
+        file.rename(folder / file.name)
+    (path / "0123abcd").symlink_to(folder)
+    assert not verify(root).ok
