@@ -1,0 +1,217 @@
+"""Several ranks and several roots: all take the same step, whichever of them has to bring it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_core.errors import CorruptCheckpoint
+from ckpt_core.layout import MANIFEST_NAME, Manifest
+from ckpt_core.restore import verify
+from ckpt_core.store import committed_steps, step_path
+from tests.levels.restoring import Nodes, gather_roots, shard_in
+from tests.restore.harness import assert_same, flip, zeros_like
+from tests.restore.ranks import write_ranks
+from tests.restore.test_together import job, live
+
+PAIRS = [[0, 1], [2, 3]]
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> list[Path]:
+    """Two nodes of two ranks each, with steps 10 and 20, which the level has too."""
+    found = [tmp_path / "a", tmp_path / "b"]
+    for step in (10, 20):
+        for root, members in zip(found, PAIRS, strict=True):
+            write_ranks(root, step, job(step, 4), members=members)
+        gather_roots(tmp_path / "level", found, step, job(step, 4))
+    return found
+
+
+@pytest.fixture
+def level(tmp_path: Path) -> Path:
+    return tmp_path / "level"
+
+
+def pairs(roots: Sequence[Path]) -> list[Path]:
+    return [roots[0], roots[0], roots[1], roots[1]]
+
+
+def ranks_in(root: Path, step: int) -> list[int]:
+    path = step_path(root, step) / MANIFEST_NAME
+    return [row.rank for row in Manifest.decode(path.read_bytes(), path=path).ranks]
+
+
+def assert_restored(lives: Sequence[Any], step: int, world: int = 4) -> None:
+    for rank, one in enumerate(lives):
+        assert_same(one["shared"]["weight"], job(step, world).state(0)["shared"]["weight"])
+        assert_same(one["own"], job(step, world).state(rank)["own"])
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_that_share_a_fresh_root_have_the_step_brought_once(
+    tmp_path: Path, world: int
+) -> None:
+    root, level = tmp_path / "root", tmp_path / "level"
+    write_ranks(level, 20, job(20, world))
+    lives = live(world)
+    outcomes = Nodes([root] * world, None, [level]).restore(lives)
+    assert outcomes.steps() == [20] * world
+    assert_restored(lives, 20, world)
+    assert outcomes.texts == []
+    assert [calls["restore.bring"] for calls in outcomes.calls] == [1] * world
+    assert verify(root).ok
+
+
+def test_roots_that_have_all_ask_for_no_bringing(roots: list[Path], level: Path) -> None:
+    outcomes = Nodes(pairs(roots), PAIRS, [level]).restore(live(4))
+    assert outcomes.steps() == [20] * 4
+    assert not any(calls["restore.bring"] for calls in outcomes.calls)
+
+
+def test_a_node_that_lost_its_disk_gets_the_files_of_its_ranks(
+    roots: list[Path], level: Path
+) -> None:
+    shutil.rmtree(roots[1])
+    lives = live(4)
+    outcomes = Nodes(pairs(roots), PAIRS, [level]).restore(lives)
+    assert outcomes.steps() == [20] * 4
+    assert_restored(lives, 20)
+    assert outcomes.texts == []
+    assert ranks_in(roots[1], 20) == [2, 3]
+    assert verify(roots[1]).ok and verify(roots[0]).ok
+    assert committed_steps(roots[1]) == (20,)
+
+
+def test_all_nodes_that_lost_their_disks_go_on_from_the_level(
+    roots: list[Path], level: Path
+) -> None:
+    for root in roots:
+        shutil.rmtree(root)
+    lives = live(4)
+    assert Nodes(pairs(roots), PAIRS, [level]).restore(lives).steps() == [20] * 4
+    assert_restored(lives, 20)
+    assert [ranks_in(root, 20) for root in roots] == PAIRS
+
+
+def test_four_nodes_of_one_rank_go_on_from_the_level(
+    roots: list[Path], level: Path, tmp_path: Path
+) -> None:
+    # The step was saved by two nodes of two ranks: what each stored is no whole state for one rank.
+    fresh = [tmp_path / f"fresh{rank}" for rank in range(4)]
+    lives = live(4)
+    nodes = Nodes(fresh, [[rank] for rank in range(4)], [level])
+    assert nodes.restore(lives).steps() == [20] * 4
+    assert_restored(lives, 20)
+    assert all(ranks_in(root, 20) == [0, 1, 2, 3] for root in fresh)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_another_number_of_ranks_goes_on_after_the_loss_of_all_roots(
+    roots: list[Path], level: Path, tmp_path: Path, world: int
+) -> None:
+    fresh = [tmp_path / f"fresh{rank}" for rank in range(world)]
+    lives = live(world)
+    nodes = Nodes(fresh, [[rank] for rank in range(world)], [level])
+    assert nodes.restore(lives).steps() == [20] * world
+    for one in lives:
+        assert_same(one["shared"]["weight"], job(20, 4).state(0)["shared"]["weight"])
+    assert all(ranks_in(root, 20) == [0, 1, 2, 3] for root in fresh)
+
+
+def test_a_step_that_one_node_has_damaged_is_brought_there_anew(
+    roots: list[Path], level: Path
+) -> None:
+    flip(shard_in(roots[1], 20, 3), 9000)
+    lives = live(4)
+    outcomes = Nodes(pairs(roots), PAIRS, [level]).restore(lives)
+    assert outcomes.steps() == [20] * 4
+    assert_restored(lives, 20)
+    assert all("step 20 is brought anew" in text and "shard-00003" in text for text in outcomes.texts)
+    assert len(outcomes.texts) == 4
+    assert verify(roots[1]).ok
+
+
+def test_damage_here_and_at_the_level_makes_all_nodes_take_the_older_step(
+    roots: list[Path], level: Path
+) -> None:
+    flip(shard_in(roots[1], 20, 3), 9000)
+    flip(shard_in(level, 20, 3), 9000)
+    lives = live(4)
+    outcomes = Nodes(pairs(roots), PAIRS, [level]).restore(lives)
+    assert outcomes.steps() == [10] * 4
+    assert_restored(lives, 10)
+    assert sum("step 20 was not restored" in text for text in outcomes.texts) == 4
+
+
+def test_a_bring_that_fails_on_one_node_is_heard_by_all(roots: list[Path], level: Path) -> None:
+    shutil.rmtree(roots[1])
+    flip(shard_in(level, 20, 2), 9000)
+    lives = live(4)
+    outcomes = Nodes(pairs(roots), PAIRS, [level]).restore(lives)
+    assert outcomes.steps() == [10] * 4
+    assert_restored(lives, 10)
+    assert all("rank 2" in text and "shard-00002" in text for text in outcomes.texts)
+    assert committed_steps(roots[1]) == (10,)
+
+
+def test_strict_raises_on_all_ranks_when_the_only_copy_is_damaged(
+    roots: list[Path], level: Path
+) -> None:
+    shutil.rmtree(roots[1])
+    flip(shard_in(level, 20, 2), 9000)
+    outcomes = Nodes(pairs(roots), PAIRS, [level]).restore(live(4), strict=True)
+    assert [type(one) for one in outcomes.results] == [CorruptCheckpoint] * 4
+
+
+def test_a_newer_step_of_the_level_counts_for_nodes_that_all_lack_it(
+    roots: list[Path], level: Path
+) -> None:
+    for root in roots:
+        shutil.rmtree(step_path(root, 20))
+    lives = live(4)
+    assert Nodes(pairs(roots), PAIRS, [level]).restore(lives).steps() == [20] * 4
+    assert_restored(lives, 20)
+    assert [committed_steps(root) for root in roots] == [(10, 20)] * 2
+
+
+def test_a_step_asked_for_is_brought_where_it_is_missing(roots: list[Path], level: Path) -> None:
+    shutil.rmtree(step_path(roots[0], 10))
+    lives = live(4)
+    assert Nodes(pairs(roots), PAIRS, [level]).restore(lives, step=10).steps() == [10] * 4
+    assert_restored(lives, 10)
+
+
+def test_a_level_that_only_one_node_has_serves_that_node(roots: list[Path], level: Path) -> None:
+    shutil.rmtree(step_path(roots[0], 20))
+    lives = live(4)
+    assert Nodes(pairs(roots), PAIRS, {0: [level]}).restore(lives).steps() == [20] * 4
+    assert_restored(lives, 20)
+
+
+def test_saves_of_one_number_that_differ_between_nodes_are_settled_by_the_level(
+    roots: list[Path], level: Path
+) -> None:
+    shutil.rmtree(step_path(roots[1], 20))
+    write_ranks(roots[1], 20, job(21, 4, attempt="9999abcd"), members=[2, 3])
+    lives = live(4)
+    assert Nodes(pairs(roots), PAIRS, [level]).restore(lives).steps() == [20] * 4
+    assert_restored(lives, 20)
+
+
+def test_when_no_step_is_common_the_error_says_what_levels_hold(
+    roots: list[Path], level: Path
+) -> None:
+    for step in (10, 20):
+        shutil.rmtree(step_path(roots[1], step))
+    write_ranks(roots[1], 30, job(30, 4), members=[2, 3])
+    outcomes = Nodes(pairs(roots), PAIRS, {0: [level]}).restore(
+        [zeros_like(job(0, 4).state(0)) for _ in range(4)]
+    )
+    texts = {str(result) for result in outcomes.results}
+    assert len(texts) == 1
+    assert "further levels hold 20, 10" in texts.pop()
