@@ -131,7 +131,9 @@ def test_a_step_that_one_node_has_damaged_is_brought_there_anew(
     outcomes = Nodes(pairs(roots), PAIRS, [level]).restore(lives)
     assert outcomes.steps() == [20] * 4
     assert_restored(lives, 20)
-    assert all("step 20 is brought anew" in text and "shard-00003" in text for text in outcomes.texts)
+    assert all(
+        "step 20 is brought anew" in text and "shard-00003" in text for text in outcomes.texts
+    )
     assert len(outcomes.texts) == 4
     assert verify(roots[1]).ok
 
