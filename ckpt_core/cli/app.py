@@ -23,6 +23,8 @@ from ckpt_core.cli.requests import (
     ExportRequest,
     ListRequest,
     PinRequest,
+    PullRequest,
+    PushRequest,
     RemoveRequest,
     ShowRequest,
     VerifyRequest,
@@ -155,6 +157,24 @@ def unpin(request: PinRequest) -> bool:
     from ckpt_core.cli.managing import set_pin
 
     return set_pin(request, pinned=False)
+
+
+@app.command("push")
+@takes(PushRequest)
+def push_step(request: PushRequest) -> bool:
+    """Send one step to another place now, verified; ends with 1 if it is not whole there."""
+    from ckpt_core.cli.pushing import push_save
+
+    return push_save(request)
+
+
+@app.command("pull")
+@takes(PullRequest)
+def pull_step(request: PullRequest) -> bool:
+    """Bring one step from another place and make it a step of a root, every byte verified."""
+    from ckpt_core.cli.pulling import pull_save
+
+    return pull_save(request)
 
 
 @app.command()

@@ -130,6 +130,45 @@ class PinRequest:
 
 
 @dataclass(frozen=True)
+class PushRequest:
+    """`push`."""
+
+    root: Annotated[str, typer.Argument(metavar="ROOT", help="Directory that holds the steps.")]
+    step: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="STEP",
+            help="A step's number, or a directory of files; default: the newest step.",
+        ),
+    ] = None
+    to: Annotated[
+        str, typer.Option(metavar="URL", help="Where to: s3://bucket/run, a directory.")
+    ] = ""
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="BYTES/S", help="Most bytes for each second: 200MB/s.")
+    ] = None
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class PullRequest:
+    """`pull`."""
+
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="A root elsewhere: s3://bucket/run, a directory.")
+    ]
+    step: Annotated[
+        int | None,
+        typer.Argument(metavar="STEP", min=0, help="Number of the step; default: newest."),
+    ] = None
+    to: Annotated[str, typer.Option(metavar="ROOT", help="The root that is to hold the step.")] = ""
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace another save of the step that is there.")
+    ] = False
+    json: Json = False
+
+
+@dataclass(frozen=True)
 class DoctorRequest:
     """`doctor`."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.cli.at_levels import url_of_level
 from ckpt_core.cli.places import directory_of, seen
+from ckpt_core.cli.progress import progress_bar
 from ckpt_core.cli.steps import elsewhere_text, find_step, held_text
-from ckpt_core.cli.text import console, count_text, note, say, say_json, shorten, size_text
+from ckpt_core.cli.text import count_text, note, say, say_json, shorten, size_text
 from ckpt_core.errors import CkptError, NotCommitted
 from ckpt_core.layout import RankManifest, parse_shard_name, rank_manifest_name
 from ckpt_core.restore import BadChunk, StepReport, verify
@@ -19,11 +19,7 @@ from ckpt_core.store import committed_steps, step_path
 from ckpt_core.types import parse_step_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ckpt_core.cli.requests import VerifyRequest
-
-    Show = Callable[[str, int, int], None]
 
 _LEAVES_SHOWN = 8
 
@@ -42,7 +38,7 @@ def verify_path(request: VerifyRequest) -> bool:
         place = url_of_level(root, request.level)
     reports: list[StepReport] = []
     retired: list[int | None] = []
-    with _progress() as show, seen(place) as there:
+    with progress_bar() as show, seen(place) as there:
         paths, is_root = _steps(there.path, request.step)
         if len(paths) > 1:
             there.outline()
@@ -75,34 +71,6 @@ def _steps(path: Path, step: int | None) -> tuple[list[Path], bool]:
         if steps:
             return [step_path(path, number) for number in steps], True
     return [find_step(path, step)], False
-
-
-@contextmanager
-def _progress() -> Iterator[Show]:
-    """A function that draws how far we are; it does nothing where there is no terminal."""
-    out = console(stderr=True)
-    if not out.is_terminal:
-        yield lambda label, done, total: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-    )
-    with Progress(*columns, console=out, transient=True) as progress:
-        tasks: dict[str, Any] = {}
-
-        def show(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                for task in tasks.values():
-                    progress.update(task, visible=False)
-                tasks[label] = progress.add_task(label)
-            progress.update(tasks[label], completed=done, total=total)
-
-        yield show
 
 
 # -- for people --------------------------------------------------------------------------------

@@ -36,15 +36,23 @@ from ckpt_core.levels.wants import meets, wanted
 
 if TYPE_CHECKING:
     from ckpt_core.levels.bringing import BringsBack
+    from ckpt_core.levels.copying import Sent
+    from ckpt_core.levels.pulling import Pulled, pull
+    from ckpt_core.levels.pushing import Pushed, push
     from ckpt_core.levels.reading import Look, look_at
     from ckpt_core.levels.trainer import Levels
 
-# Only whoever reads a level needs the readers of steps, and only who saves what sees torch.
+# Only whoever reads or sends a level needs these, and only who saves what sees torch.
 _LAZY = {
-    "Levels": "ckpt_core.levels.trainer",
     "BringsBack": "ckpt_core.levels.bringing",
+    "Levels": "ckpt_core.levels.trainer",
     "Look": "ckpt_core.levels.reading",
+    "Pulled": "ckpt_core.levels.pulling",
+    "Pushed": "ckpt_core.levels.pushing",
+    "Sent": "ckpt_core.levels.copying",
     "look_at": "ckpt_core.levels.reading",
+    "pull": "ckpt_core.levels.pulling",
+    "push": "ckpt_core.levels.pushing",
 }
 
 __all__ = [
@@ -58,12 +66,17 @@ __all__ = [
     "Levels",
     "Look",
     "Plan",
+    "Pulled",
+    "Pushed",
+    "Sent",
     "Status",
     "Word",
     "check_extra",
     "look_at",
     "meets",
     "open_far",
+    "pull",
+    "push",
     "read_plan",
     "read_status",
     "wanted",

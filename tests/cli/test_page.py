@@ -13,12 +13,28 @@ import pytest
 from tests.cli.several import GOLDEN
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
-COMMANDS = ("ls", "show", "verify", "diff", "export", "rm", "pin", "unpin", "doctor")
+COMMANDS = (
+    "ls",
+    "show",
+    "verify",
+    "diff",
+    "export",
+    "rm",
+    "pin",
+    "unpin",
+    "push",
+    "pull",
+    "doctor",
+)
+TITLES = {
+    **dict.fromkeys(("pin", "unpin"), "pin and unpin"),
+    **dict.fromkeys(("push", "pull"), "push and pull"),
+}
 NAMED_BY_PATH = ("left_out", "changed")
 
 
 def _section(command: str) -> str:
-    title = "pin and unpin" if command in ("pin", "unpin") else command
+    title = TITLES.get(command, command)
     found = re.search(rf"^## {title}$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert found is not None, f"docs/cli.md has no section {title}"
     return found[1]
@@ -57,6 +73,8 @@ def test_the_page_names_every_json_field(
         "export": [ckpts, tmp_path / "x.pt"],
         "pin": [ckpts, 10],
         "unpin": [ckpts, 10],
+        "push": [ckpts, "--to", tmp_path / "level"],
+        "pull": [tmp_path / "level", "--to", tmp_path / "fresh"],
         "rm": [ckpts, "--step", 30, "--yes"],
         "doctor": ["--quick"],
     }

@@ -1,0 +1,271 @@
+"""One step of a level to a root now, by hand (`ckpt-core pull`); what a restore does when it needs one.
+
+    .pulling/<attempt>/      in the root: what has come of the step; it stays when a pull is cut short
+
+The next pull of the same save reads what is there, and fetches only what is missing or not right: every
+chunk is verified, wherever it comes from. Then it is published like a save that has written its last byte.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ckpt_core.errors import (
+    ConfigError,
+    CorruptCheckpoint,
+    NotCommitted,
+    PersistError,
+    RestoreError,
+)
+from ckpt_core.layout import MANIFEST_NAME, FileEntry, Manifest, RankManifest
+from ckpt_core.levels.errands import Progress
+from ckpt_core.levels.far import Copy, Far
+from ckpt_core.levels.fetching import PATIENCE_S, RANGE_BYTES, Wanted, fetch
+from ckpt_core.levels.opening import open_far
+from ckpt_core.store import INFLIGHT, StepStore, ensure_dir, entries, remove_tree, step_path
+from ckpt_core.system.files import Files, advice
+
+PULLING = ".pulling"
+"""The folder in the root; readers of steps ignore it."""
+
+_ALL_SLOTS = sys.maxsize
+"""Opening a store trims its slots; ours must not take any from the training job that comes next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What came of it.
+
+    Attributes:
+        copy: which save it was.
+        path: where it is.
+        nbytes: of its shard files.
+        resumed_bytes: of these, what an earlier pull had brought.
+        already: it was there before.
+    """
+
+    copy: Copy
+    path: Path
+    nbytes: int = 0
+    resumed_bytes: int = 0
+    already: bool = False
+
+
+def pull(
+    url: str,
+    step: int | None,
+    root: Path,
+    *,
+    replace: bool,
+    progress: Progress,
+    patience_s: float = PATIENCE_S,
+) -> Pulled:
+    """Bring a step from a level and make it a committed step of a root, every byte verified.
+
+    Locks the root, which is made if it is missing. When this raises, or is killed, nothing of the step can be
+    seen there; what has come of it stays, and the next call goes on from there.
+
+    Args:
+        step: None: the newest one.
+        replace: even if the root has another save of that step.
+        patience_s: how long the level may be away.
+
+    Raises:
+        ConfigError: the root has another save of that step.
+        NotCommitted: the level has no such step (any more).
+        CorruptCheckpoint: what the level has is not what was saved.
+        UnknownFormat: a newer release wrote it.
+        RootBusy: somebody else writes to the root.
+        PersistError, CommitError: the root cannot be written to.
+        Away: the level cannot be reached.
+    """
+    files = _OverLeftovers()
+    with open_far(url, files=files) as far:
+        copy = _find(far, step)
+        with _opened(root, files) as store:
+            path = step_path(store.root, copy.step)
+            there = _attempt_of(path)
+            if there == copy.attempt:
+                return Pulled(copy, path, already=True)
+            if there is not None and not replace:
+                raise ConfigError(
+                    f"{path} is another save of step {copy.step}, {there}, than that at {far.url}, "
+                    f"{copy.attempt}: --force replaces it. Nothing was changed",
+                    path=path,
+                )
+            return _Pulling(far, copy, store, files).run(progress, patience_s)
+
+
+class _Pulling:
+    def __init__(self, far: Far, copy: Copy, store: StepStore, files: _OverLeftovers) -> None:
+        self._far, self._copy, self._store, self._files = far, copy, store, files
+        self._folder = store.root / PULLING / copy.attempt
+
+    def run(self, progress: Progress, patience_s: float) -> Pulled:
+        with self._writing():
+            left = self._leftovers()
+        far = _Resumed(self._far, left)
+        count = self._manifest().world_size
+        wanted = Wanted(self._copy, self._folder, tuple(range(count)), count, patience_s)
+        nbytes = fetch(cast("Far", far), wanted, progress, files=self._files)
+        with self._writing():
+            self._check_lengths()
+            attempt = self._store.begin(self._copy.step, self._copy.attempt, brought=True)
+            self._files.rmdir(attempt.path)
+            self._files.rename(self._folder, attempt.path)
+            # Order matters: all names in it are durable before it becomes a step.
+            self._files.sync_dir(attempt.path)
+            self._files.sync_dir(self._store.root / INFLIGHT)
+        path = self._store.publish(attempt)
+        with suppress(OSError):
+            remove_tree(self._files, self._folder.parent)
+        return Pulled(self._copy, path, nbytes, far.resumed_bytes)
+
+    def _leftovers(self) -> dict[str, Path]:
+        """Files of an earlier pull of this very save, of which each chunk can be told right from wrong."""
+        ensure_dir(self._files, self._folder.parent)
+        for entry in entries(self._folder.parent):
+            if entry.name != self._copy.attempt:
+                remove_tree(self._files, Path(entry.path))
+        ensure_dir(self._files, self._folder)
+        for name in entries(self._folder):
+            if name.name.endswith(".json"):
+                self._files.unlink(Path(name.path))
+        there = {entry.name for entry in entries(self._folder)}
+        if not there:
+            return {}
+        return {
+            entry.name: self._folder / entry.name
+            for entry in self._entries()
+            if entry.name in there and _is_checked(entry)
+        }
+
+    def _entries(self) -> Iterator[FileEntry]:
+        for row in self._manifest().ranks:
+            data = bytearray(row.nbytes)
+            self._far.read_into(self._copy, row.file, memoryview(data), 0)
+            yield from RankManifest.decode(bytes(data), path=self._folder / row.file).files
+
+    def _manifest(self) -> Manifest:
+        data = self._far.manifest(self._copy.target)
+        if data is None:
+            text = (
+                f"step {self._copy.step} is not at {self._far.url} any more: it was retired there"
+            )
+            raise NotCommitted(text, step=self._copy.step)
+        return Manifest.decode(data, path=Path(self._far.url) / self._copy.target)
+
+    def _check_lengths(self) -> None:
+        for name, nbytes in self._far.files(self._copy).items():
+            path = self._folder / name
+            if path.stat().st_size != nbytes:
+                got = f"{path.stat().st_size} bytes"
+                text = f"{path}: expected {nbytes} bytes, got {got}: remove {self._folder} and pull again"
+                raise CorruptCheckpoint(text, path=path, expected=f"{nbytes} bytes", got=got)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise PersistError(
+                f"step {self._copy.step} cannot be brought to {self._store.root}: {exc.strerror or exc}. "
+                f"Committed steps are safe, and the next pull goes on from here. {advice(exc)}",
+                step=self._copy.step,
+                path=self._store.root,
+            ) from exc
+
+
+class _OverLeftovers(Files):
+    """Makes a file that an earlier pull has left by opening it: its bytes are still to be read."""
+
+    def create(self, path: Path, *, direct: bool = False) -> int:
+        """As ever, but in the folder of pulls a file that is there is taken over."""
+        if path.parent.parent.name != PULLING:
+            return super().create(path, direct=direct)
+        with suppress(FileNotFoundError):
+            return self.open_write(path, direct=direct)
+        return super().create(path, direct=direct)
+
+
+class _Resumed:
+    """A level, of which some ranges are read from what an earlier pull has left; once each.
+
+    Whoever verifies a range and finds it wrong reads it again, and then gets what is at the level.
+    """
+
+    def __init__(self, far: Far, left: dict[str, Path]) -> None:
+        self.resumed_bytes = 0
+        self._far, self._left = far, left
+        self._lock = threading.Lock()
+        self._given: dict[str, list[tuple[int, int]]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._far, name)
+
+    def read_into(self, copy: Copy, name: str, buffer: memoryview, offset: int) -> None:
+        """From here, unless that was given before; else from the level."""
+        path, end = self._left.get(name), offset + len(buffer)
+        if path is not None:
+            with self._lock:
+                given = self._given.setdefault(name, [])
+                again = any(first < end and offset < last for first, last in given)
+            if not again and _read_here(path, buffer, offset):
+                self._count(len(buffer))
+                with self._lock:
+                    given.append((offset, end))
+                return
+            if again:
+                self._count(-len(buffer))
+        self._far.read_into(copy, name, buffer, offset)
+
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self.resumed_bytes += nbytes
+
+
+def _read_here(path: Path, buffer: memoryview, offset: int) -> bool:
+    with suppress(OSError), open(path, "rb", buffering=0) as file:
+        return os.preadv(file.fileno(), [buffer], offset) == len(buffer)
+    return False
+
+
+def _find(far: Far, step: int | None) -> Copy:
+    steps = far.steps()
+    if not steps:
+        raise NotCommitted(f"{far.url} holds no committed step")
+    number = max(steps) if step is None else step
+    if number not in steps:
+        known = ", ".join(map(str, sorted(sorted(steps, key=lambda one: abs(one - number))[:4])))
+        raise NotCommitted(f"step {number} is not at {far.url}; nearest: {known}", step=step)
+    return Copy(number, steps[number])
+
+
+@contextmanager
+def _opened(root: Path, files: Files) -> Iterator[StepStore]:
+    store = StepStore(root, files=files, keep_last=None, keep_every=None, spare_slots=_ALL_SLOTS)
+    store.open()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _attempt_of(path: Path) -> str | None:
+    """Of the step that is there; None: there is none."""
+    with suppress(OSError, RestoreError):
+        data = (path / MANIFEST_NAME).read_bytes()
+        return Manifest.decode(data, path=path / MANIFEST_NAME).attempt
+    return "which cannot be read" if os.path.lexists(path) else None
+
+
+def _is_checked(entry: FileEntry) -> bool:
+    """Whether each of its chunks is verified before it counts, and read again if it is wrong."""
+    return all(chunk.xxh3 is not None and chunk.nbytes <= RANGE_BYTES for chunk in entry.chunks)
