@@ -85,6 +85,29 @@ class SimulateRequest:
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes, each of which stops the job when it fails.")
     ] = None
+    level: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="A=B,C=D",
+            help="A further level, nearest first: every=100,seconds=30,restore=40,survives=node, with "
+            "times from commit to copy and from there to training; every=10/100/1000 tries each.",
+        ),
+    ] = None
+    survives: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[process|node|site]",
+            help="The worst failure that the first root survives; default: process with --level, else all.",
+        ),
+    ] = None
+    kinds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A=N,B=M",
+            help="How failures are shared out: process=6,node=3,site=1; default: all are node, and of a "
+            "trace those that are losses.",
+        ),
+    ] = None
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="CSV of index, time in seconds, GPUs that were there."),

@@ -62,6 +62,9 @@ def _settings(study: Study) -> dict[str, Any]:
         "in_flight": study.setting.in_flight,
         "goal": asdict(study.goal),
         "restart_s": study.restart_s,
+        "survives": study.survives.value,
+        "levels": [[asdict(level) for level in levels] for levels in study.levels],
+        "kinds": dict(study.kinds),
         "runs": study.runs,
         "seed": study.seed,
     }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -12,8 +14,10 @@ from typing import TypeVar
 from ckpt_core.cli.simulate_request import SimulateRequest
 from ckpt_core.errors import ConfigError
 from ckpt_core.simulate import (
+    FurtherLevel,
     Goal,
     Job,
+    Kind,
     Load,
     Measured,
     Rates,
@@ -36,6 +40,7 @@ _SERIAL = 1 / 1.9
 _COPY, _NETWORK = 12e9, 1.875e9
 _DURATION_S = 7 * 86400.0
 _INTERVALS = (1, 10, 25, 50, 100)
+_LEVEL = {"every", "seconds", "restore", "survives"}
 _ALONE = {
     "paper": (
         "bench",
@@ -46,8 +51,22 @@ _ALONE = {
         "duration",
         "plot",
         "state_bytes",
+        "level",
+        "survives",
+        "kinds",
     ),
-    "jobs": ("trace", "mtbf", "node_mtbf", "iterations", "duration", "interval", "plot"),
+    "jobs": (
+        "trace",
+        "mtbf",
+        "node_mtbf",
+        "iterations",
+        "duration",
+        "interval",
+        "plot",
+        "level",
+        "survives",
+        "kinds",
+    ),
     "trace": ("mtbf", "node_mtbf"),
     "mtbf": ("node_mtbf",),
     "iterations": ("duration",),
@@ -107,6 +126,9 @@ def study_of(request: SimulateRequest) -> Study:
         restart_s=seconds(request.restart or "0", field="restart"),
         seed=request.seed,
         runs=request.runs,
+        survives=_choice(Kind, request.survives or _survives(request), "survives"),
+        levels=_levels(request.level or []),
+        kinds=_kinds(request.kinds),
         stalls={Strategy.OURS: measured.stall_s} if measured and measured.stall_s else {},
     )
 
@@ -226,6 +248,57 @@ def _intervals(request: SimulateRequest) -> tuple[int, ...]:
         raise ConfigError(
             f"interval={request.interval!r} is not a list of iterations: write it like 10,50,100"
         ) from exc
+
+
+def _survives(request: SimulateRequest) -> Kind:
+    return Kind.PROCESS if request.level else Kind.SITE
+
+
+def _levels(texts: Sequence[str]) -> tuple[tuple[FurtherLevel, ...], ...]:
+    """Every way to choose one `every` for each level."""
+    return tuple(itertools.product(*[_level(text) for text in texts]))
+
+
+def _level(text: str) -> list[FurtherLevel]:
+    given = _pairs(text, "level")
+    if missing := _LEVEL - given.keys() or given.keys() - _LEVEL:
+        raise ConfigError(
+            f"level={text!r}: {', '.join(sorted(missing))} is missing or unknown: write it like "
+            "every=100,seconds=30,restore=40,survives=node"
+        )
+    everys = given["every"].split("/")
+    if not all(every.isdigit() for every in everys):
+        raise ConfigError(f"every={given['every']!r} is no number of iterations, or several with /")
+    return [
+        FurtherLevel(
+            every=int(every),
+            copy_s=seconds(given["seconds"], field="seconds"),
+            restore_s=seconds(given["restore"], field="restore"),
+            survives=_choice(Kind, given["survives"], "survives"),
+        )
+        for every in everys
+    ]
+
+
+def _kinds(text: str | None) -> dict[Kind, float]:
+    given = _pairs(text, "kinds") if text else {}
+    try:
+        shares = {_choice(Kind, name, "kinds"): float(share) for name, share in given.items()}
+    except ValueError as exc:
+        raise ConfigError(f"kinds={text!r}: write it like process=6,node=3,site=1") from exc
+    if shares and not (min(shares.values()) >= 0 < sum(shares.values()) < math.inf):
+        raise ConfigError(f"kinds={text!r}: shares are numbers, and not all of them 0")
+    return shares
+
+
+def _pairs(text: str, option: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    names = [name.strip() for name, _, _ in pairs]
+    if not all(value for _, _, value in pairs) or len(set(names)) < len(names):
+        raise ConfigError(
+            f"{option}={text!r}: write NAME=VALUE, with commas between, each name once"
+        )
+    return {name: value.strip() for name, (_, _, value) in zip(names, pairs, strict=True)}
 
 
 def _choice(kind: type[_Choice], value: str, option: str) -> _Choice:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.cli.text import count_text, size_text, table
-from ckpt_core.simulate import Comparison, Point, Study
+from ckpt_core.simulate import Comparison, Kind, Point, Study
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,6 +56,18 @@ def study_text(study: Study) -> str:
         )
     elif study.mtbfs_s:
         parts.append(f"means of {count_text(study.runs, 'run')}")
+    if study.levels != ((),):
+        parts.append(_levels_text(study))
+    return "\n".join(parts)
+
+
+def _levels_text(study: Study) -> str:
+    parts = [f"the first root survives the loss of a {study.survives}"]
+    for number, level in enumerate(study.levels[0], start=1):
+        parts.append(
+            f"level {number}: {time_text(level.copy_s)} to it, {time_text(level.restore_s)} back, "
+            f"survives the loss of a {level.survives}"
+        )
     return "\n".join(parts)
 
 
@@ -67,10 +79,20 @@ def points_table(points: Sequence[Point], study: Study) -> Table:
     """A row for each point; the best interval of a strategy is marked."""
     total = study.goal.iterations is not None
     headings = ["strategy", "mtbf"] if study.mtbfs_s else ["strategy"]
-    numbers = ["interval", "slowdown", "total" if total else "goodput, 1/s", "useful", "failures"]
+    further = [f"level {number}" for number in range(1, len(study.levels[0]) + 1)]
+    numbers = [
+        "interval",
+        *further,
+        "slowdown",
+        "total" if total else "goodput, 1/s",
+        "useful",
+        "failures",
+    ]
     numbers += ["redone", "recovery", "worst", "bound", "Young"]
     if not study.mtbfs_s:
         numbers.remove("Young")
+    if study.survives is not Kind.SITE:
+        numbers.remove("bound")
     rows = [_cells(point, points, study, total=total) for point in points]
     return table([*headings, *numbers, ""], rows, right=numbers)
 
@@ -81,6 +103,7 @@ def _cells(point: Point, points: Sequence[Point], study: Study, *, total: bool) 
         cells.append(time_text(point.mtbf_s))
     cells += [
         str(point.interval),
+        *map(str, point.every),
         f"{point.slowdown:.3f}",
         time_text(point.wall_s) if total else f"{point.goodput:.4g}",
         f"{useful(point, study):.1%}",
@@ -88,8 +111,9 @@ def _cells(point: Point, points: Sequence[Point], study: Study, *, total: bool) 
         f"{point.redone:,.0f}",
         time_text(point.mean_recovery_s),
         time_text(point.worst_recovery_s),
-        time_text(point.bound_s),
     ]
+    if study.survives is Kind.SITE:
+        cells.append(time_text(point.bound_s))
     if study.mtbfs_s:
         cells.append("" if point.young_interval is None else str(point.young_interval))
     rivals = [

@@ -51,7 +51,7 @@ def plot_points(points: Sequence[Point], study: Study, path: Path) -> None:
 def _line(
     area: Axes, points: Sequence[Point], strategy: Strategy, study: Study, *, marker: str
 ) -> None:
-    """The best interval at each failure rate, or each interval at the only one."""
+    """The best interval at each failure rate, or each interval at the only one; with the best levels."""
     mine = [point for point in points if point.strategy is strategy]
     if len(study.mtbfs_s) > 1:
         best = [
@@ -60,7 +60,10 @@ def _line(
         ]
         x = [point.mtbf_s or 0.0 for point in best]
     else:
-        best = mine
+        best = [
+            max((p for p in mine if p.interval == interval), key=lambda p: p.goodput)
+            for interval in study.intervals
+        ]
         x = [float(point.interval) for point in best]
     total = study.goal.iterations is not None
     y = [point.wall_s / 3600 if total else point.goodput for point in best]

@@ -4,6 +4,7 @@
 
 `Stretch` is the course of training without failures, event by event until it repeats itself. `simulate`
 lays such stretches between outages, which come from a mean time between failures or from a trace.
+`levels` says what is left of what was committed, where committed steps are copied further.
 Nothing happens between events, so a run takes as long as it has failures, however long it is and however
 many nodes it has. `recovery` holds what the papers say in closed form, `schedule` preemptive scheduling,
 `papers` the papers' numbers with their sources and what we get for them, `measured` reads what
@@ -12,8 +13,8 @@ many nodes it has. `recovery` holds what the papers say in closed form, `schedul
 Source: PCcheck (ASPLOS '25) sections 3.4, 4.2 and 5.2.3; LightCheck (ICCD '23) section IV.
 """
 
-from ckpt_core.simulate.costs import Costs, Job, Rates, Sharing
-from ckpt_core.simulate.failures import Outage, Stops, Trace, exponential, parse_trace
+from ckpt_core.simulate.costs import Costs, FurtherLevel, Job, Kind, Rates, Sharing
+from ckpt_core.simulate.failures import Outage, Stops, Trace, exponential, of_kinds, parse_trace
 from ckpt_core.simulate.measured import Measured, read_bench
 from ckpt_core.simulate.papers import (
     PAPERS,
@@ -33,8 +34,10 @@ __all__ = [
     "PAPERS",
     "Comparison",
     "Costs",
+    "FurtherLevel",
     "Goal",
     "Job",
+    "Kind",
     "Load",
     "Measured",
     "Outage",
@@ -58,6 +61,7 @@ __all__ = [
     "lightcheck_data",
     "mean_completion_s",
     "mean_s",
+    "of_kinds",
     "parse_trace",
     "pccheck_data",
     "read_bench",

@@ -21,6 +21,47 @@ class Sharing(StrEnum):
     """Each gets the same part of the bandwidth."""
 
 
+class Kind(StrEnum):
+    """What a failure takes with it, in the order of how much; a level survives one, and those before it."""
+
+    PROCESS = "process"
+    """The trainer: memory and disks of its machine stay."""
+    NODE = "node"
+    """A machine, with its memory and its own disk; a step of several is whole no more there."""
+    SITE = "site"
+    """All machines of the job, and what they share."""
+
+    @property
+    def rank(self) -> int:
+        """Its place in the order."""
+        return list(Kind).index(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FurtherLevel:
+    """One more root that committed steps are copied to, behind training.
+
+    Attributes:
+        every: iterations; steps that are multiples of it go there. What is passed over while a copy is on
+            its way never does: the next one is the newest.
+        copy_s: from the commit in the first root until a step is whole there, with nothing before it.
+        restore_s: from there into the live state, after a failure.
+        survives: the worst failure after which its steps are still there.
+    """
+
+    every: int
+    copy_s: float
+    restore_s: float
+    survives: Kind
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a number that is out of range."""
+        if self.every < 1:
+            raise ConfigError(f"every={self.every} must be at least 1")
+        check("seconds", self.copy_s)
+        check("restore", self.restore_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A training job.
@@ -81,6 +122,8 @@ class Costs:
         in_flight: checkpoints that may be on their way at a time; one more waits.
         sharing: how they share storage.
         load_s: from storage into the live state, after a failure.
+        survives: the worst failure after which committed steps are still there.
+        levels: where else they go, in their order.
     """
 
     stall_s: float = 0.0
@@ -91,6 +134,8 @@ class Costs:
     in_flight: int = 1
     sharing: Sharing = Sharing.OLDEST_FIRST
     load_s: float = 0.0
+    survives: Kind = Kind.SITE
+    levels: tuple[FurtherLevel, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a number that is out of range."""

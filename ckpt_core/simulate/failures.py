@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.simulate.costs import check
+from ckpt_core.simulate.costs import Kind, check
 
 COLUMNS = ("index", "time", "GPUs")
 _NEVER = float("inf")
@@ -27,10 +28,11 @@ class Stops(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """The job stops at `at_s`; from `back_s` on it may recover."""
+    """The job stops at `at_s`, and loses what `kind` says; from `back_s` on it may recover."""
 
     at_s: float
     back_s: float
+    kind: Kind = Kind.NODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,16 @@ class Trace:
         return tuple(b - a for a, b in itertools.pairwise(self.gpus) if a != b)
 
     def outages(self, *, stops: Stops = Stops.ANY, gpus: int = 0) -> Iterator[Outage]:
-        """What the trace does to a job that needs `gpus` and does not run with fewer."""
+        """What the trace does to a job that needs `gpus` and does not run with fewer.
+
+        Machines that go are lost as nodes are; for those that come it is the process that ends.
+        """
         if self.gpus[0] < gpus:
             yield Outage(0.0, self._back(0, gpus))
         for k, (before, now) in enumerate(itertools.pairwise(self.gpus), start=1):
             if now < before or (now > before and stops is Stops.ANY):
-                yield Outage(self.times_s[k], self._back(k, gpus))
+                kind = Kind.NODE if now < before else Kind.PROCESS
+                yield Outage(self.times_s[k], self._back(k, gpus), kind)
 
     def _back(self, k: int, gpus: int) -> float:
         later = zip(self.times_s[k:], self.gpus[k:], strict=True)
@@ -116,3 +122,15 @@ def _exponential(mtbf_s: float, dice: random.Random) -> Iterator[Outage]:
     while True:
         at_s += dice.expovariate(1 / mtbf_s)
         yield Outage(at_s, at_s)
+
+
+def of_kinds(
+    outages: Iterable[Outage], shares: Mapping[Kind, float], *, seed: int
+) -> Iterator[Outage]:
+    """The same outages with kinds drawn at random, each as often as its share says."""
+    # Not the dice of `exponential`: with and without shares a job meets failures at the same times.
+    dice = random.Random(f"kinds {seed}")
+    kinds, weights = list(shares), list(shares.values())
+    for outage in outages:
+        (kind,) = dice.choices(kinds, weights)
+        yield dataclasses.replace(outage, kind=kind)

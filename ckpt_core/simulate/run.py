@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.simulate.costs import Costs, check
+from ckpt_core.simulate.costs import Costs, Kind, check
 from ckpt_core.simulate.failures import Outage
+from ckpt_core.simulate.levels import Holdings
 from ckpt_core.simulate.stretch import Stretch, stretch
 
 _END = Outage(float("inf"), float("inf"))
@@ -46,6 +47,8 @@ class Outcome:
         down_s: recovering (restart and load), or waiting for GPUs.
         stalled_s: training waited for checkpoints, or was in an iteration that was cut off.
         worst_lost: most iterations that one failure took.
+        loads_s: part of `down_s` that the state was loaded; of a recovery that was cut off, all of it.
+        worst_recovery_s: longest time to load, and to do again what was lost at the failure before.
         events: checkpoints and outages that were simulated one by one.
     """
 
@@ -56,6 +59,8 @@ class Outcome:
     down_s: float
     stalled_s: float
     worst_lost: int
+    loads_s: float
+    worst_recovery_s: float
     events: int
 
     @property
@@ -71,6 +76,8 @@ class _Tally:
     failures: int = 0
     up_s: float = 0.0
     worst_lost: int = 0
+    loads_s: float = 0.0
+    worst_recovery_s: float = 0.0
 
 
 def simulate(
@@ -93,7 +100,8 @@ def simulate(
     check("restart_s", restart_s)
     course = stretch(costs, iteration_s=iteration_s, interval=interval)
     tally = _Tally()
-    end_s = _go(course, outages, goal, down_s=restart_s + costs.load_s, tally=tally)
+    holdings = Holdings(costs, course)
+    end_s = _go(holdings, course, outages, goal, restart_s=restart_s, tally=tally)
     return Outcome(
         wall_s=end_s,
         iterations=tally.kept,
@@ -102,12 +110,20 @@ def simulate(
         down_s=max(0.0, end_s - tally.up_s),
         stalled_s=max(0.0, tally.up_s - (tally.kept + tally.redone) * iteration_s),
         worst_lost=tally.worst_lost,
+        loads_s=tally.loads_s,
+        worst_recovery_s=tally.worst_recovery_s,
         events=course.events + tally.failures,
     )
 
 
 def _go(
-    course: Stretch, outages: Iterable[Outage], goal: Goal, *, down_s: float, tally: _Tally
+    holdings: Holdings,
+    course: Stretch,
+    outages: Iterable[Outage],
+    goal: Goal,
+    *,
+    restart_s: float,
+    tally: _Tally,
 ) -> float:
     """Fill `tally`; the time at which the run ends."""
     ready_s = 0.0
@@ -120,8 +136,8 @@ def _go(
                 return end_s
         if goal.duration_s == stop_s or stop_s == _END.at_s:
             break
-        _fail(course, stop_s - ready_s, tally)
-        ready_s = max(ready_s, outage.back_s + down_s)
+        load_s = _fail(holdings, course, outage.kind, up_s=stop_s - ready_s, tally=tally)
+        ready_s = max(ready_s, outage.back_s + restart_s + load_s)
         if tally.failures >= goal.most_outages:
             raise _out_of_reach(tally)
     if goal.duration_s is None:
@@ -138,14 +154,20 @@ def _out_of_reach(tally: _Tally) -> ConfigError:
     )
 
 
-def _fail(course: Stretch, up_s: float, tally: _Tally) -> None:
-    """A failure `up_s` after training began; at or below 0 when it was not yet on its way again."""
+def _fail(holdings: Holdings, course: Stretch, kind: Kind, *, up_s: float, tally: _Tally) -> float:
+    """A failure `up_s` after training began; at or below 0 when it was not yet on its way again.
+
+    Returns:
+        How long the state takes to load.
+    """
+    done = tally.kept + (course.iterations_at(up_s) if up_s > 0 else 0)
+    left, load_s = holdings.fail(kind, tally.kept, up_s)
+    lost, tally.kept = done - left, left
     tally.failures += 1
-    if up_s <= 0:
-        return
-    kept = course.checkpoints_at(up_s) * course.interval
-    lost = course.iterations_at(up_s) - kept
-    tally.kept += kept
     tally.redone += lost
-    tally.up_s += up_s
+    tally.up_s += max(0.0, up_s)
+    tally.loads_s += load_s
     tally.worst_lost = max(tally.worst_lost, lost)
+    again_s = load_s + lost * course.iteration_s
+    tally.worst_recovery_s = max(tally.worst_recovery_s, again_s)
+    return load_s

@@ -63,6 +63,16 @@ class Stretch:
         """The newest checkpoint that is committed then."""
         return self._newest(self.committed_s, after_s)
 
+    def committed_at(self, checkpoint: int) -> float:
+        """When that checkpoint is committed."""
+        return self._at(self.committed_s, checkpoint)
+
+    @property
+    def least_gap_s(self) -> float:
+        """Shortest time from one commit to the next."""
+        last = len(self.committed_s)
+        return min(self.committed_at(k + 1) - self.committed_at(k) for k in range(last))
+
     def iterations_at(self, after_s: float) -> int:
         """Whole iterations that are done then."""
         done = self._newest(self.resumed_s, after_s)

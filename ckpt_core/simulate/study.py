@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ckpt_core.simulate.costs import Costs
-from ckpt_core.simulate.failures import Outage, Stops, Trace, exponential
+from ckpt_core.simulate.costs import Costs, FurtherLevel, Kind
+from ckpt_core.simulate.failures import Outage, Stops, Trace, exponential, of_kinds
 from ckpt_core.simulate.recovery import bound_s, young_s
 from ckpt_core.simulate.run import Goal, Outcome, simulate
 from ckpt_core.simulate.strategies import Setting, Strategy, costs_of
@@ -31,6 +31,9 @@ class Study:
         restart_s: from a failure until loading begins.
         runs: with seeds from `seed` on; figures are their means. A trace is run once.
         stalls: seconds that training stands still for a checkpoint, beyond what the strategy costs.
+        survives: the worst failure that the first root survives.
+        levels: further levels, beside each other: each entry is one way to have them.
+        kinds: how often failures are of each kind, as shares; empty: each is what a trace says, or a node.
     """
 
     setting: Setting
@@ -45,19 +48,23 @@ class Study:
     seed: int = 0
     runs: int = 1
     stalls: Mapping[Strategy, float] = field(default_factory=dict)
+    survives: Kind = Kind.SITE
+    levels: tuple[tuple[FurtherLevel, ...], ...] = ((),)
+    kinds: Mapping[Kind, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One strategy at one interval and failure rate; counts and times are means over the runs.
+    """One strategy, interval, failure rate and choice of levels; counts and times are means over runs.
 
     Attributes:
+        every: iterations between the steps of each further level.
         slowdown: of training without failures, over training without checkpoints.
         goodput: iterations that count for each second, failures and recoveries included.
         wall_s, iterations, redone, failures, down_s, stalled_s: as of `Outcome`.
         mean_recovery_s: load, and doing the lost iterations again, over all failures.
         worst_recovery_s: the same, of the worst failure there was.
-        bound_s: what the worst can be (PCcheck equation 4).
+        bound_s: what the worst can be (PCcheck equation 4); None where levels can be lost.
         young_interval: what Young's formula gives for the time that training stands still for a checkpoint
             when storage keeps up; None where that is nothing, or without an MTBF.
         events: checkpoints and outages that were simulated one by one, of all runs.
@@ -65,6 +72,7 @@ class Point:
 
     strategy: Strategy
     interval: int
+    every: tuple[int, ...]
     mtbf_s: float | None
     slowdown: float
     goodput: float
@@ -76,27 +84,35 @@ class Point:
     stalled_s: float
     mean_recovery_s: float | None
     worst_recovery_s: float | None
-    bound_s: float
+    bound_s: float | None
     young_interval: int | None
     events: int
 
 
 def run_study(study: Study) -> list[Point]:
-    """Every combination, in the order of strategies, failure rates and intervals.
+    """Every combination, in the order of strategies, failure rates, intervals and levels.
 
     Raises:
         ConfigError: a number is out of range, or a run does not reach its goal.
     """
     return [
-        _point(study, strategy, interval, mtbf_s)
+        _point(
+            study,
+            dataclasses.replace(study_costs(study, strategy), levels=levels),
+            strategy,
+            interval,
+            mtbf_s,
+        )
         for strategy in study.strategies
         for mtbf_s in study.mtbfs_s or (None,)
         for interval in study.intervals
+        for levels in study.levels
     ]
 
 
-def _point(study: Study, strategy: Strategy, interval: int, mtbf_s: float | None) -> Point:
-    costs = study_costs(study, strategy)
+def _point(
+    study: Study, costs: Costs, strategy: Strategy, interval: int, mtbf_s: float | None
+) -> Point:
     iteration_s = study.setting.job.iteration_s
     course = stretch(costs, iteration_s=iteration_s, interval=interval)
     outcomes = [
@@ -111,18 +127,18 @@ def _point(study: Study, strategy: Strategy, interval: int, mtbf_s: float | None
         for outages in _failures(study, mtbf_s)
     ]
     failures = sum(one.failures for one in outcomes)
-    redone = sum(one.redone for one in outcomes)
-    worst = max(one.worst_lost for one in outcomes)
+    again_s = sum(one.loads_s + one.redone * iteration_s for one in outcomes)
     return Point(
         strategy=strategy,
         interval=interval,
+        every=tuple(level.every for level in costs.levels),
         mtbf_s=mtbf_s,
         slowdown=course.slowdown,
         goodput=statistics.mean(one.goodput for one in outcomes),
         **_means(outcomes),
-        mean_recovery_s=costs.load_s + redone * iteration_s / failures if failures else None,
-        worst_recovery_s=costs.load_s + worst * iteration_s if failures else None,
-        bound_s=_bound_s(costs, course),
+        mean_recovery_s=again_s / failures if failures else None,
+        worst_recovery_s=max(one.worst_recovery_s for one in outcomes) if failures else None,
+        bound_s=_bound_s(costs, course) if costs.survives is Kind.SITE else None,
         young_interval=_young(costs, iteration_s, mtbf_s),
         events=sum(one.events for one in outcomes),
     )
@@ -132,7 +148,7 @@ def study_costs(study: Study, strategy: Strategy) -> Costs:
     """What a checkpoint of `strategy` costs in this study."""
     costs = costs_of(strategy, study.setting)
     more_s = study.stalls.get(strategy, 0.0)
-    return dataclasses.replace(costs, stall_s=costs.stall_s + more_s)
+    return dataclasses.replace(costs, stall_s=costs.stall_s + more_s, survives=study.survives)
 
 
 def _means(outcomes: list[Outcome]) -> dict[str, float]:
@@ -142,12 +158,16 @@ def _means(outcomes: list[Outcome]) -> dict[str, float]:
 
 def _failures(study: Study, mtbf_s: float | None) -> Iterator[Iterable[Outage]]:
     if study.trace is not None:
-        yield study.trace.outages(stops=study.stops, gpus=study.gpus)
+        yield _of_kinds(study, study.trace.outages(stops=study.stops, gpus=study.gpus), study.seed)
     elif mtbf_s is None:
         yield ()
     else:
         for seed in range(study.seed, study.seed + study.runs):
-            yield exponential(mtbf_s, seed=seed)
+            yield _of_kinds(study, exponential(mtbf_s, seed=seed), seed)
+
+
+def _of_kinds(study: Study, outages: Iterable[Outage], seed: int) -> Iterable[Outage]:
+    return of_kinds(outages, study.kinds, seed=seed) if study.kinds else outages
 
 
 def _bound_s(costs: Costs, course: Stretch) -> float:

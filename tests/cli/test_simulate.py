@@ -212,3 +212,62 @@ def test_the_page_names_every_option(cli: Cli) -> None:
 def test_the_page_names_every_json_field(cli: Cli) -> None:
     for field in _points(cli, *SMALL, "--mtbf", "1h")[0]:
         assert f"`{field}`" in PAGE, f"docs/simulate.md lacks {field}"
+
+
+LEVELS = ("--level", "every=100/500,seconds=5,restore=8,survives=node")
+STORE = ("--level", "every=1000,seconds=1min,restore=2min,survives=site")
+
+
+def test_each_choice_of_levels_is_a_row(cli: Cli) -> None:
+    arguments = (*SMALL, "--mtbf", "1h", *LEVELS, *STORE, "--kinds", "process=5,node=4,site=1")
+    answer = cli("simulate", *arguments)
+    assert answer.code == 0, answer.err
+    assert "level 2: 60 s to it, 2 min back, survives the loss of a site" in answer.out
+    rows = [line.split() for line in answer.out.splitlines() if "60 min" in line]
+    assert [row[3:6] for row in rows[:4]] == [
+        ["10", "100", "1000"],
+        ["10", "500", "1000"],
+        ["50", "100", "1000"],
+        ["50", "500", "1000"],
+    ]
+
+
+def test_levels_are_what_is_lost(cli: Cli) -> None:
+    arguments = (*SMALL, "--strategy", "ours", "--interval", "10", "--mtbf", "1h")
+    plain, *found = (
+        _points(cli, *arguments, *more)
+        for more in ((), (*LEVELS,), (*LEVELS, "--survives", "site"))
+    )
+    assert [point["every"] for point in found[0]] == [[100], [500]]
+    assert plain[0]["redone"] < found[0][0]["redone"] < found[0][1]["redone"]
+    assert {point["redone"] for point in found[1]} == {plain[0]["redone"]}
+    assert found[0][0]["bound_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "said"),
+    [
+        ("--level", "every=10", "restore, seconds, survives is missing"),
+        ("--level", "every=10,seconds=1,restore=1,survives=node,often=2", "often is missing or"),
+        ("--level", "every=x,seconds=1,restore=1,survives=node", "no number of iterations"),
+        ("--level", "every=0,seconds=1,restore=1,survives=node", "every=0"),
+        (
+            "--level",
+            "every=10,seconds=soon,restore=1,survives=node",
+            "seconds='soon' is not a time",
+        ),
+        ("--level", "every=10,seconds=1,restore=1,survives=all", "process, node, site"),
+        ("--level", "s3://bucket", "NAME=VALUE"),
+        ("--survives", "disk", "process, node, site"),
+        ("--kinds", "node=many", "process=6,node=3,site=1"),
+        ("--kinds", "node=0", "not all of them 0"),
+        ("--kinds", "node=-1,site=2", "not all of them 0"),
+        ("--kinds", "disk=1", "process=6,node=3,site=1"),
+    ],
+)
+def test_a_level_that_cannot_be_read_is_refused(
+    cli: Cli, option: str, text: str, said: str
+) -> None:
+    answer = cli("simulate", *SMALL, "--mtbf", "1h", option, text)
+    assert answer.code != 0
+    assert said in " ".join(answer.err.split())

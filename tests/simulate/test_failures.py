@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from ckpt_core import ConfigError
-from ckpt_core.simulate import Outage, Stops, Trace, exponential, parse_trace
+from ckpt_core.simulate import Kind, Outage, Stops, Trace, exponential, parse_trace
 from tests.simulate.traces import lines, synthetic
 
 ROWS = [",Time,GPUs", "0,1000.5,8", "1,1063.5,8", "2,1126.5,6", "3,1189.5,7", "4,1252.5,0"]
@@ -49,7 +49,7 @@ def test_a_job_that_needs_more_waits_for_them() -> None:
     trace = parse_trace(ROWS)
     assert list(trace.outages(gpus=7)) == [
         Outage(126.0, 189.0),
-        Outage(189.0, 189.0),
+        Outage(189.0, 189.0, Kind.PROCESS),
         Outage(252.0, math.inf),
     ]
     assert next(trace.outages(gpus=9)) == Outage(0.0, math.inf)
