@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ckpt_core.anywhere import committed_directories, committed_steps, load, verify
     from ckpt_core.checkpointer import Checkpointer
     from ckpt_core.coordination import StoreOptions, TorchStore
+    from ckpt_core.levels import bring_directory
     from ckpt_core.restore import Report, RestoredStep
     from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle
     from ckpt_core.state import RngState
@@ -58,6 +59,7 @@ _LAZY = {
     "SaveHandle": "ckpt_core.save",
     "StoreOptions": "ckpt_core.coordination",
     "TorchStore": "ckpt_core.coordination",
+    "bring_directory": "ckpt_core.levels",
     "committed_directories": "ckpt_core.anywhere",
     "committed_steps": "ckpt_core.anywhere",
     "load": "ckpt_core.anywhere",
@@ -98,6 +100,7 @@ __all__ = [
     "UnknownFormat",
     "UntrustedData",
     "__version__",
+    "bring_directory",
     "committed_directories",
     "committed_steps",
     "load",

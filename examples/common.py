@@ -17,8 +17,11 @@ import torch
 CORPUS_BYTES = 4_000_000
 
 
-def parse_args(description: str | None) -> argparse.Namespace:
+def parse_args(description: str | None, *, levels: bool = False) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
+    if levels:
+        parser.add_argument("--level", action="append", default=[], help="a further root, or a URL")
+        parser.add_argument("--level-every", type=int, default=100, help="steps that go there")
     parser.add_argument("--root", required=True, help="directory of the checkpoints")
     parser.add_argument("--steps", type=int, default=200, help="optimizer steps in all")
     parser.add_argument("--every", type=int, default=20, help="steps between two saves")

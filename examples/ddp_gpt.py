@@ -33,7 +33,8 @@ def main() -> None:
     state |= {"rng": RngState(), "losses": losses}
     policy = EveryNSteps(args.every)
 
-    with Checkpointer(args.root, Options(in_flight=2), coordination=TorchStore.from_env()) as ck:
+    options = Options.from_env(in_flight=2)
+    with Checkpointer(args.root, options, coordination=TorchStore.from_env()) as ck:
         restored = ck.restore(state)  # all ranks restore the same step
         if restored is not None:
             losses[:] = restored.state["losses"]

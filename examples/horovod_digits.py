@@ -41,8 +41,8 @@ def main() -> None:
     model = make_model().to(args.device)
     torch.manual_seed(args.seed + 1000 * rank)  # dropout differs from rank to rank
     losses: list[float] = []
-
-    with Checkpointer(args.root, Options(), coordination=ckpt_horovod.coordination()) as ck:
+    world = ckpt_horovod.coordination()
+    with Checkpointer(args.root, Options.from_env(), coordination=world) as ck:
         optimizer = ckpt_horovod.DistributedOptimizer(
             AdamW(model.parameters(), lr=2e-3),
             named_parameters=model.named_parameters(),

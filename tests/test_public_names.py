@@ -11,9 +11,9 @@ NAMES = {
     "ckpt_core": """
         Auto BarrierError Checkpointer CkptError CommitError ConfigError CoordinationTimeout CorruptCheckpoint
         DirectIO EveryNSteps EverySeconds FilesSave LayerwiseSave Level Mode NotCommitted OnError
-        Options PersistError Report RestoreError RestoredStep RngState RootBusy SaveHandle StagingError StateMismatch
-        StoreOptions TorchStore UnknownFormat UntrustedData __version__ committed_directories committed_steps
-        load step_path verify
+        Options PersistError Report RestoreError RestoredStep RngState RootBusy SaveHandle StagingError
+        StateMismatch StoreOptions TorchStore UnknownFormat UntrustedData __version__ bring_directory
+        committed_directories committed_steps load step_path verify
     """,
     "ckpt_deepspeed": "CkptCoreEngine EngineSettings Wait attach close register wait",
     "ckpt_horovod": "Checkpoints DistributedOptimizer Layerwise coordination",

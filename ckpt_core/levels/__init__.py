@@ -37,6 +37,7 @@ from ckpt_core.levels.wants import meets, wanted
 if TYPE_CHECKING:
     from ckpt_core.levels.bringing import BringsBack
     from ckpt_core.levels.copying import Sent
+    from ckpt_core.levels.named_bringing import bring_directory
     from ckpt_core.levels.pulling import Pulled, pull
     from ckpt_core.levels.pushing import Pushed, push
     from ckpt_core.levels.reading import Look, look_at
@@ -50,6 +51,7 @@ _LAZY = {
     "Pulled": "ckpt_core.levels.pulling",
     "Pushed": "ckpt_core.levels.pushing",
     "Sent": "ckpt_core.levels.copying",
+    "bring_directory": "ckpt_core.levels.named_bringing",
     "look_at": "ckpt_core.levels.reading",
     "pull": "ckpt_core.levels.pulling",
     "push": "ckpt_core.levels.pushing",
@@ -71,6 +73,7 @@ __all__ = [
     "Sent",
     "Status",
     "Word",
+    "bring_directory",
     "check_extra",
     "look_at",
     "meets",

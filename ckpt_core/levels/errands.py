@@ -33,6 +33,7 @@ _ERRANDS = {
     "claim": "ckpt_core.levels.claiming:claim",
     "steps": "ckpt_core.levels.bringing:steps",
     "bring": "ckpt_core.levels.bringing:bring",
+    "directory": "ckpt_core.levels.named_bringing:serve",
 }
 """What can be asked for: a function of the request and a `Progress`, whose answer is JSON."""
 

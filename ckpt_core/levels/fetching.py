@@ -24,7 +24,7 @@ from ckpt_core.errors import CorruptCheckpoint, NotCommitted, PersistError
 from ckpt_core.layout import MANIFEST_NAME, ChunkSum, FileEntry, Manifest, RankEntry, RankManifest
 from ckpt_core.levels.errands import Progress
 from ckpt_core.levels.far import Away, Copy, Far
-from ckpt_core.levels.landing import Landing
+from ckpt_core.levels.landing import Landing, make_folders
 from ckpt_core.levels.subsets import chosen_rows, part_of
 from ckpt_core.system.files import Files, advice
 
@@ -50,7 +50,7 @@ class Wanted:
     Attributes:
         copy: the save.
         directory: an empty directory, which is not a step yet.
-        ranks: those of the root that it is for.
+        ranks: those of the root that it is for; for a directory of files nobody asks.
         world_size: how many ranks will read it together.
         patience_s: see `PATIENCE_S`.
     """
@@ -99,6 +99,8 @@ class _Fetching:
             self._check_length(entry)
         self._total = sum(entry.nbytes for entry in entries)
         self._check_space()
+        with self._writing(self._wanted.directory):
+            make_folders(self._wanted.directory, entries, files=self._files)
         self._shard_files(entries)
         # Order matters: a directory with a manifest is whole.
         for row in rows:
@@ -115,7 +117,7 @@ class _Fetching:
         if raw is None:
             raise self._gone()
         manifest = Manifest.decode(raw, path=self._place(MANIFEST_NAME))
-        if manifest.attempt != copy.attempt or manifest.directory is not None:
+        if (manifest.attempt, manifest.directory) != (copy.attempt, copy.directory):
             raise self._gone()
         self._raw = raw
         return manifest
@@ -133,7 +135,8 @@ class _Fetching:
                     raws[row.rank] = self._small(row)
                     path = self._place(row.file)
                     found[row.rank] = RankManifest.decode(raws[row.rank], path=path)
-                    if found[row.rank].rank != row.rank or found[row.rank].version > 2:
+                    is_named = found[row.rank].version > 2
+                    if found[row.rank].rank != row.rank or is_named != (manifest.version > 2):
                         raise self._wrong(row.file, f"rank {row.rank}", "another one")
             return [found[row.rank] for row in rows]
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
-from ckpt_core.layout import FileEntry
+from ckpt_core.layout import FileEntry, parents_of
 from ckpt_core.system.files import NO_DIRECT, Files
 from ckpt_core.units import ALIGN_BYTES
+
+
+def make_folders(directory: Path, entries: Iterable[FileEntry], *, files: Files) -> None:
+    """The folders below `directory` that files of these names lie in. Lets `OSError` through."""
+    for name in sorted(parents_of(entry.name for entry in entries)):
+        files.mkdir(directory / name)
 
 
 class Landing:
@@ -57,6 +64,8 @@ class Landing:
             self._left = -1
             self._files.sync(fd)
             self.close()
+            if "/" in self.entry.name:
+                self._sync_folders()
 
     def close(self) -> None:
         """Close it, whatever came of it. Idempotent; never raises."""
@@ -64,6 +73,11 @@ class Landing:
             fd, self._fd = self._fd, None
         if fd is not None:
             self._files.close(fd)
+
+    def _sync_folders(self) -> None:
+        """Names in folders below the directory; its own are for whoever publishes it."""
+        for folder in list(self.path.parents)[: self.entry.name.count("/")]:
+            self._files.sync_dir(folder)
 
     def _open(self) -> int:
         with self._lock:

@@ -6,6 +6,8 @@
     nothing is whole                            CorruptCheckpoint; with nothing there at all: None
     tag=                                        that one, or CorruptCheckpoint that names the newest whole one
     a tag of plain DeepSpeed                    as DeepSpeed does, unchecked
+    levels, and anything but the first case     what they have is brought back first, if it is newer than the
+                                                newest whole tag here, or the one that is asked for
 
 The first rank looks, and tells the others: they might, a moment later, find something else.
 """
@@ -15,8 +17,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,25 +31,35 @@ from ckpt_core import (
     Checkpointer,
     CkptError,
     CorruptCheckpoint,
+    Level,
     NotCommitted,
     RestoreError,
+    bring_directory,
     committed_directories,
     verify,
 )
 from ckpt_deepspeed.engine import LATEST
 
 MANIFESTS = ("manifest.json", "rank-*.json")
+Levels = Sequence[Level | Mapping[str, Any] | str]
 _SHOWN = 80
+_WORD_S = 20.0
+"""While one rank is busy for long, the others hear of it so often: collectives have deadlines."""
 
 
 def choose(
-    load_dir: str | os.PathLike[str], tag: object = None, *, per_node: bool = False
+    load_dir: str | os.PathLike[str],
+    tag: object = None,
+    *,
+    per_node: bool = False,
+    levels: Levels = (),
 ) -> str | None:
     """The tag to load; all ranks call it and get the same answer.
 
     Args:
         tag: what the caller asks for; None: the one that the file `latest` names, or the newest.
         per_node: `load_dir` is a directory of each node; a tag counts if it is whole on all.
+        levels: further roots that may have what is damaged or missing here.
 
     Returns:
         A tag that is whole; or, unchecked, one that was not saved by this engine; None if there is none.
@@ -53,10 +67,19 @@ def choose(
     Raises:
         CorruptCheckpoint: the tag that was asked for is damaged, or all are.
         NotCommitted: there is no tag of that name.
-        RestoreError: the directory cannot be read.
+        RestoreError: the directory cannot be read, or nothing is whole here and a level cannot be asked.
+        RootBusy, PersistError, CommitError: a tag cannot be brought back.
     """
-    looks = _Looks(Path(load_dir), per_node)
+    looks = _Looks(Path(load_dir), per_node, levels)
     return looks.newest() if tag is None else looks.asked_for(str(tag))
+
+
+def is_missing(load_dir: str | os.PathLike[str], tag: object = None) -> bool:
+    """Whether there is no such tag, or, with none, none that `latest` names; the same on all ranks."""
+    root = Path(load_dir)
+    if tag is None:
+        return bool(_shared(lambda: _named(root)[1] is not None))
+    return bool(_shared(lambda: not os.path.isdir(_brought_back(root, str(tag)))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +88,7 @@ class _Looks:
 
     root: Path
     per_node: bool
+    levels: Levels = ()
 
     def asked_for(self, tag: str) -> str:
         there, ours = _shared(lambda: _kind(_brought_back(self.root, tag)))
@@ -72,6 +96,8 @@ class _Looks:
             return tag
         problem = self._problem(tag) if there else None
         if there and problem is None:
+            return tag
+        if self._brought(directory=tag) is not None:
             return tag
         whole = self._whole(tag)
         hint = "no other tag is whole" if whole is None else f"the newest whole tag is {whole!r}"
@@ -94,10 +120,16 @@ class _Looks:
                 return str(named)
             problem = f"tag {named!r} in {self.root} is damaged: {found}"
         whole = self._whole(named)
+        empty = _shared(lambda: _is_empty(self.root))
+        brought = self._brought(pointer=LATEST, newer_than=whole)
+        if brought is not None:
+            if not empty:
+                _warn(f"{problem}. Loading {brought!r} instead, which a further level had")
+            return brought
         if whole is not None:
             _warn(f"{problem}. Loading {whole!r} instead, the newest tag that is whole")
             return whole
-        if _shared(lambda: _is_empty(self.root)):
+        if empty:
             return None
         raise CorruptCheckpoint(
             f"{problem}. No other tag of this engine is whole; nothing was loaded. Name a tag with "
@@ -109,6 +141,31 @@ class _Looks:
         names: tuple[str, ...] = _shared(lambda: committed_directories(self.root))
         others = [name for name in names if name != but]
         return next((name for name in others if self._problem(name) is None), None)
+
+    def _brought(
+        self,
+        *,
+        directory: str | None = None,
+        pointer: str | None = None,
+        newer_than: str | None = None,
+    ) -> str | None:
+        """The tag that levels had, and that is whole here now; None where they have none that is newer."""
+        if not self.levels:
+            return None
+        how = {"directory": directory, "pointer": pointer, "newer_than": newer_than}
+
+        def bring() -> tuple[str | None, str | None]:
+            try:
+                return bring_directory(self.root, self.levels, **how), None
+            except RestoreError as exc:
+                if newer_than is None and directory is None:
+                    raise
+                return None, str(exc)
+
+        name, problem = _after_long(bring)
+        if problem is not None:
+            _warn(problem)
+        return None if name is None else str(name)
 
     def _problem(self, tag: str) -> str | None:
         """What is wrong with a tag; the ranks that see the same files share them."""
@@ -221,6 +278,33 @@ def _shared(look: Callable[[], Any]) -> Any:
     if told[1] is not None:
         raise RestoreError(f"rank 0: {told[1]}. Nothing was loaded", rank=0)
     return told[0]
+
+
+def _after_long(act: Callable[[], Any]) -> Any:
+    """As `_shared`, for what takes long."""
+    rank, ranks = _rank_and_ranks()
+    if ranks == 1:
+        return act()
+    future = _begun(act) if rank == 0 else Future()
+    waiting = [True]
+    while waiting[0]:
+        if rank == 0:
+            waiting = [not wait([future], _WORD_S).done]
+        dist.broadcast_object_list(waiting, src=0)
+    return _shared(future.result)
+
+
+def _begun(act: Callable[[], Any]) -> Future[Any]:
+    future: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(act())
+        except BaseException as exc:
+            future.set_exception(exc)
+
+    threading.Thread(target=work, name="ckpt-bring", daemon=True).start()
+    return future
 
 
 def _everyone(mine: str | None) -> list[Any]:

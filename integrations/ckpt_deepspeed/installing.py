@@ -21,7 +21,7 @@ from deepspeed.runtime import engine as runtime
 from deepspeed.utils import zero_to_fp32
 
 from ckpt_core import ConfigError
-from ckpt_deepspeed.choosing import choose, together
+from ckpt_deepspeed.choosing import choose, is_missing, together
 from ckpt_deepspeed.early import Early
 from ckpt_deepspeed.engine import CkptCoreEngine, engine_of
 from ckpt_deepspeed.roots import ROOTS
@@ -133,10 +133,16 @@ def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
                 "offload_optimizer to nvme: DeepSpeed copies those files itself, which checkpoint_engine "
                 '"ckpt_core" cannot commit with the others; remove the key checkpoint_engine'
             )
+        per_node = bool(self.use_node_local_storage())
+        if per_node and ours.settings.options.levels:
+            raise ConfigError(
+                "use_node_local_storage: files of several nodes have the same names, so no level can hold "
+                "them together; remove the levels, or save to storage that all nodes share"
+            )
         with ours.saving(
             step=self.global_steps,
             early=Early([*self.module.buffers(), client_state]),
-            per_node=bool(self.use_node_local_storage()),
+            per_node=per_node,
         ):
             return original(self, save_dir, tag, client_state, *args, **kwargs)
 
@@ -168,9 +174,12 @@ def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
         together(lambda: ROOTS.wait(load_dir))
         if self.load_universal_checkpoint():
             return original(self, load_dir, tag, *args, **kwargs)
-        if ours.settings.verify:
-            per_node = bool(self.use_node_local_storage())
-            tag = choose(load_dir, tag, per_node=per_node)
+        per_node = bool(self.use_node_local_storage())
+        # A root that is open here is locked, and has what was saved to it.
+        out_of_reach = per_node or ROOTS.has(load_dir)
+        levels = () if out_of_reach else ours.settings.options.levels
+        if ours.settings.verify or (levels and is_missing(load_dir, tag)):
+            tag = choose(load_dir, tag, per_node=per_node, levels=levels)
         token = _LOADED.set(None if tag is None else str(tag))
         try:
             return original(self, load_dir, tag, *args, **kwargs)

@@ -71,6 +71,10 @@ class Roots:
             self._open[key] = found
         return found.checkpointer
 
+    def has(self, save_dir: str | os.PathLike[str]) -> bool:
+        """Whether this process has a directory open for writing; the same on all ranks."""
+        return os.path.realpath(save_dir) in self._open
+
     def wait_staged(self) -> None:
         """Return when parameters may change."""
         for root in self._open.values():

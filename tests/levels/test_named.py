@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_core import Checkpointer, Level, Options
+from ckpt_core.levels.directory import DirectoryFar
 from ckpt_core.levels.far import Copy
 from ckpt_core.levels.named import Named, NamedFiles, due_pointers, wanted_directories
 from ckpt_core.system.files import Files
@@ -26,7 +27,11 @@ def save(ck: Checkpointer, step: int, name: str, *, pointer: str | None = "lates
 
 
 def look(root: Path) -> dict[str, Named]:
-    return {one.name: one for one in NamedFiles(root, files=Files()).look()}
+    return {one.name: one for one in source_of(root).look()}
+
+
+def source_of(root: Path) -> NamedFiles:
+    return NamedFiles(DirectoryFar(root, files=Files()))
 
 
 def named(step: int, name: str = "", *, digits: str = "0" * 8, current: bool = False) -> Named:
@@ -58,7 +63,7 @@ def test_a_root_shows_its_directories_and_what_names_or_was_to_name_them(tmp_pat
 
 
 def test_a_directory_that_is_saved_again_is_seen_anew(tmp_path: Path) -> None:
-    source = NamedFiles(tmp_path, files=Files())
+    source = source_of(tmp_path)
     with Checkpointer(tmp_path, SMALL) as ck:
         save(ck, 1, "tag")
         (first,) = source.look()
