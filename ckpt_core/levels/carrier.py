@@ -21,6 +21,7 @@ from ckpt_core.levels.claims import Fenced, beat, check_fence
 from ckpt_core.levels.copying import How, Sent, complete, send
 from ckpt_core.levels.directory import DirectoryFar
 from ckpt_core.levels.far import Away, Copy, Far
+from ckpt_core.levels.named_carrying import NamedCarrier
 from ckpt_core.levels.opening import open_far
 from ckpt_core.levels.pace import Backoff, Pace, Stopped
 from ckpt_core.levels.retiring import awaited, doomed
@@ -54,6 +55,7 @@ class Carrier:
         self._pace = Pace(None, stop=self._stop)
         self._bandwidth: int | None = None
         self._sources: dict[Path, DirectoryFar] = {}
+        self._named = NamedCarrier(url, board, files=files, timing=timing)
         self._seen: dict[int, str] = {}
         self._waiting: dict[int, str] = {}
         self._damaged: set[tuple[int, str]] = set()
@@ -149,6 +151,8 @@ class Carrier:
         if want:
             return self._join_parts(far, [Copy(step, here[step]) for step in want])
         self._waiting.clear()
+        if self._named.turn(far, level, self._folders(), self._how, last=last):
+            return True
         return self._tidy(far, level, here)
 
     def _level(self) -> Level:

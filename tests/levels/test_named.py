@@ -10,20 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_core import Checkpointer, Level, Options
-from ckpt_core.levels.directory import DirectoryFar
+from ckpt_core import Checkpointer, Level
 from ckpt_core.levels.far import Copy
 from ckpt_core.levels.named import Named, NamedFiles, due_pointers, wanted_directories
-from ckpt_core.system.files import Files
+from tests.levels.named_making import SMALL, far_of, save_in
 
-SMALL = Options(staging_bytes="1MiB", chunk_bytes="64KiB")
 FAR = Level("/far", every=10)
-
-
-def save(ck: Checkpointer, step: int, name: str, *, pointer: str | None = "latest") -> None:
-    opened = ck.begin_files(step, name, pointer=pointer)
-    opened.add("model.pt", {"w": torch.full((3000,), float(step))})
-    opened.seal().committed.result()
 
 
 def look(root: Path) -> dict[str, Named]:
@@ -31,7 +23,7 @@ def look(root: Path) -> dict[str, Named]:
 
 
 def source_of(root: Path) -> NamedFiles:
-    return NamedFiles(DirectoryFar(root, files=Files()))
+    return NamedFiles(far_of(root))
 
 
 def named(step: int, name: str = "", *, digits: str = "0" * 8, current: bool = False) -> Named:
@@ -49,9 +41,9 @@ def at(*those: Named) -> dict[str, Copy]:
 
 def test_a_root_shows_its_directories_and_what_names_or_was_to_name_them(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, SMALL) as ck:
-        save(ck, 1, "one")
-        save(ck, 2, "two")
-        save(ck, 3, "three", pointer=None)
+        save_in(ck, 1, "one")
+        save_in(ck, 2, "two")
+        save_in(ck, 3, "three", pointer=None)
         ck.save(4, {"w": torch.ones(3)})
     found = look(tmp_path)
     assert set(found) == {"one", "two", "three"}
@@ -65,10 +57,10 @@ def test_a_root_shows_its_directories_and_what_names_or_was_to_name_them(tmp_pat
 def test_a_directory_that_is_saved_again_is_seen_anew(tmp_path: Path) -> None:
     source = source_of(tmp_path)
     with Checkpointer(tmp_path, SMALL) as ck:
-        save(ck, 1, "tag")
+        save_in(ck, 1, "tag")
         (first,) = source.look()
         assert source.look() == (first,)
-        save(ck, 2, "tag")
+        save_in(ck, 2, "tag")
         (second,) = source.look()
     assert (first.copy.step, second.copy.step) == (1, 2)
     shutil.rmtree(tmp_path / "tag")
@@ -77,7 +69,7 @@ def test_a_directory_that_is_saved_again_is_seen_anew(tmp_path: Path) -> None:
 
 def test_what_is_no_directory_of_files_of_ours_is_left_out(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, SMALL) as ck:
-        save(ck, 1, "tag")
+        save_in(ck, 1, "tag")
     shutil.copytree(tmp_path / "tag", tmp_path / "a_copy")
     shutil.copytree(tmp_path / "tag", tmp_path / "damaged")
     (tmp_path / "damaged" / "manifest.json").write_bytes(b"{")

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from ckpt_core import (
-    Checkpointer,
     ConfigError,
     CorruptCheckpoint,
     Level,
-    Options,
     RestoreError,
     RootBusy,
     bring_directory,
@@ -28,31 +26,18 @@ from ckpt_core.levels.named_bringing import Wish, bring_named
 from ckpt_core.levels.source import OpenSave
 from ckpt_core.store import RootLock
 from ckpt_core.system.files import Files
-
-SMALL = Options(staging_bytes="1MiB", chunk_bytes="64KiB", writers=2)
-FILES = ("model.pt", "experts/layer_01/expert.pt")
-
-
-def save(root: Path, step: int, name: str = "", *, pointer: str | None = "latest") -> str:
-    name = name or f"global_step{step}"
-    with Checkpointer(root, SMALL) as ck:
-        opened = ck.begin_files(step, name, pointer=pointer)
-        for number, file in enumerate(FILES):
-            tree = {"w": torch.arange(40_000) + step, "number": number, "none": torch.empty(0)}
-            opened.add(file, tree)
-        opened.seal()
-    return name
+from tests.levels.named_making import FILES, damage, far_of, save
 
 
 def take_on(root: Path, level: Path, *names: str) -> None:
     """What the agent does."""
-    far = DirectoryFar(level, files=Files())
+    far = far_of(level)
     for name in names:
         there = far.directories().get(name)
         with OpenSave(root / name, files=Files()) as opened:
             how = How(replaces=None if there is None else there.attempt)
             assert send(opened, far, how) is Sent.REACHED
-    here = NamedFiles(DirectoryFar(root, files=Files())).look()
+    here = NamedFiles(far_of(root)).look()
     due = due_pointers(here, there=far.directories(), pointed=far.pointers())
     for pointer, name in due.items():
         far.point(pointer, name)
@@ -76,12 +61,6 @@ def bring(root: Path, *levels: Path, **more: str | None) -> str | None:
 def content(folder: Path) -> dict[str, bytes]:
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-
-
-def damage(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def test_an_empty_root_gets_the_newest_directory_and_the_pointer_byte_for_byte(
@@ -124,7 +103,7 @@ def test_the_nearest_level_is_taken_of_those_that_have_the_newest(
     take_on(root, level, old)
     take_on(root, further, old, new)
     shutil.rmtree(root)
-    fars = [DirectoryFar(one, files=Files()) for one in (level, further)]
+    fars = [far_of(one) for one in (level, further)]
     found = bring_named(fars, Wish(root, pointer="latest"), files=Files())
     assert (found.directory, found.url) == (new, str(further))
     take_on(root, level, new)
@@ -201,7 +180,7 @@ def test_a_level_that_cannot_be_asked_is_no_empty_one(
     root: Path, level: Path, tmp_path: Path
 ) -> None:
     wish = Wish(root, pointer="latest")
-    fars = [AwayFar(tmp_path / "away", files=Files()), DirectoryFar(level, files=Files())]
+    fars = [AwayFar(tmp_path / "away", files=Files()), far_of(level)]
     with pytest.raises(RestoreError, match="it does not answer"):
         bring_named(fars, wish, files=Files())
     assert not root.exists()
