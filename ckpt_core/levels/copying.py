@@ -211,6 +211,7 @@ def _assembled(mine: Manifest, copy: Copy, far: Far) -> bytes | None:
         mine.world_size,
         mine.version,
         mine.directory,
+        mine.pointer,
     ).encode()
 
 

@@ -45,8 +45,8 @@ def test_levels_are_given_as_objects_mappings_urls_or_json(given: Any, level: Le
         (["s3://"], "names no bucket"),
         ([{"every": 10}], "number 1: url is missing"),
         (
-            ["/a", {"url": "/b", "evry": 10}],
-            "number 2: 'evry' is no field of a level: known are url",
+            ["/a", {"url": "/b", "evrey": 10}],
+            "number 2: 'evrey' is no field of a level: known are url",
         ),
         ([Level("/a"), "/a"], "/a is given twice"),
         ([{"url": "/a", "every": 0}], "every=0 must be an int of at least 1"),
