@@ -130,7 +130,7 @@ class Agent:
         self._carriers: dict[str, Carrier] = {}
         self._left: list[Carrier] = []
         self._free_s: float | None = None
-        self._said: dict[str, object] = {}
+        self._said = -1
         self._said_s = float("-inf")
 
     def run(self) -> str:
@@ -200,15 +200,13 @@ class Agent:
             board.alive = False
 
     def _say(self, board: Board, ended: str = "") -> None:
-        status = board.told(ended)
-        said = status.to_json()
-        since_s = time.monotonic() - self._said_s
-        if said == self._said and since_s < _SAY_ANYWAY_S:
+        version, now = board.version, time.monotonic()
+        if version == self._said and now - self._said_s < _SAY_ANYWAY_S and not ended:
             return
         if self._root.is_dir():
             with contextlib.suppress(OSError):  # a full disk; said again later
-                write_status(self._root, status)
-                self._said, self._said_s = said, time.monotonic()
+                write_status(self._root, board.told(ended))
+                self._said, self._said_s = version, now
 
     def _end(self) -> bool:
         carriers = [*self._carriers.values(), *self._left]

@@ -50,6 +50,8 @@ class Board:
         self._alive = True
         self.epoch = 0
         """Counts plans, and beginnings and ends of training: what was found out before one may be wrong."""
+        self.version = 0
+        """Changes whenever there is something new to tell."""
         self.progress_s = time.monotonic()
         self.plan = plan
         self.follow(plan)
@@ -59,6 +61,7 @@ class Board:
         with self._lock:
             self.plan = plan
             self.epoch += 1
+            self.version += 1
             self._status.token = plan.token
             self._status.levels = [self._of(level.url) for level in plan.levels]
             self.progress_s = time.monotonic()
@@ -80,6 +83,7 @@ class Board:
     def change(self, url: str) -> Iterator[LevelStatus]:
         """The status of a level, to be changed."""
         with self._lock:
+            self.version += 1
             yield self._of(url)
 
     def moved(self) -> None:
@@ -89,8 +93,10 @@ class Board:
     def seen(self, url: str, there: Mapping[int, str]) -> None:
         """Note what is whole at a level."""
         with self._lock:
-            self._there[url] = dict(there)
-            self._of(url).steps = dict(there)
+            if self._there.get(url) != there:
+                self.version += 1
+                self._there[url] = dict(there)
+                self._of(url).steps = dict(there)
 
     def behind(self, url: str) -> list[tuple[Level, dict[int, str] | None]]:
         """The levels behind one, and what is whole at each, if it is known."""

@@ -19,13 +19,12 @@ from ckpt_core.errors import (
 from ckpt_core.levels.board import Board, Timing
 from ckpt_core.levels.claims import Fenced, beat, check_fence
 from ckpt_core.levels.copying import How, Sent, complete, send
-from ckpt_core.levels.directory import DirectoryFar
 from ckpt_core.levels.far import Away, Copy, Far
 from ckpt_core.levels.named_carrying import NamedCarrier
 from ckpt_core.levels.opening import open_far
 from ckpt_core.levels.pace import Backoff, Pace, Stopped
 from ckpt_core.levels.retiring import awaited, doomed
-from ckpt_core.levels.source import OpenSave
+from ckpt_core.levels.source import OpenSave, Source
 from ckpt_core.levels.wants import meets, wanted
 from ckpt_core.options import Level, scheme_of
 from ckpt_core.store import pinned_steps, step_path
@@ -54,7 +53,7 @@ class Carrier:
         self._looked_s = self._swept_s = float("-inf")
         self._pace = Pace(None, stop=self._stop)
         self._bandwidth: int | None = None
-        self._sources: dict[Path, DirectoryFar] = {}
+        self._sources: dict[Path, Source] = {}
         self._named = NamedCarrier(url, board, files=files, timing=timing)
         self._seen: dict[int, str] = {}
         self._waiting: dict[int, str] = {}
@@ -182,9 +181,10 @@ class Carrier:
     def _here(self, level: Level) -> dict[int, str]:
         found: dict[int, str] = {}
         for folder in reversed(self._folders()):
-            source = self._sources.setdefault(folder, DirectoryFar(folder, files=self._files))
+            if folder not in self._sources:
+                self._sources[folder] = Source(folder, files=self._files)
             with suppress(Away):  # a level before it that is away is told of by its own carrier
-                found |= source.steps()
+                found |= self._sources[folder].steps()
         return found
 
     def _note(self, here: dict[int, str], level: Level) -> None:

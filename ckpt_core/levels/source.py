@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ from ckpt_core.layout import (
     RankEntry,
     RankManifest,
 )
+from ckpt_core.levels.directory import DirectoryFar
 from ckpt_core.levels.far import Copy
 from ckpt_core.levels.looking import read_fd
 from ckpt_core.system.files import Files, advice
@@ -187,7 +189,38 @@ class OpenSave:
         return False
 
 
+_SETTLED_S = 2.0
+_ANYWAY_S = 5.0
 _OPEN = re.compile(r"/proc/self/fd/\d+/")
+
+
+class Source:
+    """The steps of a root that is looked at several times in a second. For one thread."""
+
+    def __init__(self, root: Path, *, files: Files) -> None:
+        self._root = root
+        self._far = DirectoryFar(root, files=files)
+        self._seen: tuple[int, int] | None = None
+        self._listed_s = float("-inf")
+        self._steps: dict[int, str] = {}
+
+    def steps(self) -> dict[int, str]:
+        """As `Far.steps`; listed anew when a name in the root has changed, or may have."""
+        seen, now = self._changed(), time.monotonic()
+        if seen is None or seen != self._seen or now - self._listed_s > _ANYWAY_S:
+            self._steps = self._far.steps()
+            self._seen, self._listed_s = seen, now
+        return self._steps
+
+    def _changed(self) -> tuple[int, int] | None:
+        """Which directory it is and when a name in it has changed; None where that is too fresh to tell."""
+        try:
+            found = os.stat(self._root)
+        except OSError:
+            return None
+        # Clocks of files are coarse, and those of servers not ours: two changes may bear the same time.
+        is_settled = abs(time.time() - found.st_mtime) > _SETTLED_S
+        return (found.st_ino, found.st_mtime_ns) if is_settled else None
 
 
 def _below(home: int, name: str) -> Path:
