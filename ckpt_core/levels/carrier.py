@@ -56,6 +56,7 @@ class Carrier:
         self._sources: dict[Path, Source] = {}
         self._named = NamedCarrier(url, board, files=files, timing=timing)
         self._seen: dict[int, str] = {}
+        self._settled: dict[int, str] = {}
         self._waiting: dict[int, str] = {}
         self._damaged: set[tuple[int, str]] = set()
         self._in_trouble = False
@@ -189,7 +190,9 @@ class Carrier:
 
     def _note(self, here: dict[int, str], level: Level) -> None:
         """Find out what has come there, and what never will."""
-        self._seen |= {step: here[step] for step in here if meets(step, level)}
+        fitting = {step: here[step] for step in here if meets(step, level)}
+        self._settled = {step: here[step] for step in here if self._settled.get(step) == here[step]}
+        self._seen |= {step: fitting[step] for step in fitting.keys() - self._settled.keys()}
         newest = max(self._there, default=-1)
         for step, attempt in list(self._seen.items()):
             if self._there.get(step) == attempt:
@@ -199,7 +202,7 @@ class Carrier:
                 continue  # still to come
             else:
                 self._passed_over(step)
-            del self._seen[step]
+            self._settled[step] = self._seen.pop(step)
 
     def _passed_over(self, step: int) -> None:
         with self._board.change(self.url) as status:
