@@ -9,6 +9,7 @@ A fault is asked for at each request and says one word, or None:
     503, 507, 403, 400   that status, nothing done          reset      cut before anything is done
     lost                 done, and cut before the answer    torn       half of the body goes, then cut
     slow                 a tenth of a second late               hang       silent until the server ends
+    hold                 late: done when `release` is set
     kill, kill-after     SIGKILL `victim`, before or after  stop, stop-after   SIGSTOP it
 """
 
@@ -98,6 +99,7 @@ class FaultServer:
         """What has been asked for, in order."""
         self.fault: Fault = never
         self.victim = 0
+        self.release = threading.Event()
         self.conditions = True
         """False: conditions are accepted and ignored, as some servers do."""
         self.skew_s = 0.0
@@ -153,6 +155,7 @@ class FaultServer:
     def close(self) -> None:
         """End; whoever hangs is let go."""
         self._over.set()
+        self.release.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -194,8 +197,11 @@ class FaultServer:
             stream.read(length // 2)
         if word in ("reset", "hang") or (word == "torn" and length):
             return _cut(connection)
-        request.body = _body(stream, length)
+        drops = self.sink and length > 1 << 20
+        request.body = _dropped(connection, stream, length) if drops else _body(stream, length)
         self._strike(word, "")
+        if word == "hold":
+            self.release.wait()
         if word == "slow":
             time.sleep(0.1)
         reply = Reply(int(word), _error(word)) if word.isdigit() else self._do(request)
@@ -362,6 +368,20 @@ def _body(stream, length: int) -> bytes:  # type: ignore[no-untyped-def]
     if len(body) < length:
         raise ConnectionResetError
     return bytes(body)
+
+
+def _dropped(connection: socket.socket, stream, length: int) -> bytes:  # type: ignore[no-untyped-def]
+    buffered = min(length, len(stream.peek()))
+    stream.read(buffered)
+    space = bytearray(1 << 20)
+    left = length - buffered
+    while left:
+        # The kernel counts the bytes and copies none.
+        got = connection.recv_into(space, min(left, len(space)), socket.MSG_TRUNC)
+        if not got:
+            raise ConnectionResetError
+        left -= got
+    return b""
 
 
 def _cut(connection: socket.socket) -> bool:
