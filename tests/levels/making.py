@@ -8,6 +8,7 @@ from pathlib import Path
 
 import xxhash
 
+from ckpt_core.errors import NotCommitted
 from ckpt_core.layout import (
     ChunkSum,
     FileEntry,
@@ -97,4 +98,12 @@ def read_step(root: Path, step: int) -> int:
 
 def look(root: Path) -> dict[int, int]:
     """Marks of all steps that a reader sees, each whole."""
-    return {step: read_step(root, step) for step in committed_steps(root)}
+    found = {}
+    for step in committed_steps(root):
+        try:
+            found[step] = read_step(root, step)
+        except (NotCommitted, FileNotFoundError):
+            assert not step_path(root, step).exists(), (
+                "retired while it was looked at, or not whole"
+            )
+    return found
