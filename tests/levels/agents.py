@@ -38,6 +38,7 @@ class Agents:
 
     def __init__(self) -> None:
         self.started: list[subprocess.Popen[bytes]] = []
+        self.environ: dict[str, str] = {}
 
     def start(self, root: Path, plan: Plan | None = None, **timing: Any) -> subprocess.Popen[bytes]:
         """Start one, with a plan if there is none yet."""
@@ -47,7 +48,7 @@ class Agents:
         paths = [top, *filter(None, [os.environ.get("PYTHONPATH")])]
         process = subprocess.Popen(
             [sys.executable, str(PROGRAM), str(root), json.dumps(timing)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, **self.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stderr=subprocess.PIPE,
         )
         self.started.append(process)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-MOST = 40
+MOST = 30
 
 
 @pytest.mark.parametrize("kind", ["exchange", "two"])
