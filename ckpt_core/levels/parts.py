@@ -23,6 +23,9 @@ def part_bytes(nbytes: int) -> int:
 class Parts:
     """Iterates over copies of blocks, since the client holds several while it asks for the next.
 
+    The memory of a copy is used again once the client has let go of it: fresh memory for each would take the
+    kernel longer than the copy.
+
     Attributes:
         raised: what the blocks raised; the client may hand it on under another name.
     """
@@ -30,14 +33,17 @@ class Parts:
     def __init__(self, blocks: Iterable[memoryview], nbytes: int) -> None:
         self._blocks = blocks
         self._nbytes = nbytes
+        self._lent: list[tuple[bytearray, memoryview]] = []
         self.raised: BaseException | None = None
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[memoryview]:
         done = 0
         try:
             for block in self._blocks:
                 done += block.nbytes
-                yield bytes(block)
+                view = self._space(block.nbytes)
+                view[:] = block.cast("B")
+                yield view
             # Invariant: an upload is completed only when this iterator ends well.
             assert done == self._nbytes, f"{done} bytes were given of a file of {self._nbytes}"
         except GeneratorExit:
@@ -48,4 +54,21 @@ class Parts:
 
     def joined(self) -> bytes:
         """All of it at once, for a small file."""
-        return b"".join(self)
+        return b"".join(map(bytes, self))
+
+    def _space(self, nbytes: int) -> memoryview:
+        for index, (memory, view) in enumerate(self._lent):
+            if len(memory) < nbytes:
+                continue
+            try:
+                # Invariant: this fails as long as the client has the bytes, also to send them once more.
+                view.release()
+            except BufferError:
+                continue
+            view = memoryview(memory)[:nbytes]
+            self._lent[index] = memory, view
+            return view
+        memory = bytearray(nbytes)
+        view = memoryview(memory)
+        self._lent.append((memory, view))
+        return view
