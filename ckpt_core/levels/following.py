@@ -131,7 +131,7 @@ class Following:
         if save.committed.done() and (error := save.committed.exception()) is not None:
             asked.future.set_exception(error)
             return True
-        if save.destination is None and not meets(save.step, level):
+        if not meets(save.step, level):
             why = f"does not go there: every={level.every}"
         elif not save.committed.done():
             why = self._ended
@@ -147,11 +147,11 @@ class Following:
 
     def _will_not(self, asked: _Asked, seen: LevelStatus | None) -> str:
         step = asked.save.step
-        if seen is None or seen.sending == step or asked.save.destination is not None:
+        if seen is None or seen.sending == step:
             return ""
         if asked.first and step in seen.skipped:
             return "was passed over, since the level lags behind" + _because(seen)
-        if step in seen.steps or step >= max(seen.steps, default=-1):
+        if _may_come(asked.save, seen):
             asked.missed_s = None
             return ""
         now = time.monotonic()
@@ -211,6 +211,14 @@ def _has_come(asked: _Asked, seen: LevelStatus | None) -> bool:
         return seen.steps[save.step] == save.attempt
     # It may have been retired there since; but that may have been an earlier save of the step.
     return asked.first and save.step in seen.reached
+
+
+def _may_come(save: Followed, seen: LevelStatus) -> bool:
+    """Whether a level may still want a save that is not there."""
+    if save.destination is None:
+        return save.step in seen.steps or save.step >= max(seen.steps, default=-1)
+    steps = [int(attempt.partition("-")[0]) for attempt in seen.files.values()]
+    return save.destination.directory in seen.files or save.step >= max(steps, default=-1)
 
 
 def _because(seen: LevelStatus) -> str:

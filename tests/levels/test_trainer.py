@@ -14,7 +14,7 @@ import torch
 
 from ckpt_core import Checkpointer, CommitError, ConfigError, Level, Options, SaveHandle
 from ckpt_core.layout import Manifest
-from ckpt_core.levels import LevelStatus, read_plan
+from ckpt_core.levels import LevelStatus, following, read_plan
 from ckpt_core.observe import EventName
 from ckpt_core.store import committed_steps
 from tests.levels.trainers import SOON_S, Bench, agent_of, attempt_of, bench, until
@@ -110,6 +110,23 @@ def test_named_files_reach_a_level_like_steps(bench: Bench) -> None:
         bench.say(LevelStatus(bench.url, files={"global_step5": "000000000005-00000000"}))
         bench.say(LevelStatus(bench.url, files={"global_step5": mine}))
         assert future.result(SOON_S) is None
+
+
+def test_named_files_that_newer_ones_have_overtaken_are_passed_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_GRACE_S", 0.0)
+    with bench.open() as ck:
+        files = ck.begin_files(5, "global_step5")
+        files.add("a.pt", {"w": torch.zeros(3)})
+        handle = files.seal()
+        handle.committed.result(SOON_S)
+        bench.say(LevelStatus(bench.url, files={"global_step6": "000000000006-00000000"}))
+        assert "was passed over" in failure(handle)
+        first, second = save(ck, 6), save(ck, 7)
+        bench.say(LevelStatus(bench.url, steps={7: attempt_of(bench.root, 7)}, reached=[7]))
+        assert second.reached(1).result(SOON_S) is None
+        assert "was passed over" in failure(first)
 
 
 def test_a_level_that_is_none_is_refused_with_those_that_are(bench: Bench) -> None:

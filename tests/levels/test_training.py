@@ -1,0 +1,203 @@
+"""Trainer and agent together: each is killed, the other goes on; nothing that is seen is ever in part."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckpt_core
+from ckpt_core import Checkpointer, ConfigError, Level
+from ckpt_core.levels import read_plan, read_status
+from ckpt_core.store import committed_steps, step_path
+from tests.crash.promises import QuickFiles
+from tests.crash.warm import Warm
+from tests.levels.trainers import SOON_S, agent_of, end_agent, options, processes, until
+from tests.levels.training_jobs import is_of_step, make_state
+
+JOBS = "tests.levels.training_jobs:"
+SLOW = "400KB"
+"""A step takes a quarter of a second, so that whoever is killed is in the middle of something."""
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    """A process with torch imported; its forked children may be killed."""
+    with Warm() as process:
+        yield process
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """With the real agent, which is ended."""
+    made = tmp_path / "root"
+    yield made
+    end_agent(made)
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Path:
+    return tmp_path / "far"
+
+
+def opened(root: Path, far: Path, **changes: Any) -> Checkpointer:
+    level = Level(str(far), **changes)
+    return Checkpointer(root, options(), levels=[level], files=QuickFiles())
+
+
+def check_whole(place: Path) -> None:
+    """Every step that is seen is bit for bit what was saved."""
+    steps = committed_steps(place)
+    assert not steps or ckpt_core.verify(place).ok
+    for step in steps:
+        found = ckpt_core.load(step_path(place, step))
+        assert found["step"] == step and is_of_step(found)
+
+
+def all_ended(root: Path) -> None:
+    until(lambda: not processes(root), "the end of the agent")
+
+
+def test_what_a_killed_trainer_had_committed_goes_on_and_the_agent_ends(
+    warm: Warm, root: Path, far: Path
+) -> None:
+    levels = [{"url": str(far), "every": 2, "bandwidth": SLOW}]
+    warm.call(JOBS + "killed", root=str(root), levels=levels, steps=9, die_at=7)
+    all_ended(root)
+    # The newest, although it is no multiple of 2.
+    assert committed_steps(far)[-1] == 7
+    check_whole(far)
+    status = read_status(root)
+    assert status is not None and status.ended == "up to date"
+
+
+def test_a_trainer_that_starts_again_at_once_is_followed_by_the_same_agent(
+    warm: Warm, root: Path, far: Path
+) -> None:
+    levels = [{"url": str(far), "bandwidth": "20KB"}]
+    warm.call(JOBS + "killed", root=str(root), levels=levels, steps=9, die_at=3)
+    before, pid = read_plan(root), until(lambda: agent_of(root), "an agent")
+    assert before is not None
+    with opened(root, far) as ck:
+        found = ck.restore(make_state(0))
+        assert found is not None and found.step == 3
+        assert ck.save(4, make_state(4)).reached(1).result(SOON_S) is None
+        assert agent_of(root) == pid
+        after = read_plan(root)
+        assert after is not None and after.run == before.run and after.session > before.session
+    all_ended(root)
+    assert committed_steps(far)[-1] == 4
+    check_whole(far)
+
+
+def test_trainers_that_are_killed_again_and_again_lose_nothing(
+    warm: Warm, root: Path, far: Path
+) -> None:
+    levels = [{"url": str(far), "bandwidth": SLOW, "every": 3, "keep_last": None}]
+    for newest in (2, 5, 6, 9):
+        warm.call(JOBS + "killed", root=str(root), levels=levels, steps=9, die_at=newest)
+        check_whole(root)
+        check_whole(far)
+    warm.call(JOBS + "train", root=str(root), levels=levels, steps=1)
+    all_ended(root)
+    assert committed_steps(far)[-1] == 10
+    check_whole(far)
+
+
+def test_an_agent_that_is_killed_under_way_is_followed_by_one_that_finishes(
+    root: Path, far: Path
+) -> None:
+    with opened(root, far, bandwidth=SLOW, keep_last=None) as ck:
+        for step in range(1, 5):
+            handle = ck.save(step, make_state(step))
+            handle.committed.result(SOON_S)
+            until(lambda step=step: ck.gauges.levels()[0].sending == step, "the sending")
+            pid = until(lambda: agent_of(root), "an agent")
+            os.kill(pid, signal.SIGKILL)
+            assert handle.reached(1).result(SOON_S) is None
+            check_whole(far)
+    all_ended(root)
+    assert committed_steps(far) == (1, 2, 3, 4)
+
+
+def test_a_root_that_was_lost_goes_on_from_the_level_and_stays_the_same_run(
+    root: Path, far: Path
+) -> None:
+    with opened(root, far) as ck:
+        for step in (1, 2):
+            ck.save(step, make_state(step)).committed.result(SOON_S)
+        ck.wait(level=1)
+        before = read_plan(root)
+    all_ended(root)
+    shutil.rmtree(root)
+    with opened(root, far) as ck:
+        state = make_state(0)
+        found = ck.restore(state)
+        assert found is not None and found.step == 2 and is_of_step({**state, "step": 2})
+        assert ck.save(3, make_state(3)).reached(1).result(SOON_S) is None
+        after = read_plan(root)
+    assert before is not None and after is not None
+    assert after.run == before.run and after.session > before.session
+    check_whole(far)
+    check_whole(root)
+
+
+def test_waiting_for_every_level_in_a_row(root: Path, far: Path, tmp_path: Path) -> None:
+    farther = tmp_path / "farther"
+    levels = [Level(str(far)), Level(str(farther), every=2)]
+    with Checkpointer(root, options(), levels=levels, files=QuickFiles()) as ck:
+        handles = [ck.save(step, make_state(step)) for step in (1, 2, 3)]
+        ck.wait(level=1)
+        ck.wait(level=2)
+        assert [gauge.newest for gauge in ck.gauges.levels()] == [3, 2]
+        assert handles[2].reached(1).result(SOON_S) is None
+        assert handles[1].reached(2).result(SOON_S) is None
+        ck.events.write_timeline(tmp_path / "trace.json")
+        reached = [
+            (event.step, event.detail)
+            for event in ck.events.events()
+            if event.name == "level_reached"
+        ]
+        assert (3, str(far)) in reached and (2, str(farther)) in reached
+    all_ended(root)
+    # When the run is over its last step goes everywhere.
+    assert committed_steps(farther)[-1] == 3
+
+
+def test_a_forked_child_has_none_of_it_and_its_end_ends_nothing(root: Path, far: Path) -> None:
+    with opened(root, far) as ck:
+        handle = ck.save(1, make_state(1))
+        handle.committed.result(SOON_S)
+        pid = until(lambda: agent_of(root), "an agent")
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                handle.reached(1)
+            except ConfigError as exc:
+                code = 0 if "fork" in str(exc) else 2
+            finally:
+                ck.close()
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert agent_of(root) == pid
+        assert handle.reached(1).result(SOON_S) is None
+
+
+def test_the_agent_has_none_of_the_trainers_files_and_a_session_of_its_own(
+    root: Path, far: Path, tmp_path: Path
+) -> None:
+    with (tmp_path / "open by the trainer").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        with opened(root, far):
+            pid = until(lambda: agent_of(root), "an agent")
+            links = [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()]
+            assert not [one for one in links if "open by the trainer" in one]
+            assert os.getsid(pid) == pid
+            loaded = Path(f"/proc/{pid}/maps").read_text()
+            assert "libtorch" not in loaded

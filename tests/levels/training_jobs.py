@@ -1,0 +1,52 @@
+"""Training runs with a level and the real agent, in processes that may be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+
+from ckpt_core import Checkpointer, Level
+from tests.crash.promises import QuickFiles
+from tests.crash.warm import forked
+from tests.levels.trainers import options
+
+
+def make_state(step: int) -> dict[str, Any]:
+    """Some 100 kB that are a function of the step."""
+    torch.manual_seed(step)
+    return {"w": torch.randn(20_000), "b": torch.randn(500), "step": step}
+
+
+def is_of_step(state: dict[str, Any]) -> bool:
+    """Bit for bit."""
+    right = make_state(state["step"])
+    return all(torch.equal(state[name], right[name]) for name in ("w", "b"))
+
+
+def train(root: str, levels: list[dict[str, Any]], *, steps: int, die_at: int | None = None) -> int:
+    """Resume, save so many steps more, and be killed right behind the commit of one; the first of them."""
+    with Checkpointer(
+        root, options(), levels=[Level(**one) for one in levels], files=QuickFiles()
+    ) as ck:
+        state = make_state(0)
+        found = ck.restore(state)
+        assert found is None or is_of_step({**state, "step": found.state["step"]})
+        first = 1 if found is None else found.step + 1
+        for step in range(first, first + steps):
+            ck.save(step, make_state(step)).committed.result(20)
+            if step == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return first
+
+
+def killed(root: str, levels: list[dict[str, Any]], *, steps: int, die_at: int) -> None:
+    """`train` in a process of its own, which dies."""
+    sent, problem = forked(lambda: _drop(train(root, levels, steps=steps, die_at=die_at)))
+    assert sent == signal.SIGKILL, problem
+
+
+def _drop(first: int) -> None:
+    """Its child reports nothing."""
