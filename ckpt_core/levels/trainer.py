@@ -22,7 +22,15 @@ from ckpt_core.errors import CkptError, CommitError, ConfigError, PersistError
 from ckpt_core.levels.awaiting import Attempts, awaited
 from ckpt_core.levels.following import Following
 from ckpt_core.levels.joining import Claim, check, claim_together, settle_together, write_run
-from ckpt_core.levels.mailbox import LEVELS, STATUS, Plan, Status, read_status, write_plan
+from ckpt_core.levels.mailbox import (
+    AGENT_LOG,
+    LEVELS,
+    STATUS,
+    Plan,
+    Status,
+    read_status,
+    write_plan,
+)
 from ckpt_core.levels.places import check_places, same_disk
 from ckpt_core.levels.rhythm import Rhythm
 from ckpt_core.levels.spawning import Agent
@@ -39,6 +47,9 @@ _log = logging.getLogger("ckpt_core")
 _LOOK_S = 0.2
 _BEGINS_WITHIN_S = 30.0
 _ENDS_WITHIN_S = 5.0
+
+_SILENT_S = 60.0
+"""An agent says something every ten seconds, and oftener when there is something to say."""
 
 _CLOSED = (
     "was not there yet when the Checkpointer was closed; the agent goes on, see `ckpt-core ls`"
@@ -79,6 +90,8 @@ class Levels(NoLevels):
         self._works = False
         self._closed_plan = False
         self._problem = ""
+        self._heard_s = time.monotonic()
+        self._is_silent = False
         self._sign: object = None
         self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._changed = Monitor()
@@ -114,6 +127,7 @@ class Levels(NoLevels):
         except CkptError as exc:
             error = exc
         settle_together(error, self._coordination, timeout_s=self._timeout_s)
+        self._heard_s = time.monotonic()
         # Last: from here on statuses count.
         self._claim = claim
 
@@ -285,13 +299,27 @@ class Levels(NoLevels):
             return
         status = self._news(claim)
         if status is not None:
+            self._heard_s = time.monotonic()
             self._following.take(status)
         if status is not None and status.ended.startswith("fenced"):
             self._fence()
         elif self._works and self._problem != _FENCED:
-            self._problem = self._agent.look()
+            self._problem = self._agent.look() or self._silence()
         self._rhythm.look()
         self._following.settle()
+
+    def _silence(self) -> str:
+        """What is to be said of an agent that is there, and says nothing."""
+        silent_s = time.monotonic() - self._heard_s
+        if silent_s < _SILENT_S:
+            self._is_silent = False
+            return ""
+        if not self._is_silent:
+            self._is_silent = True
+            log = self._root / LEVELS / AGENT_LOG
+            text = "the agent of %s has said nothing for %.0f s: nothing may be taken on; see %s"
+            _log.warning(text, self._root, silent_s, log)
+        return f"its agent has said nothing for {silent_s:.0f} s"
 
     def _news(self, claim: Claim) -> Status | None:
         """The status, if it is a new one of the agent that goes by our plan."""

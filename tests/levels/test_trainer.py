@@ -12,11 +12,22 @@ from typing import Any
 import pytest
 import torch
 
-from ckpt_core import Checkpointer, CommitError, ConfigError, Level, Options, SaveHandle
+from ckpt_core import (
+    Checkpointer,
+    CommitError,
+    ConfigError,
+    Level,
+    Options,
+    PersistError,
+    SaveHandle,
+)
 from ckpt_core.layout import Manifest
-from ckpt_core.levels import LevelStatus, following, read_plan
+from ckpt_core.levels import LevelStatus, following, read_plan, trainer
+from ckpt_core.levels.joining import read_run, write_run
 from ckpt_core.observe import EventName
 from ckpt_core.store import committed_steps
+from tests.crash.layers import hooked
+from tests.crash.promises import QuickFiles
 from tests.levels.trainers import SOON_S, Bench, agent_of, attempt_of, bench, until
 
 __all__ = ["bench"]
@@ -382,6 +393,43 @@ def test_another_checkpointer_that_goes_on_with_the_run_is_told_of_once(
         assert "another Checkpointer" in ck.gauges.levels()[0].problem
         save(ck, 2)
     assert caplog.text.count("another Checkpointer goes on with this run, so that") == 1
+
+
+def test_an_agent_that_says_nothing_any_more_is_told_of_once(
+    bench: Bench, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench.open() as ck:
+        bench.say()
+        until(lambda: ck._engine.levels._following.seen[0])  # type: ignore[attr-defined]
+        monkeypatch.setattr(trainer, "_SILENT_S", 0.5)
+        until(lambda: "has said nothing for" in ck.gauges.levels()[0].problem)
+        monkeypatch.setattr(trainer, "_SILENT_S", 60.0)
+        until(lambda: ck.gauges.levels()[0].problem == "")
+    assert caplog.text.count("has said nothing for") == 1
+
+
+RUN_STEPS = ("mkdir", "sync_dir", "write_new", "rename", "sync_dir")
+
+
+@pytest.mark.parametrize("number", range(len(RUN_STEPS)))
+def test_the_id_of_the_run_is_kept_whole_or_not_at_all_whatever_fails(
+    tmp_path: Path, number: int
+) -> None:
+    done: list[str] = []
+
+    def fail(name: str, args: Any, act: Any) -> Any:
+        done.append(name)
+        if len(done) > number:
+            raise OSError(28, "No space left on device", "disk")
+        return act()
+
+    run = "ab" * 16
+    with pytest.raises(PersistError, match="No space left"):
+        write_run(tmp_path, run, files=hooked(QuickFiles, fail, RUN_STEPS))
+    assert tuple(done) == RUN_STEPS[: number + 1]
+    assert read_run(tmp_path) == (run if number == 4 else None)
+    write_run(tmp_path, run, files=QuickFiles())
+    assert read_run(tmp_path) == run
 
 
 def test_no_thread_no_file_and_no_import_without_levels(tmp_path: Path) -> None:

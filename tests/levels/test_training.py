@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ import pytest
 import ckpt_core
 from ckpt_core import Checkpointer, ConfigError, Level
 from ckpt_core.levels import read_plan, read_status
-from ckpt_core.store import committed_steps, step_path
+from ckpt_core.store import committed_steps, step_path, writer_of
 from tests.crash.promises import QuickFiles
 from tests.crash.warm import Warm
+from tests.levels.servers.faulty import SECRET, FaultServer, always, in_environment, never
+from tests.levels.servers.moto import needs_store
 from tests.levels.trainers import SOON_S, agent_of, end_agent, options, processes, until
 from tests.levels.training_jobs import is_of_step, make_state
 
@@ -113,7 +116,7 @@ def test_an_agent_that_is_killed_under_way_is_followed_by_one_that_finishes(
     root: Path, far: Path
 ) -> None:
     with opened(root, far, bandwidth=SLOW, keep_last=None) as ck:
-        for step in range(1, 5):
+        for step in range(1, 4):
             handle = ck.save(step, make_state(step))
             handle.committed.result(SOON_S)
             until(lambda step=step: ck.gauges.levels()[0].sending == step, "the sending")
@@ -122,7 +125,7 @@ def test_an_agent_that_is_killed_under_way_is_followed_by_one_that_finishes(
             assert handle.reached(1).result(SOON_S) is None
             check_whole(far)
     all_ended(root)
-    assert committed_steps(far) == (1, 2, 3, 4)
+    assert committed_steps(far) == (1, 2, 3)
 
 
 def test_a_root_that_was_lost_goes_on_from_the_level_and_stays_the_same_run(
@@ -167,6 +170,49 @@ def test_waiting_for_every_level_in_a_row(root: Path, far: Path, tmp_path: Path)
     all_ended(root)
     # When the run is over its last step goes everywhere.
     assert committed_steps(farther)[-1] == 3
+
+
+@needs_store
+def test_a_store_that_is_away_stops_no_training_and_is_caught_up(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = FaultServer()
+    url = server.url("run")
+    with in_environment(server.environ()):
+        with Checkpointer(root, options(), levels=[Level(url)], files=QuickFiles()) as ck:
+            assert ck.save(1, make_state(1)).reached(url).result(SOON_S) is None
+            server.fault = always("503")
+            for step in (2, 3, 4):
+                handle = ck.save(step, make_state(step))
+                handle.committed.result(SOON_S)
+            until(lambda: ck.gauges.levels()[0].problem, "the problem")
+            assert not handle.reached(1).done()
+            server.fault = never
+            ck.wait(level=1)
+            assert handle.reached(1).result(SOON_S) is None
+            until(lambda: not ck.gauges.levels()[0].problem, "its end")
+        all_ended(root)
+        said = [one.getMessage() for one in caplog.records if url in one.getMessage()]
+        assert ["does not go on" in one for one in said] == [True, False]
+        assert SECRET not in "".join([*said, *map(str, ck.events.events())])
+        shutil.rmtree(root)
+        with Checkpointer(root, options(), levels=[Level(url)], files=QuickFiles()) as ck:
+            found = ck.restore(make_state(0))
+            assert found is not None and found.step == 4
+        all_ended(root)
+    server.close()
+
+
+@needs_store
+def test_a_bucket_that_is_not_there_is_said_when_the_checkpointer_is_made(root: Path) -> None:
+    server = FaultServer(buckets=())
+    with (
+        in_environment(server.environ()),
+        pytest.raises(ConfigError, match=re.escape(server.url("run"))),
+    ):
+        Checkpointer(root, options(), levels=[Level(server.url("run"))])
+    server.close()
+    assert writer_of(root) is None and not processes(root)
 
 
 def test_a_forked_child_has_none_of_it_and_its_end_ends_nothing(root: Path, far: Path) -> None:
