@@ -3,8 +3,8 @@
     steps, bring      errands: what needs a connection
     BringsBack        what a restore asks (`ckpt_core.restore.further`), for the rank that leads a root
 
-Idea: a step that is brought is published like a save, under the attempt that saved it. So a kill leaves what
-a kill during a save leaves, and there is one way to read.
+Idea: a step that is brought is published like a save, and its manifest still names the attempt that saved
+it. So a kill leaves what a kill during a save leaves, and there is one way to read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ckpt_core.errors import (
     CkptError,
@@ -31,7 +31,7 @@ from ckpt_core.levels.fetching import PATIENCE_S, Wanted, fetch
 from ckpt_core.levels.helping import run_here
 from ckpt_core.levels.opening import open_far
 from ckpt_core.options import scheme_of
-from ckpt_core.store import INFLIGHT, Attempt
+from ckpt_core.store import Attempt
 from ckpt_core.system.files import Files
 from ckpt_core.system.interrupts import holding
 from ckpt_core.types import RankInfo
@@ -39,7 +39,10 @@ from ckpt_core.types import RankInfo
 logger = logging.getLogger("ckpt_core")
 
 Json = Any
+_Result = TypeVar("_Result")
 
+_PAUSES_S = (0.2, 1.0)
+"""A level that is away is asked again after each of these."""
 _LIST_S = 60.0
 """How long the levels have to say what they hold."""
 
@@ -56,11 +59,16 @@ def steps(request: Json, progress: Progress, *, files: Files | None = None) -> J
     answers: list[Json] = [{"problem": "it has not answered in time"} for _ in request["levels"]]
 
     def ask(number: int, url: str) -> None:
-        try:
-            with open_far(url, files=files) as far:
-                answers[number] = {"steps": list(far.steps().items())}
-        except (CkptError, OSError) as exc:
-            answers[number] = {"problem": str(exc)}
+        for pause_s in (*_PAUSES_S, 0.0):
+            try:
+                with open_far(url, files=files) as far:
+                    answers[number] = {"steps": list(far.steps().items())}
+                return
+            except (CkptError, OSError) as exc:
+                answers[number] = {"problem": str(exc)}
+                if not isinstance(exc, Away) or exc.hopeless:
+                    return
+            time.sleep(pause_s)
 
     threads = [
         threading.Thread(target=ask, args=pair, name="ckpt-levels", daemon=True)
@@ -102,7 +110,7 @@ class Store(Protocol):
 
     root: Path
 
-    def begin(self, step: int, attempt_id: str, *, brought: bool) -> Attempt:
+    def begin(self, step: int, *, brought: bool) -> Attempt:
         """See `StepStore`."""
 
     def publish(self, attempt: Attempt) -> Path:
@@ -186,7 +194,8 @@ class BringsBack:
         levels, away = [], []
         for url, answer in zip(self._urls, answers, strict=True):
             if "problem" in answer:
-                away.append(f"{url}: {answer['problem']}")
+                text = answer["problem"]
+                away.append(text if url in text else f"{url}: {text}")
             else:
                 levels.append(_Level(url, dict(answer["steps"])))
         self._away = tuple(away)
@@ -194,41 +203,37 @@ class BringsBack:
 
     def _bring(self, url: str, step: int, attempt_id: str) -> None:
         began = time.monotonic()
-        path = self._store.root / INFLIGHT / attempt_id
-        attempt = Attempt(attempt_id, step, path)
-        request = {
-            "url": url,
-            "step": step,
-            "attempt": attempt_id,
-            "directory": str(path),
-            "ranks": self._info.members,
-            "world_size": self._info.world_size,
-            "patience_s": min(PATIENCE_S, self._timeout_s / 2),
-        }
         logger.info("bringing step %d from %s", step, url)
         # An interrupt comes while bytes are fetched, and nowhere else: names are changed undisturbed.
         with holding() as held:
+            # Under a name of its own: the errand of a trainer that was killed may still write under another.
+            attempt = self._change(lambda: self._store.begin(step, brought=True))
             try:
-                self._change(lambda: self._begin(attempt))
                 with held.allowed():
-                    answer = self._done("bring", request, [url], timeout_s=self._timeout_s)
+                    size = self._fetch(url, Copy(step, attempt_id), attempt.path)
                 self._change(lambda: self._store.publish(attempt))
             except BaseException:
                 self._change(lambda: self._store.abandon(attempt))
                 raise
         seconds = time.monotonic() - began
-        logger.info(
-            "brought step %d from %s: %d bytes, %.1f s", step, url, answer["bytes"], seconds
-        )
+        logger.info("brought step %d from %s: %d bytes, %.1f s", step, url, size, seconds)
 
-    def _begin(self, attempt: Attempt) -> None:
-        if attempt.path.exists():
-            self._store.abandon(attempt)  # what an earlier try has left
-        self._store.begin(attempt.step, attempt.id, brought=True)
+    def _fetch(self, url: str, copy: Copy, directory: Path) -> int:
+        request = {
+            "url": url,
+            "step": copy.step,
+            "attempt": copy.attempt,
+            "directory": str(directory),
+            "ranks": self._info.members,
+            "world_size": self._info.world_size,
+            "patience_s": min(PATIENCE_S, self._timeout_s / 2),
+        }
+        answer = self._done("bring", request, [url], timeout_s=self._timeout_s)
+        return int(answer["bytes"])
 
-    def _change(self, action: Callable[[], object]) -> None:
+    def _change(self, action: Callable[[], _Result]) -> _Result:
         """Something that may block on storage."""
-        run_here(lambda _: action(), timeout_s=self._timeout_s)
+        return run_here(lambda _: action(), timeout_s=self._timeout_s)
 
     def _done(self, name: str, request: Json, urls: Sequence[str], *, timeout_s: float) -> Json:
         """An errand; where only directories are asked it needs no process of its own."""
