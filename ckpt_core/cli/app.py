@@ -18,6 +18,7 @@ import typer
 from ckpt_core._version import __version__
 from ckpt_core.cli.bench import bench
 from ckpt_core.cli.requests import (
+    AgentRequest,
     DiffRequest,
     DoctorRequest,
     ExportRequest,
@@ -157,6 +158,15 @@ def unpin(request: PinRequest) -> bool:
     from ckpt_core.cli.managing import set_pin
 
     return set_pin(request, pinned=False)
+
+
+@app.command("agent")
+@takes(AgentRequest)
+def be_agent(request: AgentRequest) -> bool:
+    """Take committed steps of a root to its further levels; ends with 1 if some could not be taken."""
+    from ckpt_core.cli.agent import run
+
+    return run(request)
 
 
 @app.command("push")

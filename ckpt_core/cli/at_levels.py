@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,8 +90,8 @@ def steps_after(root: Path, after: int, *, look_only: bool) -> Iterator[list[Far
         yield found
 
 
-def retire(levels: Sequence[FarSteps]) -> None:
-    """Take those steps away, at the last level first.
+def retire(root: Path, levels: Sequence[FarSteps]) -> None:
+    """Take those steps away, at the last level first, and out of what the agent has last said.
 
     Raises:
         Away: a level could not be reached or did not do as asked; the levels before it still have theirs.
@@ -99,6 +99,23 @@ def retire(levels: Sequence[FarSteps]) -> None:
     for level in reversed(levels):
         if level.steps:
             level.far.retire([step_dir_name(step) for step in level.steps])
+            _correct_status(root, level)
+
+
+def _correct_status(root: Path, gone: FarSteps) -> None:
+    from ckpt_core.levels import read_status, write_status
+
+    status = read_status(root)
+    if status is None:
+        return
+    for level in status.levels:
+        if level.url == gone.far.url:
+            kept = {
+                step: attempt for step, attempt in level.steps.items() if step not in gone.steps
+            }
+            level.steps = kept
+    with suppress(OSError):  # it is for people, and the next agent says it anew
+        write_status(root, status)
 
 
 def _lock_out_agent(stack: ExitStack, folder: Path, root: Path) -> None:

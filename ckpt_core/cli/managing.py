@@ -62,7 +62,7 @@ def remove_steps(request: RemoveRequest) -> bool:
                 _confirm(request, doom)
                 # Order matters: as long as the root has its steps, a restart goes on from them, and no
                 # level that could not be reached is forgotten.
-                retire(doom.levels)
+                retire(root, doom.levels)
                 store.remove(doom.steps)
     _tell(request, root, doom, done=done)
     if request.keep_last is not None and pinned and not request.json:

@@ -130,6 +130,28 @@ class PinRequest:
 
 
 @dataclass(frozen=True)
+class AgentRequest:
+    """`agent`."""
+
+    root: Annotated[str, typer.Argument(metavar="ROOT", help="Directory that holds the steps.")]
+    level: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL", help="A further level; repeatable. Default: the plan of the root."
+        ),
+    ] = None
+    every: Annotated[int, typer.Option(min=1, help="Multiples of N go there.")] = 1
+    keep_last: Annotated[int, typer.Option(min=0, help="Newest steps to keep there; 0: all.")] = 2
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="BYTES/S", help="Most bytes for each second: 200MB/s.")
+    ] = None
+    once: Annotated[
+        bool, typer.Option("--once", help="End when all that is committed is where it is to be.")
+    ] = False
+    json: Json = False
+
+
+@dataclass(frozen=True)
 class PushRequest:
     """`push`."""
 

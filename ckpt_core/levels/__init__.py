@@ -36,6 +36,7 @@ from ckpt_core.levels.wants import meets, wanted
 
 if TYPE_CHECKING:
     from ckpt_core.levels.bringing import BringsBack
+    from ckpt_core.levels.by_hand import due_steps, serve_agent, settle_plan
     from ckpt_core.levels.copying import Sent
     from ckpt_core.levels.named_bringing import bring_directory
     from ckpt_core.levels.pulling import Pulled, pull
@@ -52,9 +53,12 @@ _LAZY = {
     "Pushed": "ckpt_core.levels.pushing",
     "Sent": "ckpt_core.levels.copying",
     "bring_directory": "ckpt_core.levels.named_bringing",
+    "due_steps": "ckpt_core.levels.by_hand",
     "look_at": "ckpt_core.levels.reading",
     "pull": "ckpt_core.levels.pulling",
     "push": "ckpt_core.levels.pushing",
+    "serve_agent": "ckpt_core.levels.by_hand",
+    "settle_plan": "ckpt_core.levels.by_hand",
 }
 
 __all__ = [
@@ -75,6 +79,7 @@ __all__ = [
     "Word",
     "bring_directory",
     "check_extra",
+    "due_steps",
     "look_at",
     "meets",
     "open_far",
@@ -82,6 +87,8 @@ __all__ = [
     "push",
     "read_plan",
     "read_status",
+    "serve_agent",
+    "settle_plan",
     "wanted",
     "write_plan",
     "write_status",

@@ -67,7 +67,7 @@ def claim_together(
     claim = None
     try:
         if coordination.info.rank == 0:
-            claim = _claim(root, levels)
+            claim = claim_here(root, levels)
     except CkptError as exc:
         error = exc
     # Whoever joins a run looks on for a while whether somebody is at work there.
@@ -149,7 +149,8 @@ def raise_first(mine: CkptError | None, texts: Sequence[str | None]) -> None:
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def _claim(root: Path, levels: Sequence[Level]) -> dict[str, Any]:
+def claim_here(root: Path, levels: Sequence[Level]) -> dict[str, Any]:
+    """Claim the levels for the run of this root: `run`, `session` and `token`. Raises as `claim_together`."""
     run, before = read_run(root), read_plan(root)
     request = {
         "levels": [level.to_json() for level in levels],

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,62 +13,12 @@ import torch
 
 from ckpt_core.levels import open_far
 from ckpt_core.store import committed_steps, step_path
+from tests.cli.far_places import Place
 from tests.levels.servers.faulty import SECRET, FaultServer, always, at
-from tests.levels.servers.moto import MotoServer, needs_store
+from tests.levels.servers.moto import needs_store
 
 Cli = Callable[..., Any]
 SHARD = "shard-00000-0.safetensors"
-
-
-@dataclass(frozen=True)
-class Place:
-    """A level, and what a process needs to reach it."""
-
-    url: str
-    environ: dict[str, str] = field(default_factory=dict)
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[MotoServer]:
-    with MotoServer() as server:
-        yield server
-
-
-@pytest.fixture(params=["directory", pytest.param("store", marks=needs_store)])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """An empty level."""
-    if request.param == "directory":
-        return Place(str(tmp_path / "level"))
-    server: MotoServer = request.getfixturevalue("moto")
-    return Place(server.url(uuid.uuid4().hex), server.environ())
-
-
-@pytest.fixture
-def run(cli: Cli, place: Place, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Run a command that reaches the level, in this process."""
-    for name, value in place.environ.items():
-        monkeypatch.setenv(name, value)
-    return cli
-
-
-@pytest.fixture
-def alone(process: Cli, place: Place) -> Cli:
-    """Run it as a process of its own."""
-    return lambda *arguments: process(*arguments, **place.environ)
-
-
-@pytest.fixture
-def faulty() -> Iterator[FaultServer]:
-    with FaultServer() as server:
-        yield server
-
-
-@pytest.fixture
-def at_faulty(cli: Cli, faulty: FaultServer, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Run a command that reaches the server that can be told to fail."""
-    for name, value in faulty.environ().items():
-        monkeypatch.setenv(name, value)
-    return cli
 
 
 def _bytes_of(path: Path) -> dict[str, bytes]:
@@ -115,26 +63,26 @@ def test_a_pushed_step_reads_as_in_the_root_by_every_command(
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_push_sends_the_newest_step_once(run: Cli, ckpts: Path, place: Place) -> None:
-    first = _answer(run("push", ckpts, "--to", place.url, "--json"))
+def test_push_sends_the_newest_step_once(at_place: Cli, ckpts: Path, place: Place) -> None:
+    first = _answer(at_place("push", ckpts, "--to", place.url, "--json"))
     assert (first["step"], first["reached"], first["already"]) == (30, True, False)
-    again = _answer(run("push", ckpts, "--to", place.url, "--json"))
+    again = _answer(at_place("push", ckpts, "--to", place.url, "--json"))
     assert (again["reached"], again["already"]) == (True, True)
-    assert f"step 30 is at {place.url} already" in run("push", ckpts, "--to", place.url).out
+    assert f"step 30 is at {place.url} already" in at_place("push", ckpts, "--to", place.url).out
 
 
 def test_push_of_a_damaged_step_shows_nothing_there(
-    run: Cli, ckpts: Path, place: Place, damage: Callable[[Path, int], None]
+    at_place: Cli, ckpts: Path, place: Place, damage: Callable[[Path, int], None]
 ) -> None:
     damage(step_path(ckpts, 30) / SHARD, 5000)
-    answer = run("push", ckpts, "--to", place.url)
+    answer = at_place("push", ckpts, "--to", place.url)
     assert answer.code == 2
     assert "expected xxh3" in answer.err
     with open_far(place.url) as far:
         assert far.steps() == {}
 
 
-def test_push_says_what_is_missing_or_cannot_be(run: Cli, ckpts: Path, place: Place) -> None:
+def test_push_says_what_is_missing_or_cannot_be(at_place: Cli, ckpts: Path, place: Place) -> None:
     for arguments, text in [
         ([ckpts, 31, "--to", place.url], "nearest: 10, 20, 30"),
         ([ckpts], "--to s3://bucket/run"),
@@ -142,16 +90,18 @@ def test_push_says_what_is_missing_or_cannot_be(run: Cli, ckpts: Path, place: Pl
         (["s3://bucket/run", "--to", place.url], "takes a directory"),
         ([ckpts, "--to", place.url, "--bandwidth", "fast"], "bandwidth"),
     ]:
-        answer = run("push", *arguments)
+        answer = at_place("push", *arguments)
         assert answer.code == 2
         assert text in answer.err
         assert answer.err.count("\n") == 1
 
 
-def test_push_to_a_place_of_another_run_is_refused(run: Cli, ckpts: Path, place: Place) -> None:
+def test_push_to_a_place_of_another_run_is_refused(
+    at_place: Cli, ckpts: Path, place: Place
+) -> None:
     with open_far(place.url) as far:
         far.write_word("run.json", b'{"run": "abcd1234", "session": 1}', over=None)
-    answer = run("push", ckpts, "--to", place.url)
+    answer = at_place("push", ckpts, "--to", place.url)
     assert answer.code == 2
     assert "holds another run" in answer.err
 
@@ -160,42 +110,42 @@ def test_push_to_a_place_of_another_run_is_refused(run: Cli, ckpts: Path, place:
 
 
 def test_a_pulled_step_is_the_one_that_was_pushed(
-    run: Cli, ckpts: Path, place: Place, tmp_path: Path
+    at_place: Cli, ckpts: Path, place: Place, tmp_path: Path
 ) -> None:
     for step in (10, 30):
-        assert run("push", ckpts, step, "--to", place.url).code == 0
+        assert at_place("push", ckpts, step, "--to", place.url).code == 0
     root = tmp_path / "fresh"
-    assert _answer(run("pull", place.url, "--to", root, "--json"))["step"] == 30
-    assert run("pull", f"{place.url}/step-000000000010", "--to", root).code == 0
+    assert _answer(at_place("pull", place.url, "--to", root, "--json"))["step"] == 30
+    assert at_place("pull", f"{place.url}/step-000000000010", "--to", root).code == 0
     assert committed_steps(root) == (10, 30)
     for step in (10, 30):
         assert _bytes_of(step_path(root, step)) == _bytes_of(step_path(ckpts, step))
     assert not (root / ".pulling").exists()
-    assert f"step 10 is there already: {root}" in run("pull", place.url, 10, "--to", root).out
+    assert f"step 10 is there already: {root}" in at_place("pull", place.url, 10, "--to", root).out
 
 
 def test_pull_replaces_another_save_only_if_it_is_told_to(
-    run: Cli, ckpts: Path, place: Place, save: Callable[..., Path]
+    at_place: Cli, ckpts: Path, place: Place, save: Callable[..., Path]
 ) -> None:
     mine = save({"x": 1}, "one")
     theirs = save({"x": 2}, "two")
-    assert run("push", theirs.parent, "--to", place.url).code == 0
+    assert at_place("push", theirs.parent, "--to", place.url).code == 0
     before = _bytes_of(mine)
-    answer = run("pull", place.url, "--to", mine.parent)
+    answer = at_place("pull", place.url, "--to", mine.parent)
     assert answer.code == 2
     assert "--force replaces it" in answer.err
     assert _bytes_of(mine) == before
-    assert run("pull", place.url, "--to", mine.parent, "--force").code == 0
+    assert at_place("pull", place.url, "--to", mine.parent, "--force").code == 0
     assert _bytes_of(mine) == _bytes_of(theirs)
 
 
 def test_pull_says_what_is_there_instead(
-    run: Cli, ckpts: Path, place: Place, tmp_path: Path
+    at_place: Cli, ckpts: Path, place: Place, tmp_path: Path
 ) -> None:
-    answer = run("pull", place.url, "--to", tmp_path / "r")
+    answer = at_place("pull", place.url, "--to", tmp_path / "r")
     assert (answer.code, "holds no committed step" in answer.err) == (2, True)
-    assert run("push", ckpts, 20, "--to", place.url).code == 0
-    answer = run("pull", place.url, 21, "--to", tmp_path / "r")
+    assert at_place("push", ckpts, 20, "--to", place.url).code == 0
+    answer = at_place("pull", place.url, 21, "--to", tmp_path / "r")
     assert (answer.code, "nearest: 20" in answer.err) == (2, True)
     assert not (tmp_path / "r").exists()
 
@@ -203,16 +153,16 @@ def test_pull_says_what_is_there_instead(
 # -- pins ------------------------------------------------------------------------------------------
 
 
-def test_a_step_is_pinned_at_a_level(run: Cli, ckpts: Path, place: Place) -> None:
-    assert run("push", ckpts, 20, "--to", place.url).code == 0
-    assert run("push", ckpts, 30, "--to", place.url).code == 0
-    rows = _answer(run("ls", place.url, "--json"))["steps"]
+def test_a_step_is_pinned_at_a_level(at_place: Cli, ckpts: Path, place: Place) -> None:
+    assert at_place("push", ckpts, 20, "--to", place.url).code == 0
+    assert at_place("push", ckpts, 30, "--to", place.url).code == 0
+    rows = _answer(at_place("ls", place.url, "--json"))["steps"]
     assert [row["pinned"] for row in rows] == [True, False], "a pin goes with its step"
-    assert run("pin", place.url, 30).out == "step 30 is pinned\n"
-    assert run("unpin", place.url, 20).out == "step 20 is not pinned\n"
-    rows = _answer(run("ls", place.url, "--json"))["steps"]
+    assert at_place("pin", place.url, 30).out == "step 30 is pinned\n"
+    assert at_place("unpin", place.url, 20).out == "step 20 is not pinned\n"
+    rows = _answer(at_place("ls", place.url, "--json"))["steps"]
     assert [row["pinned"] for row in rows] == [False, True]
-    answer = run("pin", place.url, 31)
+    answer = at_place("pin", place.url, 31)
     assert answer.code == 2
     assert "step 31 is not committed" in answer.err
 

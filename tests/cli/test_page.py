@@ -22,6 +22,7 @@ COMMANDS = (
     "rm",
     "pin",
     "unpin",
+    "agent",
     "push",
     "pull",
     "doctor",
@@ -62,7 +63,11 @@ def test_the_page_names_every_option(cli: Callable[..., Any], command: str) -> N
 
 
 def test_the_page_names_every_json_field(
-    cli: Callable[..., Any], ckpts: Path, tmp_path: Path, damage: Callable[[Path, int], None]
+    cli: Callable[..., Any],
+    process: Callable[..., Any],
+    ckpts: Path,
+    tmp_path: Path,
+    damage: Callable[[Path, int], None],
 ) -> None:
     (ckpts / ".inflight" / "000000000040-0123abcd").mkdir(parents=True)
     old = ckpts / "step-000000000010"
@@ -80,6 +85,9 @@ def test_the_page_names_every_json_field(
     }
     for command, rest in arguments.items():
         _assert_documented(command, cli(command, *rest, "--json").out)
+    # As a process of its own: it takes signals, and the lowest priority.
+    level = [ckpts, "--level", tmp_path / "further", "--once", "--json"]
+    _assert_documented("agent", process("agent", *level).out)
     for command in ("ls", "show", "diff", "export", "verify"):
         where = {
             "ls": [GOLDEN.parent],
