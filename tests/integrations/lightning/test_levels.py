@@ -1,13 +1,49 @@
-"""Further roots under the callback."""
+"""Further roots under the callback: an empty disk is no fresh start."""
 
 from __future__ import annotations
 
+import json
+import os
+import random
+import shutil
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
-from ckpt_core import ConfigError, Level, Options
+from ckpt_core import ConfigError, Level, Options, committed_steps, step_path
+from ckpt_core.levels import LEVELS, read_status
+from ckpt_core.store import writer_of
 from ckpt_lightning import AsyncCheckpoint
+from tests import places
+from tests.integrations.lightning import killed_program, models
+from tests.integrations.lightning.running import differences, ending, fit, saver
+from tests.integrations.lightning.test_kill import Program
+
+
+def wait_for_agent(root: Path) -> None:
+    """Until it has taken everything on, and has ended."""
+    deadline = time.monotonic() + 60
+    while (status := read_status(root)) is None or writer_of(root / LEVELS) is not None:
+        assert time.monotonic() < deadline, status
+        time.sleep(0.01)
+    assert status.ended == "up to date"
+
+
+@pytest.fixture
+def far(root: Path, tmp_path: Path) -> Iterator[Path]:
+    """A level."""
+    yield tmp_path / "far"
+    if (agent := writer_of(root / LEVELS)) is not None:
+        with suppress(ProcessLookupError):
+            os.kill(agent["pid"], signal.SIGKILL)
 
 
 def test_levels_are_given_to_the_callback_in_its_options_or_by_the_environment(
@@ -25,3 +61,56 @@ def test_levels_are_given_to_the_callback_in_its_options_or_by_the_environment(
 def test_a_level_that_is_none_is_refused_where_the_callback_is_made(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="levels: number 1: 'often' is no field of a level"):
         AsyncCheckpoint(tmp_path, levels=[{"url": "/far", "often": 1}])
+
+
+def test_a_process_that_is_killed_and_loses_its_disk_goes_on_from_the_level_bit_for_bit(
+    root: Path, far: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        expected = killed_program.run(tmp_path / "undisturbed", tmp_path / "log.txt")
+    monkeypatch.setenv("CKPT_CORE_LEVELS", json.dumps([{"url": str(far), "every": 8}]))
+    program = Program(root, tmp_path / "killed.txt", tmp_path / "last.pt")
+    dice = random.Random(places.run_number())
+    assert program.run(kill_after=dice.randint(6, 20)) == -signal.SIGKILL
+    wait_for_agent(root)
+    newest = committed_steps(far)[-1]
+    assert newest == committed_steps(root)[-1], "the agent outlives the process"
+    shutil.rmtree(root)
+    begun = len(program.lines())
+    assert program.run() == 0
+    first = int(program.lines()[begun].split()[1])
+    assert first == newest, "no step is done again that the level has"
+    assert not differences(expected, torch.load(program.last, weights_only=False))
+
+
+def _loader() -> Any:
+    return DataLoader(models.Noisy(), batch_size=4, shuffle=True)
+
+
+def _levelled(root: Path, far: Path) -> AsyncCheckpoint:
+    return saver(root, every_n_steps=2, levels=[{"url": str(far), "keep_last": None, "backlog": 9}])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_that_only_the_level_has_may_be_the_ckpt_path(root: Path, far: Path) -> None:
+    expected = ending(*fit(models.Net, _loader, _levelled(root, far)))
+    wait_for_agent(root)
+    steps = committed_steps(far)
+    assert len(steps) > 2
+    shutil.rmtree(root)
+    path = str(step_path(root, steps[1]))
+    found = fit(models.Net, _loader, _levelled(root, far), ckpt_path=path, seed=8)
+    assert not differences(expected, ending(*found))
+    assert steps[1] in committed_steps(root)
+    wait_for_agent(root)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_another_root_that_the_trainer_saves_to_has_no_levels(
+    root: Path, far: Path, tmp_path: Path
+) -> None:
+    trainer, _ = fit(models.Net, _loader, _levelled(root, far))
+    wait_for_agent(root)
+    trainer.save_checkpoint(str(tmp_path / "aside"))
+    assert committed_steps(tmp_path / "aside")
+    assert not (tmp_path / "aside" / LEVELS).exists()
