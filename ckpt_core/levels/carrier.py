@@ -155,6 +155,9 @@ class Carrier:
             return True
         return self._tidy(far, level, here)
 
+    def _is_own(self) -> bool:
+        return self.url in self._board.plan.own
+
     def _level(self) -> Level:
         level = next((one for one in self._board.plan.levels if one.url == self.url), None)
         if level is None:
@@ -255,7 +258,8 @@ class Carrier:
                 status.sent_bytes = done
             self._board.moved()
 
-        return How(self._pace, self._there.get(copy.step), may_publish, progress)
+        there = self._there.get(copy.step)
+        return How(self._pace, there, may_publish, progress, own=self._is_own())
 
     def _ended(self, copy: Copy, sent: Sent) -> None:
         self._waiting.pop(copy.step, None)
@@ -309,7 +313,7 @@ class Carrier:
 
     def _tidy(self, far: Far, level: Level, here: dict[int, str]) -> bool:
         """Retention, and what others have left; whether anything went."""
-        if not self._board.plan.sweeps:
+        if not self._board.plan.sweeps and not self._is_own():
             return False
         if time.monotonic() - self._swept_s >= self._timing.sweep_s:
             far.sweep([Copy(step, attempt) for step, attempt in here.items()])

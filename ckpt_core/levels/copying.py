@@ -45,6 +45,7 @@ class How:
 
     Attributes:
         pace: of the bytes.
+        own: no other root sends there, so that this part of a step is all that comes.
         replaces: the attempt that is there now and may be replaced.
         may_publish: called right before; raises where somebody else has the level now.
         progress: told the bytes done.
@@ -56,6 +57,7 @@ class How:
     may_publish: Callable[[], None] = _nothing
     progress: Callable[[int], None] = _nothing
     sample: float = SAMPLE
+    own: bool = False
 
 
 def send(save: OpenSave, far: Far, how: How) -> Sent:
@@ -84,7 +86,7 @@ def complete(save: OpenSave, far: Far, how: How) -> Sent:
         As `send`.
     """
     manifest: bytes | None = save.manifest_bytes
-    if not save.is_whole:
+    if not save.is_whole and not how.own:
         manifest = _assembled(save.manifest, save.copy, far)
     if manifest is None:
         return Sent.WAITS

@@ -1,13 +1,15 @@
 """The ranks of a job join the run that its levels hold, or begin one there: all of them, or none.
 
 rank 0      claims the levels: nobody else's run is there, and this session is the newest
-leaders     look whether their machine reaches the levels too
+leaders     look whether their machine reaches the levels too, and which of them it has for itself
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
+import json
 import logging
 import os
 import re
@@ -31,6 +33,9 @@ _log = logging.getLogger("ckpt_core")
 RUN = "run"
 """The file in `.levels/` that holds the id of the run."""
 
+_RUN_WORD = "run.json"
+"""As `claiming` writes it at each level."""
+
 _ANSWERS_WITHIN_S = 60.0
 _CLAIMED_WITHIN_S = 120.0
 _RUN = re.compile(r"[0-9a-f]{8,64}")
@@ -44,11 +49,13 @@ class Claim:
         run: id of the run.
         session: the newest of it.
         token: of this Checkpointer.
+        own: directories among the levels that each node has for itself.
     """
 
     run: str
     session: int
     token: str
+    own: tuple[str, ...] = ()
 
 
 def claim_together(
@@ -75,7 +82,13 @@ def claim_together(
     told = coordination.gather("levels", [_text(error), claim], within_s)
     raise_first(error, [text for text, _ in told])
     answer = told[0][1]
-    return Claim(answer["run"], answer["session"], answer["token"])
+    claimed = Claim(answer["run"], answer["session"], answer["token"])
+    if coordination.info.group is None:
+        return claimed
+    found = coordination.gather("places", _unclaimed(levels, claimed, coordination), within_s)
+    numbers = {number for one in found for number in one}
+    own = tuple([level.url for number, level in enumerate(levels) if number in numbers])
+    return dataclasses.replace(claimed, own=own)
 
 
 def check(levels: Sequence[Level]) -> None:
@@ -168,6 +181,29 @@ def claim_here(root: Path, levels: Sequence[Level]) -> dict[str, Any]:
         "session": answer["session"],
         "token": secrets.token_hex(8),
     }
+
+
+def _unclaimed(levels: Sequence[Level], claim: Claim, coordination: Coordination) -> list[int]:
+    """Numbers of levels on disks of this machine which are not those that rank 0 has claimed just now.
+
+    A network filesystem is never taken for one: it may be slow to show what another machine has written.
+    """
+    if coordination.info.rank == 0 or not coordination.info.leads:
+        return []
+    paths = {n: Path(level.url) for n, level in enumerate(levels) if level.scheme is None}
+    return [n for n, path in paths.items() if not _is_claimed(path, claim) and _is_local(path)]
+
+
+def _is_claimed(path: Path, claim: Claim) -> bool:
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        word = json.loads((path / LEVELS / _RUN_WORD).read_text())
+        return bool(word.get("run") == claim.run and word.get("session") == claim.session)
+    return False
+
+
+def _is_local(path: Path) -> bool:
+    there = next(one for one in (path, *path.parents) if one.is_dir())
+    return Files().is_local(there)
 
 
 def _warn(answer: dict[str, Any]) -> None:

@@ -47,6 +47,8 @@ class Plan:
         token: of the Checkpointer that wrote it, so that answers can be told apart.
         levels: in their order.
         closed: the Checkpointer has been closed, and no step comes any more.
+        own: levels that no other root of the job has: disks of this machine. What this root holds of a step
+            is all that comes there, and makes it a step there as it does here.
         sweeps: this root's agent is the one that deletes what others left at the levels (the first root's).
         protocol: see `PROTOCOL`.
         release: of ckpt_core.
@@ -58,6 +60,7 @@ class Plan:
     levels: tuple[Level, ...]
     closed: bool = False
     sweeps: bool = True
+    own: tuple[str, ...] = ()
     protocol: int = PROTOCOL
     release: str = ""
 
@@ -71,6 +74,7 @@ class Plan:
         """As `to_json` gave it; keys that are not known are ignored."""
         known = {one.name for one in dataclasses.fields(cls)}
         values = {name: value for name, value in obj.items() if name in known}
+        values["own"] = tuple(values.get("own", ()))
         return cls(**{**values, "levels": parse_levels(values["levels"])})
 
 

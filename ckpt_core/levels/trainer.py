@@ -281,6 +281,7 @@ class Levels(NoLevels):
             claim.token,
             self._levels,
             closed=closed,
+            own=claim.own,
             sweeps=sweeps,
             release=__version__,
         )

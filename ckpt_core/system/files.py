@@ -134,6 +134,17 @@ class Files:
         except OSError:
             return False
 
+    def is_local(self, path: Path) -> bool:
+        """Whether this machine alone reads and writes the filesystem of a directory; False where in doubt."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return _filesystem(fd) in _LOCAL
+        finally:
+            os.close(fd)
+
     def sync_dir(self, path: Path) -> None:
         """Make the names in a directory durable."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _BASE_FLAGS)
