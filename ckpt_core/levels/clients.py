@@ -143,7 +143,7 @@ def open_store(url: str, *, request_s: float, retries: int) -> Store:
         ConfigError: the environment's settings cannot be right.
     """
     scheme, bucket, prefix = split(url)
-    plain = _endpoint(scheme).startswith("http://")
+    plain = endpoint(scheme).startswith("http://")
     client: Any = {
         "connect_timeout": timedelta(seconds=min(_CONNECT_S, request_s)),
         "timeout": timedelta(seconds=request_s),
@@ -180,7 +180,7 @@ def away(url: str, what: str, error: BaseException, *, step: int | None = None) 
     names = {
         "place": f"{scheme}://{bucket}",
         "credentials": _CREDENTIALS[scheme],
-        "endpoint": re.sub(r"//.*@", "//", _endpoint(scheme)) or "the store's own",
+        "endpoint": re.sub(r"//.*@", "//", endpoint(scheme)) or "the store's own",
     }
     cause, remedy, hopeless = _cause(said)
     text = f"{url}: could not {what}: {cause}; committed steps are untouched: {remedy}"
@@ -190,6 +190,32 @@ def away(url: str, what: str, error: BaseException, *, step: int | None = None) 
 def is_missing(error: BaseException) -> bool:
     """Whether an object is not there, though its bucket is, as far as the answer says."""
     return isinstance(error, FileNotFoundError) and not re.search(_CAUSES[0][0], str(error))
+
+
+def endpoint(scheme: str) -> str:
+    """Where the environment says that a store is; "" for the store's own."""
+    for name in _ENDPOINTS[scheme]:
+        if value := os.environ.get(name):
+            return value
+    return ""
+
+
+def s3_settings() -> dict[str, str]:
+    """Static keys and region as the environment has them; no keys where they are a role's."""
+    names = {
+        "access_key_id": ("AWS_ACCESS_KEY_ID",),
+        "secret_access_key": ("AWS_SECRET_ACCESS_KEY",),
+        "session_token": ("AWS_SESSION_TOKEN", "AWS_TOKEN"),
+        "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+    }
+    found = {"region": "us-east-1"}
+    if not any(os.environ.get(name) for name in _AWS_SOURCES):
+        found |= _profile()
+    for key, variables in names.items():
+        values = [value for name in variables if (value := os.environ.get(name))]
+        if values:
+            found[key] = values[0]
+    return found
 
 
 # -- inside ----------------------------------------------------------------------------------------
@@ -202,13 +228,6 @@ def _cause(said: str) -> tuple[str, str, bool]:
     status = re.search(r"status: (\d{3})", said)
     answer = f"it answered {status[1]}" if status else f"the client reports {said.split()[0]}"
     return answer, "look at the store's own log", False
-
-
-def _endpoint(scheme: str) -> str:
-    for name in _ENDPOINTS[scheme]:
-        if value := os.environ.get(name):
-            return value
-    return ""
 
 
 def _s3_config(plain: bool) -> Any:

@@ -32,6 +32,7 @@ from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
 from ckpt_core.layout import MANIFEST_NAME, Manifest, is_directory_name
 from ckpt_core.levels.bucket import CREATE, Bucket, Refused, Unchanged, Version
 from ckpt_core.levels.far import Away, Conflict, Copy, Far, Word
+from ckpt_core.levels.leftovers import abort_leftovers
 from ckpt_core.types import parse_step_dir
 
 logger = logging.getLogger(__name__)
@@ -174,6 +175,7 @@ class ObjectFar(Far):
                     self._sweep_folder(target, folder, place, newest)
             if place.gone and not folders:
                 self._sweep_mark(target, newest)
+        abort_leftovers(self.url, keep)
 
     # -- words: the run, its session, pins ----------------------------------------------------------
 

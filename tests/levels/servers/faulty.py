@@ -95,6 +95,7 @@ class FaultServer:
     def __init__(self, *, buckets: tuple[str, ...] = (BUCKET,), sink: bool = False) -> None:
         self.objects: dict[str, Thing] = {}
         self.uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
+        self.began_s: dict[str, float] = {}
         self.requests: list[str] = []
         """What has been asked for, in order."""
         self.fault: Fault = never
@@ -238,6 +239,8 @@ class FaultServer:
         with self._lock:
             if request.method == "POST":
                 return self._post(request)
+            if request.method == "GET" and "uploads" in request.query:
+                return Reply(200, _xml("ListMultipartUploadsResult", self._begun(request.query)))
             if request.method == "GET" and not request.key:
                 return self._list(request.query)
             done = {"PUT": self._put, "GET": self._get, "HEAD": self._get, "DELETE": self._delete}
@@ -295,6 +298,7 @@ class FaultServer:
         if "uploads" in request.query:
             upload = f"u{request.number}"
             self.uploads[upload] = (request.key, {})
+            self.began_s[upload] = self._now()
             return Reply(
                 200, _xml("InitiateMultipartUploadResult", f"<UploadId>{upload}</UploadId>")
             )
@@ -310,6 +314,14 @@ class FaultServer:
         key, parts = found
         tag = self._keep(key, b"".join(parts[number] for number in sorted(parts))).headers["ETag"]
         return Reply(200, _xml("CompleteMultipartUploadResult", f"<ETag>{escape(tag)}</ETag>"))
+
+    def _begun(self, query: dict[str, str]) -> str:
+        return "".join(
+            f"<Upload><Key>{escape(key)}</Key><UploadId>{upload}</UploadId>"
+            f"<Initiated>{_iso(self.began_s[upload])}</Initiated></Upload>"
+            for upload, (key, _) in self.uploads.items()
+            if key.startswith(query["prefix"])
+        )
 
     def _list(self, query: dict[str, str]) -> Reply:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
@@ -407,11 +419,14 @@ def _error(code: str) -> bytes:
 
 
 def _row(key: str, thing: Thing) -> str:
-    when = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(thing.changed_s))
     return (
-        f"<Contents><Key>{escape(key)}</Key><LastModified>{when}</LastModified>"
+        f"<Contents><Key>{escape(key)}</Key><LastModified>{_iso(thing.changed_s)}</LastModified>"
         f"<ETag>{escape(thing.tag)}</ETag><Size>{len(thing.data)}</Size></Contents>"
     )
+
+
+def _iso(when_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(when_s))
 
 
 def _http_date(when_s: float) -> str:

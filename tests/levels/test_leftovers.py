@@ -1,0 +1,88 @@
+"""Parts of uploads that were cut off are deleted, and nothing else."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from ckpt_core.levels import Copy, open_far
+from tests.levels.servers.faulty import FaultServer, always, in_environment, never
+from tests.levels.servers.moto import MotoServer, needs_store
+
+pytestmark = needs_store
+
+KEEP = Copy(300, "000000000300-cccccccc")
+URL = "run one"
+CUT_OFF = f"{URL}/step-000000000100/aaaaaaaa/shard-00000-0.safetensors"
+KEPT = f"{URL}/step-000000000300/cccccccc/shard-00000-0.safetensors"
+FOREIGN = f"{URL}/notes/report.pdf"
+BESIDE = f"{URL} b/step-000000000100/aaaaaaaa/shard-00000-0.safetensors"
+
+
+@pytest.fixture
+def server() -> Iterator[FaultServer]:
+    with FaultServer() as server, in_environment(server.environ()):
+        for number, key in enumerate((CUT_OFF, KEPT, FOREIGN, BESIDE)):
+            server.uploads[f"u{number}"] = (key, {1: b"x"})
+            server.began_s[f"u{number}"] = datetime.now(UTC).timestamp()
+        yield server
+
+
+def left(server: FaultServer) -> list[str]:
+    return [key for key, _ in server.uploads.values()]
+
+
+@pytest.mark.parametrize("skew_s", [0.0, -1e6, 1e6])
+def test_uploads_that_were_cut_off_long_ago_are_aborted(server: FaultServer, skew_s: float) -> None:
+    server.skew_s = skew_s
+    for hours, there in ((23, [CUT_OFF, KEPT, FOREIGN, BESIDE]), (25, [KEPT, FOREIGN, BESIDE])):
+        for name in server.uploads:
+            server.began_s[name] = datetime.now(UTC).timestamp() + skew_s - hours * 3600
+        with open_far(server.url(URL)) as far:
+            far.sweep([KEEP])
+        assert left(server) == there
+
+
+@pytest.mark.parametrize("word", ["403", "503", "reset", "torn"])
+def test_a_store_that_does_not_tell_of_them_is_left_alone(server: FaultServer, word: str) -> None:
+    server.fault = always(word, like="uploads")
+    with open_far(server.url(URL)) as far:
+        far.sweep([])
+    server.fault = never
+    assert len(left(server)) == 4
+
+
+def test_the_signature_is_what_the_stores_own_tools_make() -> None:
+    from botocore.auth import S3SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    from ckpt_core.levels.leftovers import signed
+
+    settings = {
+        "access_key_id": "AKID",
+        "secret_access_key": "se/cr+et",
+        "session_token": "to/k+en",
+        "region": "eu-west-1",
+    }
+    url = "http://127.0.0.1:9000/bucket/run%20one/a?prefix=run%20one%2F&uploads="
+    request = AWSRequest(method="GET", url=url)
+    keys = Credentials("AKID", "se/cr+et", "to/k+en")
+    S3SigV4Auth(keys, "s3", "eu-west-1").add_auth(request)
+    when = datetime.strptime(request.headers["X-Amz-Date"], "%Y%m%dT%H%M%SZ")
+    ours = signed("GET", url, settings, when=when)
+    assert ours["Authorization"] == request.headers["Authorization"]
+
+
+def test_another_server_tells_of_them_in_the_same_way() -> None:
+    from ckpt_core.levels import leftovers
+
+    with MotoServer() as moto, in_environment(moto.environ()):
+        for key in (CUT_OFF, FOREIGN):
+            url = f"http://127.0.0.1:{moto.port}/bucket/{key.replace(' ', '%20')}?uploads"
+            direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            direct.open(urllib.request.Request(url, method="POST"), timeout=30).close()
+        assert leftovers.abort_leftovers(moto.url(URL)) == 1, "all of its uploads began in 2010"
