@@ -133,7 +133,7 @@ def set_pin(request: PinRequest, *, pinned: bool) -> bool:
     else:
         changed = _set_pin_far(url, request.step, pinned=pinned)
     if request.json:
-        answer = {"root": request.root, "step": request.step}
+        answer = {"root": str(request.root), "step": request.step}
         say_json({**answer, "pinned": pinned, "changed": changed})
     else:
         state = "pinned" if pinned else "not pinned"
