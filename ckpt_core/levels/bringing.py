@@ -165,14 +165,15 @@ class BringsBack:
         """See `FurtherLevels`."""
         return self._away
 
-    def bring(self, step: int, attempt: str) -> None:
+    def bring(self, step: int, attempt: str, *, whole: bool = False) -> None:
         """See `FurtherLevels`."""
+        ranks = () if whole else self._info.members
         problems: list[CkptError] = []
         for level in self._levels or ():
             if level.steps.get(step) != attempt:
                 continue
             try:
-                self._bring(level.url, step, attempt)
+                self._bring(level.url, Copy(step, attempt), ranks)
             except (PersistError, CommitError, RootBusy) as exc:
                 raise RestoreError(str(exc), step=step, path=self._store.root) from exc
             except CkptError as exc:
@@ -201,30 +202,30 @@ class BringsBack:
         self._away = tuple(away)
         return levels
 
-    def _bring(self, url: str, step: int, attempt_id: str) -> None:
+    def _bring(self, url: str, copy: Copy, ranks: tuple[int, ...]) -> None:
         began = time.monotonic()
-        logger.info("bringing step %d from %s", step, url)
+        logger.info("bringing step %d from %s", copy.step, url)
         # An interrupt comes while bytes are fetched, and nowhere else: names are changed undisturbed.
         with holding() as held:
             # Under a name of its own: the errand of a trainer that was killed may still write under another.
-            attempt = self._change(lambda: self._store.begin(step, brought=True))
+            attempt = self._change(lambda: self._store.begin(copy.step, brought=True))
             try:
                 with held.allowed():
-                    size = self._fetch(url, Copy(step, attempt_id), attempt.path)
+                    size = self._fetch(url, copy, attempt.path, ranks)
                 self._change(lambda: self._store.publish(attempt))
             except BaseException:
                 self._change(lambda: self._store.abandon(attempt))
                 raise
         seconds = time.monotonic() - began
-        logger.info("brought step %d from %s: %d bytes, %.1f s", step, url, size, seconds)
+        logger.info("brought step %d from %s: %d bytes, %.1f s", copy.step, url, size, seconds)
 
-    def _fetch(self, url: str, copy: Copy, directory: Path) -> int:
+    def _fetch(self, url: str, copy: Copy, directory: Path, ranks: tuple[int, ...]) -> int:
         request = {
             "url": url,
             "step": copy.step,
             "attempt": copy.attempt,
             "directory": str(directory),
-            "ranks": self._info.members,
+            "ranks": ranks,
             "world_size": self._info.world_size,
             "patience_s": min(PATIENCE_S, self._timeout_s / 2),
         }

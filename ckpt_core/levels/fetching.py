@@ -50,7 +50,8 @@ class Wanted:
     Attributes:
         copy: the save.
         directory: an empty directory, which is not a step yet.
-        ranks: those of the root that it is for; for a directory of files nobody asks.
+        ranks: those of the root that it is for, if theirs may be enough; (): all are wanted;
+            for a directory of files nobody asks.
         world_size: how many ranks will read it together.
         patience_s: see `PATIENCE_S`.
     """

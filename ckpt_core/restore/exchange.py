@@ -6,7 +6,7 @@ all, which are the same everywhere; so all of them go on, go back or raise toget
 
 States of a restore:  listing --a common step--> reading --all ok--> in force --all ok--> restored
                       listing --a root lacks that step--> bringing --all ok--> reading
-                      reading --damaged, and a further level has it--> listing --> bringing, once
+                      reading --damaged or in part, and a further level has it--> listing --> bringing, once
                       reading or bringing --a rank found it bad or gone--> listing, without that step
                       any --an error that an older step would not cure--> raised on every rank
 """
@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from ckpt_core.coordination import Coordination, Json
 from ckpt_core.errors import CkptError, CorruptCheckpoint, NotCommitted, RestoreError
-from ckpt_core.restore.failures import NoMeans, NotBrought, ReadRefused
+from ckpt_core.restore.failures import Elsewhere, NoMeans, NotBrought, ReadRefused
 
 _Result = TypeVar("_Result")
 
@@ -36,6 +36,7 @@ class Kind(StrEnum):
     CORRUPT = "corrupt"
     REFUSED = "refused"
     GONE = "gone"
+    ELSEWHERE = "elsewhere"
     FATAL = "fatal"
 
 
@@ -139,6 +140,8 @@ def kind_of(error: Exception | None) -> Kind:
         return Kind.CORRUPT
     if isinstance(error, NotCommitted):
         return Kind.GONE
+    if isinstance(error, Elsewhere):
+        return Kind.ELSEWHERE
     return Kind.REFUSED if isinstance(error, ReadRefused | NotBrought) else Kind.FATAL
 
 

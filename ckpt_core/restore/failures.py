@@ -24,6 +24,10 @@ class ReadRefused(RestoreError):
         )
 
 
+class Elsewhere(RestoreError):
+    """What is needed lies in the root of another node: a further level may have all of it."""
+
+
 class NotBrought(RestoreError):
     """A further level has the step, and it cannot be brought now: an older step may still be here."""
 

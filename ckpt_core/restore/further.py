@@ -17,10 +17,13 @@ class FurtherLevels(Protocol):
     def away(self) -> tuple[str, ...]:
         """Which levels the last `steps` could not ask, and why: one text for each."""
 
-    def bring(self, step: int, attempt: str) -> None:
+    def bring(self, step: int, attempt: str, *, whole: bool = False) -> None:
         """Make that save of a step a committed step of the root, every byte verified, from the nearest level.
 
         What the root has of that step is replaced as a whole.
+
+        Args:
+            whole: the files of all ranks, also where those of the root's own might do.
 
         Raises:
             CorruptCheckpoint: no level holds it whole.
@@ -39,6 +42,6 @@ class NoFurtherLevels:
         """None."""
         return ()
 
-    def bring(self, step: int, attempt: str) -> None:
+    def bring(self, step: int, attempt: str, *, whole: bool = False) -> None:
         """Never called, since there are no steps."""
         raise AssertionError(f"step {step} is nowhere else")

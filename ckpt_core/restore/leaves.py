@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ckpt_core.errors import CorruptCheckpoint, RestoreError
 from ckpt_core.layout import Effort, RankManifest, itemsize, uncovered
 from ckpt_core.layout import nbytes as size_of
+from ckpt_core.restore.failures import Elsewhere
 from ckpt_core.restore.manifests import StepManifest
 from ckpt_core.types import LeafSpec, Slice
 
@@ -120,7 +121,7 @@ class StepLeaves:
     def elsewhere(self, names: Collection[str]) -> RestoreError:
         """The error for leaves that lie, in part or whole, in the roots of other nodes."""
         ranks = ", ".join(str(rank.rank) for rank in self.step.ranks)
-        return RestoreError(
+        return Elsewhere(
             f"{self.step.path} holds what ranks {ranks} of {self.step.manifest.world_size} wrote, and "
             f"needed parts of {first_few(sorted(names))} were written by other ranks, to another root: "
             "restore on the nodes and with the number of ranks that saved it, or from a root that all of "

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ckpt_core")
 
+_BAD = (Kind.CORRUPT, Kind.REFUSED, Kind.GONE, Kind.ELSEWHERE)
 _BRING_S = 86_400.0
 """No bound on bringing, which ends by itself when nothing moves: only a rank that hangs is not waited for."""
 
@@ -151,7 +152,7 @@ class Restorer:
             return None, [replace(found, away=away).to_json(), trail.asked, trail.strict]
 
         exchange = self._together.exchange("restore.steps", look)
-        self._raise_if_bad(None, exchange)
+        self._raise_if_bad(None, exchange, *_BAD)
         rows = [answer.data for answer in exchange.answers]
         if any(asked != trail.asked for _, asked, _ in rows):
             texts = ", ".join(sorted({str(asked or "the newest") for _, asked, _ in rows}))
@@ -180,7 +181,7 @@ class Restorer:
 
         def bring() -> tuple[None, None]:
             if self._info.rank in nodes:
-                self._bring(step, attempt)
+                self._bring(step, attempt, whole=step in trail.partial)
             return None, None
 
         exchange = self._together.exchange("restore.bring", bring, step=step, timeout_s=_BRING_S)
@@ -193,9 +194,9 @@ class Restorer:
             wait_for_save(step_path(self._root, step), attempt, files=self._how.files)
         return True
 
-    def _bring(self, step: int, attempt: str) -> None:
+    def _bring(self, step: int, attempt: str, *, whole: bool) -> None:
         try:
-            self._further.bring(step, attempt)
+            self._further.bring(step, attempt, whole=whole)
         except CorruptCheckpoint:
             raise
         except RestoreError as exc:
@@ -230,15 +231,19 @@ class Restorer:
 
     def _mends(self, step: int, attempt: str, exchange: Exchange[Any], trail: Trail) -> bool:
         """Whether ranks could not use a step, and it is brought to their roots anew."""
-        bad = exchange.first(Kind.CORRUPT, Kind.REFUSED)
-        ranks = [one.rank for one in exchange.answers if one.kind in (Kind.CORRUPT, Kind.REFUSED)]
+        kinds = (Kind.CORRUPT, Kind.REFUSED, Kind.ELSEWHERE)
+        bad = exchange.first(*kinds)
+        ranks = [answer.rank for answer in exchange.answers if answer.kind in kinds]
         if bad is None or not trail.mends(step, attempt, ranks):
             return False
+        if exchange.first(Kind.ELSEWHERE):
+            trail.partial.add(step)
         warn(f"step {step} is brought anew from a further level. rank {bad.rank}: {bad.text}")
         return True
 
     def _failed(self, step: int, exchange: Exchange[Any], trail: Trail) -> bool:
         """Whether a rank could not use a step; raises where nothing else may be tried."""
+        self._raise_if_bad(step, exchange, Kind.ELSEWHERE)
         kinds = [answer.kind for answer in exchange.answers]
         bad = exchange.first(Kind.CORRUPT, Kind.REFUSED) or exchange.first(Kind.GONE)
         if bad is None:
@@ -248,7 +253,7 @@ class Restorer:
         elif Kind.CORRUPT in kinds:
             trail.suspects.add(step)
         if trail.asked is not None or (trail.strict and bad.kind is not Kind.GONE):
-            self._raise_if_bad(step, exchange)
+            self._raise_if_bad(step, exchange, *_BAD)
         if bad.kind is Kind.GONE:
             logger.info("step %d: %s; looking again", step, GONE)
             trail.gone.add(step)
@@ -259,13 +264,14 @@ class Restorer:
         trail.pass_over(step, error)
         return True
 
-    def _raise_if_bad(self, step: int | None, exchange: Exchange[Any]) -> None:
-        """Raise this rank's error, or on its behalf the first one of another rank."""
+    def _raise_if_bad(self, step: int | None, exchange: Exchange[Any], *kinds: Kind) -> None:
+        """If a rank's answer is of these kinds: raise this rank's error, or another's for it."""
+        bad = exchange.first(*kinds)
+        if bad is None:
+            return
         if exchange.error is not None:
             raise exchange.error
-        bad = exchange.first(Kind.CORRUPT, Kind.REFUSED, Kind.GONE)
-        if bad is not None:
-            raise bad.error(self._root if step is None else step_path(self._root, step), step)
+        raise bad.error(self._root if step is None else step_path(self._root, step), step)
 
     def _read(self, search: Search, step: int, attempt: str) -> ReadStep:
         """Read a step; one that is replaced by a newer save of the same step is read again.

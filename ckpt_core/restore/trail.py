@@ -40,8 +40,9 @@ class Trail:
         gone: steps that were retired while they were read.
         suspects: those of the skipped steps that must not stand as the newest once an older one is in force.
         listings: of all ranks, the last ones.
-        damaged: saves that were found damaged and are to be brought anew: (step, attempt) -> which nodes.
+        damaged: saves that roots cannot use and are to be brought anew: (step, attempt) -> which nodes.
         mended: (step, node) for which that has been tried.
+        partial: steps of which a node needs more than its own ranks wrote.
     """
 
     root: Path
@@ -53,6 +54,7 @@ class Trail:
     listings: Sequence[Listing] = ()
     damaged: dict[tuple[int, str], set[int]] = field(default_factory=dict)
     mended: set[tuple[int, int]] = field(default_factory=set)
+    partial: set[int] = field(default_factory=set)
 
     @property
     def tried(self) -> set[int]:

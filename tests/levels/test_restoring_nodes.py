@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ckpt_core.errors import CorruptCheckpoint
 from ckpt_core.layout import MANIFEST_NAME, Manifest
@@ -217,3 +218,31 @@ def test_when_no_step_is_common_the_error_says_what_levels_hold(
     texts = {str(result) for result in outcomes.results}
     assert len(texts) == 1
     assert "further levels hold 20, 10" in texts.pop()
+
+
+def test_fewer_ranks_on_a_root_that_has_only_a_part_get_the_whole_from_the_level(
+    tmp_path: Path,
+) -> None:
+    roots, level = [tmp_path / "a", tmp_path / "b"], tmp_path / "level"
+    boxed = {"matrix": torch.arange(4000.0).reshape(40, 100)}
+    saved = job(20, 4, boxed=boxed)
+    for root, members in zip(roots, PAIRS, strict=True):
+        write_ranks(root, 20, saved, members=members)
+    gather_roots(level, roots, 20, saved)
+    lives = [zeros_like(saved.state(0)) for _ in range(2)]
+    outcomes = Nodes([roots[0]] * 2, None, [level]).restore(lives)
+    assert outcomes.steps() == [20] * 2
+    assert all("brought anew from a further level" in text for text in outcomes.texts[:2])
+    for one in lives:
+        assert_same(one["boxed"], boxed)
+    assert ranks_in(roots[0], 20) == [0, 1, 2, 3]
+
+
+def test_fewer_ranks_on_a_root_that_has_only_a_part_are_told_so_without_a_level(
+    tmp_path: Path,
+) -> None:
+    saved = job(20, 4, boxed={"matrix": torch.arange(4000.0).reshape(40, 100)})
+    write_ranks(tmp_path / "a", 20, saved, members=[0, 1])
+    lives = [zeros_like(saved.state(0)) for _ in range(2)]
+    outcomes = Nodes([tmp_path / "a"] * 2, None, [tmp_path / "none"]).restore(lives)
+    assert all("were written by other ranks" in str(result) for result in outcomes.results)
