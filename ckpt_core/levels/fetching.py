@@ -24,7 +24,7 @@ from ckpt_core.errors import CorruptCheckpoint, NotCommitted, PersistError
 from ckpt_core.layout import MANIFEST_NAME, ChunkSum, FileEntry, Manifest, RankEntry, RankManifest
 from ckpt_core.levels.errands import Progress
 from ckpt_core.levels.far import Away, Copy, Far
-from ckpt_core.levels.landing import Landing, make_folders
+from ckpt_core.levels.landing import Landing, Run, make_folders, runs_of
 from ckpt_core.levels.subsets import chosen_rows, part_of
 from ckpt_core.system.files import Files, advice
 
@@ -193,7 +193,7 @@ class _Fetching:
 
     def _shard_files(self, entries: list[FileEntry]) -> None:
         landings = [Landing(self._wanted.directory, one, files=self._files) for one in entries]
-        runs = iter([(one, run) for one in landings for run in _runs(one.entry)])
+        runs = iter([(one, run) for one in landings for run in runs_of(one.entry, RANGE_BYTES)])
         count = min(STREAMS, sum(len(one.entry.chunks) for one in landings))
         threads = [
             threading.Thread(target=self._work, args=(runs,), name=f"ckpt-bring-{n}", daemon=True)
@@ -216,7 +216,7 @@ class _Fetching:
             for one in landings:
                 one.close()
 
-    def _work(self, runs: Iterator[tuple[Landing, _Run]]) -> None:
+    def _work(self, runs: Iterator[tuple[Landing, Run]]) -> None:
         try:
             buffer = Landing.buffer(RANGE_BYTES)
             while self._error is None:
@@ -225,10 +225,12 @@ class _Fetching:
                 if task is None:
                     return
                 self._fetch_run(*task, buffer)
+        except OSError as exc:  # no memory for a buffer
+            self._fail(self._cannot_write(self._wanted.directory, exc))
         except BaseException as exc:
             self._fail(exc)
 
-    def _fetch_run(self, landing: Landing, run: _Run, buffer: memoryview) -> None:
+    def _fetch_run(self, landing: Landing, run: Run, buffer: memoryview) -> None:
         name = landing.entry.name
         if len(run.chunks) == 1 and run.nbytes > len(buffer):
             self._fetch_long(landing, run, buffer)
@@ -240,7 +242,7 @@ class _Fetching:
         with self._writing(landing.path):
             landing.has_got(run.nbytes)
 
-    def _fetch_long(self, landing: Landing, run: _Run, buffer: memoryview) -> None:
+    def _fetch_long(self, landing: Landing, run: Run, buffer: memoryview) -> None:
         """A chunk that no buffer holds: it is verified once it is written, and before anything counts."""
         hasher, done = xxhash.xxh3_64(), 0
         while done < run.nbytes:
@@ -253,7 +255,7 @@ class _Fetching:
         if expected not in (None, hasher.hexdigest()):
             raise self._bad_chunk(landing.entry.name, run.offset, run.chunks[0], hasher.hexdigest())
 
-    def _verify(self, name: str, run: _Run, data: memoryview) -> None:
+    def _verify(self, name: str, run: Run, data: memoryview) -> None:
         offset = 0
         for chunk in run.chunks:
             piece = data[offset : offset + chunk.nbytes]
@@ -372,26 +374,5 @@ class _Writing:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError) and not isinstance(error, PersistError):
+        if isinstance(error, OSError):
             raise self._fetching._cannot_write(self._path, error) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Consecutive chunks of a file that are fetched at once."""
-
-    offset: int
-    nbytes: int
-    chunks: tuple[ChunkSum, ...]
-
-
-def _runs(entry: FileEntry) -> Iterator[_Run]:
-    offset, size, chunks = 0, 0, list[ChunkSum]()
-    for chunk in entry.chunks:
-        if chunks and size + chunk.nbytes > RANGE_BYTES:
-            yield _Run(offset, size, tuple(chunks))
-            offset, size, chunks = offset + size, 0, []
-        chunks.append(chunk)
-        size += chunk.nbytes
-    if chunks:
-        yield _Run(offset, size, tuple(chunks))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_core.layout import FileEntry, parents_of
+from ckpt_core.layout import ChunkSum, FileEntry, parents_of
 from ckpt_core.system.files import NO_DIRECT, Files
 from ckpt_core.units import ALIGN_BYTES
 
@@ -19,6 +20,28 @@ def make_folders(directory: Path, entries: Iterable[FileEntry], *, files: Files)
         files.mkdir(directory / name)
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive checksum chunks of a file that are fetched at once."""
+
+    offset: int
+    nbytes: int
+    chunks: tuple[ChunkSum, ...]
+
+
+def runs_of(entry: FileEntry, most_bytes: int) -> Iterator[Run]:
+    """A file in runs of at most so many bytes; a chunk that is longer is one of its own."""
+    offset, size, chunks = 0, 0, list[ChunkSum]()
+    for chunk in entry.chunks:
+        if chunks and size + chunk.nbytes > most_bytes:
+            yield Run(offset, size, tuple(chunks))
+            offset, size, chunks = offset + size, 0, []
+        chunks.append(chunk)
+        size += chunk.nbytes
+    if chunks:
+        yield Run(offset, size, tuple(chunks))
+
+
 class Landing:
     """A file that fills. Thread-safe; lets `OSError` through."""
 
@@ -27,6 +50,7 @@ class Landing:
         self.path = directory / entry.name
         self._files = files
         self._lock = threading.Lock()
+        self._turn = threading.Lock()
         self._fd: int | None = None
         self._direct = all(chunk.nbytes % ALIGN_BYTES == 0 for chunk in entry.chunks)
         self._left = entry.nbytes
@@ -39,13 +63,15 @@ class Landing:
     def write(self, data: memoryview, offset: int) -> None:
         """Put bytes in their place. Called by any thread."""
         fd = self._open()
-        try:
-            self._files.pwrite(fd, data, offset)
-        except OSError as exc:
-            # Some filesystems accept O_DIRECT at open and refuse the first write.
-            if not self._direct or exc.errno not in NO_DIRECT:
-                raise
-            self._files.pwrite(self._reopen(), data, offset)
+        # One at a time: tmpfs has one lock for a file, and whoever waits for it spins.
+        with self._turn:
+            try:
+                self._files.pwrite(fd, data, offset)
+            except OSError as exc:
+                # Some filesystems accept O_DIRECT at open and refuse the first write.
+                if not self._direct or exc.errno not in NO_DIRECT:
+                    raise
+                self._files.pwrite(self._reopen(), data, offset)
         if not self._direct:
             self._files.start_writeback(fd, offset, len(data))
 

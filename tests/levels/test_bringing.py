@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ckpt_core.errors import CorruptCheckpoint, RestoreError
-from ckpt_core.levels import BringsBack
+from ckpt_core.levels import BringsBack, fetching
 from ckpt_core.restore import RestoreWarning, verify
 from ckpt_core.store import committed_steps, step_path
 from ckpt_core.system.files import Files
@@ -299,3 +299,19 @@ def test_a_level_that_is_damaged_warns_and_the_restore_says_which_object(
     flip(shard_in(level, 20), 9000)
     with pytest.warns(RestoreWarning, match=r"shard-00000-0.safetensors of step 20 at .*level"):
         assert restored_state(root, [level])[0] == 10
+
+
+@pytest.mark.parametrize("most", [2048, 8192])
+def test_chunks_longer_and_shorter_than_a_range_are_verified_alike(
+    most: int, root: Path, level: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "RANGE_BYTES", most)
+    bring(root, level, files=QuickFiles())
+    assert_whole(root, 20)
+    flip(shard_in(level, 10), 9000)
+    with opened(root) as store:
+        further = brings_back(store, [level])
+        attempt = further.steps()[10]
+        with pytest.raises(CorruptCheckpoint, match="in bytes 8192 to 12288, got xxh3"):
+            further.bring(10, attempt)
+    assert_whole(root, 20)
