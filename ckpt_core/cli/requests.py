@@ -197,6 +197,10 @@ class DoctorRequest:
     root: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where checkpoints go; it need not exist.")
     ] = None
+    level: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A further level; repeatable. Those of DIR are known."),
+    ] = None
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A configuration of DeepSpeed.")
     ] = None

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ckpt_core.levels.pushing import Pushed, push
     from ckpt_core.levels.reading import Look, look_at
     from ckpt_core.levels.trainer import Levels
+    from ckpt_core.levels.trial import upload_speed
 
 # Only whoever reads or sends a level needs these, and only who saves what sees torch.
 _LAZY = {
@@ -59,6 +60,7 @@ _LAZY = {
     "push": "ckpt_core.levels.pushing",
     "serve_agent": "ckpt_core.levels.by_hand",
     "settle_plan": "ckpt_core.levels.by_hand",
+    "upload_speed": "ckpt_core.levels.trial",
 }
 
 __all__ = [
@@ -89,6 +91,7 @@ __all__ = [
     "read_status",
     "serve_agent",
     "settle_plan",
+    "upload_speed",
     "wanted",
     "write_plan",
     "write_status",

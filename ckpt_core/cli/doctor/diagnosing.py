@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckpt_core.cli.doctor.environment import TORCH, check_environment
 from ckpt_core.cli.doctor.finding import Finding, Level, problem
 from ckpt_core.cli.doctor.framework import Framework, frameworks
+from ckpt_core.cli.doctor.levels import check_levels
 from ckpt_core.cli.doctor.machine import check_machine
 from ckpt_core.cli.doctor.root import check_root
 from ckpt_core.cli.doctor.trials import trials
@@ -46,6 +47,7 @@ def _examine(request: DoctorRequest) -> list[Finding]:
     programs = {one.name: one.program for one in (TORCH, *known) if is_there(one.name)}
     with trials({} if request.quick else programs) as running:
         found = [] if request.root is None else check_root(request.root)
+        found += check_levels(request.root, request.level or [])
         told = {name: trial.result() for name, trial in running.items()}
     return [
         *check_environment(told, known, asked=_asks(request)),
