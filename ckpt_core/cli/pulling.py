@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_core.cli.places import directory_of
 from ckpt_core.cli.progress import progress_bar
+from ckpt_core.cli.pushing import name_of
 from ckpt_core.cli.text import say, say_json, size_text
 from ckpt_core.errors import ConfigError
 from ckpt_core.levels import Pulled, pull
@@ -22,21 +23,22 @@ def pull_save(request: PullRequest) -> bool:
     if not request.to:
         raise ConfigError("say which root is to hold it: --to ROOT")
     root = directory_of(request.to, command="ckpt-core pull --to")
-    url, step = _meant(request)
+    url, name = _meant(request)
     with progress_bar() as show:
-        label = f"{'newest step' if step is None else f'step {step}'} of {url}"
-        done = pull(url, step, root, replace=request.force, progress=partial(show, label))
+        label = f"{name or 'newest step'} of {url}"
+        done = pull(url, name, root, replace=request.force, progress=partial(show, label))
     if request.json:
         sizes = {"nbytes": done.nbytes, "resumed_bytes": done.resumed_bytes}
-        save = {"step": done.copy.step, "attempt": done.copy.attempt, "path": str(done.path)}
+        names = {"step": done.copy.step, "directory": done.copy.directory}
+        save = {**names, "attempt": done.copy.attempt, "path": str(done.path)}
         say_json({"url": url, "root": str(root), **save, **sizes, "already": done.already})
     else:
         say(_told(done, url))
     return True
 
 
-def _meant(request: PullRequest) -> tuple[str, int | None]:
-    """The root elsewhere, and the step; the URL may name that too."""
+def _meant(request: PullRequest) -> tuple[str, str | None]:
+    """The root elsewhere, and what is meant there; the URL may name a step."""
     url = Level(request.url).url
     place, _, name = url.rpartition("/")
     step = parse_step_dir(name)
@@ -44,13 +46,13 @@ def _meant(request: PullRequest) -> tuple[str, int | None]:
         return url, request.step
     if request.step is not None:
         raise ConfigError(f"{url} is one step already: leave STEP out, or name the root, {place}")
-    return place, step
+    return place, str(step)
 
 
 def _told(done: Pulled, url: str) -> str:
     if done.already:
-        return f"step {done.copy.step} is there already: {done.path}"
-    text = f"step {done.copy.step} is {done.path}: {size_text(done.nbytes)} from {url}, verified"
+        return f"{name_of(done.copy)} is there already: {done.path}"
+    text = f"{name_of(done.copy)} is {done.path}: {size_text(done.nbytes)} from {url}, verified"
     if done.resumed_bytes:
         text += f"; of these {size_text(done.resumed_bytes)} were here"
     return text

@@ -180,8 +180,11 @@ class PullRequest:
         str, typer.Argument(metavar="URL", help="A root elsewhere: s3://bucket/run, a directory.")
     ]
     step: Annotated[
-        int | None,
-        typer.Argument(metavar="STEP", min=0, help="Number of the step; default: newest."),
+        str | None,
+        typer.Argument(
+            metavar="STEP",
+            help="A step's number, or a directory of files; default: the newest step.",
+        ),
     ] = None
     to: Annotated[str, typer.Option(metavar="ROOT", help="The root that is to hold the step.")] = ""
     force: Annotated[

@@ -28,6 +28,7 @@ from ckpt_core.layout import MANIFEST_NAME, FileEntry, Manifest, RankManifest
 from ckpt_core.levels.errands import Progress
 from ckpt_core.levels.far import Copy, Far
 from ckpt_core.levels.fetching import PATIENCE_S, RANGE_BYTES, Wanted, fetch
+from ckpt_core.levels.named_bringing import Wish, bring_named
 from ckpt_core.levels.opening import open_far
 from ckpt_core.store import INFLIGHT, StepStore, ensure_dir, entries, remove_tree, step_path
 from ckpt_core.system.files import Files, advice
@@ -60,7 +61,7 @@ class Pulled:
 
 def pull(
     url: str,
-    step: int | None,
+    name: str | None,
     root: Path,
     *,
     replace: bool,
@@ -69,17 +70,18 @@ def pull(
 ) -> Pulled:
     """Bring a step from a level and make it a committed step of a root, every byte verified.
 
-    Locks the root, which is made if it is missing. When this raises, or is killed, nothing of the step can be
-    seen there; what has come of it stays, and the next call goes on from there.
+    Locks the root, which is made if it is missing. When this raises, or is killed, nothing of the step can
+    be seen there; what has come of it stays, and the next call goes on from there. A directory of files comes
+    with the pointer that names it at the level; there the next call begins anew.
 
     Args:
-        step: None: the newest one.
-        replace: even if the root has another save of that step.
+        name: number of a step, or name of a directory of files; None: the newest step.
+        replace: even if the root has another save of that name.
         patience_s: how long the level may be away.
 
     Raises:
-        ConfigError: the root has another save of that step.
-        NotCommitted: the level has no such step (any more).
+        ConfigError: the root has another save of that name.
+        NotCommitted: the level has nothing of that name (any more).
         CorruptCheckpoint: what the level has is not what was saved.
         UnknownFormat: a newer release wrote it.
         RootBusy: somebody else writes to the root.
@@ -88,19 +90,43 @@ def pull(
     """
     files = _OverLeftovers()
     with open_far(url, files=files) as far:
-        copy = _find(far, step)
+        copy = _find(far, name)
+        if copy.directory is not None:
+            path = root / copy.directory
+            if _is_there(path, copy, far, replace=replace):
+                return Pulled(copy, path, already=True)
+            return _pull_directory(far, copy, root, progress)
         with _opened(root, files) as store:
             path = step_path(store.root, copy.step)
-            there = _attempt_of(path)
-            if there == copy.attempt:
+            if _is_there(path, copy, far, replace=replace):
                 return Pulled(copy, path, already=True)
-            if there is not None and not replace:
-                raise ConfigError(
-                    f"{path} is another save of step {copy.step}, {there}, than that at {far.url}, "
-                    f"{copy.attempt}: --force replaces it. Nothing was changed",
-                    path=path,
-                )
             return _Pulling(far, copy, store, files).run(progress, patience_s)
+
+
+def _is_there(path: Path, copy: Copy, far: Far, *, replace: bool) -> bool:
+    """Whether the root has this very save; raises if it has another one that is not to be replaced."""
+    there = _attempt_of(path)
+    if there not in (None, copy.attempt) and not replace:
+        raise ConfigError(
+            f"{path} is another save, {there}, than that at {far.url}, {copy.attempt}: --force replaces it. "
+            "Nothing was changed",
+            path=path,
+        )
+    return there == copy.attempt
+
+
+def _pull_directory(far: Far, copy: Copy, root: Path, progress: Progress) -> Pulled:
+    assert copy.directory is not None
+    pointers = [name for name, named in far.pointers().items() if named == copy.directory]
+    sizes = [0]
+
+    def tell(done: int, total: int) -> None:
+        sizes[0] = total
+        progress(done, total)
+
+    wish = Wish(root, copy.directory, pointers[0] if pointers else None)
+    bring_named([far], wish, files=Files(), progress=tell)
+    return Pulled(copy, root / copy.directory, sizes[0])
 
 
 class _Pulling:
@@ -237,15 +263,25 @@ def _read_here(path: Path, buffer: memoryview, offset: int) -> bool:
     return False
 
 
-def _find(far: Far, step: int | None) -> Copy:
+def _find(far: Far, name: str | None) -> Copy:
     steps = far.steps()
-    if not steps:
-        raise NotCommitted(f"{far.url} holds no committed step")
-    number = max(steps) if step is None else step
+    if (name is not None and not name.isdecimal()) or not steps:
+        return _find_directory(far, name)
+    number = max(steps) if name is None else int(name)
     if number not in steps:
         known = ", ".join(map(str, sorted(sorted(steps, key=lambda one: abs(one - number))[:4])))
-        raise NotCommitted(f"step {number} is not at {far.url}; nearest: {known}", step=step)
+        raise NotCommitted(f"step {number} is not at {far.url}; nearest: {known}", step=number)
     return Copy(number, steps[number])
+
+
+def _find_directory(far: Far, name: str | None) -> Copy:
+    there = far.directories()
+    if name in there:
+        return there[name]
+    known = f"; it holds directories of files: {', '.join(sorted(there))}" if there else ""
+    if name is None or name.isdecimal():
+        raise NotCommitted(f"{far.url} holds no committed step{known}")
+    raise NotCommitted(f"{name} is not at {far.url}{known}")
 
 
 @contextmanager

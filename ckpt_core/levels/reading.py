@@ -55,17 +55,17 @@ class Look:
         self.path: Path = self.root
         self._known: dict[str, Copy] = {}
 
-    def find(self, target: str | None) -> None:
+    def find(self, target: str | None, steps: Iterable[int]) -> None:
         """Give what is there its names.
 
         Args:
-            target: the one that is looked at; None: the root, all of its steps and directories of files.
+            target: the one that is looked at; None: the root, and its steps.
         """
         if target is not None:
             self.path = self.root / target
             self._make(target)
             return
-        for step in self.far.steps():
+        for step in steps:
             (self.root / step_dir_name(step)).mkdir()
 
     def outline(self, targets: Iterable[Path] | None = None) -> None:
@@ -182,12 +182,19 @@ def look_at(url: str, *, far: Far | None = None) -> Iterator[Look]:
     """
     root, target = split_url(url)
     with ExitStack() as stack:
-        far = stack.enter_context(open_far(root)) if far is None else far
+        given, far = far, far or stack.enter_context(open_far(root))
+        try:
+            steps = far.steps() if target is None else {}
+            if target is None and not steps and given is None:
+                far, target = _directory(stack, far)
+        except Away as exc:
+            raise RestoreError(f"{str(exc).rstrip('.')}. {_SAFE}") from exc
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ckpt-core-look-")))
         look = Look(far, folder)
         stack.callback(look.end)
         try:
-            _find(look, url, target)
+            look.find(target, steps)
+            _check_there(look, url, target)
             yield look
         except (CkptError, OSError) as exc:
             _tell(exc, look, folder)
@@ -206,8 +213,18 @@ def split_url(url: str) -> tuple[str, str | None]:
     return (place, None) if parse_step_dir(name) is None else (root, name)
 
 
-def _find(look: Look, url: str, target: str | None) -> None:
-    look.find(target)
+def _directory(stack: ExitStack, far: Far) -> tuple[Far, str | None]:
+    """What has no steps may be a directory of files: then its root, and its name there."""
+    root, _, name = far.url.rpartition("/")
+    if not root.endswith("/") and is_directory_name(name):
+        above = stack.enter_context(open_far(root))
+        with suppress(Away):  # nobody has to be able to read there
+            if above.manifest(name) is not None:
+                return above, name
+    return far, None
+
+
+def _check_there(look: Look, url: str, target: str | None) -> None:
     if target is not None and not look.path.is_dir():
         steps = ", ".join(map(str, sorted(look.far.steps())[-4:])) or "none"
         text = f"{url} is not there: it was never committed, or has been retired; newest steps: {steps}"

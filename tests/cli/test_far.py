@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from ckpt_core import Checkpointer, Options
 from ckpt_core.levels import open_far
 from ckpt_core.store import committed_steps, step_path
 from tests.cli.far_places import Place
@@ -148,6 +149,40 @@ def test_pull_says_what_is_there_instead(
     answer = at_place("pull", place.url, 21, "--to", tmp_path / "r")
     assert (answer.code, "nearest: 20" in answer.err) == (2, True)
     assert not (tmp_path / "r").exists()
+
+
+# -- directories of files ----------------------------------------------------------------------------
+
+
+def _with_tags(root: Path) -> Path:
+    """Two directories of files; `latest` names the newer one."""
+    with Checkpointer(root, Options()) as checkpointer:
+        for step in (1, 2):
+            files = checkpointer.begin_files(step, f"tag{step}", pointer="latest")
+            files.add("model/mp.pt", {"x": torch.full((5000,), float(step))})
+            files.seal().committed.result(60)
+    return root
+
+
+def test_a_directory_of_files_goes_there_and_comes_back_with_its_pointer(
+    at_place: Cli, place: Place, tmp_path: Path
+) -> None:
+    root, fresh = _with_tags(tmp_path / "tags"), tmp_path / "fresh"
+    for tag in ("tag1", "tag2"):
+        assert at_place("push", root, tag, "--to", place.url).out.startswith(f"{tag} is at ")
+    answer = at_place("pull", place.url, "--to", fresh)
+    assert answer.code == 2
+    assert "it holds directories of files: tag1, tag2" in answer.err
+    assert at_place("pull", place.url, "tag2", "--to", fresh).out.startswith("tag2 is ")
+    assert _bytes_of(fresh / "tag2") == _bytes_of(root / "tag2")
+    assert (fresh / "latest").read_text() == "tag2"
+    assert "tag2 is there already" in at_place("pull", place.url, "tag2", "--to", fresh).out
+    assert at_place("pull", place.url, "tag1", "--to", fresh).code == 0
+    assert (fresh / "latest").read_text() == "tag2"
+    assert at_place("pull", place.url, "tag3", "--to", fresh).code == 2
+    (report,) = _answer(at_place("verify", f"{place.url}/tag2", "--json"))["steps"]
+    assert (report["ok"], report["path"]) == (True, f"{place.url}/tag2")
+    assert "is no step but a directory of 1 files" in at_place("show", f"{place.url}/tag2").err
 
 
 # -- pins ------------------------------------------------------------------------------------------
