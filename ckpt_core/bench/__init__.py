@@ -8,8 +8,8 @@ Every figure is shown with its lowest, middle and highest value, since disks are
 
 The suite `core` measures one process, `ranks` several that save together, `policy` what `Auto` makes of a
 second job on the machine, `papers` figures of the papers, with the engine under presets, `device` the way
-from a device to the host and back: see the module of each name. Suites that measure an integration lie
-beside it, and are found by entry points: see `suites`.
+from a device to the host and back, `levels` that to further roots and back: see the module of each name.
+Suites that measure an integration lie beside it, and are found by entry points: see `suites`.
 
 Call order: `Settings(...)`, or that of another suite -> `run(settings)` -> `render(report)`,
 `plot(report, path)`, `report.to_json()`; `write(report, folder)` for `papers`.
@@ -20,6 +20,7 @@ from __future__ import annotations
 from ckpt_core.bench.contenders import NAMES, OURS
 from ckpt_core.bench.core import Measure, Settings
 from ckpt_core.bench.device import DeviceMeasure, DeviceSettings
+from ckpt_core.bench.levels import LevelMeasure, LevelSettings
 from ckpt_core.bench.papers import PapersMeasure, PapersSettings
 from ckpt_core.bench.policy import PolicyMeasure, PolicySettings
 from ckpt_core.bench.ranks import RankMeasure, RankSettings
@@ -35,6 +36,8 @@ __all__ = [
     "AnySettings",
     "DeviceMeasure",
     "DeviceSettings",
+    "LevelMeasure",
+    "LevelSettings",
     "Measure",
     "ModelSize",
     "PapersMeasure",

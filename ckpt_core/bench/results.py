@@ -24,6 +24,7 @@ class Unit(StrEnum):
     TIMES = "x"
     STEPS = "steps"
     PER_S = "1/s"
+    SECONDS_PER_GB = "s/GB"
     PERCENT = "%"
     """Held as a part of 1."""
 

@@ -20,7 +20,7 @@ from ckpt_core.errors import ConfigError
 from ckpt_core.system import plugins
 
 GROUP = "ckpt_core.bench"
-_OWN = ("core", "ranks", "policy", "papers", "device")
+_OWN = ("core", "ranks", "policy", "papers", "device", "levels")
 
 
 def names() -> tuple[str, ...]:

@@ -19,6 +19,7 @@ _SCALES = {
     Unit.TIMES: (1.0, "x", 3),
     Unit.STEPS: (1.0, "steps", 0),
     Unit.PER_S: (1.0, "1/s", 2),
+    Unit.SECONDS_PER_GB: (1.0, "s/GB", 2),
     Unit.PERCENT: (100.0, "%", 1),
 }
 

@@ -27,11 +27,11 @@ class Request:
     suite: Annotated[
         str,
         typer.Option(
-            metavar="[core|ranks|lightning|deepspeed|horovod|policy|papers|device]",
+            metavar="[core|ranks|lightning|deepspeed|horovod|policy|papers|device|levels]",
             help="core: one process beside other checkpointers. ranks: several that save together. "
             "lightning, deepspeed, horovod: the ways to save under these. "
             "policy: Auto, beside a second job. papers: figures of the papers. "
-            "device: a GPU or the like, beside raw copies.",
+            "device: a GPU or the like, beside raw copies. levels: an agent, a store on loopback, memory.",
         ),
     ] = "core"
     quick: Annotated[
@@ -82,7 +82,8 @@ class Request:
             help="Only this; repeatable. core has save, restore, leaves, train; "
             "ranks save, train, plan, messages; lightning, deepspeed save, train; horovod train; "
             "policy overhead, decision; papers throughput, persist, in_flight, writers, memory, "
-            "intervals, separated, breakdown; device copy, first, read, train, restore.",
+            "intervals, separated, breakdown; device copy, first, read, train, restore; "
+            "levels train, upload, back, memory.",
         ),
     ] = None
     max_overhead: Annotated[
@@ -102,7 +103,7 @@ class Request:
     ] = None
     memory_root: Annotated[
         Path | None,
-        typer.Option(help="On a filesystem in memory (suite papers); default: /dev/shm."),
+        typer.Option(help="On a filesystem in memory (suites papers, levels); default: /dev/shm."),
     ] = None
     out: Annotated[
         Path | None,
@@ -150,6 +151,8 @@ bench.__signature__ = inspect.signature(Request, eval_str=True).replace(  # type
 _REFUSED = {
     ("interval", "policy"): "Auto finds it",
     ("interval", "device"): "it saves every 10th step",
+    ("interval", "levels"): "it saves every 5th step",
+    ("staging_bytes", "levels"): "its saves have the engine's",
     ("staging_bytes", "papers"): "its presets say it",
     ("leaves", "device"): "it has three sizes of them",
 } | {
@@ -162,7 +165,7 @@ _ONLY = {
     "ranks": ("ranks",),
     "max_overhead": ("policy", "papers"),
     "iteration_s": ("papers",),
-    "memory_root": ("papers",),
+    "memory_root": ("papers", "levels"),
     "out": ("papers",),
     "device": ("device",),
 }

@@ -1,0 +1,378 @@
+"""The suite `levels`: settings, the order of a run, and what is noted of each turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ckpt_core.bench.contenders import OURS
+from ckpt_core.bench.crew import Crew
+from ckpt_core.bench.machine import check_room, work_folder
+from ckpt_core.bench.remote import Remote
+from ckpt_core.bench.results import Entrant, Figure, Unit
+from ckpt_core.bench.run import Run
+from ckpt_core.bench.settings import ModelSize, RunSettings, model_of
+from ckpt_core.bench.suite import Suite
+from ckpt_core.bench.team import Launcher, Team
+from ckpt_core.bench.views import One, Several, View
+from ckpt_core.system.machine import describe
+
+_BUCKET = "bench"
+_ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "bench",
+    "AWS_SECRET_ACCESS_KEY": "bench",
+    "AWS_REGION": "us-east-1",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    # As over TLS: there a client of this engine does not hash each part.
+    "AWS_UNSIGNED_PAYLOAD": "true",
+}
+"""Of whoever is to use it, besides the endpoint."""
+
+CAPPED, WITHOUT = "ckpt_core_capped", "no_level"
+OBSTORE, MEMCPY = "obstore", "memcpy"
+_ENGINES = (OURS, CAPPED, WITHOUT)
+_WAYS = {
+    OURS: "a root on --root, one level in the store; its agent",
+    CAPPED: "the same, with a bound on the bandwidth",
+    WITHOUT: "the same root alone",
+    OBSTORE: "the files of the same step by the client alone, 8 MiB parts, 4 streams; ranges back by 8",
+    MEMCPY: "each leaf into warm memory, one thread",
+    "sync_boto3": "upload_file of each file of the step, its defaults: what `aws s3 sync` does",
+    "torch_save_s3fs": "torch.save into a file of s3fs",
+    "dcp_s3torchconnector": "DCP's save with S3StorageWriter",
+}
+NAMES = tuple(_WAYS)
+_CLIENTS = (OBSTORE, "sync_boto3")
+_SENDERS = (*_CLIENTS, "torch_save_s3fs", "dcp_s3torchconnector")
+
+CALL = Figure("call", "save() in training beside the agent, the call alone", Unit.SECONDS)
+STEP = Figure("step", "Training step with saves, on one processor", Unit.SECONDS)
+SLOWER = Figure(
+    "slower", "Training beside the agent, over the same saves without one", Unit.PERCENT
+)
+CAP = Figure("cap", "Bytes each second over the bound", Unit.TIMES)
+UPLOAD = Figure("upload", "Step to the store", Unit.BYTES_PER_S, True)
+UPLOAD_CPU = Figure("upload_cpu", "Processor time of sending", Unit.SECONDS_PER_GB)
+BACK = Figure(
+    "back", "Step out of the store: into live tensors of a fresh root", Unit.BYTES_PER_S, True
+)
+MEMORY_SAVE = Figure("memory_save", "Save to a root in memory", Unit.BYTES_PER_S, True)
+MEMORY_RESTORE = Figure("memory_restore", "Restore from it", Unit.BYTES_PER_S, True)
+_FIGURES: tuple[View, ...] = (
+    One(CALL),
+    One(STEP),
+    One(SLOWER, columns=False),
+    One(CAP, columns=False),
+    One(UPLOAD, drawn=True),
+    One(UPLOAD_CPU, drawn=True),
+    One(BACK, drawn=True),
+    Several("Memory", (("save", MEMORY_SAVE), ("restore", MEMORY_RESTORE))),
+)
+
+_STATES = 16
+"""In sizes of the state: what processes hold, with what lies in memory and in the sink."""
+
+_DISK_STATES = 12
+"""In sizes of the state of the model that trains."""
+
+_WARM_UPS = 2
+_MODEL = model_of(128 * 2**20)
+
+
+class LevelMeasure(StrEnum):
+    """Groups of figures that can be asked for one by one."""
+
+    TRAIN = "train"
+    UPLOAD = "upload"
+    BACK = "back"
+    MEMORY = "memory"
+
+
+_OF = {
+    LevelMeasure.TRAIN: _ENGINES,
+    LevelMeasure.UPLOAD: (OURS, CAPPED, *_SENDERS),
+    LevelMeasure.BACK: (OURS, OBSTORE),
+    LevelMeasure.MEMORY: (OURS, MEMCPY),
+}
+"""Measure -> its ways."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelSettings(RunSettings):
+    """One run; see `RunSettings` for the other fields.
+
+    Attributes:
+        leaves: of the state.
+        bandwidth: bound of the way that has one, bytes each second.
+        interval: training steps between saves.
+        train_steps: of one window.
+        model: that trains.
+        memory_root: existing directory in memory; None: without it, the root.
+    """
+
+    state_bytes: int = 768 * 2**20
+    leaves: int = 384
+    bandwidth: int = 200_000_000
+    interval: int = 5
+    train_steps: int = 60
+    model: ModelSize = _MODEL
+    memory_root: Path | None = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+    contenders: tuple[str, ...] = NAMES
+    measures: tuple[LevelMeasure, ...] = tuple(LevelMeasure)
+
+    suite: ClassVar = "levels"
+    leasts: ClassVar = {"leaves": 4, "train_steps": 2, "interval": 1, "bandwidth": 1}
+    numbers: ClassVar = ()
+    trial: ClassVar = {
+        "state_bytes": 24 * 2**20,
+        "leaves": 24,
+        "rounds": 2,
+        "bandwidth": 100_000_000,
+        "train_steps": 4,
+        "interval": 2,
+        "model": ModelSize(width=32, layers=1, vocabulary=64, batch=1, tokens=8),
+    }
+
+
+@dataclass(frozen=True)
+class _Site:
+    """Where a run takes place: its crew, the sink, a folder in memory."""
+
+    run: Run[LevelSettings]
+    crew: Crew
+    sink: Remote
+    memory: Path
+
+    def url(self, title: str) -> str:
+        """A place in the sink."""
+        return f"s3://{_BUCKET}/{title}"
+
+
+def measure(run: Run[LevelSettings]) -> None:
+    """Everything that the settings ask for.
+
+    Raises:
+        ConfigError: there is no room for the run; nothing was written.
+    """
+    settings = run.settings
+    memory = settings.memory_root or settings.root
+    disk_bytes = _DISK_STATES * settings.model.state_bytes
+    memory_bytes = _STATES * settings.state_bytes
+    check_room(settings.root, disk_bytes=disk_bytes, memory_bytes=memory_bytes)
+    parts = {
+        LevelMeasure.TRAIN: _train,
+        LevelMeasure.UPLOAD: _upload,
+        LevelMeasure.BACK: _back,
+        LevelMeasure.MEMORY: _memory,
+    }
+    with work_folder(memory) as folder, _sink(run) as sink:
+        endpoint = f"http://127.0.0.1:{sink.call('start')['port']}"
+        environment = {**_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}
+
+        def launch(name: str, folder: Path, timeout_s: float) -> Team:
+            worker = "client:Client" if name in _CLIENTS else "worker:Worker"
+            start = Launcher(worker=f"{__package__}.{worker}", environment=environment)
+            return start(name, folder, timeout_s)
+
+        with Crew(run, launch) as crew:
+            about = {name: Entrant(settings=words) for name, words in _WAYS.items()}
+            about[MEMCPY].reference = about[OBSTORE].reference = True
+            asked = {name for one in settings.measures for name in _OF[one]}
+            crew.enter((n for n in NAMES if n in asked and n in settings.contenders), about=about)
+            crew.start()
+            for one in settings.measures:
+                parts[one](_Site(run, crew, sink, folder))
+
+
+@contextmanager
+def _sink(run: Run[LevelSettings]) -> Iterator[Remote]:
+    root = run.folder / "sink"
+    root.mkdir()
+    worker = "ckpt_core.bench.levels.sink:Sink"
+    with Remote("sink", root, timeout_s=run.settings.timeout_s, worker=worker) as sink:
+        yield sink
+
+
+def _some(site: _Site, *names: str) -> list[str]:
+    return [name for name in site.crew.names() if name in names]
+
+
+def _open(site: _Site, name: str, folder: Path, title: str) -> bool:
+    """A Checkpointer of one way."""
+    url = None if name == WITHOUT else site.url(title)
+    bandwidth = site.run.settings.bandwidth if name == CAPPED else None
+    asked = {"folder": str(folder), "url": url, "bandwidth": bandwidth, "keep": 1}
+    return site.crew.ask_one(name, "open", **asked) is not None
+
+
+# -- beside training ------------------------------------------------------------------------------
+
+
+def _train(site: _Site) -> None:
+    """Windows of training; all processors but one are for the agents and the sink."""
+    run, crew = site.run, site.crew
+    settings, cpus = run.settings, sorted(os.sched_getaffinity(0))
+    cpu = cpus[0] if len(cpus) > 1 else None
+    if cpu is not None:
+        site.sink.call("pin", cpus=cpus[1:])
+    for name in _some(site, *_ENGINES):
+        crew.ask(name, "train_on", model=dataclasses.asdict(settings.model))
+        _open(site, name, run.folder / f"train-{name}", f"train-{name}")
+    window = {"steps": settings.train_steps, "every": settings.interval, "cpu": cpu}
+    for name in _some(site, *_ENGINES):
+        crew.ask(name, "train", **window)
+    for _ in crew.rounds("training"):
+        steps_s: dict[str, float] = {}
+        for name in crew.shuffled(_some(site, *_ENGINES)):
+            answer = crew.ask_one(name, "train", **window)
+            call = crew.ask_one(name, "save")
+            if name != WITHOUT:
+                crew.ask(name, "reach")
+            if answer is not None and call is not None:
+                steps_s[name] = answer["step_s"]
+                run.report.add(STEP, name, answer["step_s"])
+                run.report.add(CALL, name, call["call_s"])
+        for name in (OURS, CAPPED):
+            if {name, WITHOUT} <= steps_s.keys():
+                run.report.add(SLOWER, name, steps_s[name] / steps_s[WITHOUT] - 1)
+    _leave(site)
+    if cpu is not None:
+        site.sink.call("pin", cpus=cpus)
+
+
+def _leave(site: _Site) -> None:
+    for name in _some(site, *_ENGINES):
+        site.crew.ask(name, "leave")
+
+
+# -- to the store, and back -----------------------------------------------------------------------
+
+
+def _build(site: _Site, *names: str) -> int:
+    settings, state_bytes = site.run.settings, 0
+    for name in _some(site, *names):
+        size = {"state_bytes": settings.state_bytes, "leaves": settings.leaves}
+        answer = site.crew.ask_one(name, "build", **size)
+        state_bytes = answer["state_bytes"] if answer else state_bytes
+    return state_bytes
+
+
+def _upload(site: _Site) -> None:
+    """The same step by each way, from memory: a disk would be what is measured."""
+    run, crew = site.run, site.crew
+    state_bytes = _build(site, OURS, CAPPED, *_SENDERS[2:])
+    source = _step(site)
+    done: dict[str, dict[str, Any]] = {}
+    for name in _some(site, OURS, CAPPED):
+        if _open(site, name, site.memory / name, f"upload-{name}"):
+            done[name] = _sent(crew, name) or {}
+    for name in crew.turns("upload"):
+        if name in done and (now := _sent(crew, name)) is not None:
+            nbytes, busy_s, cpu_s = (
+                now[key] - done[name][key] for key in ("bytes", "busy_s", "cpu_s")
+            )
+            done[name] = now
+            if name == CAPPED:
+                run.report.add(CAP, name, nbytes / busy_s / run.settings.bandwidth)
+            else:
+                _note(run, name, nbytes, busy_s, cpu_s)
+        elif name in _SENDERS:
+            told = {"url": site.url(f"upload-{name}"), "source": str(source)}
+            answer = crew.ask_one(name, "upload", **told)
+            if answer is not None:
+                _note(run, name, state_bytes, answer["seconds"], answer["cpu_s"])
+    _leave(site)
+
+
+def _sent(crew: Crew, name: str) -> dict[str, Any] | None:
+    crew.ask(name, "save")
+    return crew.ask_one(name, "reach")
+
+
+def _note(run: Run[LevelSettings], name: str, nbytes: int, seconds: float, cpu_s: float) -> None:
+    run.report.add(UPLOAD, name, nbytes / seconds)
+    run.report.add(UPLOAD_CPU, name, cpu_s / nbytes * 1e9)
+
+
+def _step(site: _Site) -> Path:
+    """The files of a step in memory, as whoever has no agent sends them."""
+    folder = site.memory / "files"
+    if not folder.exists():
+        folder.mkdir()
+        block = os.urandom(2**20)
+        with (folder / "shard-00000-0.safetensors").open("wb") as file:
+            for _ in range(-(-site.run.settings.state_bytes // len(block))):
+                file.write(block)
+    return folder
+
+
+def _back(site: _Site) -> None:
+    """A step comes back to a root that is empty, and into live tensors; beside ranges read by the client."""
+    run, crew = site.run, site.crew
+    state_bytes = _build(site, OURS)
+    source, url = _step(site), site.url("back-files")
+    crew.ask(OBSTORE, "upload", url=url, source=str(source))
+    for number, name in enumerate(crew.turns("back")):
+        if name == OBSTORE:
+            answer = crew.ask_one(name, "download", url=url, source=str(source))
+            if answer is not None:
+                nbytes = sum(path.stat().st_size for path in source.iterdir())
+                run.report.add(BACK, name, nbytes / answer["seconds"])
+        elif name == OURS and _open(site, name, site.memory / f"from-{number}", f"back-{number}"):
+            _sent(crew, name)
+            crew.ask(name, "leave")
+            _open(site, name, site.memory / f"to-{number}", f"back-{number}")
+            _restored(site, BACK, state_bytes)
+            crew.ask(name, "leave")
+
+
+def _restored(site: _Site, figure: Figure, state_bytes: int) -> None:
+    answer = site.crew.ask_one(OURS, "restore")
+    if answer is not None:
+        site.run.report.add(figure, OURS, state_bytes / answer["seconds"])
+        site.run.report.entrants[OURS].compare(answer["saved"], answer["restored"])
+
+
+# -- a root in memory -----------------------------------------------------------------------------
+
+
+def _memory(site: _Site) -> None:
+    """Saves into files that are recycled, and restores, beside copies of the same leaves."""
+    run, crew = site.run, site.crew
+    state_bytes = _build(site, OURS, MEMCPY)
+    folder = {"folder": str(site.memory / "memory"), "url": None, "bandwidth": None, "keep": 1}
+    crew.ask(OURS, "open", **folder)
+    for _ in range(_WARM_UPS):
+        crew.ask(OURS, "save")
+        crew.ask(MEMCPY, "memcpy")
+    for name in crew.turns("memory"):
+        if name == MEMCPY:
+            answer = crew.ask_one(name, "memcpy")
+            if answer is not None:
+                for figure in (MEMORY_SAVE, MEMORY_RESTORE):
+                    run.report.add(figure, name, state_bytes / answer["seconds"])
+        elif name == OURS:
+            saved = crew.ask_one(name, "save")
+            if saved is not None:
+                run.report.add(MEMORY_SAVE, name, state_bytes / saved["committed_s"])
+                _restored(site, MEMORY_RESTORE, state_bytes)
+    _leave(site)
+
+
+def _fields(settings: LevelSettings) -> dict[str, Any]:
+    memory = settings.memory_root
+    return {"memory_root": None if memory is None else describe(memory).filesystem}
+
+
+SUITE = Suite(
+    settings=LevelSettings,
+    schedule=measure,
+    figures=lambda report: _FIGURES,
+    fields=_fields,
+)
