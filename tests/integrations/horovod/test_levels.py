@@ -1,0 +1,57 @@
+"""A job of two ranks is killed and loses its disk; the same command goes on from the level, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ckpt_core import committed_steps
+from ckpt_core.levels import LEVELS, read_status
+from ckpt_core.store import writer_of
+from tests.examples.runs import EXAMPLES, Ranks, horovodrun, resumed_steps
+
+EXAMPLE = EXAMPLES / "horovod_digits.py"
+STEPS, EVERY = 16, 2
+
+
+def job_in(folder: Path) -> Ranks:
+    folder.mkdir()
+    return Ranks(folder, EXAMPLE, STEPS, EVERY, launcher=horovodrun)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Ranks]:
+    """One whose agent ends with the test."""
+    made = job_in(tmp_path / "killed")
+    yield made
+    if (agent := writer_of(made.root / LEVELS)) is not None:
+        with suppress(ProcessLookupError):
+            os.kill(agent["pid"], signal.SIGKILL)
+
+
+@pytest.mark.timeout(500)
+def test_a_job_that_loses_its_disk_goes_on_from_the_level(
+    job: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    untouched, far = job_in(tmp_path / "untouched"), tmp_path / "far"
+    untouched.run_to_its_end()
+    monkeypatch.setenv("CKPT_CORE_LEVELS", json.dumps([{"url": str(far), "every": 4}]))
+    job.run(kill_after=2)
+    deadline = time.monotonic() + 100
+    while writer_of(job.root / LEVELS) is not None:
+        assert time.monotonic() < deadline, read_status(job.root)
+        time.sleep(0.01)
+    newest = committed_steps(far)[-1]
+    assert newest == committed_steps(job.root)[-1], "the agent outlives the job"
+    shutil.rmtree(job.root)
+    output = job.run_to_its_end()
+    assert resumed_steps(output) == [newest] * 2
+    assert job.result.read_bytes() == untouched.result.read_bytes()
