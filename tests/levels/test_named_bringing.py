@@ -27,7 +27,9 @@ from ckpt_core.levels.named_bringing import Wish, bring_named
 from ckpt_core.levels.source import OpenSave
 from ckpt_core.store import RootLock
 from ckpt_core.system.files import Files
-from tests.levels.named_making import FILES, damage, far_of, save
+from tests.levels.agents import Agents, plan_of
+from tests.levels.named_making import FILES, damage, far_of, save, whole
+from tests.levels.servers.moto import MotoServer, needs_store
 
 
 def take_on(root: Path, level: Path, *names: str) -> None:
@@ -174,6 +176,29 @@ def test_only_a_newer_one_is_brought_where_one_will_do(root: Path, level: Path) 
     assert bring(root, level, pointer="latest", newer_than=newer) is None
     assert bring(root, level, pointer="latest", newer_than=old) == "global_step20"
     assert (root / "latest").read_text() == newer, "never back"
+
+
+@needs_store
+def test_directories_go_to_an_object_store_and_come_back_with_their_pointer(
+    root: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MotoServer() as server:
+        for name, value in server.environ().items():
+            monkeypatch.setenv(name, value)
+        level = Level(server.url("named"), every=10, backlog=5)
+        old, new = save(root, 10), save(root, 20)
+        status = agents.run(root, plan_of(level))
+        assert set(status.levels[0].files) == {old, new}, status
+        saved = content(root / new)
+        shutil.rmtree(root)
+        assert bring_directory(root, [level], pointer="latest") == new
+        assert content(root / new) == saved
+        assert (root / "latest").read_text() == new
+        save(root, 30, old)  # another save of a name that is there
+        assert agents.run(root, plan_of(level, session=2)).levels[0].problem == ""
+        shutil.rmtree(root)
+        assert bring_directory(root, [level], directory=old) == old
+        assert whole(root) == {old: 30}
 
 
 class AwayFar(DirectoryFar):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core import Checkpointer, Level
+from ckpt_core import Checkpointer, CommitError, Level
 from ckpt_core.layout import Manifest
 from ckpt_core.levels import Away, Far, read_status, write_plan
 from ckpt_core.levels.board import Board, Timing
@@ -21,6 +21,7 @@ from ckpt_core.system.files import Files
 from tests import places
 from tests.levels.agents import Agents, plan_of, until
 from tests.levels.named_making import FILES, SMALL, damage, far_of, save, save_in, whole
+from tests.levels.trainers import end_agent
 
 
 def pointer(place: Path) -> str | None:
@@ -56,6 +57,26 @@ def test_directories_and_the_pointer_come_to_every_level_and_the_newest_when_tra
     assert agents.ended(process, root).ended == "up to date"
     assert whole(far) == {"global_step10": 10, "global_step15": 15}
     assert pointer(far) == "global_step15"
+
+
+def test_the_handle_of_a_directory_says_when_it_has_come_to_a_level(
+    root: Path, tmp_path: Path
+) -> None:
+    far = tmp_path / "far"
+    try:
+        with Checkpointer(root, SMALL, levels=[level(far)]) as ck:
+            handles = []
+            for step in (10, 15):
+                opened = ck.begin_files(step, f"global_step{step}", pointer="latest")
+                opened.add("model.pt", {"w": 1})
+                handles.append(opened.seal())
+            handles[0].reached(1).result(60)
+            assert far_of(far).directories()["global_step10"].step == 10
+            with pytest.raises(CommitError, match="every=10"):
+                handles[1].reached(1).result(60)
+        until(lambda: pointer(far) == "global_step15", what="the newest when training has ended")
+    finally:
+        end_agent(root)
 
 
 def test_retention_at_a_level_leaves_directories_alone(

@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core import committed_steps
+from ckpt_core import Level, Options, committed_steps
 from ckpt_core.levels import LEVELS, read_status
 from ckpt_core.store import writer_of
+from ckpt_horovod.elastic_settings import Settings
 from tests.examples.runs import EXAMPLES, Ranks, horovodrun, resumed_steps
+
+pytest.importorskip("sklearn")
 
 EXAMPLE = EXAMPLES / "horovod_digits.py"
 STEPS, EVERY = 16, 2
@@ -35,6 +38,16 @@ def job(tmp_path: Path) -> Iterator[Ranks]:
     if (agent := writer_of(made.root / LEVELS)) is not None:
         with suppress(ProcessLookupError):
             os.kill(agent["pid"], signal.SIGKILL)
+
+
+def test_an_elastic_state_takes_levels_of_its_options_or_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Settings(tmp_path).options is None
+    monkeypatch.setenv("CKPT_CORE_LEVELS", '["/environment"]')
+    for given, url in ((None, "/environment"), (Options(levels=["/options"]), "/options")):
+        options = Settings(tmp_path, given).options
+        assert options is not None and options.levels == (Level(url),)
 
 
 @pytest.mark.timeout(500)
