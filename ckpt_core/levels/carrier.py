@@ -58,6 +58,7 @@ class Carrier:
         self._seen: dict[int, str] = {}
         self._settled: dict[int, str] = {}
         self._waiting: dict[int, str] = {}
+        self._begun: Copy | None = None
         self._damaged: set[tuple[int, str]] = set()
         self._in_trouble = False
         self._backoff = Backoff(first_s=timing.again_s, most_s=timing.again_most_s)
@@ -218,6 +219,9 @@ class Carrier:
 
     def _send(self, far: Far, copy: Copy) -> bool:
         damage: CkptError | None = None
+        if self._begun not in (None, copy):
+            far.drop(self._begun)
+        self._begun = copy
         for folder in self._folders():
             try:
                 with OpenSave(step_path(folder, copy.step), files=self._files) as save:
@@ -263,6 +267,7 @@ class Carrier:
 
     def _ended(self, copy: Copy, sent: Sent) -> None:
         self._waiting.pop(copy.step, None)
+        self._begun = None
         if sent is Sent.REACHED:
             self._there[copy.step] = copy.attempt
             self._board.seen(self.url, self._there)

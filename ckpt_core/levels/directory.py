@@ -11,18 +11,16 @@ theirs deletes a copy of ours, that copy begins anew.
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import secrets
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ckpt_core.errors import CkptError, ConfigError, CorruptCheckpoint, PersistError
+from ckpt_core.errors import CkptError, CorruptCheckpoint, PersistError
 from ckpt_core.layout import MANIFEST_NAME, Manifest, is_directory_name
 from ckpt_core.levels.far import Away, Copy, Far, Word
-from ckpt_core.levels.looking import Looked, age_s, files_in, read_whole
+from ckpt_core.levels.looking import HOPELESS, Looked, age_s, check_place, files_in, read_whole
 from ckpt_core.levels.words import Words, held
 from ckpt_core.store import (
     CORRUPT,
@@ -58,10 +56,6 @@ _BUSY_S = 20.0
 
 _YOUNG_S = 3600.0
 """Copies of others in which nothing was written for longer are given up."""
-
-_HOPELESS = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
-)
 
 
 class DirectoryFar(Far):
@@ -203,6 +197,10 @@ class DirectoryFar(Far):
             for path in gone:
                 self._delete(path)
 
+    def drop(self, copy: Copy) -> None:
+        """As `Far.drop`."""
+        self._delete(self._inflight(copy))
+
     def sweep(self, keep: Collection[Copy]) -> None:
         """As `Far.sweep`."""
         mine = {copy.attempt for copy in keep}
@@ -248,27 +246,7 @@ class DirectoryFar(Far):
 
     def check(self) -> None:
         """As `Far.check`."""
-        above = next(path for path in (self._root, *self._root.parents) if os.path.lexists(path))
-        try:
-            if not above.is_dir():
-                raise ConfigError(f"{self.url}: {above} is no directory: name another place")
-            if above == self._root:
-                self._try_out()
-            elif not os.access(above, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(above))
-        except OSError as exc:
-            text = f"{self.url}: cannot write in {above}: {exc.strerror or exc}. {advice(exc)}"
-            if exc.errno in (*_HOPELESS, errno.ENOSPC, errno.EDQUOT):
-                raise ConfigError(text) from exc
-            raise Away(text) from exc
-
-    def _try_out(self) -> None:
-        probe = self._root / f".{secrets.token_hex(8)}{_PART}"
-        try:
-            self._files.write_new(probe, b"ckpt-core")
-        finally:
-            with suppress(FileNotFoundError):
-                self._files.unlink(probe)
+        check_place(self._root, url=self.url, files=self._files)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -398,6 +376,6 @@ class DirectoryFar(Far):
             yield
         except OSError as exc:
             text = f"{self.url}: could not {doing}: {exc.strerror or exc}. Nothing is lost. {advice(exc)}"
-            raise Away(text, hopeless=exc.errno in _HOPELESS, step=step) from exc
+            raise Away(text, hopeless=exc.errno in HOPELESS, step=step) from exc
         except PersistError as exc:
             raise Away(f"{self.url}: could not {doing}: {exc}", step=step) from exc

@@ -151,6 +151,10 @@ class Far(ABC):
     def retire(self, targets: Collection[str]) -> None:
         """Take steps (directories) away: first they are no steps any more, durably, then their bytes go."""
 
+    def drop(self, copy: Copy) -> None:
+        """Give back the space of a copy that is given up, where that is short; `sweep` finds what stays."""
+        return
+
     @abstractmethod
     def sweep(self, keep: Collection[Copy]) -> None:
         """Delete what was sent for copies that nobody will publish any more.

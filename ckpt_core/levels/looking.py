@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import secrets
 import stat
 import threading
 import time
@@ -12,13 +13,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ckpt_core.errors import CkptError
+from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from ckpt_core.levels.far import Away
 from ckpt_core.store import entries, is_real_dir
-from ckpt_core.system.files import Files
+from ckpt_core.system.files import Files, advice
 from ckpt_core.types import parse_step_dir
 
 logger = logging.getLogger(__name__)
+
+HOPELESS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
+)
+"""What trying again does not help against, before somebody does something."""
 
 Seen = tuple[int, int, int]
 """What tells one writing of a file from another: its inode, when it was written, its length."""
@@ -140,3 +147,34 @@ def age_s(path: Path) -> float:
             with suppress(FileNotFoundError):
                 newest = max(newest, os.lstat(os.path.join(folder, name)).st_mtime)
     return time.time() - newest
+
+
+def check_place(root: Path, *, url: str, files: Files) -> None:
+    """Be sure that a root can be written to, or made; leaves nothing behind.
+
+    Raises:
+        ConfigError: it cannot; what to do.
+        Away: it cannot be told now.
+    """
+    above = next(path for path in (root, *root.parents) if os.path.lexists(path))
+    try:
+        if not above.is_dir():
+            raise ConfigError(f"{url}: {above} is no directory: name another place")
+        if above == root:
+            _try_out(root, files)
+        elif not os.access(above, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(above))
+    except OSError as exc:
+        text = f"{url}: cannot write in {above}: {exc.strerror or exc}. {advice(exc)}"
+        if exc.errno in (*HOPELESS, errno.ENOSPC, errno.EDQUOT):
+            raise ConfigError(text) from exc
+        raise Away(text) from exc
+
+
+def _try_out(root: Path, files: Files) -> None:
+    probe = root / f".{secrets.token_hex(8)}.part"
+    try:
+        files.write_new(probe, b"ckpt-core")
+    finally:
+        with suppress(FileNotFoundError):
+            files.unlink(probe)

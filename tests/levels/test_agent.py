@@ -438,6 +438,22 @@ def test_a_full_level_is_told_spares_its_steps_and_is_caught_up_with(
         agents.ended(process, root)
 
 
+def test_a_copy_that_is_given_up_for_a_newer_one_gives_its_space_back(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    with mounted("tmpfs", tmp_path) as disk:
+        (disk / "ballast").write_bytes(bytes(10 << 20))
+        store = make_store(root)
+        save(store, 1, nbytes=8 << 20, ranks=(0, 1), world=2)
+        process = agents.start(root, plan_of(level(disk / "far", backlog=1)))
+        until(lambda: (found := read_status(root)) and found.levels[0].problem)
+        assert list(disk.glob("far/.inflight/*/shard-00000-0*")) and look(disk / "far") == {}
+        save(store, 2, nbytes=5 << 20, ranks=(0, 1), world=2)
+        until(lambda: set(look(disk / "far")) == {2})
+        store.close()
+        assert agents.ended(process, root).levels[0].skipped == [1]
+
+
 def test_training_comes_first(root: Path, tmp_path: Path, agents: Agents) -> None:
     import psutil
 
