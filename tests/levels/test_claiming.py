@@ -217,7 +217,7 @@ def test_a_store_that_is_away_stops_only_who_has_no_run_yet(
     near = str(tmp_path / "near")
     run = claimed(near, server.url())["run"]
     server.fault = always("reset")
-    with pytest.raises(ConfigError, match=r"cannot be reached|the connection was cut"):
+    with pytest.raises(ConfigError, match="the connection was cut"):
         claimed(str(tmp_path / "new"), server.url())
     answer = claimed(near, server.url(), run=run, fresh=False)
     assert answer["session"] == 2 and len(answer["warnings"]) >= 1
