@@ -216,8 +216,8 @@ class Checkpointer(Looks):
         """Block until nothing is in flight.
 
         Args:
-            level: and until all committed steps that are due at this further level (its number, counted
-                from 1, or its URL) have come there. It does not wait for the last step of a run, which goes
+            level: and until all that is committed and due at this further level (its number, counted
+                from 1, or its URL) has come there. It does not wait for the last step of a run, which goes
                 everywhere when it is over.
 
         Raises:

@@ -1,16 +1,20 @@
-"""Which committed steps of a root are still to be taken on: retention leaves those alone."""
+"""What of a root is still to be taken on: retention leaves that alone, and `wait` waits for it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckpt_core.errors import CkptError
+from ckpt_core.errors import CkptError, CommitError
 from ckpt_core.layout import MANIFEST_NAME, Manifest
+from ckpt_core.levels.directory import DirectoryFar
+from ckpt_core.levels.far import Copy
 from ckpt_core.levels.mailbox import LevelStatus
+from ckpt_core.levels.named import NamedFiles, wanted_directories
 from ckpt_core.levels.wants import wanted
 from ckpt_core.options import Level
-from ckpt_core.store import step_path
+from ckpt_core.store import committed_steps, step_path
+from ckpt_core.system.files import Files
 
 
 def awaited(
@@ -63,3 +67,35 @@ class Attempts:
             return known[1]
         except (OSError, CkptError):
             return ""
+
+
+class Due:
+    """What is committed in a root, due at a level, and not there. Used by one thread at a time."""
+
+    def __init__(self, root: Path, *, files: Files) -> None:
+        self._root = root
+        self._attempts = Attempts(root)
+        self._named = NamedFiles(DirectoryFar(root, files=files))
+
+    def left(self, level: Level, seen: LevelStatus | None) -> list[str]:
+        """Steps and directories of files, for people.
+
+        Raises:
+            CommitError: nothing is left but steps that never go there.
+            Away: the root cannot be read.
+        """
+        seen = seen or LevelStatus(level.url)
+        here = self._attempts.of(committed_steps(self._root))
+        due = wanted(here, level, there=seen.steps)
+        there = {
+            name: Copy(int(attempt.partition("-")[0]), attempt, name)
+            for name, attempt in seen.files.items()
+        }
+        named = wanted_directories(self._named.look(), level, there=there)
+        left = [f"step {step}" for step in due if step not in seen.skipped]
+        left += [one.name for one in named]
+        if due and not left:
+            why = seen.problem or "agent.log says why"
+            text = f"steps {list(due)} were passed over at {level.url}: {why}"
+            raise CommitError(f"{text}. They are safe where they are", step=max(due))
+        return left

@@ -19,7 +19,7 @@ from pathlib import Path
 from ckpt_core._version import __version__
 from ckpt_core.coordination import Coordination
 from ckpt_core.errors import CkptError, CommitError, ConfigError, PersistError
-from ckpt_core.levels.awaiting import Attempts, awaited
+from ckpt_core.levels.awaiting import Attempts, Due, awaited
 from ckpt_core.levels.following import Following
 from ckpt_core.levels.joining import Claim, check, claim_together, settle_together, write_run
 from ckpt_core.levels.mailbox import (
@@ -34,7 +34,6 @@ from ckpt_core.levels.mailbox import (
 from ckpt_core.levels.places import check_places, same_disk
 from ckpt_core.levels.rhythm import Rhythm
 from ckpt_core.levels.spawning import Agent
-from ckpt_core.levels.wants import wanted
 from ckpt_core.observe import EventLog
 from ckpt_core.options import Level
 from ckpt_core.save import Followed, LevelGauge, NoLevels, Reaching
@@ -85,7 +84,7 @@ class Levels(NoLevels):
         self._claim: Claim | None = None
         self._following = Following(self._levels, events)
         self._rhythm = Rhythm(self._levels)
-        self._attempts, self._attempts_here = Attempts(root), Attempts(root)
+        self._attempts, self._due = Attempts(root), Due(root, files=files)
         self._agent = Agent(root)
         self._works = False
         self._closed_plan = False
@@ -188,39 +187,25 @@ class Levels(NoLevels):
         return reached
 
     def wait(self, level: int | str, *, deadline: float) -> None:
-        """Block until all that is committed and due at a level has come there.
+        """Block until all that is committed and due at a level has come there, directories of files too.
 
         Raises:
             ConfigError: there is no such level.
             CommitError: it does not come there; says why.
+            Away: the root cannot be read.
         """
         number = self._number(level)
-        while left := self._left(number):
+        while left := self._due.left(self._levels[number], self._following.seen[number]):
             status = self._following.seen[number]
             problem = self._problem or ("" if status is None else status.problem)
             hopeless = status is not None and status.hopeless
-            fenced = self._problem == _FENCED
-            if hopeless or fenced or time.monotonic() >= deadline:
+            if hopeless or self._problem == _FENCED or time.monotonic() >= deadline:
                 raise CommitError(
-                    f"steps {sorted(left)} are not at {self._levels[number].url}"
-                    f"{': ' + problem if problem else ' within `timeout`'}. They are safe where they are, "
-                    f"and taken there once that is possible",
-                    step=max(left),
+                    f"{self._levels[number].url} has not got {', '.join(left)}"
+                    f"{': ' + problem if problem else ' within `timeout`'}. All of it is safe where it is, "
+                    f"and is taken there once that is possible"
                 )
             time.sleep(_LOOK_S / 4)
-
-    def _left(self, number: int) -> Collection[int]:
-        """Steps that are due at a level, and not there."""
-        here = self._attempts_here.of(committed_steps(self._root))
-        seen, level = self._following.seen[number], self._levels[number]
-        if seen is None:
-            return wanted(here, level, there={})
-        due = wanted(here, level, there=seen.steps)
-        left = set(due) - set(seen.skipped)
-        if due and not left:
-            text = f"steps {list(due)} were passed over at {level.url}: {seen.problem or 'see its agent.log'}"
-            raise CommitError(f"{text}. They are safe where they are", step=max(due))
-        return left
 
     def _number(self, level: int | str) -> int:
         urls = [one.url for one in self._levels]

@@ -150,6 +150,17 @@ def test_a_root_that_was_lost_goes_on_from_the_level_and_stays_the_same_run(
     check_whole(root)
 
 
+def test_waiting_for_a_level_waits_for_directories_of_files_too(root: Path, far: Path) -> None:
+    with opened(root, far, bandwidth=SLOW) as ck:
+        files = ck.begin_files(7, "global_step7", pointer="latest")
+        files.add("a.pt", {"w": make_state(7)["w"]})
+        handle = files.seal()
+        handle.committed.result(SOON_S)
+        ck.wait(level=1)
+        assert handle.reached(1).result(SOON_S) is None
+        assert (far / "global_step7" / "a.pt").is_file()
+
+
 def test_waiting_for_every_level_in_a_row(root: Path, far: Path, tmp_path: Path) -> None:
     farther = tmp_path / "farther"
     levels = [Level(str(far)), Level(str(farther), every=2)]
