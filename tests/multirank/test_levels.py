@@ -80,3 +80,21 @@ def test_a_level_that_one_rank_cannot_use_stops_all_and_leaves_nothing(
     for place in (root, root / "a", root / "b"):
         assert writer_of(place) is None
         assert not processes(place)
+
+
+def test_a_node_that_cannot_start_its_agent_stops_all_and_the_others_agents_end(
+    warm: Warm, tmp_path: Path
+) -> None:
+    root, level = tmp_path / "root", [{"url": str(tmp_path / "far")}]
+    (root / "b").mkdir(parents=True)
+    (root / "b" / ".levels").write_text("in the way")
+    told = run(warm, "opens", nodes=TWO_NODES, root=str(root), levels=[level, level])
+    assert told[0].startswith("CommitError: rank 1 could not use the levels: PersistError")
+    assert told[1].startswith("PersistError: the id of the run could not be kept")
+    for place in (root / "a", root / "b"):
+        assert writer_of(place) is None
+        assert not processes(place)
+    (root / "b" / ".levels").unlink()
+    told = run(warm, "opens", nodes=TWO_NODES, root=str(root), levels=[level, level])
+    assert told == ["opened"] * 2
+    all_ended(root)
