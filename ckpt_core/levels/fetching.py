@@ -25,7 +25,7 @@ from ckpt_core.layout import MANIFEST_NAME, ChunkSum, FileEntry, Manifest, RankE
 from ckpt_core.levels.errands import Progress
 from ckpt_core.levels.far import Away, Copy, Far
 from ckpt_core.levels.landing import Landing, Run, make_folders, runs_of
-from ckpt_core.levels.subsets import chosen_rows, part_of
+from ckpt_core.levels.subsets import chosen_rows, lacks, part_of
 from ckpt_core.system.files import Files, advice
 
 logger = logging.getLogger("ckpt_core")
@@ -71,7 +71,7 @@ def fetch(far: Far, wanted: Wanted, progress: Progress, *, files: Files) -> int:
 
     Raises:
         CorruptCheckpoint: what lies at the level is not what was saved; names the object.
-        NotCommitted: that save is not there (any more).
+        NotCommitted: that save is not there (any more), or only a part of it that is not enough.
         UnknownFormat: a newer release wrote it.
         Away: the level did not answer for as long as patience lasts.
         PersistError: the directory cannot be written to; the disk is full, for example.
@@ -121,6 +121,10 @@ class _Fetching:
         if (manifest.attempt, manifest.directory) != (copy.attempt, copy.directory):
             raise self._gone()
         self._raw = raw
+        if lacks(manifest, self._wanted.ranks, self._wanted.world_size):
+            ranks = ", ".join(str(row.rank) for row in manifest.ranks)
+            text = f"{self._far.url} holds only what ranks {ranks} wrote of step {copy.step}"
+            raise NotCommitted(text, step=copy.step)
         return manifest
 
     def _ranks(

@@ -11,6 +11,20 @@ from ckpt_core.layout import Manifest, RankEntry, RankManifest
 from ckpt_core.restore import StepLeaves, StepManifest
 
 
+def lacks(manifest: Manifest, ranks: Collection[int], world_size: int) -> bool:
+    """Whether a level on the disk of one node holds too little of a step for the root of `ranks`.
+
+    Another number of ranks may do with any part; whether it does is seen when it is read.
+
+    Args:
+        ranks: (): what all ranks wrote is wanted.
+    """
+    there = {row.rank for row in manifest.ranks}
+    if manifest.directory is not None or len(there) == manifest.world_size:
+        return False
+    return not ranks or (manifest.world_size == world_size and not there.issuperset(ranks))
+
+
 def chosen_rows(
     manifest: Manifest,
     ranks: Collection[int],

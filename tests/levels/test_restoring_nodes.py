@@ -246,3 +246,39 @@ def test_fewer_ranks_on_a_root_that_has_only_a_part_are_told_so_without_a_level(
     lives = [zeros_like(saved.state(0)) for _ in range(2)]
     outcomes = Nodes([tmp_path / "a"] * 2, None, [tmp_path / "none"]).restore(lives)
     assert all("were written by other ranks" in str(result) for result in outcomes.results)
+
+
+def test_a_level_on_a_disk_of_each_node_gives_a_node_its_part_back(
+    roots: list[Path], tmp_path: Path
+) -> None:
+    disks = {0: [tmp_path / "disk-a"], 2: [tmp_path / "disk-b"]}
+    for root, (disk,) in zip(roots, disks.values(), strict=True):
+        root.rename(disk)
+    lives = live(4)
+    assert Nodes(pairs(roots), PAIRS, disks).restore(lives).steps() == [20] * 4
+    assert_restored(lives, 20)
+    assert [ranks_in(root, 20) for root in roots] == PAIRS
+
+
+def test_a_level_that_holds_the_part_of_another_node_is_passed_by(
+    roots: list[Path], level: Path, tmp_path: Path
+) -> None:
+    roots[0].rename(tmp_path / "disk")
+    shutil.rmtree(roots[1])
+    lives = live(4)
+    nodes = Nodes(pairs(roots), PAIRS, [tmp_path / "disk", level])
+    assert nodes.restore(lives).steps() == [20] * 4
+    assert_restored(lives, 20)
+    assert [ranks_in(root, 20) for root in roots] == PAIRS
+
+
+def test_fewer_ranks_take_the_whole_where_the_nearest_level_has_a_part(tmp_path: Path) -> None:
+    roots, level = [tmp_path / "a", tmp_path / "b"], tmp_path / "level"
+    saved = job(20, 4, boxed={"matrix": torch.arange(4000.0).reshape(40, 100)})
+    for root, members in zip(roots, PAIRS, strict=True):
+        write_ranks(root, 20, saved, members=members)
+    gather_roots(level, roots, 20, saved)
+    lives = [zeros_like(saved.state(0)) for _ in range(2)]
+    outcomes = Nodes([tmp_path / "fresh"] * 2, None, [roots[0], level]).restore(lives)
+    assert outcomes.steps() == [20] * 2
+    assert_same(lives[1]["boxed"], saved.boxed)
