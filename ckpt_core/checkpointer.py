@@ -261,13 +261,16 @@ class Checkpointer(Looks):
         trusted: bool = False,
         broadcast: torch.distributed.ProcessGroup | bool = False,
     ) -> RestoredStep | None:
-        """Fill `state` in place from the newest valid step; None when the root holds no step.
+        """Fill `state` in place from the newest valid step; None when there is no step.
 
         Called on the training thread before training. Tensors and objects with `load_state_dict` are
         filled in place; plain values are in `.state` of the result. A corrupt step is passed over with a
         warning, for the next older one. With several ranks all of them call it, and all restore the same
         step: one that a node lacks or finds corrupt is passed over by all. It may have been saved by
         another number of ranks.
+
+        With `levels` a step counts wherever it is whole: one that a root lacks, or has damaged, is brought
+        there first, from the nearest level. That may take longer than `timeout`, as long as bytes come.
 
         Args:
             state: the tree that was saved, of live objects; any placeholder does for plain values.
@@ -282,7 +285,8 @@ class Checkpointer(Looks):
             CorruptCheckpoint: no step is valid (or the one asked for is not).
             NotCommitted: `step` is not there, or no step is held by every node.
             UntrustedData, UnknownFormat: see there.
-            RestoreError: no step can be read, or another rank failed; names it.
+            RestoreError: no step can be read, or another rank failed (named); or there is none here, and a
+                level could not be asked.
         """
         self._check_usable()
         step = None if step is None else check_step(step)

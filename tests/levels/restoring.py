@@ -97,13 +97,14 @@ class Nodes:
         levels: Mapping[int, Sequence[Path]] | Sequence[Path],
         *,
         files: Mapping[int, Files] | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         """
         Args:
             levels: of all nodes, or by the rank that leads each.
             files: rank -> what it brings steps through.
         """
-        self.ranks = Ranks(roots, nodes=nodes, equipped=self._equipped)
+        self.ranks = Ranks(roots, nodes=nodes, timeout_s=timeout_s, equipped=self._equipped)
         self._levels, self._files = levels, files or {}
         self._stores: dict[int, StepStore] = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ckpt_core.errors import CorruptCheckpoint
 from ckpt_core.layout import MANIFEST_NAME, Manifest
 from ckpt_core.restore import verify
 from ckpt_core.store import committed_steps, step_path
+from ckpt_core.system.files import Files
 from tests.levels.restoring import Nodes, gather_roots, shard_in
 from tests.restore.harness import assert_same, flip, zeros_like
 from tests.restore.ranks import write_ranks
@@ -282,3 +284,16 @@ def test_fewer_ranks_take_the_whole_where_the_nearest_level_has_a_part(tmp_path:
     outcomes = Nodes([tmp_path / "fresh"] * 2, None, [roots[0], level]).restore(lives)
     assert outcomes.steps() == [20] * 2
     assert_same(lives[1]["boxed"], saved.boxed)
+
+
+def test_ranks_wait_for_a_step_that_takes_longer_to_bring_than_any_read_may(
+    roots: list[Path], level: Path
+) -> None:
+    class Slow(Files):
+        def create(self, path: Path, *, direct: bool = False) -> int:
+            time.sleep(1.0 if "shard" in path.name else 0.0)
+            return super().create(path, direct=direct)
+
+    shutil.rmtree(roots[1])
+    nodes = Nodes(pairs(roots), PAIRS, [level], files={2: Slow()}, timeout_s=0.4)
+    assert nodes.restore(live(4)).steps() == [20] * 4
