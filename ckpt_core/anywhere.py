@@ -32,8 +32,8 @@ def load(
     """The tree that was saved, with fresh CPU tensors; what several ranks stored together is whole again.
 
     Called by tools and for evaluation; takes no lock and changes nothing on storage. From an object store,
-    ranges are read. Its client has threads, which a fork does not copy: a process that has read from one is
-    not to be forked into one that reads from one.
+    ranges are read. Its client has threads, which a fork does not copy: a fork of a process that has read
+    from one cannot.
 
     Args:
         path: a step, or a root: then its newest step, and no other if that one is corrupt. A directory, or

@@ -28,6 +28,9 @@ ERRORS = (BaseError, OSError, ValueError, NotImplementedError)
 """What a call of the client may raise; a missing object is a FileNotFoundError."""
 
 _CONNECT_S = 5.0
+
+_PROCESS = os.getpid()
+"""In a fork of this one, the threads of the client are missing, and a call would never return."""
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
@@ -140,8 +143,14 @@ def open_store(url: str, *, request_s: float, retries: int) -> Store:
         retries: how often one is repeated.
 
     Raises:
-        ConfigError: the environment's settings cannot be right.
+        ConfigError: the environment's settings cannot be right; or this is a fork of a process that has a
+            client already.
     """
+    if os.getpid() != _PROCESS:
+        raise ConfigError(
+            f"{url}: this is a fork of process {_PROCESS}, which has read from an object store: such a fork "
+            "cannot. Start it by spawn (multiprocessing), or read there in one of the two alone"
+        )
     scheme, bucket, prefix = split(url)
     plain = endpoint(scheme).startswith("http://")
     client: Any = {

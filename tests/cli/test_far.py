@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -310,6 +312,31 @@ def test_what_an_earlier_pull_left_is_verified_and_not_fetched_again(
     assert found["nbytes"] - found["resumed_bytes"] == 4 << 20, "the chunk that was not right"
     assert _bytes_of(step_path(tmp_path / "fresh", 7)) == _bytes_of(step)
     assert not (tmp_path / "fresh" / ".pulling").exists()
+
+
+_FORK = """
+import os, sys
+import ckpt_core
+url = sys.argv[1]
+print(ckpt_core.committed_steps(url), ckpt_core.load(url)["epoch"], flush=True)
+if os.fork() == 0:
+    try:
+        ckpt_core.load(url)
+    except ckpt_core.ConfigError as exc:
+        print("refused", "fork" in str(exc), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@needs_store
+def test_python_reads_a_url_and_a_fork_of_it_is_refused_at_once(
+    at_faulty: Cli, faulty: FaultServer, ckpts: Path
+) -> None:
+    assert at_faulty("push", ckpts, "--to", faulty.url()).code == 0
+    command = [sys.executable, "-W", "ignore", "-c", _FORK, faulty.url()]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert made.stdout == "(30,) 3\nrefused True\n", made.stderr
 
 
 @needs_store
