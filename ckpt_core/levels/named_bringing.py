@@ -10,6 +10,7 @@ published like a save: one rename, then the pointer. Whatever the root had of th
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -35,6 +36,8 @@ from ckpt_core.system.files import Files
 from ckpt_core.types import Destination
 
 _SILENT_S = 120.0
+_ALL_SLOTS = sys.maxsize
+"""Opening a store trims its slots; those of the job that comes next are not ours to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,9 @@ def _candidates(
 
 
 def _bring(one: Named, far: Far, wish: Wish, *, files: Files, progress: Progress) -> None:
-    store = StepStore(wish.root, files=files, keep_last=None, keep_every=None, spare_slots=0)
+    store = StepStore(
+        wish.root, files=files, keep_last=None, keep_every=None, spare_slots=_ALL_SLOTS
+    )
     store.open()
     try:
         to = Destination(one.name, _moving(one, wish, files=files))

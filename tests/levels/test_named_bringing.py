@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from ckpt_core import (
+    Checkpointer,
     ConfigError,
     CorruptCheckpoint,
     Level,
@@ -28,7 +30,7 @@ from ckpt_core.levels.source import OpenSave
 from ckpt_core.store import RootLock
 from ckpt_core.system.files import Files
 from tests.levels.agents import Agents, plan_of
-from tests.levels.named_making import FILES, damage, far_of, save, whole
+from tests.levels.named_making import FILES, SMALL, damage, far_of, save, whole
 from tests.levels.servers.moto import MotoServer, needs_store
 
 
@@ -199,6 +201,17 @@ def test_directories_go_to_an_object_store_and_come_back_with_their_pointer(
         shutil.rmtree(root)
         assert bring_directory(root, [level], directory=old) == old
         assert whole(root) == {old: 30}
+
+
+def test_files_that_wait_to_be_written_again_are_left(root: Path, level: Path) -> None:
+    take_on(root, level, save(root, 10))
+    with Checkpointer(root, dataclasses.replace(SMALL, keep_last=1)) as ck:
+        for step in (20, 30, 40):
+            ck.save(step, {"w": torch.zeros(60_000)}).committed.result()
+    slots = list((root / ".slots").iterdir())
+    assert slots
+    assert bring(root, level, directory="global_step10") == "global_step10"
+    assert list((root / ".slots").iterdir()) == slots
 
 
 class AwayFar(DirectoryFar):
