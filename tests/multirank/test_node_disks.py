@@ -32,7 +32,7 @@ def ranks(
 ) -> list[Any]:
     outcomes = warm.call(
         "tests.multirank.crew:run_ranks",
-        call=f"tests.multirank.part_jobs:{name}",
+        call=f"tests.multirank.node_disk_jobs:{name}",
         world_size=len(nodes),
         nodes=nodes,
         arguments={"root": str(place), **more},
