@@ -120,7 +120,7 @@ class LevelSettings(RunSettings):
     leaves: int = 384
     bandwidth: int = 200_000_000
     interval: int = 5
-    train_steps: int = 60
+    train_steps: int = 30
     model: ModelSize = _MODEL
     memory_root: Path | None = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     contenders: tuple[str, ...] = NAMES
