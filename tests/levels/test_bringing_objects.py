@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -209,12 +212,57 @@ def test_an_errand_that_is_killed_leaves_nothing_and_may_be_tried_again(
     assert verify(root).ok
 
 
+def test_a_trainer_that_is_killed_while_its_errand_fetches_is_in_nobodys_way(
+    root: Path, sent: Path, server: FaultServer
+) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def fault(request: Request) -> str | None:
+        if "/shard-" in request.key and not asked.is_set():
+            asked.set()
+            go_on.wait(60)
+        return None
+
+    server.fault = fault
+    program = (
+        "import sys; from pathlib import Path; from tests.levels.restoring import restored_state; "
+        f"restored_state(Path({str(root)!r}), [{server.url()!r}])"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        assert asked.wait(60)
+        (errand,) = _errands_of(trainer.pid)
+    finally:
+        trainer.kill()
+        trainer.wait()
+    assert restored_state(root, [server.url()])[0] == 20
+    go_on.set()
+    deadline = time.monotonic() + 30
+    while _lives(errand):
+        assert time.monotonic() < deadline, "the errand outlives its trainer"
+        time.sleep(0.02)
+    assert verify(root).ok
+    assert [path.name for path in root.glob("step-*")] == [step_path(root, 20).name]
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _errands_of(pid: int) -> list[int]:
+    """The processes that a process has do its errands."""
+    lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    children = [int(text) for one in lists for text in one.split()]
+    return [one for one in children if b"errand" in Path(f"/proc/{one}/cmdline").read_bytes()]
+
+
 def _kill_children() -> None:
-    """Those of this process that run errands."""
-    for path in Path("/proc/self/task").glob("*/children"):
-        for pid in map(int, path.read_text().split()):
-            if b"errand" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
+    for pid in _errands_of(os.getpid()):
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_step_comes_back_from_motos_store(root: Path, tmp_path: Path) -> None:
