@@ -35,7 +35,7 @@ def test_a_level_that_is_in_order_tells_its_speed_and_is_left_as_it_was(
     if place.environ:
         assert "conditions hold" in text
         assert [result for result, _ in more] == ["note"]
-        assert "abort incomplete multipart uploads" in more[0][1]
+        assert "aborts incomplete multipart uploads" in more[0][1]
 
 
 def test_the_levels_of_a_plan_are_looked_at(cli: Cli, ckpts: Path, tmp_path: Path) -> None:

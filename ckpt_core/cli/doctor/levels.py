@@ -53,9 +53,13 @@ def _level(url: str) -> Iterator[Finding]:
         return
     can = "reachable, writable, its conditions hold" if is_store else "writable"
     yield ok(_CHECK, f"{url}: {can}; takes {size_text(int(speed))} for each second")
-    if is_store:
-        text = f"{url}: a send that is killed leaves parts of files, which no list shows and which cost"
-        advice = "have the store abort incomplete multipart uploads after a day (a lifecycle rule)"
+    if scheme_of(url) == "s3":
+        # The other stores forget such parts by themselves.
+        text = (
+            f"{url}: a send that is killed leaves parts of files, which no list shows and which cost; the "
+            "agent aborts them after a day, where keys are in the environment"
+        )
+        advice = "a lifecycle rule that aborts incomplete multipart uploads does it always"
         yield note(_CHECK, text, advice)
 
 
