@@ -32,7 +32,7 @@ from tests.levels.servers.faulty import SECRET, FaultServer, always
 from tests.levels.servers.moto import needs_store
 
 Cli = Callable[..., Any]
-TOP = Path(__file__).parents[2]
+TOP = Path(__file__).parents[3]
 WAIT_S = 60.0
 
 
