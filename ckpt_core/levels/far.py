@@ -124,8 +124,7 @@ class Far(ABC):
 
         Args:
             blocks: its bytes in order, read while they are sent; each is used before the next is asked for,
-                and may be overwritten then, unless it is of `Loans`. What it raises comes out of this call,
-                and no file is there.
+                and may be overwritten then. What it raises comes out of this call, and no file is there.
         """
 
     @abstractmethod

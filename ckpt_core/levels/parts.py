@@ -20,43 +20,11 @@ def part_bytes(nbytes: int) -> int:
     return PART_BYTES * max(1, units)
 
 
-class Lent(bytearray):
-    """Memory of blocks. Its only maker never writes into it while anybody holds a view of it."""
-
-
-class Loans:
-    """Memory for blocks that are read, looked at and sent: used again as soon as nobody holds it any more.
-
-    Fresh memory for each block would take the kernel longer than to read it, and a copy of each as long.
-    For one thread at a time.
-    """
-
-    def __init__(self, block_bytes: int) -> None:
-        self.block_bytes = block_bytes
-        self._memory: list[Lent] = []
-
-    def take(self, nbytes: int) -> memoryview:
-        """A block that nobody holds; at most `block_bytes`."""
-        for memory in self._memory:
-            if _is_free(memory):
-                return memoryview(memory)[:nbytes]
-        memory = Lent(self.block_bytes)
-        self._memory.append(memory)
-        return memoryview(memory)[:nbytes]
-
-
-def _is_free(memory: Lent) -> bool:
-    try:
-        # Invariant: a change of length is refused as long as there is a view, of whatever part.
-        memory.pop()
-    except BufferError:
-        return False
-    memory.append(0)
-    return True
-
-
 class Parts:
-    """Iterates over blocks as the client may have them: it holds several while it asks for the next.
+    """Iterates over copies of blocks, since the client holds several while it asks for the next.
+
+    The memory of a copy is used again once the client has let go of it: fresh memory for each would take the
+    kernel longer than the copy.
 
     Attributes:
         raised: what the blocks raised; the client may hand it on under another name.
@@ -65,15 +33,17 @@ class Parts:
     def __init__(self, blocks: Iterable[memoryview], nbytes: int) -> None:
         self._blocks = blocks
         self._nbytes = nbytes
+        self._lent: list[tuple[bytearray, memoryview]] = []
         self.raised: BaseException | None = None
 
-    def __iter__(self) -> Iterator[memoryview | bytes]:
+    def __iter__(self) -> Iterator[memoryview]:
         done = 0
         try:
             for block in self._blocks:
                 done += block.nbytes
-                # Danger: other blocks may be overwritten as soon as the next one is asked for.
-                yield block if isinstance(block.obj, Lent) else bytes(block)
+                view = self._space(block.nbytes)
+                view[:] = block.cast("B")
+                yield view
             # Invariant: an upload is completed only when this iterator ends well.
             assert done == self._nbytes, f"{done} bytes were given of a file of {self._nbytes}"
         except GeneratorExit:
@@ -85,3 +55,20 @@ class Parts:
     def joined(self) -> bytes:
         """All of it at once, for a small file."""
         return b"".join(map(bytes, self))
+
+    def _space(self, nbytes: int) -> memoryview:
+        for index, (memory, view) in enumerate(self._lent):
+            if len(memory) < nbytes:
+                continue
+            try:
+                # Invariant: this fails as long as the client has the bytes, also to send them once more.
+                view.release()
+            except BufferError:
+                continue
+            view = memoryview(memory)[:nbytes]
+            self._lent[index] = memory, view
+            return view
+        memory = bytearray(nbytes)
+        view = memoryview(memory)
+        self._lent.append((memory, view))
+        return view

@@ -30,7 +30,6 @@ from ckpt_core.layout import (
 from ckpt_core.levels.directory import DirectoryFar
 from ckpt_core.levels.far import Copy
 from ckpt_core.levels.looking import read_fd
-from ckpt_core.levels.parts import Loans
 from ckpt_core.system.files import Files, advice
 
 
@@ -121,24 +120,24 @@ class OpenSave:
     def blocks(self, entry: FileEntry, block_bytes: int) -> Iterator[memoryview]:
         """The bytes of a file, in order; a chunk's last block comes after its sum was found right.
 
-        A block is not overwritten while anybody holds a view of it: several may be on their way at once.
+        Each block is overwritten by the next.
 
         Raises:
             CorruptCheckpoint: a chunk differs from the manifest.
             RestoreError: the system refused to read.
         """
-        loans = Loans(min(block_bytes, entry.nbytes))
+        buffer = memoryview(bytearray(min(block_bytes, entry.nbytes)))
         offset = 0
         for index, chunk in enumerate(entry.chunks):
-            yield from self._chunk(entry, chunk, index, offset, loans)
+            yield from self._chunk(entry, chunk, index, offset, buffer)
             offset += chunk.nbytes
 
     def _chunk(
-        self, entry: FileEntry, chunk: ChunkSum, index: int, offset: int, loans: Loans
+        self, entry: FileEntry, chunk: ChunkSum, index: int, offset: int, buffer: memoryview
     ) -> Iterator[memoryview]:
         found = xxhash.xxh3_64()
-        for begin in range(0, chunk.nbytes, loans.block_bytes):
-            block = loans.take(min(loans.block_bytes, chunk.nbytes - begin))
+        for begin in range(0, chunk.nbytes, len(buffer)):
+            block = buffer[: min(len(buffer), chunk.nbytes - begin)]
             self.read_into(entry.name, block, offset + begin)
             found.update(block)
             is_last = begin + len(block) == chunk.nbytes
