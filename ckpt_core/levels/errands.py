@@ -110,7 +110,11 @@ def _converse(
         for line in process.stdout or ():
             word = json.loads(line)
             if "done" in word and progress is not None:
-                progress(word["done"], word["total"])
+                try:
+                    progress(word["done"], word["total"])
+                except Exception:  # nobody waits any more
+                    process.kill()
+                    return
             last.update(word)
             spoken.set()
 

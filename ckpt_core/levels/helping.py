@@ -13,6 +13,7 @@ from ckpt_core.system.threads import Worker
 _Result = TypeVar("_Result")
 
 _END_S = 5.0
+_BEAT_S = 20.0
 
 
 class _Stopped(Exception):
@@ -47,13 +48,19 @@ class _Task:
         self._stopped = True
 
 
-def run_here(action: Callable[[Progress], _Result], *, timeout_s: float) -> _Result:
+def run_here(
+    action: Callable[[Progress], _Result],
+    *,
+    timeout_s: float,
+    beat: Callable[[], None] | None = None,
+) -> _Result:
     """What `action` returns or raises, on a thread of this process.
 
     An interrupt ends it, within seconds, at its next word.
 
     Args:
         timeout_s: longest time without a word from it.
+        beat: called on the calling thread now and then while it goes on.
 
     Raises:
         Away: that has passed; the thread is left behind.
@@ -63,7 +70,10 @@ def run_here(action: Callable[[Progress], _Result], *, timeout_s: float) -> _Res
     worker = Worker(task.run, name="ckpt-bring")
     try:
         worker.start()
-        while not worker.join(deadline=task.heard + timeout_s):
+        most_s = timeout_s if beat is None else _BEAT_S
+        while not worker.join(deadline=min(task.heard + timeout_s, time.monotonic() + most_s)):
+            if beat is not None:
+                beat()
             if time.monotonic() >= task.heard + timeout_s:
                 task.stop()
                 raise Away(f"the storage has not answered for {timeout_s:g} s: it was given up")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from ckpt_core.errors import (
 from ckpt_core.levels.errands import Progress, run_errand
 from ckpt_core.levels.far import Away, Far
 from ckpt_core.levels.fetching import Wanted, fetch
+from ckpt_core.levels.helping import run_here
 from ckpt_core.levels.named import Named, NamedFiles
 from ckpt_core.levels.opening import open_far
 from ckpt_core.options import Level, checked_root, parse_levels
@@ -79,6 +80,7 @@ def bring_directory(
     directory: str | None = None,
     pointer: str | None = None,
     newer_than: str | None = None,
+    beat: Callable[[], None] | None = None,
 ) -> str | None:
     """Make a directory of files that a level holds one of `root`, every byte verified; its name.
 
@@ -89,6 +91,7 @@ def bring_directory(
         directory: which; None: the newest of those that `pointer` names, or was to name.
         pointer: the file in the root that names it then, such as "latest"; never moved back.
         newer_than: a directory of the root that will do, unless a level has one of a higher number.
+        beat: called by the calling thread every 20 s while it goes on, for whoever has others wait for it.
 
     Returns:
         None when no level has such a one. The root is as it was then.
@@ -107,11 +110,22 @@ def bring_directory(
         "pointer": pointer,
         "newer_than": newer_than,
     }
-    answer = run_errand("directory", request, timeout_s=_SILENT_S)
+    if beat is None:
+        answer = run_errand("directory", request, timeout_s=_SILENT_S)
+    else:
+        answer = _with_beats(request, beat)
     for problem in answer["problems"]:
         warnings.warn(f"bringing back a directory of files: {problem}", stacklevel=2)
     name: str | None = answer["directory"]
     return name
+
+
+def _with_beats(request: dict[str, Any], beat: Callable[[], None]) -> Any:
+    def ask(tell: Progress) -> Any:
+        return run_errand("directory", request, timeout_s=_SILENT_S, progress=tell)
+
+    # It is the errand that must not be silent, and it says so itself.
+    return run_here(ask, timeout_s=2 * _SILENT_S, beat=beat)
 
 
 def serve(request: dict[str, Any], progress: Progress) -> dict[str, Any]:

@@ -104,12 +104,15 @@ class RootLock:
         Takes the lock again, which is free while we have it and heals a record lock that was dropped
         because other code of this process opened and closed the file.
         """
-        if self._fd is None or self._key is None or self._key[0] != os.getpid():
+        # Another thread may release it meanwhile: that is seen by what the descriptor leads to then.
+        fd, key = self._fd, self._key
+        if fd is None or key is None or key[0] != os.getpid():
             return False
         try:
-            there = os.stat(self.path, follow_symlinks=False)
-            self._take(self._fd)
-            return os.path.samestat(os.fstat(self._fd), there)
+            if not os.path.samestat(os.fstat(fd), os.stat(self.path, follow_symlinks=False)):
+                return False
+            self._take(fd)
+            return True
         except OSError:
             return False
 

@@ -17,10 +17,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +41,6 @@ from ckpt_deepspeed.engine import LATEST
 MANIFESTS = ("manifest.json", "rank-*.json")
 Levels = Sequence[Level | Mapping[str, Any] | str]
 _SHOWN = 80
-_WORD_S = 20.0
-"""While one rank is busy for long, the others hear of it so often: collectives have deadlines."""
 
 
 def choose(
@@ -154,9 +150,9 @@ class _Looks:
             return None
         how = {"directory": directory, "pointer": pointer, "newer_than": newer_than}
 
-        def bring() -> tuple[str | None, str | None]:
+        def bring(beat: Callable[[], None]) -> tuple[str | None, str | None]:
             try:
-                return bring_directory(self.root, self.levels, **how), None
+                return bring_directory(self.root, self.levels, **how, beat=beat), None
             except RestoreError as exc:
                 if newer_than is None and directory is None:
                     raise
@@ -280,31 +276,28 @@ def _shared(look: Callable[[], Any]) -> Any:
     return told[0]
 
 
-def _after_long(act: Callable[[], Any]) -> Any:
-    """As `_shared`, for what takes long."""
+def _after_long(act: Callable[[Callable[[], None]], Any]) -> Any:
+    """As `_shared`, for what takes long: `act` is given what tells the other ranks to wait on.
+
+    It is to be called more often than a collective may take.
+    """
     rank, ranks = _rank_and_ranks()
     if ranks == 1:
-        return act()
-    future = _begun(act) if rank == 0 else Future()
-    waiting = [True]
-    while waiting[0]:
-        if rank == 0:
-            waiting = [not wait([future], _WORD_S).done]
-        dist.broadcast_object_list(waiting, src=0)
-    return _shared(future.result)
+        return act(lambda: None)
 
+    def tell(*, waits: bool) -> None:
+        dist.broadcast_object_list([waits], src=0)
 
-def _begun(act: Callable[[], Any]) -> Future[Any]:
-    future: Future[Any] = Future()
-
-    def work() -> None:
+    def led() -> Any:
         try:
-            future.set_result(act())
-        except BaseException as exc:
-            future.set_exception(exc)
+            return act(lambda: tell(waits=True))
+        finally:
+            tell(waits=False)
 
-    threading.Thread(target=work, name="ckpt-bring", daemon=True).start()
-    return future
+    waiting = [rank != 0]
+    while waiting[0]:
+        dist.broadcast_object_list(waiting, src=0)
+    return _shared(led)
 
 
 def _everyone(mine: str | None) -> list[Any]:
