@@ -182,7 +182,8 @@ def carry(root: Path, place: Path, far: Far, *, most: int = 30) -> None:
     carrier = NamedCarrier(str(place), board, files=Files(), timing=Timing(others_s=0.0))
     for _ in range(most):
         try:
-            if not carrier.turn(far, here, [root], lambda *_: How(), last=True):
+            # As many calls each time: nothing is read back by chance.
+            if not carrier.turn(far, here, [root], lambda *_: How(sample=0.0), last=True):
                 return
         except Away:
             continue
