@@ -7,6 +7,7 @@ hello -> start -> train -> restore. Requests name the way, as those of a shared 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -294,24 +295,21 @@ def _reads(own: torch.Tensor, end: Callable[[], bool]) -> dict[str, float]:
 
 def _read_rate(folder: Path) -> float:
     """Bytes/s of plain reads of all files, by as many threads as the engine has readers."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    blocks = [
-        (path, begin) for path in files for begin in range(0, path.stat().st_size, _BLOCK_BYTES)
-    ]
-    memory = [bytearray(_BLOCK_BYTES) for _ in range(_READERS)]
-    with ThreadPoolExecutor(_READERS) as pool:
-        began = time.perf_counter()
-        parts = [(blocks[n::_READERS], memory[n]) for n in range(_READERS)]
-        total = sum(pool.map(lambda part: _read(*part), parts))
-        return total / (time.perf_counter() - began)
+    with contextlib.ExitStack() as opened:
+        blocks = []
+        for path in filter(Path.is_file, folder.rglob("*")):
+            # An older step may be on its way out.
+            with contextlib.suppress(FileNotFoundError):
+                file = opened.enter_context(path.open("rb", buffering=0))
+                size = os.fstat(file.fileno()).st_size
+                blocks += [(file.fileno(), begin) for begin in range(0, size, _BLOCK_BYTES)]
+        memory = [bytearray(_BLOCK_BYTES) for _ in range(_READERS)]
+        with ThreadPoolExecutor(_READERS) as pool:
+            began = time.perf_counter()
+            parts = [(blocks[n::_READERS], memory[n]) for n in range(_READERS)]
+            total = sum(pool.map(lambda part: _read(*part), parts))
+            return total / (time.perf_counter() - began)
 
 
-def _read(blocks: list[tuple[Path, int]], memory: bytearray) -> int:
-    total = 0
-    for path, begin in blocks:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            total += os.preadv(fd, [memory], begin)
-        finally:
-            os.close(fd)
-    return total
+def _read(blocks: list[tuple[int, int]], memory: bytearray) -> int:
+    return sum(os.preadv(fd, [memory], begin) for fd, begin in blocks)
