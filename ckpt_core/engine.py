@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ckpt_core.coordination import Coordination
 from ckpt_core.errors import StagingError
 from ckpt_core.observe import EventLog, NoEventFile, event_file
-from ckpt_core.options import Options, parse_levels
+from ckpt_core.options import Options
 from ckpt_core.restore import Restorer
 from ckpt_core.save import (
     Admission,
@@ -109,7 +109,7 @@ class Engine:
 
         levels = Levels(
             self.store.root,
-            parse_levels(self.options.levels),
+            self.options.further,
             self.coordination,
             files=self.files,
             events=self.events,
@@ -159,7 +159,7 @@ class Engine:
             return None
         from ckpt_core.levels import BringsBack
 
-        urls = [level.url for level in parse_levels(options.levels)]
+        urls = [level.url for level in options.further]
         info, timeout_s = self.coordination.info, options.timeout_s
         return BringsBack(urls, store, info, files=self.files, timeout_s=timeout_s)
 
@@ -184,7 +184,7 @@ class Engine:
         open_together(
             self.store,
             self.coordination,
-            levels=parse_levels(options.levels),
+            levels=options.further,
             timeout_s=options.timeout_s,
         )
         self.levels.open()

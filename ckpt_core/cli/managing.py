@@ -14,15 +14,12 @@ from ckpt_core.cli.at_levels import FarSteps, plan_of, retire, steps_after
 from ckpt_core.cli.places import directory_of
 from ckpt_core.cli.text import clean, count_text, note, say, say_json, size_text
 from ckpt_core.errors import ConfigError, NotCommitted
-from ckpt_core.store import StepStore, committed_steps, resolve, step_path
+from ckpt_core.store import committed_steps, opened_by_hand, resolve, step_path, store_by_hand
 from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir, step_dir_name
 
 if TYPE_CHECKING:
     from ckpt_core.cli.requests import PinRequest, RemoveRequest
-
-_ALL_SLOTS = sys.maxsize
-"""Opening a store trims its slots; ours must not take any from the training job that comes next."""
 
 _SHOWN = 12
 
@@ -42,7 +39,7 @@ def remove_steps(request: RemoveRequest) -> bool:
     root = directory_of(request.root, command="ckpt-core rm")
     _check_root(root)
     _check_choice(request)
-    pinned = _store(root).pinned()
+    pinned = store_by_hand(root, files=Files()).pinned()
     doomed = _doomed(request, root, pinned)
     _check_committed(root, doomed)
     if pinned.intersection(doomed):
@@ -56,7 +53,10 @@ def remove_steps(request: RemoveRequest) -> bool:
             done = False
     else:
         # Asked with the locks held: nothing else can change what the answer is about.
-        with _locked(root) as store, _with_levels(request, root, doom, goes_far=goes_far) as doom:
+        with (
+            opened_by_hand(root, files=Files()) as store,
+            _with_levels(request, root, doom, goes_far=goes_far) as doom,
+        ):
             done = bool(doom.steps or doom.far_steps)
             if done:
                 _confirm(request, doom)
@@ -146,7 +146,7 @@ def _set_pin_here(root: Path, step: int, *, pinned: bool) -> bool:
     _check_root(root)
     if pinned:
         resolve(step_path(root, step))
-    store = _store(root)
+    store = store_by_hand(root, files=Files())
     changed = (step in store.pinned()) != pinned
     if pinned:
         # Also one that is pinned: whoever set that pin may find that the step is gone, and take it back.
@@ -235,17 +235,3 @@ def _size(path: Path) -> int:
         return sum(file.lstat().st_size for file in path.iterdir())
     except FileNotFoundError:  # a writer has retired it, of which `remove` knows best
         return 0
-
-
-@contextmanager
-def _locked(root: Path) -> Iterator[StepStore]:
-    store = _store(root)
-    store.open()
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-def _store(root: Path) -> StepStore:
-    return StepStore(root, files=Files(), keep_last=None, keep_every=None, spare_slots=_ALL_SLOTS)

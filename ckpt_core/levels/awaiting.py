@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckpt_core.errors import CkptError, CommitError
-from ckpt_core.layout import MANIFEST_NAME, Manifest
+from ckpt_core.errors import CommitError
 from ckpt_core.levels.directory import DirectoryFar
 from ckpt_core.levels.far import Copy
+from ckpt_core.levels.looking import Looked
 from ckpt_core.levels.mailbox import LevelStatus
 from ckpt_core.levels.named import NamedFiles, wanted_directories
 from ckpt_core.levels.wants import wanted
 from ckpt_core.options import Level
-from ckpt_core.store import committed_steps, step_path
+from ckpt_core.store import committed_steps
 from ckpt_core.system.files import Files
+from ckpt_core.types import step_dir_name
 
 
 def awaited(
@@ -43,30 +44,23 @@ def awaited(
 
 
 class Attempts:
-    """The attempts of committed steps of a root, each manifest read once. Used by one thread at a time."""
+    """The attempts of committed steps of a root, each manifest read once."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
-        self._known: dict[int, tuple[object, str]] = {}
+        self._looked = Looked(root, files=Files())
 
     def of(self, steps: Sequence[int]) -> dict[int, str]:
         """step -> attempt; "", which is nobody's, for one that cannot be read."""
-        found = {step: self._of(step) for step in steps}
-        self._known = {step: self._known[step] for step in steps if step in self._known}
-        return found
+        names = {step: step_dir_name(step) for step in steps}
+        self._looked.forget_others(names.values())
+        return {step: self._of(name) for step, name in names.items()}
 
-    def _of(self, step: int) -> str:
-        path = step_path(self._root, step) / MANIFEST_NAME
+    def _of(self, name: str) -> str:
         try:
-            stat = path.stat()
-            sign = (stat.st_ino, stat.st_mtime_ns)
-            known = self._known.get(step)
-            if known is None or known[0] != sign:
-                manifest = Manifest.decode(path.read_bytes(), path=path)
-                known = self._known[step] = (sign, manifest.attempt)
-            return known[1]
-        except (OSError, CkptError):
+            manifest = self._looked.manifest(name)
+        except OSError:
             return ""
+        return "" if manifest is None else manifest.attempt
 
 
 class Due:

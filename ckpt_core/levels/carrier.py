@@ -12,7 +12,6 @@ from pathlib import Path
 from ckpt_core.errors import (
     CkptError,
     CorruptCheckpoint,
-    NotCommitted,
     RestoreError,
     UnknownFormat,
 )
@@ -24,7 +23,7 @@ from ckpt_core.levels.named_carrying import NamedCarrier
 from ckpt_core.levels.opening import open_far
 from ckpt_core.levels.pace import Backoff, Pace, Stopped
 from ckpt_core.levels.retiring import awaited, doomed
-from ckpt_core.levels.source import OpenSave, Source
+from ckpt_core.levels.source import OpenSave, Source, with_nearest
 from ckpt_core.levels.wants import meets, wanted
 from ckpt_core.options import Level, scheme_of
 from ckpt_core.store import pinned_steps, step_path
@@ -218,29 +217,24 @@ class Carrier:
     # -- sending -----------------------------------------------------------------------------------
 
     def _send(self, far: Far, copy: Copy) -> bool:
-        damage: CkptError | None = None
         if self._begun not in (None, copy):
             far.drop(self._begun)
         self._begun = copy
-        for folder in self._folders():
-            try:
-                with OpenSave(step_path(folder, copy.step), files=self._files) as save:
-                    if save.copy == copy:
-                        self._ended(copy, self._carried(far, save))
-                        return True
-            except NotCommitted:
-                continue  # retired meanwhile, or never there
-            except (CorruptCheckpoint, UnknownFormat) as exc:
-                damage = exc
-        if damage is not None:
+        try:
+            with_nearest(
+                self._folders(),
+                copy,
+                lambda save: self._ended(copy, self._carried(far, save)),
+                files=self._files,
+            )
+        except (CorruptCheckpoint, UnknownFormat) as damage:
             self._found_damaged(copy, damage)
         return True
 
     def _carried(self, far: Far, save: OpenSave) -> Sent:
         copy = save.copy
         with self._board.change(self.url) as status:
-            status.tries = status.tries + 1 if status.sending == copy.step else 1
-            status.sending, status.sent_bytes, status.total_bytes = copy.step, 0, save.nbytes
+            status.begins(copy.step, save.nbytes)
             # Of another save of the step, which this one replaces.
             status.reached = [step for step in status.reached if step != copy.step]
             status.skipped = [step for step in status.skipped if step != copy.step]
@@ -278,7 +272,7 @@ class Carrier:
             self._looked_s = float("-inf")
         self._board.moved()
         with self._board.change(self.url) as status:
-            status.sending, status.sent_bytes, status.total_bytes = None, 0, 0
+            status.rests()
             if sent is Sent.REACHED:
                 status.has_reached(copy.step)
                 is_behind = all(step < copy.step for step, _ in self._damaged)

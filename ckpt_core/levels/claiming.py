@@ -19,6 +19,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -266,6 +267,15 @@ def _is_dead(holder: Mapping[str, Any]) -> bool:
     except (PermissionError, OverflowError, KeyError):
         return False
     return False
+
+
+def parsed(word: Word | None) -> dict[str, Any]:
+    """What a word says, for whoever asks in passing; {} when it says nothing that can be understood."""
+    with suppress(ValueError, RecursionError):
+        obj = json.loads(word.data) if word is not None else None
+        if isinstance(obj, dict) and isinstance(obj.get("session", 0), int):
+            return obj
+    return {}
 
 
 # -- words -------------------------------------------------------------------------------------------

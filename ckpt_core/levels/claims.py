@@ -7,11 +7,10 @@ import os
 import socket
 import time
 from contextlib import suppress
-from typing import Any
 
 from ckpt_core.errors import CkptError
-from ckpt_core.levels.claiming import LEASE, RUN
-from ckpt_core.levels.far import Away, Conflict, Far, Word
+from ckpt_core.levels.claiming import LEASE, RUN, parsed
+from ckpt_core.levels.far import Away, Conflict, Far
 from ckpt_core.levels.mailbox import Plan
 
 
@@ -26,7 +25,7 @@ def check_fence(far: Far, plan: Plan) -> None:
         Fenced: one has.
         Away: it cannot be told, or the level is another run's.
     """
-    there = _parsed(far.read_word(RUN))
+    there = parsed(far.read_word(RUN))
     if not there:
         return
     if there.get("run") != plan.run:
@@ -46,7 +45,7 @@ def beat(far: Far, plan: Plan, *, closed: bool = False) -> None:
         Away: it could not be renewed.
     """
     word = far.read_word(LEASE)
-    there = _parsed(word)
+    there = parsed(word)
     if there.get("run", plan.run) != plan.run or there.get("session", 0) > plan.session:
         return
     lease = {
@@ -59,11 +58,3 @@ def beat(far: Far, plan: Plan, *, closed: bool = False) -> None:
     }
     with suppress(Conflict):  # somebody has taken it this moment
         far.write_word(LEASE, json.dumps(lease).encode(), over=None if word is None else word.tag)
-
-
-def _parsed(word: Word | None) -> dict[str, Any]:
-    with suppress(ValueError, RecursionError):
-        obj = json.loads(word.data) if word is not None else None
-        if isinstance(obj, dict) and isinstance(obj.get("session", 0), int):
-            return obj
-    return {}

@@ -197,7 +197,7 @@ def _assembled(mine: Manifest, copy: Copy, far: Far) -> bytes | None:
         return None
     entries, state_bytes = [], 0
     for rank, name in enumerate(names):
-        data = _whole(far, copy, name, there[name])
+        data = far.read(copy, name, there[name])
         found = _decoded(data, far, name)
         for entry in found.files:
             if there.get(entry.name) != entry.nbytes:
@@ -228,12 +228,6 @@ def _state_bytes(rank: RankManifest) -> int:
     if rank.version > 2:
         return sum(file.nbytes for file in rank.files)
     return sum(leaf.nbytes for leaf in rank.leaves) + sum(part.slice.nbytes for part in rank.slices)
-
-
-def _whole(far: Far, copy: Copy, name: str, nbytes: int) -> bytes:
-    data = bytearray(nbytes)
-    far.read_into(copy, name, memoryview(data), 0)
-    return bytes(data)
 
 
 def _differs(far: Far, copy: Copy, name: str) -> Away:

@@ -80,9 +80,9 @@ class DirectoryFar(Far):
         """As `Far.steps`."""
         with self._asked("list its steps"):
             found = {}
-            for entry in entries(self._root):
-                step = parse_step_dir(entry.name)
-                manifest = None if step is None else self._looked.manifest(entry.name)
+            for name in self._listed():
+                step = parse_step_dir(name)
+                manifest = None if step is None else self._looked.manifest(name)
                 if step is not None and manifest is not None:
                     found[step] = manifest.attempt
             return dict(sorted(found.items()))
@@ -91,11 +91,9 @@ class DirectoryFar(Far):
         """As `Far.directories`."""
         with self._asked("list its directories"):
             found = {}
-            for entry in entries(self._root):
-                if is_directory_name(entry.name) and (
-                    manifest := self._looked.manifest(entry.name)
-                ):
-                    found[entry.name] = Copy(manifest.step, manifest.attempt, entry.name)
+            for name in self._listed():
+                if is_directory_name(name) and (manifest := self._looked.manifest(name)):
+                    found[name] = Copy(manifest.step, manifest.attempt, name)
             return found
 
     def manifest(self, target: str) -> bytes | None:
@@ -117,15 +115,12 @@ class DirectoryFar(Far):
         with self._asked(f"read {name}", step=copy.step):
             fd = self._files.open_read(self._folder(copy) / name)
             try:
-                done = 0
-                while done < len(buffer):
-                    got = self._files.preadv(fd, [buffer[done:]], offset + done)
-                    if got == 0:
-                        text = f"{self.url}: {name} of {copy.target} ends before {offset + len(buffer)} bytes"
-                        raise Away(text, step=copy.step)
-                    done += got
+                done = self._files.fill(fd, buffer, offset)
             finally:
                 self._files.close(fd)
+        if done < len(buffer):
+            text = f"{self.url}: {name} of {copy.target} ends before {offset + len(buffer)} bytes"
+            raise Away(text, step=copy.step)
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -249,6 +244,11 @@ class DirectoryFar(Far):
         check_place(self._root, url=self.url, files=self._files)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _listed(self) -> list[str]:
+        names = [entry.name for entry in entries(self._root)]
+        self._looked.forget_others(names)
+        return names
 
     def _inflight(self, copy: Copy) -> Path:
         return self._root / INFLIGHT / copy.attempt

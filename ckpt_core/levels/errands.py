@@ -71,9 +71,8 @@ def run_errand(
 def serve_errand(name: str) -> int:
     """The other side: called by `python -m ckpt_core.levels errand NAME`; the exit status."""
     request = json.loads(sys.stdin.buffer.read())
-    module, _, function = _ERRANDS[name].partition(":")
     try:
-        answer = getattr(importlib.import_module(module), function)(request, _tell_progress)
+        answer = errand(name)(request, _tell_progress)
     except CkptError as exc:
         hopeless = isinstance(exc, Away) and exc.hopeless
         about = {"error": type(exc).__name__, "text": str(exc), "hopeless": hopeless}
@@ -81,6 +80,13 @@ def serve_errand(name: str) -> int:
         return 1
     _say({"answer": answer})
     return 0
+
+
+def errand(name: str) -> Callable[[Json, Progress], Json]:
+    """What is done for an errand, to be done here: where no client of an object store is needed."""
+    module, _, function = _ERRANDS[name].partition(":")
+    found: Callable[[Json, Progress], Json] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def child(*arguments: str) -> tuple[list[str], dict[str, str]]:

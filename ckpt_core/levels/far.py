@@ -116,6 +116,12 @@ class Far(ABC):
             Away: also when the file is not there, or ends before.
         """
 
+    def read(self, copy: Copy, name: str, nbytes: int) -> bytes:
+        """The first bytes of a file of a copy: a small file whole. Raises as `read_into`."""
+        data = bytearray(nbytes)
+        self.read_into(copy, name, memoryview(data), 0)
+        return bytes(data)
+
     # -- writing ---------------------------------------------------------------------------------
 
     @abstractmethod

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import logging
 import os
 import re
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckpt_core.coordination import Coordination
-from ckpt_core.errors import CkptError, CommitError, PersistError
-from ckpt_core.levels.errands import run_errand
+from ckpt_core.errors import CkptError, PersistError
+from ckpt_core.levels.claiming import RUN as RUN_WORD
+from ckpt_core.levels.errands import errand, run_errand
 from ckpt_core.levels.mailbox import LEVELS, read_plan
 from ckpt_core.options import Level
+from ckpt_core.save import error_text, raise_first
 from ckpt_core.store import committed_steps
 from ckpt_core.system.files import Files, advice
 
@@ -33,9 +34,7 @@ _log = logging.getLogger("ckpt_core")
 RUN = "run"
 """The file in `.levels/` that holds the id of the run."""
 
-_RUN_WORD = "run.json"
-"""As `claiming` writes it at each level."""
-
+_NOT_JOINED = {"failed": "use the levels", "so": "No rank goes on"}
 _ANSWERS_WITHIN_S = 60.0
 _CLAIMED_WITHIN_S = 120.0
 _RUN = re.compile(r"[0-9a-f]{8,64}")
@@ -79,8 +78,8 @@ def claim_together(
         error = exc
     # Whoever joins a run looks on for a while whether somebody is at work there.
     within_s = max(timeout_s, _CLAIMED_WITHIN_S)
-    told = coordination.gather("levels", [_text(error), claim], within_s)
-    raise_first(error, [text for text, _ in told])
+    told = coordination.gather("levels", [error_text(error), claim], within_s)
+    raise_first(error, [text for text, _ in told], **_NOT_JOINED)
     answer = told[0][1]
     claimed = Claim(answer["run"], answer["session"], answer["token"])
     if coordination.info.group is None:
@@ -109,7 +108,7 @@ def settle_together(
         CkptError: `error`, which is this rank's.
         CommitError, CoordinationTimeout: another rank's.
     """
-    raise_first(error, coordination.gather("agents", _text(error), timeout_s))
+    raise_first(error, coordination.gather("agents", error_text(error), timeout_s), **_NOT_JOINED)
 
 
 def read_run(root: Path) -> str | None:
@@ -143,20 +142,6 @@ def write_run(root: Path, run: str, *, files: Files) -> None:
             f"{advice(exc)}",
             path=folder,
         ) from exc
-
-
-def raise_first(mine: CkptError | None, texts: Sequence[str | None]) -> None:
-    """Raise this rank's error, or the first of another one, if there is any."""
-    if mine is not None:
-        raise mine
-    failures = {rank: CkptError(text, rank=rank) for rank, text in enumerate(texts) if text}
-    if failures:
-        rank = min(failures)
-        raise CommitError(
-            f"rank {rank} could not use the levels: {failures[rank]}. No rank goes on",
-            failures=dict(failures),
-            rank=rank,
-        )
 
 
 # -- inside ----------------------------------------------------------------------------------------
@@ -196,7 +181,7 @@ def _unclaimed(levels: Sequence[Level], claim: Claim, coordination: Coordination
 
 def _is_claimed(path: Path, claim: Claim) -> bool:
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-        word = json.loads((path / LEVELS / _RUN_WORD).read_text())
+        word = json.loads((path / LEVELS / RUN_WORD).read_text())
         return bool(word.get("run") == claim.run and word.get("session") == claim.session)
     return False
 
@@ -215,14 +200,8 @@ def _ask(name: str, request: dict[str, Any], levels: Sequence[Level]) -> Any:
     """In this process where no client of an object store is needed, and so no thread of one."""
     if any(level.scheme is not None for level in levels):
         return run_errand(name, request, timeout_s=_ANSWERS_WITHIN_S)
-    claiming = importlib.import_module("ckpt_core.levels.claiming")
-    errand: Callable[[Any, Callable[[int, int], None]], Any] = getattr(claiming, name)
-    return errand(request, _nothing)
+    return errand(name)(request, _nothing)
 
 
 def _nothing(done: int, total: int) -> None:
     """Nobody asks how far it is."""
-
-
-def _text(error: CkptError | None) -> str | None:
-    return None if error is None else f"{type(error).__name__}: {error}"

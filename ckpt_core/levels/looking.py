@@ -9,7 +9,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,6 +59,11 @@ class Looked:
             self._known[name] = (seen, found)
         return found
 
+    def forget_others(self, names: Collection[str]) -> None:
+        """Only these are in the root: nothing of what has gone is remembered."""
+        with self._lock:
+            self._known = {name: self._known[name] for name in names if name in self._known}
+
     def _decoded(self, name: str) -> Manifest | None:
         try:
             return self.fresh(name)
@@ -104,21 +109,9 @@ def read_whole(path: Path, most: int, *, files: Files) -> bytes | None:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_size > most:
             return None
-        return read_fd(fd, found.st_size, files=files)
+        return files.first(fd, found.st_size)
     finally:
         files.close(fd)
-
-
-def read_fd(fd: int, nbytes: int, *, files: Files, offset: int = 0) -> bytes:
-    """So many bytes from an offset on, or fewer where the file ends before."""
-    data = bytearray(nbytes)
-    done = 0
-    while done < nbytes:
-        got = files.preadv(fd, [memoryview(data)[done:]], offset + done)
-        if got == 0:
-            break
-        done += got
-    return bytes(data[:done])
 
 
 def _seen(folder: Path) -> Seen:

@@ -113,6 +113,15 @@ class LevelStatus:
     bytes_all: int = 0
     busy_s: float = 0.0
 
+    def begins(self, step: int, nbytes: int) -> None:
+        """A step is on its way from now on, for the first time or again."""
+        self.tries = self.tries + 1 if self.sending == step else 1
+        self.sending, self.sent_bytes, self.total_bytes = step, 0, nbytes
+
+    def rests(self) -> None:
+        """Nothing is on its way any more."""
+        self.sending, self.sent_bytes, self.total_bytes = None, 0, 0
+
     def has_reached(self, step: int) -> None:
         """Note that a step has come there."""
         _remember(self.reached, step)

@@ -10,7 +10,6 @@ published like a save: one rename, then the pointer. Whatever the root had of th
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -32,13 +31,11 @@ from ckpt_core.levels.helping import run_here
 from ckpt_core.levels.named import Named, NamedFiles
 from ckpt_core.levels.opening import open_far
 from ckpt_core.options import Level, checked_root, parse_levels
-from ckpt_core.store import StepStore
+from ckpt_core.store import opened_by_hand
 from ckpt_core.system.files import Files
 from ckpt_core.types import Destination
 
 _SILENT_S = 120.0
-_ALL_SLOTS = sys.maxsize
-"""Opening a store trims its slots; those of the job that comes next are not ours to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +193,7 @@ def _candidates(
 
 
 def _bring(one: Named, far: Far, wish: Wish, *, files: Files, progress: Progress) -> None:
-    store = StepStore(
-        wish.root, files=files, keep_last=None, keep_every=None, spare_slots=_ALL_SLOTS
-    )
-    store.open()
-    try:
+    with opened_by_hand(wish.root, files=files) as store:
         to = Destination(one.name, _moving(one, wish, files=files))
         attempt = store.begin(one.copy.step, one.copy.attempt, to)
         try:
@@ -209,8 +202,6 @@ def _bring(one: Named, far: Far, wish: Wish, *, files: Files, progress: Progress
         except BaseException:
             store.abandon(attempt)
             raise
-    finally:
-        store.close()
 
 
 def _moving(one: Named, wish: Wish, *, files: Files) -> str | None:

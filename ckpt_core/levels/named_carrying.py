@@ -15,13 +15,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ckpt_core.errors import CkptError, CorruptCheckpoint, NotCommitted, UnknownFormat
+from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
 from ckpt_core.levels.board import Board, Timing
 from ckpt_core.levels.copying import How, Sent, send
 from ckpt_core.levels.directory import DirectoryFar
 from ckpt_core.levels.far import Away, Copy, Far
 from ckpt_core.levels.named import Named, NamedFiles, due_pointers, wanted_directories
-from ckpt_core.levels.source import OpenSave
+from ckpt_core.levels.source import OpenSave, with_nearest
 from ckpt_core.options import Level, scheme_of
 from ckpt_core.system.files import Files
 
@@ -96,18 +96,11 @@ class NamedCarrier:
     def _send(self, far: Far, one: Named, folders: Sequence[Path], plans: Plans) -> None:
         present = self._there.get(one.name)
         how = replace(plans(far, one.copy), replaces=None if present is None else present.attempt)
-        damage: CkptError | None = None
-        for folder in folders:
-            try:
-                with OpenSave(folder / one.name, files=self._files) as save:
-                    if save.copy == one.copy:
-                        self._carry(far, save, how)
-                        return
-            except NotCommitted:
-                continue  # deleted or saved again meanwhile
-            except (CorruptCheckpoint, UnknownFormat) as exc:
-                damage = exc
-        if damage is not None:
+        try:
+            with_nearest(
+                folders, one.copy, lambda save: self._carry(far, save, how), files=self._files
+            )
+        except (CorruptCheckpoint, UnknownFormat) as damage:
             self._damaged.add(one.copy)
             text = f"{one.name} is damaged and was not sent to {self._url}: {damage}"
             logger.error("%s", text)
@@ -117,8 +110,7 @@ class NamedCarrier:
     def _carry(self, far: Far, save: OpenSave, how: How) -> None:
         began = time.monotonic()
         with self._board.change(self._url) as status:
-            status.tries = status.tries + 1 if status.sending == save.copy.step else 1
-            status.sending, status.sent_bytes, status.total_bytes = save.copy.step, 0, save.nbytes
+            status.begins(save.copy.step, save.nbytes)
         try:
             sent = send(save, far, how)
         finally:
@@ -131,7 +123,7 @@ class NamedCarrier:
             self._looked_s = float("-inf")
         self._board.moved()
         with self._board.change(self._url) as status:
-            status.sending, status.sent_bytes, status.total_bytes = None, 0, 0
+            status.rests()
         self._tell()
 
     def _point(self, far: Far, here: Sequence[Named], plans: Plans) -> bool:

@@ -86,12 +86,12 @@ class ObjectFar(Far):
 
     def steps(self) -> dict[int, str]:
         names = [name for name in self._targets() if parse_step_dir(name) is not None]
-        copies = self._each(lambda name: self._place(name).copy, names)
+        copies = self._each(self._whole, names)
         return {copy.step: copy.attempt for copy in sorted(copies, key=lambda one: one.step)}
 
     def directories(self) -> dict[str, Copy]:
         names = [name for name in self._targets() if is_directory_name(name)]
-        return {copy.target: copy for copy in self._each(lambda n: self._place(n).copy, names)}
+        return {copy.target: copy for copy in self._each(self._whole, names)}
 
     def manifest(self, target: str) -> bytes | None:
         found = self._bucket.get(_manifest_key(target))
@@ -237,7 +237,20 @@ class ObjectFar(Far):
         return [one for one in threads.map(act, items) if one is not None]
 
     def _targets(self) -> list[str]:
-        return sorted({*self._bucket.look()[0], *self._published})
+        names = {*self._bucket.look()[0], *self._published}
+        # An agent lives for months: of what has gone nothing is kept. (A copy of it: other threads write.)
+        self._places = {name: one for name, one in dict(self._places).items() if name in names}
+        return sorted(names)
+
+    def _whole(self, target: str) -> Copy | None:
+        """What is whole there; of what this process has published and is no more, nothing is kept."""
+        copy = self._place(target).copy
+        if copy is None and target in self._published:
+            with self._lock:
+                self._published.discard(target)
+                for key in [key for key in self._put if key[0] == target]:
+                    del self._put[key]
+        return copy
 
     def _place(self, target: str, *, anew: bool = False) -> _Place:
         """What is in a manifest's place, by key; asked only whether it has changed, where that will do."""

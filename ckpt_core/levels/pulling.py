@@ -9,7 +9,6 @@ chunk is verified, wherever it comes from. Then it is published like a save that
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,14 +29,19 @@ from ckpt_core.levels.far import Copy, Far
 from ckpt_core.levels.fetching import PATIENCE_S, RANGE_BYTES, Wanted, fetch
 from ckpt_core.levels.named_bringing import Wish, bring_named
 from ckpt_core.levels.opening import open_far
-from ckpt_core.store import INFLIGHT, StepStore, ensure_dir, entries, remove_tree, step_path
+from ckpt_core.store import (
+    INFLIGHT,
+    StepStore,
+    ensure_dir,
+    entries,
+    opened_by_hand,
+    remove_tree,
+    step_path,
+)
 from ckpt_core.system.files import Files, advice
 
 PULLING = ".pulling"
 """The folder in the root; readers of steps ignore it."""
-
-_ALL_SLOTS = sys.maxsize
-"""Opening a store trims its slots; ours must not take any from the training job that comes next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ def pull(
             if _is_there(path, copy, far, replace=replace):
                 return Pulled(copy, path, already=True)
             return _pull_directory(far, copy, root, progress)
-        with _opened(root, files) as store:
+        with opened_by_hand(root, files=files) as store:
             path = step_path(store.root, copy.step)
             if _is_there(path, copy, far, replace=replace):
                 return Pulled(copy, path, already=True)
@@ -175,9 +179,8 @@ class _Pulling:
 
     def _entries(self) -> Iterator[FileEntry]:
         for row in self._manifest().ranks:
-            data = bytearray(row.nbytes)
-            self._far.read_into(self._copy, row.file, memoryview(data), 0)
-            yield from RankManifest.decode(bytes(data), path=self._folder / row.file).files
+            data = self._far.read(self._copy, row.file, row.nbytes)
+            yield from RankManifest.decode(data, path=self._folder / row.file).files
 
     def _manifest(self) -> Manifest:
         data = self._far.manifest(self._copy.target)
@@ -282,16 +285,6 @@ def _find_directory(far: Far, name: str | None) -> Copy:
     if name is None or name.isdecimal():
         raise NotCommitted(f"{far.url} holds no committed step{known}")
     raise NotCommitted(f"{name} is not at {far.url}{known}")
-
-
-@contextmanager
-def _opened(root: Path, files: Files) -> Iterator[StepStore]:
-    store = StepStore(root, files=files, keep_last=None, keep_every=None, spare_slots=_ALL_SLOTS)
-    store.open()
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 def _attempt_of(path: Path) -> str | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_core.errors import RootBusy
+from ckpt_core.levels.claiming import RUN, parsed
 from ckpt_core.levels.copying import How, Sent, send
 from ckpt_core.levels.errands import Progress
 from ckpt_core.levels.far import Away, Copy, Far
@@ -107,12 +106,10 @@ class _Pushing:
 
 
 def _check_run(far: Far, root: Path) -> None:
-    word = far.read_word("run.json")
+    word = far.read_word(RUN)
     if word is None:
         return
-    mine, theirs = read_run(root), None
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        theirs = json.loads(word.data)["run"]
+    mine, theirs = read_run(root), parsed(word).get("run")
     if theirs != mine:
         raise RootBusy(
             f"{far.url} holds another run, {theirs}, than {root}: nothing was sent. Name another place",

@@ -161,10 +161,7 @@ class Look:
         size = path.stat().st_size
         if size > MAX_MANIFEST_BYTES:
             return
-        data = bytearray(size)
-        if size:
-            self.far.read_into(self._known[folder.name], name, memoryview(data), 0)
-        path.write_bytes(data)
+        path.write_bytes(self.far.read(self._known[folder.name], name, size) if size else b"")
         self.files.forget(path)
 
 

@@ -10,14 +10,20 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
 import xxhash
 
-from ckpt_core.errors import CorruptCheckpoint, NotCommitted, RestoreError
+from ckpt_core.errors import (
+    CkptError,
+    CorruptCheckpoint,
+    NotCommitted,
+    RestoreError,
+    UnknownFormat,
+)
 from ckpt_core.layout import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
@@ -29,7 +35,6 @@ from ckpt_core.layout import (
 )
 from ckpt_core.levels.directory import DirectoryFar
 from ckpt_core.levels.far import Copy
-from ckpt_core.levels.looking import read_fd
 from ckpt_core.system.files import Files, advice
 
 
@@ -96,7 +101,7 @@ class OpenSave:
                 raise _corrupt(
                     self.path / name, f"at most {MAX_MANIFEST_BYTES} bytes", f"{size} bytes"
                 )
-            return read_fd(fd, size, files=self._files)
+            return self._files.first(fd, size)
         finally:
             self._files.close(fd)
 
@@ -150,12 +155,9 @@ class OpenSave:
         """Fill a block. Raises as `blocks`."""
         path = self.path / name
         with self._reading(path):
-            done = 0
-            while done < len(block):
-                got = self._files.preadv(self._fds[name], [block[done:]], offset + done)
-                if got == 0:
-                    raise _corrupt(path, f"{offset + len(block)} bytes", f"{offset + done} bytes")
-                done += got
+            done = self._files.fill(self._fds[name], block, offset)
+        if done < len(block):
+            raise _corrupt(path, f"{offset + len(block)} bytes", f"{offset + done} bytes")
 
     def close(self) -> None:
         """Let go of the files. Idempotent."""
@@ -187,6 +189,33 @@ class OpenSave:
         with suppress(OSError, AttributeError, CorruptCheckpoint):
             return (self.path / MANIFEST_NAME).read_bytes() == self.manifest_bytes
         return False
+
+
+def with_nearest(
+    folders: Iterable[Path], copy: Copy, act: Callable[[OpenSave], None], *, files: Files
+) -> None:
+    """Do something with a save where it is nearest; where that is damaged, with the next; or nowhere.
+
+    Args:
+        folders: roots, the nearest first.
+
+    Raises:
+        CorruptCheckpoint, UnknownFormat: it is damaged wherever it is, or that was found by `act`.
+        What `act` raises: at once.
+    """
+    damage: CkptError | None = None
+    for folder in folders:
+        try:
+            with OpenSave(folder / copy.target, files=files) as save:
+                if save.copy == copy:
+                    act(save)
+                    return
+        except NotCommitted:
+            continue  # retired or saved again meanwhile, or never there
+        except (CorruptCheckpoint, UnknownFormat) as exc:
+            damage = exc
+    if damage is not None:
+        raise damage
 
 
 _SETTLED_S = 2.0

@@ -99,6 +99,11 @@ class Options:
         """`timeout` in seconds."""
         return parse_duration(self.timeout, field="timeout").total_seconds()
 
+    @property
+    def further(self) -> tuple[Level, ...]:
+        """`levels`, each as a `Level`."""
+        return parse_levels(self.levels)
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **explicit: Any) -> Options:
         """Options from `CKPT_CORE_<FIELD>` variables; keyword arguments win over them.

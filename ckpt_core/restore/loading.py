@@ -29,25 +29,10 @@ def load(
     readers: int = 8,
     files: Files | None = None,
 ) -> Any:
-    """The tree that was saved, with fresh CPU tensors; what several ranks stored together is whole again.
-
-    Called by tools and for evaluation; takes no lock and changes nothing on storage.
+    """`ckpt_core.load` of a directory: the arguments, what it returns and its errors are those.
 
     Args:
-        path: a step directory, or a root: then its newest step, and no other if that one is corrupt.
-        rank: whose private values to take, where several ranks saved the step; None: those of the first
-            rank that is there.
-        trusted: allow objects that could run code when they are loaded.
-        readers: threads that read.
-        files: how files are read.
-
-    Raises:
-        NotCommitted: there is no step, or it was retired by its writer while it was read.
-        CorruptCheckpoint: bytes differ from what was saved.
-        UntrustedData: it holds objects that need `trusted=True`.
-        UnknownFormat: written by a newer format.
-        RestoreError: the system refused a read, a read hangs, `rank` is not there, or the root is that of
-            one node and the rest of a leaf is in another one.
+        files: how its files are read; also those of a stand-in (`ckpt_core.levels`).
     """
     path = Path(path) if isinstance(path, str) else path
     how = ParallelReader(files=files or Files(), readers=readers, timeout_s=READ_TIMEOUT_S)

@@ -141,7 +141,7 @@ def read_start(path: Path, nbytes: int, *, files: Files) -> bytes:
     """The first `nbytes` of a file, fewer if it ends before; the caller has checked its size."""
     fd = files.open_read(path)
     try:
-        return _read_fd(fd, nbytes, files=files)
+        return files.first(fd, nbytes)
     finally:
         files.close(fd)
 
@@ -198,17 +198,6 @@ def _read_file(path: Path, *, files: Files) -> bytes:
     if len(data) != size:
         raise _corrupt(path, expected=f"{size} bytes", got=f"{len(data)} bytes")
     return data
-
-
-def _read_fd(fd: int, nbytes: int, *, files: Files) -> bytes:
-    data = bytearray(nbytes)
-    done = 0
-    while done < nbytes:
-        got = files.preadv(fd, [memoryview(data)[done:]], done)
-        if got == 0:
-            break
-        done += got
-    return bytes(data[:done])
 
 
 def _check_folder(path: Path) -> None:

@@ -111,26 +111,10 @@ def verify(
     progress: Progress | None = None,
     files: Files | None = None,
 ) -> Report:
-    """Compare every byte of a step directory, or of every step of a root, with its manifests.
-
-    Also of a directory of files (`begin_files`), when `path` is one.
-
-    Called by tools and by users; takes no lock, changes nothing, needs no state. Also checks that the
-    header of each shard file tells other safetensors readers what the manifest tells us. A step that a
-    writer retires meanwhile is left out of the report of a root.
+    """`ckpt_core.verify` of a directory: the arguments, what it returns and its errors are those.
 
     Args:
-        readers: threads that read.
-        share: (number, count): read every `count`-th file alone, from `number` on, so that processes can
-            share the work; names and sizes are those of all files nevertheless.
-        progress: called now and then with bytes done and bytes in all of the step that is being read.
-        files: how files are read.
-
-    Raises:
-        ConfigError: `share` is wrong.
-        NotCommitted: there is no step at `path`, or it was retired while it was read.
-        RestoreError: the root cannot be listed, or there is no memory or thread to read with. Nothing
-            that is wrong inside a step raises.
+        files: how its files are read; also those of a stand-in (`ckpt_core.levels`).
     """
     path = Path(path) if isinstance(path, str) else path
     number, count = share

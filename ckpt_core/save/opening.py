@@ -13,6 +13,7 @@ from ckpt_core.system.files import Files
 from ckpt_core.types import RankInfo
 
 _SEEN_WITHIN_S = 10.0
+_NOT_OPEN = {"failed": "open its root", "so": "No rank opened one"}
 
 
 def make_store(
@@ -61,8 +62,8 @@ def open_together(
     except CkptError as exc:
         error = exc
     mine = [level.to_json() for level in levels]
-    opened = coordination.gather("open", [_text(error), owner, mine], timeout_s)
-    _raise_first(error, [text for text, *_ in opened])
+    opened = coordination.gather("open", [error_text(error), owner, mine], timeout_s)
+    raise_first(error, [text for text, *_ in opened], **_NOT_OPEN)
     _check_alike([given for *_, given in opened])
     if info.world_size == 1:
         return
@@ -74,7 +75,7 @@ def open_together(
                 store.find_leader(opened[leader][1], leader=leader, timeout_s=_SEEN_WITHIN_S)
         except CkptError as exc:
             error = exc
-    _raise_first(error, coordination.gather("joined", _text(error), timeout_s))
+    raise_first(error, coordination.gather("joined", error_text(error), timeout_s), **_NOT_OPEN)
 
 
 def _check_alike(levels: Sequence[Json]) -> None:
@@ -87,18 +88,27 @@ def _check_alike(levels: Sequence[Json]) -> None:
             )
 
 
-def _text(error: CkptError | None) -> str | None:
+def error_text(error: CkptError | None) -> str | None:
+    """What a rank tells the others of its error."""
     return None if error is None else f"{type(error).__name__}: {error}"
 
 
-def _raise_first(mine: CkptError | None, texts: tuple[str | None, ...] | list[str | None]) -> None:
+def raise_first(
+    mine: CkptError | None, texts: Sequence[str | None], *, failed: str, so: str
+) -> None:
+    """Raise this rank's error, or the first of another one, if there is any.
+
+    Args:
+        texts: what each rank told, in their order.
+        failed, so: what the other rank could not do, and what follows from it.
+    """
     if mine is not None:
         raise mine
     failures = {rank: CkptError(text, rank=rank) for rank, text in enumerate(texts) if text}
     if failures:
         rank = min(failures)
         raise CommitError(
-            f"rank {rank} could not open its root: {failures[rank]}. No rank opened one",
+            f"rank {rank} could not {failed}: {failures[rank]}. {so}",
             failures=dict(failures),
             rank=rank,
         )

@@ -23,6 +23,7 @@ Source: PCcheck (ASPLOS '25) sections 4.1 and 4.2 (slots; the newest checkpoint 
 and never goes back); LightCheck (two mappings).
 """
 
+from ckpt_core.store.by_hand import opened_by_hand, store_by_hand
 from ckpt_core.store.directories import file_path
 from ckpt_core.store.guest import GuestStore
 from ckpt_core.store.kept import KeptSteps
@@ -67,11 +68,13 @@ __all__ = [
     "is_committed",
     "is_real_dir",
     "listing",
+    "opened_by_hand",
     "pinned_steps",
     "place",
     "remove_tree",
     "resolve",
     "step_path",
+    "store_by_hand",
     "sync_names",
     "take_away",
     "writer_of",

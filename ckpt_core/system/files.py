@@ -242,6 +242,21 @@ class Files:
 
     # -- compositions --------------------------------------------------------------------------
 
+    def fill(self, fd: int, buffer: memoryview, offset: int) -> int:
+        """Read into all of `buffer` from `offset` on; the bytes read, fewer where the file ends before."""
+        done = 0
+        while done < len(buffer):
+            got = self.preadv(fd, [buffer[done:]], offset + done)
+            if got == 0:
+                break
+            done += got
+        return done
+
+    def first(self, fd: int, nbytes: int) -> bytes:
+        """The first so many bytes, fewer where the file ends before."""
+        data = bytearray(nbytes)
+        return bytes(data[: self.fill(fd, memoryview(data), 0)])
+
     def write_new(self, path: Path, data: Buffer) -> None:
         """Create a small file, write it whole and make its bytes durable (its name needs `sync_dir`)."""
         fd = self.create(path)

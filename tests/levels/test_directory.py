@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -307,3 +308,13 @@ def test_a_level_is_a_root_like_any_other(root: Path, far: DirectoryFar) -> None
     save(store, 20)
     store.close()
     assert look(Path(far.url)) == {10: 0, 20: 0}
+
+
+def test_of_steps_that_have_gone_nothing_is_kept(tmp_path: Path) -> None:
+    far = DirectoryFar(tmp_path, files=QuickFiles())
+    for number in (10, 20):
+        (tmp_path / f"step-{number:012d}").mkdir()
+        (tmp_path / f"step-{number:012d}" / "manifest.json").write_text("{}")
+    assert far.steps() == {} and len(far._looked._known) == 2
+    shutil.rmtree(tmp_path / "step-000000000010")
+    assert far.steps() == {} and list(far._looked._known) == ["step-000000000020"]

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -297,6 +298,19 @@ def test_marks_of_what_was_taken_away_go_when_they_are_old(server: FaultServer) 
         grow_old(server)
         far.sweep([])
         assert server.keys("run/" + A.target) == [] and set(far.steps()) == {200}
+
+
+def test_of_a_step_that_others_have_retired_nothing_is_kept(server: FaultServer) -> None:
+    with at_server(server) as far, at_server(server) as others:
+        ours: Any = far
+        send(ours, A)
+        send(ours, step(200))
+        others.retire([A.target])
+        for _ in range(2):
+            ours._places.clear()  # what it knows of the mark holds for a minute
+            assert ours.steps() == {200: step(200).attempt}
+        assert ours._published == {step(200).target}
+        assert {target for target, _ in ours._put} == {step(200).target}
 
 
 # -- lists that lag behind ----------------------------------------------------------------------------
