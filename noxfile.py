@@ -10,7 +10,7 @@ CONSTRAINTS = ".ci/constraints.txt"
 PARALLEL = ("-n", "2", "--dist", "loadscope", "--max-worker-restart", "0")
 
 nox.needs_version = ">=2024.4.15"
-nox.options.sessions = ["lint", "tests"]
+nox.options.sessions = ["lint", "docs", "tests"]
 nox.options.reuse_venv = "yes"
 
 
@@ -31,6 +31,15 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
     session.run("lint-imports")
     session.run("codespell")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The site, offline: a link that leads nowhere, an anchor too, is an error as any warning is."""
+    # The reference is read from the source: no torch, and no framework, is needed to build it.
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    session.install("-c", CONSTRAINTS, *project["optional-dependencies"]["docs"])
+    session.run("sphinx-build", "-W", "--keep-going", "-E", "-b", "html", "docs", ".nox/docs/html")
 
 
 @nox.session

@@ -15,7 +15,9 @@ Names are loaded at first use: `ckpt-core ls` starts without torch.
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core._version import __version__ as __version__
@@ -36,7 +38,7 @@ from ckpt_core.errors import (
     UntrustedData,
 )
 from ckpt_core.options import Level, Options
-from ckpt_core.policy import Auto, EveryNSteps, EverySeconds
+from ckpt_core.policy import Auto, EveryNSteps, EverySeconds, LastStep
 from ckpt_core.types import DirectIO, Mode, OnError
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ __all__ = [
     "EveryNSteps",
     "EverySeconds",
     "FilesSave",
+    "LastStep",
     "LayerwiseSave",
     "Level",
     "Mode",
@@ -111,5 +114,20 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+        return getattr(_imported(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _imported(module: str) -> ModuleType:
+    """Import with no look for garbage: with torch's objects, two of them take as long as the import."""
+    if not gc.isenabled():
+        return import_module(module)
+    gc.disable()
+    try:
+        return import_module(module)
+    finally:
+        gc.enable()
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -19,7 +19,7 @@ from ckpt_core.engine import Engine, Looks
 from ckpt_core.errors import ConfigError
 from ckpt_core.observe import EventName
 from ckpt_core.options import Level, Options, checked_options, checked_root
-from ckpt_core.restore import RestoredStep
+from ckpt_core.restore import RestoredStep, tell_empty
 from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle, stalling
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
@@ -297,6 +297,8 @@ class Checkpointer(Looks):
         )
         if found is not None:
             self.events.tell(EventName.RESTORED, found.step, seconds=time.monotonic() - began)
+        elif self.rank == 0:
+            tell_empty(self.root)
         return found
 
     # -- end -------------------------------------------------------------------------------------
@@ -354,6 +356,11 @@ class Checkpointer(Looks):
         # Last: interrupted before, it can be closed again, and is at exit.
         self._at_exit.cancel()
         self._closed = True
+
+    def __repr__(self) -> str:
+        return (
+            f"<Checkpointer of {self.root}: {'closed' if self._closing else self._engine.said()}>"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_core.coordination import Coordination
-from ckpt_core.errors import StagingError
-from ckpt_core.observe import EventLog, NoEventFile, event_file
+from ckpt_core.errors import ConfigError, StagingError
+from ckpt_core.observe import (
+    EventLog,
+    Figures,
+    Narrator,
+    NoEventFile,
+    NoMetrics,
+    event_file,
+    open_metrics,
+)
 from ckpt_core.options import Options
 from ckpt_core.restore import Restorer
 from ckpt_core.save import (
@@ -41,6 +49,7 @@ from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
 from ckpt_core.types import OnError, check_step
+from ckpt_core.units import count_text
 
 if TYPE_CHECKING:
     from ckpt_core.levels import BringsBack
@@ -92,7 +101,9 @@ class Engine:
             self.plain,
             self.levels,
         )
-        self.event_file = NoEventFile()
+        self.event_file, self.metrics = NoEventFile(), NoMetrics()
+        waited_s = self.journal.waited_s
+        self._narrator = Narrator(root, self.events, rank=info.rank, waited_s=waited_s)
         self.barriers = Barriers(
             self.flights,
             devices,
@@ -157,11 +168,17 @@ class Engine:
         store, options = self.store, self.options
         if not options.levels or not isinstance(store, StepStore):
             return None
-        from ckpt_core.levels import BringsBack
+        from ckpt_core.levels import BringsBack, Levels
 
-        urls = [level.url for level in options.further]
-        info, timeout_s = self.coordination.info, options.timeout_s
-        return BringsBack(urls, store, info, files=self.files, timeout_s=timeout_s)
+        assert isinstance(self.levels, Levels)
+        return BringsBack(
+            [level.url for level in options.further],
+            store,
+            self.coordination.info,
+            files=self.files,
+            timeout_s=options.timeout_s,
+            errands=self.levels.errands,
+        )
 
     def open(self) -> None:
         """Start the threads, and lock the root on every rank.
@@ -174,12 +191,20 @@ class Engine:
         self.flights.start()
         self.levels.start()
         info, options = self.coordination.info, self.options
-        opened = {"world_size": info.world_size, "options": dataclasses.asdict(options)}
         self.event_file = event_file(
-            options.events_file, self.events, rank=info.rank, opened=opened
+            options.events_file,
+            self.events,
+            rank=info.rank,
+            opened={
+                "world_size": info.world_size,
+                "options": dataclasses.asdict(options),
+                "root": str(self.store.root),
+            },
+            waited_s=self.journal.waited_s,
         )
         if options.events_file is not None:
             self.barriers.passed = self.event_file.barrier
+        figures = self._open_metrics()
         self.barriers.open()
         open_together(
             self.store,
@@ -187,7 +212,24 @@ class Engine:
             levels=options.further,
             timeout_s=options.timeout_s,
         )
+        if figures is not None:
+            figures.found(max(self.store.steps(), default=None))
         self.levels.open()
+
+    def _open_metrics(self) -> Figures | None:
+        """What is counted for Prometheus; None where nobody asks."""
+        place, info = self.options.metrics_place, self.coordination.info
+        if place is None:
+            return None
+        figures = Figures(
+            self.events,
+            root=str(self.store.root),
+            rank=info.rank,
+            waited_s=self.journal.waited_s,
+            levels=self.levels.gauges,
+        )
+        self.metrics = open_metrics(place, figures, rank=info.rank, world_size=info.world_size)
+        return figures
 
     def wait_level(self, level: int | str) -> bool:
         """As `wait_empty`, and then until all that is due at a level has come there, within the same time.
@@ -204,6 +246,13 @@ class Engine:
     def wait_empty(self) -> bool:
         """Wait until nothing is in flight; False when `timeout` has passed first."""
         return self.flights.wait_empty(deadline=time.monotonic() + self.options.timeout_s)
+
+    def said(self) -> str:
+        """What is in the root and under way, in a few words."""
+        steps, info = self.store.steps(), self.coordination.info
+        text = count_text(len(steps), "step") + (f", the newest is {steps[-1]}" if steps else "")
+        text += "" if self.flights.idle else "; in flight"
+        return text + (f"; rank {info.rank} of {info.world_size}" if info.world_size > 1 else "")
 
     def close(self) -> None:
         """Finish what is in flight, within `timeout`, then end the threads and unlock the root.
@@ -241,6 +290,8 @@ class Engine:
         self.store.close()
         self.coordination.close()
         self.event_file.close()
+        self.metrics.close()
+        self._narrator.close()
 
 
 class Looks:
@@ -289,8 +340,17 @@ class Looks:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether SIGTERM has come (on_sigterm="save"): save once more, `close`, and leave."""
-        return self._guard is not None and self._guard.asked
+        """Whether SIGTERM has come: save once more, `close`, and leave.
+
+        Raises:
+            ConfigError: without on_sigterm="save" this would always be False, and SIGTERM ends the process.
+        """
+        if self._guard is None:
+            raise ConfigError(
+                "stop_requested asks for SIGTERM, which ends this process at once, without a last step: give "
+                "Checkpointer(..., on_sigterm='save')"
+            )
+        return self._guard.asked
 
     @property
     def staging_peak_bytes(self) -> int:

@@ -1,8 +1,10 @@
-"""Sizes and durations as users write them. No I/O, no torch."""
+"""Sizes, counts, durations and names, as people write and as they read them. No I/O, no torch."""
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from datetime import timedelta
 
 from ckpt_core.errors import ConfigError
@@ -12,6 +14,10 @@ ALIGN_BYTES = 4096
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+_STEPS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+_TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+_PLURALS = {"leaf": "leaves"}
 
 
 def parse_bytes(value: int | str, *, field: str) -> int:
@@ -56,3 +62,56 @@ def parse_duration(value: timedelta | float | int, *, field: str) -> timedelta:
 def align_up(size: int, unit: int) -> int:
     """The smallest multiple of `unit` that is at least `size`."""
     return -(-size // unit) * unit
+
+
+def size_text(nbytes: float) -> str:
+    """Bytes for people: `512 B`, `16.0 MiB`."""
+    if nbytes < 1024:
+        return f"{int(nbytes)} B"
+    size, unit = float(nbytes), ""
+    for unit in _STEPS:  # noqa: B007
+        size /= 1024
+        if size < 1023.95:
+            break
+    return f"{size:.1f} {unit}"
+
+
+def every_text(steps: int) -> str:
+    """An interval for people: `every step`, `every 40 steps`."""
+    return "every step" if steps == 1 else f"every {steps:,} steps"
+
+
+def count_text(count: int, noun: str) -> str:
+    """A number with its noun: `1 step`, `2 steps`."""
+    return f"{count:,} {noun if count == 1 else _PLURALS.get(noun, noun + 's')}"
+
+
+def time_text(seconds: float | None) -> str:
+    """A duration for people: `1.5 h`; nothing for None."""
+    if seconds is None:
+        return ""
+    for unit_s, name in _TIMES:
+        if seconds >= 2 * unit_s or (name == "s" and seconds >= 0.1):
+            return f"{seconds / unit_s:.4g} {name}"
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def clean(text: str) -> str:
+    """Text from a file, harmless for a terminal or a page: what does not print is escaped.
+
+    Escape sequences, line breaks and marks that turn the direction of writing could make a hostile
+    name look like something else.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def known_names(given: str, known: Iterable[str]) -> str:
+    """The end of an error about a name that is none of those that are known: `did you mean ...`."""
+    names = {name.lower(): name for name in sorted(known)}
+    close = difflib.get_close_matches(given.lower(), names, n=1)
+    listed = ", ".join(names.values())
+    return f"did you mean {names[close[0]]}? Known are {listed}" if close else f"known are {listed}"

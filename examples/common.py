@@ -6,7 +6,9 @@ import argparse
 import ctypes
 import hashlib
 import json
+import logging
 import os
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +30,8 @@ def parse_args(description: str | None, *, levels: bool = False) -> argparse.Nam
     parser.add_argument("--result", type=Path, required=True, help="file for the final fingerprint")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", type=device_of, default="cpu", help="cpu, cuda, ..., or auto")
+    logging.basicConfig(format="%(message)s", stream=sys.stdout)
+    logging.getLogger("ckpt_core").setLevel(logging.INFO)  # a line for each committed step
     return parser.parse_args()
 
 

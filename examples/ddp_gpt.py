@@ -14,7 +14,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from train_gpt import BATCH, CONTEXT, GPT
 
-from ckpt_core import Checkpointer, EveryNSteps, Options, RngState, TorchStore
+from ckpt_core import Checkpointer, EveryNSteps, LastStep, Options, RngState, TorchStore
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     # Model and optimizer are equal on all ranks: each stores a slice. RNG and losses are each rank's own.
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     state |= {"rng": RngState(), "losses": losses}
-    policy = EveryNSteps(args.every)
+    policy = EveryNSteps(args.every) | LastStep(args.steps)
 
     options = Options.from_env(in_flight=2)
     with Checkpointer(args.root, options, coordination=TorchStore.from_env()) as ck:
@@ -51,7 +51,7 @@ def main() -> None:
             scheduler.step()
             losses.append(loss.item())
             done = step + 1
-            if done == args.steps or policy.should_save(done):
+            if policy.should_save(done):
                 ck.save(done, state)
                 print(f"step {done}: loss {losses[-1]:.4f} on rank {rank} of {ranks}", flush=True)
     if rank == 0:

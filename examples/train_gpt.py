@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from ckpt_core import Checkpointer, EveryNSteps, Options, RngState
+from ckpt_core import Checkpointer, EveryNSteps, LastStep, Options, RngState
 
 CONTEXT, BATCH, WIDTH, LAYERS, HEADS = 64, 4, 256, 4, 8
 STOPPED = 143  # what a shell reports for a process that SIGTERM ended
@@ -47,7 +47,7 @@ def main() -> None:
     losses: list[float] = []
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     state |= {"rng": RngState(), "losses": losses}
-    policy = EveryNSteps(args.every)
+    policy = EveryNSteps(args.every) | LastStep(args.steps)
 
     with Checkpointer(args.root, Options.from_env(), on_sigterm="save") as ck:
         restored = ck.restore(state)  # the newest valid step, in place
@@ -64,9 +64,9 @@ def main() -> None:
             scheduler.step()
             losses.append(loss.item())
             stop, done = ck.stop_requested, step + 1
-            if stop or done == args.steps or policy.should_save(done):
+            if stop or policy.should_save(done):
                 ck.save(done, state)
-                print(f"step {done}: loss {losses[-1]:.4f}, saving", flush=True)
+                print(f"step {done}: loss {losses[-1]:.4f}", flush=True)
             if stop:
                 ck.wait()
                 print(f"stopped at step {done}", flush=True)

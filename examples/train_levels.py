@@ -14,7 +14,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from train_gpt import BATCH, CONTEXT, GPT
 
-from ckpt_core import Checkpointer, EveryNSteps, Level, Options, RngState
+from ckpt_core import Checkpointer, EveryNSteps, LastStep, Level, Options, RngState
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     losses: list[float] = []
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     state |= {"rng": RngState(), "losses": losses}
-    policy = EveryNSteps(args.every)
+    policy = EveryNSteps(args.every) | LastStep(args.steps)
     levels = [Level(url, every=args.level_every) for url in args.level]  # all that there is to do
 
     with Checkpointer(args.root, Options(levels=levels)) as ck:
@@ -45,9 +45,9 @@ def main() -> None:
             scheduler.step()
             losses.append(loss.item())
             done = step + 1
-            if done == args.steps or policy.should_save(done):
+            if policy.should_save(done):
                 ck.save(done, state)
-                print(f"step {done}: loss {losses[-1]:.4f}, saving", flush=True)
+                print(f"step {done}: loss {losses[-1]:.4f}", flush=True)
     write_result(args.result, step=args.steps, losses=losses, objects=[model, optimizer, scheduler])
     print(f"done, fingerprint in {args.result}")
 

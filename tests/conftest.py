@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -33,6 +35,17 @@ os.environ["RES_OPTIONS"] = "attempts:0"
 # Drawn here, before there are processes that inherit it.
 places.run_number()
 
+# A run starts hundreds of processes that import the same files: they are compiled once, whatever the shell
+# says of it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# Where they find this tree, and behind it what the shell says.
+_TOP = Path(__file__).parents[1]
+_OURS = [str(_TOP / "tests" / "startup"), str(_TOP), str(_TOP / "integrations")]
+_GIVEN = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*_OURS, *_GIVEN]))
+
 # A worker of several (`-n`) has them set, by readline; what is written to a pipe has no width.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
@@ -55,6 +68,12 @@ def pytest_configure(config: pytest.Config) -> None:
     quick.configure(config)
 
 
+def pytest_collection_finish() -> None:
+    """What was collected and imported is no garbage: nobody need look through it with each test that asks."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before the fixtures of a test."""
     gpus.skip_without_gpu(item)
@@ -65,7 +84,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [places.header(), gpus.header(config)]
 
 
-_ENDS_WITHIN_S = 20.0
+_ENDS_WITHIN_S = 60.0
 
 
 def _engine_threads() -> set[threading.Thread]:

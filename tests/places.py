@@ -1,7 +1,8 @@
 """Which of many places a test strikes at: in each run another part of them.
 
 The head of a run tells its number; `CKPT_PLACES=number` tries the same places again, and
-`CKPT_PLACES=all` tries every one, which takes several times as long.
+`CKPT_PLACES=all` tries every one, which takes several times as long;
+`CKPT_PLACES=1/10` to `10/10` do that in parts.
 """
 
 from __future__ import annotations
@@ -36,4 +37,7 @@ def some(places: Sequence[T], most: int, *, of: str) -> list[T]:
     stride = -(-len(places) // most)
     if run_number() == "all" or stride <= 1:
         return list(places)
+    if "/" in run_number():
+        part, parts = map(int, run_number().split("/"))
+        return list(places[part - 1 :: parts])
     return list(places[random.Random(f"{run_number()} {of}").randrange(stride) :: stride])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,13 @@ def test_every_internal_link_leads_somewhere(page: Path) -> None:
             assert anchor in _anchors(path.read_text()), f"{link}: no such heading"
 
 
+def test_the_front_page_of_the_site_leads_to_every_page() -> None:
+    listed = _page("docs/index.md") + _page("docs/decisions.md")
+    for path in (TOP / "docs").rglob("*.md"):
+        name = str(path.relative_to(TOP / "docs"))
+        assert name == "index.md" or f"]({name})" in listed, f"docs/index.md does not list {name}"
+
+
 def test_every_path_of_the_package_that_a_page_names_exists(page: Path) -> None:
     for path in re.findall(r"`(ckpt_core/[\w/]*(?:\.py)?)`", page.read_text()):
         assert (TOP / path).exists(), f"{path} does not exist"
@@ -102,12 +112,36 @@ def test_the_glossary_defines_each_term_once(term: str) -> None:
     assert len(rows) == 1
 
 
-def test_the_readme_lists_every_option_with_its_default() -> None:
-    readme = _page("README.md")
+def test_the_page_of_options_lists_each_with_its_default() -> None:
+    page = _page("docs/options.md")
     for field in dataclasses.fields(ckpt_core.Options):
-        row = re.search(rf"^\| `{field.name}` \| `?([^|`]*)`? \|", readme, re.MULTILINE)
-        assert row is not None, f"README.md has no row for Options.{field.name}"
-        assert row[1], f"README.md gives no default for Options.{field.name}"
+        row = re.search(rf"^\| `{field.name}` \| `?([^|`]*)`? \|", page, re.MULTILINE)
+        assert row is not None, f"docs/options.md has no row for Options.{field.name}"
+        assert row[1], f"docs/options.md gives no default for Options.{field.name}"
+
+
+def test_the_readmes_table_is_of_the_run_that_its_picture_is_of(tmp_path: Path) -> None:
+    command = ["bench", "--from", "docs/img/bench.json", "--headline", str(tmp_path / "drawn.svg")]
+    said = subprocess.run(
+        [sys.executable, "-m", "ckpt_core", *command],
+        check=True,
+        cwd=TOP,
+        capture_output=True,
+        text=True,
+    ).stdout
+    table = [line for line in said.splitlines() if line.startswith("|")]
+    assert len(table) == 6
+    assert "\n".join(table) in _page("README.md")
+
+
+def test_the_readme_is_short_and_its_program_runs_as_it_stands(tmp_path: Path) -> None:
+    readme = _page("README.md")
+    assert len(readme.split()) <= 1000
+    program = next(code for code in re.findall(r"```python\n(.*?)```", readme, re.DOTALL))
+    environ = {**os.environ, "PYTHONPATH": str(TOP)}
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, env=environ)
+    assert ckpt_core.committed_steps(tmp_path / "ckpts") == (200, 250)
 
 
 def test_the_readme_runs_the_tests_as_ci_does() -> None:

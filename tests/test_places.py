@@ -38,3 +38,11 @@ def test_what_is_not_told_is_drawn_once_and_told(monkeypatch: pytest.MonkeyPatch
     drawn = places.run_number()
     assert drawn == places.run_number() and int(drawn) >= 0
     assert places.header().startswith(f"{places.VARIABLE}={drawn} ")
+
+
+def test_all_can_be_struck_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    struck: list[int] = []
+    for part in range(1, 5):
+        monkeypatch.setenv(places.VARIABLE, f"{part}/4")
+        struck += places.some(range(99), 3, of="it")
+    assert sorted(struck) == list(range(99))

@@ -10,7 +10,7 @@ import pytest
 NAMES = {
     "ckpt_core": """
         Auto BarrierError Checkpointer CkptError CommitError ConfigError CoordinationTimeout CorruptCheckpoint
-        DirectIO EveryNSteps EverySeconds FilesSave LayerwiseSave Level Mode NotCommitted OnError
+        DirectIO EveryNSteps EverySeconds FilesSave LastStep LayerwiseSave Level Mode NotCommitted OnError
         Options PersistError Report RestoreError RestoredStep RngState RootBusy SaveHandle StagingError
         StateMismatch StoreOptions TorchStore UnknownFormat UntrustedData __version__ bring_directory
         committed_directories committed_steps load step_path verify

@@ -13,6 +13,7 @@ Suites that measure an integration lie beside it, and are found by entry points:
 
 Call order: `Settings(...)`, or that of another suite -> `run(settings)` -> `render(report)`,
 `plot(report, path)`, `report.to_json()`; `write(report, folder)` for `papers`.
+`Report.from_json` reads it again, and `draw_headline` makes one picture of it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 from ckpt_core.bench.contenders import NAMES, OURS
 from ckpt_core.bench.core import Measure, Settings
 from ckpt_core.bench.device import DeviceMeasure, DeviceSettings
+from ckpt_core.bench.headline import draw_headline, headline_table
 from ckpt_core.bench.levels import LevelMeasure, LevelSettings
 from ckpt_core.bench.papers import PapersMeasure, PapersSettings
 from ckpt_core.bench.policy import PolicyMeasure, PolicySettings
@@ -49,6 +51,8 @@ __all__ = [
     "Report",
     "Settings",
     "Suite",
+    "draw_headline",
+    "headline_table",
     "plot",
     "render",
     "run",

@@ -3,6 +3,7 @@
     save, restore   one large state: persist, stall, memory, amplification; restores, cold and warm
     leaves          a state of many small tensors, where bytes cost nothing and leaves do
     train           a small model: steps with saves at each interval over steps without, in the same turn
+    start           a process of its own: from its start to the first step with a state that was restored
 
 Contenders take turns in rounds of random order, so that a disk whose speed drifts, or a neighbour that wakes
 up, hits all of them. Only one process works at a time; the others wait for a message. After each turn the
@@ -22,9 +23,19 @@ from ckpt_core.bench.checks import check_state
 from ckpt_core.bench.contenders import NAMES
 from ckpt_core.bench.crew import Crew
 from ckpt_core.bench.machine import check_room
-from ckpt_core.bench.results import SLOWDOWN, TRAIN_BASE, TRAIN_STALL, Figure, Unit
+from ckpt_core.bench.results import (
+    SLOWDOWN,
+    TRAIN_BASE,
+    TRAIN_PROCESSOR,
+    TRAIN_STALL,
+    Figure,
+    Unit,
+    per_gb,
+)
 from ckpt_core.bench.run import Run
 from ckpt_core.bench.settings import ModelSize, RunSettings
+from ckpt_core.bench.starts import FIGURES as STARTS
+from ckpt_core.bench.starts import measure_starts
 from ckpt_core.bench.suite import Suite
 from ckpt_core.bench.team import Launcher
 from ckpt_core.bench.views import One, Over, View
@@ -51,6 +62,11 @@ class Measure(StrEnum):
     RESTORE = "restore"
     LEAVES = "leaves"
     TRAIN = "train"
+    START = "start"
+
+
+_UNASKED = (Measure.SAVE, Measure.RESTORE, Measure.LEAVES, Measure.TRAIN)
+"""A start imports torch anew each time: it is measured where somebody asks for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +92,7 @@ class Settings(RunSettings):
     train_steps: int = 10
     model: ModelSize = _MODEL
     contenders: tuple[str, ...] = NAMES
-    measures: tuple[Measure, ...] = tuple(Measure)
+    measures: tuple[Measure, ...] = _UNASKED
     staging_bytes: int | None = None
 
     suite: ClassVar = "core"
@@ -100,6 +116,7 @@ PERSIST = Figure("persist", "Persist throughput, save() to durable", Unit.BYTES_
 STALL = Figure("stall", "Stall of save(): call, then barrier at once", Unit.SECONDS)
 STALL_CALL = Figure("stall_call", "Stall of save(): the call alone", Unit.SECONDS)
 STALL_BARRIER = Figure("stall_barrier", "Stall of save(): the barrier alone", Unit.SECONDS)
+PROCESSOR = Figure("processor", "Processor time of a save, all threads", Unit.SECONDS_PER_GB)
 MEMORY = Figure("peak_memory", "Peak extra memory, seen from outside", Unit.BYTES)
 AMPLIFICATION = Figure("write_amplification", "Bytes written / state bytes", Unit.TIMES)
 RESTORE_WARM = Figure("restore_warm", "Restore into live tensors, cached", Unit.BYTES_PER_S, True)
@@ -109,19 +126,29 @@ LEAVES_STALL = Figure("small_leaves_stall", "Stall of save(), many small leaves"
 _FIGURES: tuple[View, ...] = (
     One(PERSIST, drawn=True),
     One(STALL, drawn=True, logarithmic=True),
-    One(STALL_CALL),
+    One(STALL_CALL, drawn=True, logarithmic=True),
     One(STALL_BARRIER),
+    One(PROCESSOR, drawn=True),
     One(RESTORE_WARM, drawn=True),
     One(RESTORE_COLD, drawn=True),
     One(LEAVES_STALL, drawn=True, logarithmic=True),
     One(MEMORY, drawn=True),
     One(AMPLIFICATION),
-    Over(title="Training step time over no saves", make=SLOWDOWN, ratios=False, mark=1.0),
+    *STARTS,
+    Over(
+        title="Training step, times the same without saves", make=SLOWDOWN, ratios=False, mark=1.0
+    ),
     Over(
         title="Stall of a save in training, ms",
         make=TRAIN_STALL,
         ratios=False,
         drawn="Stall of a save in training",
+    ),
+    Over(
+        title="Processor time of saves in training, s/GB",
+        make=TRAIN_PROCESSOR,
+        ratios=False,
+        drawn="",
     ),
 )
 
@@ -141,6 +168,8 @@ def measure(run: Run[Settings]) -> None:
             _small_leaves(run, crew)
         if Measure.TRAIN in measures:
             _train(run, crew)
+        if Measure.START in measures:
+            measure_starts(crew)
 
 
 def _start(run: Run[Settings], crew: Crew) -> None:
@@ -221,6 +250,7 @@ def _save_turn(run: Run[Settings], crew: Crew, name: str, state_bytes: int) -> N
         report.add(STALL, name, answer["call_s"] + answer["barrier_s"])
         report.add(STALL_CALL, name, answer["call_s"])
         report.add(STALL_BARRIER, name, answer["barrier_s"])
+        report.add(PROCESSOR, name, per_gb(answer["processor_s"], state_bytes))
         if answer["written_bytes"]:  # a filesystem in memory counts nothing
             report.add(AMPLIFICATION, name, answer["written_bytes"] / state_bytes)
     _tidy(crew, name)
@@ -273,7 +303,7 @@ def _train(run: Run[Settings], crew: Crew) -> None:
 def _train_turn(run: Run[Settings], crew: Crew, name: str) -> None:
     settings, report = run.settings, run.report
     windows: dict[int, dict[str, Any]] = {}
-    base_s: list[float] = []
+    bases: list[dict[str, Any]] = []
     # Without saves first and last: a drift of the machine within the turn hits both sides alike.
     for every in (0, *crew.shuffled(settings.intervals), 0):
         unit = max(1, every)
@@ -284,11 +314,16 @@ def _train_turn(run: Run[Settings], crew: Crew, name: str) -> None:
         if every:
             windows[every] = answer
         else:
-            base_s.append(answer["step_s"])
+            bases.append(answer)
         _tidy(crew, name)
-    report.add(TRAIN_BASE, name, statistics.mean(base_s))
+    base_s, base_work_s = (
+        statistics.mean(base[key] for base in bases) for key in ("step_s", "processor_s")
+    )
+    report.add(TRAIN_BASE, name, base_s)
     for every, window in windows.items():
-        report.add(SLOWDOWN(every), name, window["step_s"] / statistics.mean(base_s))
+        report.add(SLOWDOWN(every), name, window["step_s"] / base_s)
+        worked_s = (window["processor_s"] - base_work_s) * every
+        report.add(TRAIN_PROCESSOR(every), name, per_gb(worked_s, window["state_bytes"]))
         for stall_s in window["stalls_s"]:
             report.add(TRAIN_STALL(every), name, stall_s)
 

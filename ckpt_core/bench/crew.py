@@ -67,7 +67,8 @@ class Crew(Closing):
         """
         for name, way in ways.items():
             if name in always or name in self.run.settings.contenders:
-                entrant = Entrant(version, way.fsyncs, way.settings, reference=name in always)
+                entrant = Entrant(version, way.fsyncs, way.settings, name in always)
+                entrant.title = way.title
                 self.enter([name], about={name: entrant})
 
     def names(self, *, reference: bool = True) -> list[str]:

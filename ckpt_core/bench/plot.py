@@ -14,6 +14,7 @@ from ckpt_core.observe import check_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.container import BarContainer
 
 _OURS_COLOR = "#c2410c"
@@ -38,19 +39,22 @@ def draw(report: Report, path: Path, drawings: Sequence[Callable[[Axes], None]])
         draw(area)
     for area in axes[len(drawings) :]:
         area.set_axis_off()
-    machine = report.machine
-    canvas.suptitle(
-        f"{report.settings['state_bytes'] / 1e6:.0f} MB state, {report.settings['leaves']} leaves, "
-        f"median of {report.settings['rounds']} rounds; whiskers: min, max; hatched: not fsynced\n"
-        f"{machine.cpus} CPUs, {machine.filesystem} on {machine.disk}, torch {machine.torch}",
-        fontsize=11,
-    )
-    # One legend for all areas of lines, below them: inside it would hide some of the lines.
-    named = [area.get_legend_handles_labels() for area in axes if area.get_legend() is None]
-    lines, labels = max(named, key=lambda pair: len(pair[1]), default=([], []))
-    if labels:
-        canvas.legend(lines, labels, loc="outside lower center", ncols=6, fontsize=8, frameon=False)
+    canvas.suptitle(_head(report), fontsize=11)
     canvas.savefig(path, dpi=120)
+
+
+def _head(report: Report) -> str:
+    """What was saved, how to read the picture, and where it ran."""
+    settings, machine = report.settings, report.machine
+    size = f"{settings['state_bytes'] / 1e6:,.0f} MB state"
+    leaves = f", {settings['leaves']:,} leaves" if settings["leaves"] else ""
+    weak = any(not entrant.durable and entrant.fsyncs for entrant in report.entrants.values())
+    hatched = "; hatched: a power cut may lose what was saved" if weak else ""
+    return (
+        f"{size}{leaves}, median of {settings['rounds']} rounds; whiskers: lowest, highest{hatched}\n"
+        f"{machine.cpus} CPUs, {machine.filesystem} on {machine.disk}, torch {machine.torch}, "
+        f"{machine.date[:10]}"
+    )
 
 
 def bars_of(report: Report, figure: Figure, logarithmic: bool) -> Callable[[Axes], None]:
@@ -68,13 +72,13 @@ def _bars(area: Axes, report: Report, figure: Figure, *, logarithmic: bool) -> N
     shown = []
     for name, stats in rows:
         read = Stats(tuple(scaled(figure, value) for value in stats.values))
-        shown.append(Bar(name, read, f"{read.median:.3g}", _color(report, name)))
+        shown.append(Bar(report.title(name), read, short(read.median), color_of(report, name)))
     drawn = bars(area, shown, logarithmic=logarithmic)
     for bar, (name, _) in zip(drawn, rows, strict=True):
         if not report.entrants[name].durable:
             bar.set(fill=False, hatch="////", edgecolor=_PEER_COLOR)
     better = "higher" if figure.higher_is_better else "lower"
-    area.set_xlabel(f"{unit_name(figure)}, {better} is better", fontsize=9)
+    area.set_xlabel(f"{_axis_unit(figure)}, {better} is better", fontsize=9)
     finish(area, figure.title)
 
 
@@ -101,50 +105,82 @@ def bars(area: Axes, shown: Sequence[Bar], *, logarithmic: bool) -> BarContainer
         error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#333333"},
     )
     for number, bar in enumerate(shown):
-        area.annotate(
-            bar.text, (bar.stats.max, number), xytext=(5, 0),
-            textcoords="offset points", va="center", fontsize=8,
-        )  # fmt: skip
+        _beside(area, number, bar.stats.max, bar.text)
     highest = max(bar.stats.max for bar in shown)
     if logarithmic:
         area.set_xscale("log")
         area.set_xlim(min(bar.stats.min for bar in shown) / 3, highest * 3)
+        log_ticks(area.xaxis)
     else:
         area.set_xlim(0, highest * 1.15)
+        area.xaxis.set_major_formatter("{x:,.10g}")
     return drawn
 
 
-def lines(
-    area: Axes, *, report: Report, make: Make, numbers: Sequence[int], base: int = 10
-) -> None:
-    """One line for each contender over some numbers, both axes logarithmic; `base` is of the lower one."""
-    for number, name in enumerate(report.entrants):
-        points = [
-            (at, scaled(make(at), stats[name].median))
-            for at in numbers
-            if name in (stats := report.stats(make(at)))
-        ]
-        if points:
-            area.plot(*zip(*points, strict=True), **line_style(number, name))
-    area.set_xscale("log", base=base)
-    area.set_xticks(numbers, [str(at) for at in numbers])
-    area.set_yscale("log")
-    area.set_ylabel(f"{unit_name(make(numbers[0]))}, lower is better", fontsize=9)
+def _beside(area: Axes, number: int, end: float, text: str) -> None:
+    area.annotate(
+        text, (end, number), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8
+    )
 
 
-def finish_lines(area: Axes, title: str) -> None:
-    """Title, readable ticks and no frame, once the scales are set."""
-    log_ticks(area)
-    finish(area, title)
+def dots(area: Axes, *, report: Report, make: Make, numbers: Sequence[int], title: str) -> None:
+    """A row for each way, the best on top, with a point for each number, and the highest value beside it.
+
+    Args:
+        area: to draw into.
+        report: has the values.
+        make: the figure at a number.
+        numbers: in order; all are in the legend.
+        title: of the legend.
+    """
+    found = {at: report.stats(make(at)) for at in numbers}
+    rows = {
+        name: {
+            at: scaled(make(at), stats[name].median) for at, stats in found.items() if name in stats
+        }
+        for name in report.entrants
+    }
+    ordered = sorted((row for row in rows.items() if row[1]), key=lambda row: -max(row[1].values()))
+    for number, (name, points) in enumerate(ordered):
+        highest = max(points.values())
+        ends = (min(points.values()), highest)
+        area.plot(ends, (number, number), color=_REFERENCE_COLOR, linewidth=1.2, zorder=1)
+        for place, at in enumerate(numbers):
+            if at in points:
+                style = _dot_style(place, len(numbers), color_of(report, name))
+                area.plot(points[at], number, linestyle="", **style)
+        _beside(area, number, highest, short(highest))
+    area.set_yticks(range(len(ordered)), [report.title(name) for name, _ in ordered])
+    for place, at in enumerate(numbers):
+        style = _dot_style(place, len(numbers), _PEER_COLOR)
+        area.plot([], [], linestyle="", label=str(at), **style)
+    # The best are on top, and low: that corner is free.
+    area.legend(fontsize=8, frameon=False, loc="upper right", title=title, title_fontsize=8)
+    area.set_xlabel(f"{_axis_unit(make(numbers[0]))}, lower is better", fontsize=9)
 
 
-def log_ticks(area: Axes) -> None:
-    """Ticks that people read, at the side."""
-    from matplotlib.ticker import LogLocator
+def _dot_style(place: int, count: int, color: str) -> dict[str, Any]:
+    """The first of the numbers is full, the last one a ring, since they often lie on each other."""
+    from matplotlib.colors import to_rgba
 
-    area.minorticks_off()
-    area.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    area.yaxis.set_major_formatter("{x:g}")
+    alpha = 1 - place / max(1, count - 1)
+    face = to_rgba(color, alpha)
+    return {
+        "marker": MARKERS[place % len(MARKERS)],
+        "markersize": 6,
+        "markerfacecolor": face,
+        "markeredgecolor": color,
+        "zorder": 2 + count - place,
+    }
+
+
+def log_ticks(axis: Axis) -> None:
+    """Ticks that people read, on an axis that is logarithmic."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:,.10g}")
 
 
 def finish(area: Axes, title: str) -> None:
@@ -154,20 +190,17 @@ def finish(area: Axes, title: str) -> None:
     area.spines[["top", "right"]].set_visible(False)
 
 
-def line_style(number: int, name: str) -> dict[str, Any]:
-    """How a contender's line looks; ours stands out."""
-    ours = name == OURS
-    return {
-        "label": name,
-        "marker": MARKERS[number % len(MARKERS)],
-        "markersize": 4.5,
-        "color": _OURS_COLOR if ours else f"C{(number - 1) % 10}",
-        "linewidth": 2.6 if ours else 1.1,
-        "zorder": 3 if ours else 2,
-    }
+def short(value: float) -> str:
+    """Three digits, all of a large number, and never an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _color(report: Report, name: str) -> str:
+def _axis_unit(figure: Figure) -> str:
+    return {"x": "times", "us": "µs"}.get(unit_name(figure), unit_name(figure))
+
+
+def color_of(report: Report, name: str) -> str:
+    """Ours stands out, and references stand back."""
     if name == OURS:
         return _OURS_COLOR
     return _REFERENCE_COLOR if report.entrants[name].reference else _PEER_COLOR

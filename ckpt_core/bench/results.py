@@ -9,9 +9,11 @@ from enum import StrEnum
 from typing import Any
 
 from ckpt_core.bench.contenders import OURS
+from ckpt_core.errors import ConfigError
 from ckpt_core.system.machine import Machine
 
 SCHEMA = 1
+_FIELDS = ("schema", "suite", "machine", "settings", "contenders", "results")
 
 
 class Unit(StrEnum):
@@ -88,6 +90,19 @@ TRAIN_STALL = Family(
 )
 """Time that one save takes from the training thread, with the compute that hides it."""
 
+TRAIN_PROCESSOR = Family(
+    "train_processor_every_{}",
+    "Processor time of saves in training, a save every {} steps",
+    Unit.SECONDS_PER_GB,
+)
+"""What training with saves works longer than without, all threads and child processes, until the last save is
+complete; for each GB of state that was saved."""
+
+
+def per_gb(seconds: float, nbytes: float) -> float:
+    """Seconds for each GB, as `Unit.SECONDS_PER_GB` counts them."""
+    return seconds / nbytes * 1e9
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:
@@ -116,10 +131,12 @@ class Setup:
     """What a reader must know about a way before it has run.
 
     Attributes:
+        title: for people, in tables and pictures.
         fsyncs: whether a save that is complete survives a power cut; empty where nothing is saved.
         settings: how it is set up, in words.
     """
 
+    title: str
     fsyncs: str
     settings: str
 
@@ -129,6 +146,7 @@ class Entrant:
     """What is known about one contender besides its figures.
 
     Attributes:
+        title: for people; empty: its name is shown.
         reason: why it did not run, or stopped; None when it ran to the end.
         failed: the reason is an error rather than something that is not installed.
         restored: whether a destroyed state came back equal; None when that was not tried.
@@ -144,10 +162,11 @@ class Entrant:
     restored: bool | None = None
     digest: str | None = None
     notes: list[str] = field(default_factory=list)
+    title: str = ""
 
     def introduce(self, hello: Mapping[str, Any]) -> None:
         """Note what a worker's `hello` says under the names of these fields."""
-        for name in ("version", "fsyncs", "settings", "reference", "reason"):
+        for name in ("title", "version", "fsyncs", "settings", "reference", "reason"):
             if name in hello:
                 setattr(self, name, hello[name])
 
@@ -194,6 +213,11 @@ class Report:
         """Note one value; values of one contender come in the order of rounds."""
         self.figures[figure.key] = figure
         self.values.setdefault(figure.key, {}).setdefault(contender, []).append(value)
+
+    def title(self, contender: str) -> str:
+        """What people call it."""
+        entrant = self.entrants.get(contender)
+        return (entrant and entrant.title) or contender
 
     def note_size(self, answer: Mapping[str, Any]) -> None:
         """The size that the report names is the one that was measured, not the one that was asked for."""
@@ -250,6 +274,31 @@ class Report:
             },
             **self.more,
         }
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Report:
+        """The report that `to_json` has written.
+
+        Raises:
+            ConfigError: these are not the figures of a run, or of another version of this package.
+        """
+        try:
+            if plain["schema"] != SCHEMA:
+                raise ConfigError(
+                    f"schema {plain['schema']} of figures is not known: take them again"
+                )
+            report = cls(plain["suite"], dict(plain["settings"]), Machine(**plain["machine"]))
+            report.entrants = {name: Entrant(**row) for name, row in plain["contenders"].items()}
+            for key, row in plain["results"].items():
+                unit, ways = Unit(row["unit"]), row["contenders"]
+                report.figures[key] = Figure(key, row["title"], unit, row["higher_is_better"])
+                report.values[key] = {name: list(way["values"]) for name, way in ways.items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            if isinstance(exc, ConfigError):
+                raise
+            raise ConfigError(f"not what `ckpt-core bench --json` writes: {exc!r}") from exc
+        report.more = {name: value for name, value in plain.items() if name not in _FIELDS}
+        return report
 
     def _rows(self, figure: Figure) -> dict[str, Mapping[str, Any]]:
         return {

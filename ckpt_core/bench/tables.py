@@ -24,6 +24,10 @@ _SCALES = {
 }
 
 
+_SENTENCE = 80
+"""Characters of a cell that holds whole sentences, however wide its line may be."""
+
+
 def scaled(figure: Figure, value: float) -> float:
     """A value in the unit that people read."""
     return value * _SCALES[figure.unit][0]
@@ -38,7 +42,7 @@ def state_line(report: Report) -> str:
     """What is saved, and how often."""
     return (
         f"state {report.settings['state_bytes'] / 1e6:.0f} MB in {report.settings['leaves']} leaves, "
-        f"{report.settings['rounds']} rounds in random order; ratio = median / median of {OURS}"
+        f"{report.settings['rounds']} rounds in random order; ratio = median / median of {report.title(OURS)}"
     )
 
 
@@ -67,7 +71,7 @@ def steady_table(report: Report, figure: Figure) -> Table:
         ratio = report.ratio(figure, name)
         numbers = [_number(figure, value) for value in (stats.min, stats.median, stats.max)]
         text = "" if ratio is None else f"{ratio:.2f}x"
-        _add(table, name, [*numbers, text, report.entrants[name].fsyncs])
+        _add(report, table, name, [*numbers, text, report.entrants[name].fsyncs])
     return table
 
 
@@ -79,7 +83,7 @@ def spread_table(report: Report, figure: Figure) -> Table:
     for name in report.stats(figure):
         ratio = report.ratio(figure, name)
         text = "" if ratio is None else f"{ratio:.2f}x"
-        _add(table, name, [cell(report, figure, name), text])
+        _add(report, table, name, [cell(report, figure, name), text])
     return table
 
 
@@ -107,7 +111,7 @@ def with_ratio(report: Report, figure: Figure, name: str) -> str:
 def ratio_table(report: Report, title: str, columns: Sequence[tuple[str, Figure]]) -> Table:
     """A row for each way that has a value, a column for each named figure; `title` has the unit."""
     ratios = any(figure.unit is not Unit.PERCENT for _, figure in columns)
-    known = f"median (min-max) and ratio to {OURS}" if ratios else "median (min-max)"
+    known = f"median (min-max) and ratio to {report.title(OURS)}" if ratios else "median (min-max)"
     return _filled(report, _of_ways(f"{title}: {known}"), columns, with_ratio)
 
 
@@ -128,12 +132,12 @@ def _filled(
     for name in report.entrants:
         cells = [text(report, figure, name) for _, figure in columns]
         if any(cells):
-            _add(table, name, cells)
+            _add(report, table, name, cells)
     return table
 
 
-def _add(table: Table, name: str, cells: Sequence[str]) -> None:
-    table.add_row(name, *cells, style="bold" if name == OURS else None)
+def _add(report: Report, table: Table, name: str, cells: Sequence[str]) -> None:
+    table.add_row(report.title(name), *cells, style="bold" if name == OURS else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +180,17 @@ def text_table(
 def contenders_table(report: Report) -> Table:
     """Who ran, with which settings, and who did not."""
     table = Table(title="Contenders")
-    for column in ("contender", "release", "fsync", "restored equal", "settings, remarks"):
+    for column in ("contender", "in options and JSON", "release", "fsync", "restored equal"):
         table.add_column(column)
+    table.add_column("settings, remarks", max_width=_SENTENCE)
     verdicts = {True: "yes", False: "NO", None: ""}
     for name, entrant in report.entrants.items():
         remarks = [entrant.settings, *entrant.notes]
         if entrant.reason is not None:
             remarks.append(f"{'FAILED' if entrant.failed else 'not run'}: {entrant.reason}")
         table.add_row(
-            name,
+            report.title(name),
+            name if report.title(name) != name else "",
             entrant.version,
             entrant.fsyncs,
             verdicts[entrant.restored],

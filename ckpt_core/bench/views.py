@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from rich.console import RenderableType
 from rich.table import Table
 
-from ckpt_core.bench.plot import bars_of, finish, finish_lines, lines
-from ckpt_core.bench.results import Figure, Make, Report, Unit, count
+from ckpt_core.bench.plot import bars_of, dots, finish, log_ticks
+from ckpt_core.bench.results import Figure, Make, Report, count
 from ckpt_core.bench.tables import cell_table, ratio_table, spread_table, steady_table, unit_name
 
 if TYPE_CHECKING:
@@ -37,14 +37,12 @@ class Axis:
     Attributes:
         setting: field of the settings that has them.
         column: heading of one of them, with a place for the number; or a noun that is counted.
-        label: below the picture.
-        base: of the logarithm there.
+        label: of all, above the legend of the picture.
     """
 
     setting: str
     column: str
     label: str
-    base: int = 10
 
     def numbers(self, report: Report) -> list[int]:
         """Of a run."""
@@ -107,7 +105,7 @@ class Several:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
-    """A family of figures over the numbers of an axis: a column, and a point of a line, for each.
+    """A family of figures over the numbers of an axis: a column, and a point in the row of a way, for each.
 
     Attributes:
         title: of the table; with ratios the unit comes behind it.
@@ -139,24 +137,26 @@ class Over:
             yield cell_table(report, self.title, columns)
 
     def areas(self, report: Report) -> Iterator[Area]:
-        """A line for each way."""
+        """A row for each way."""
         if self.drawn != "" and self._measured(report):
             yield partial(self._draw, report=report)
 
     def _draw(self, area: Axes, *, report: Report) -> None:
         numbers = self.axis.numbers(report)
-        lines(area, report=report, make=self.make, numbers=numbers, base=self.axis.base)
-        area.set_xlabel(self.axis.label, fontsize=9)
-        title = self.title if self.drawn is None else self.drawn
-        if self.make(numbers[0]).unit is Unit.PERCENT:
-            # Differences may be below 0, which no logarithm shows.
-            area.set_yscale("linear")
-            area.minorticks_off()
-            finish(area, title)
-        else:
-            finish_lines(area, title)
+        dots(area, report=report, make=self.make, numbers=numbers, title=self.axis.label)
+        low = min(self._low(report, at) for at in numbers)
+        if low > 0:
+            area.set_xscale("log")
+            log_ticks(area.xaxis)
+        low, high = area.get_xlim()
+        # Room for the value beside the last point.
+        area.set_xlim(low, high * (high / low) ** 0.1 if low > 0 else high + (high - low) * 0.1)
+        finish(area, self.title if self.drawn is None else self.drawn)
         if self.mark is not None:
-            area.axhline(self.mark, color="#333333", linewidth=0.8, linestyle=":")
+            area.axvline(self.mark, color="#333333", linewidth=0.8, linestyle=":")
+
+    def _low(self, report: Report, at: int) -> float:
+        return min((stats.median for stats in report.stats(self.make(at)).values()), default=1.0)
 
 
 def _none(report: Report) -> Iterable[Area]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.bench import workloads
+from ckpt_core.bench import proc, workloads
 from ckpt_core.bench.contenders import Contender, Handle, Profile, State, contender_class
 from ckpt_core.bench.serving import Answer
 
@@ -48,6 +48,7 @@ class StateWorker:
         workloads.mark(self._state, step)
         gc.collect()
         self._meet()
+        worked_s = proc.processor_s(os.getpid())
         began = time.perf_counter()
         handle = contender.save(self._state, step)
         returned = time.perf_counter()
@@ -55,7 +56,9 @@ class StateWorker:
         released = time.perf_counter()
         handle.wait_durable()
         durable_s = time.perf_counter() - began
+        contender.settle()
         return {
+            "processor_s": proc.processor_s(os.getpid()) - worked_s,
             "call_s": returned - began,
             "barrier_s": released - returned,
             "durable_s": durable_s,
@@ -73,12 +76,13 @@ class StateWorker:
     def _time_training(self, save: Callable[[], Handle], *, every: int, steps: int) -> Answer:
         """`steps` steps, saving after each `every`-th from the first on; 0 saves never.
 
-        What is in flight at the end is waited for outside the clock; that of earlier windows never
-        reaches into this one.
+        What is in flight at the end is waited for outside the clock, and its processor time counts; that
+        of earlier windows never reaches into this one.
         """
         assert self._training is not None, "build the training workload first"
         stalls = Stalls()
         self._meet()
+        worked_s = proc.processor_s(os.getpid())
         began = time.perf_counter()
         for number in range(steps):
             self._training.step(stalls.before_update)
@@ -86,7 +90,12 @@ class StateWorker:
                 stalls.start(save)
         seconds = time.perf_counter() - began
         stalls.finish()
-        return {"step_s": seconds / steps, "stalls_s": stalls.seconds}
+        return {
+            "step_s": seconds / steps,
+            "stalls_s": stalls.seconds,
+            "processor_s": (proc.processor_s(os.getpid()) - worked_s) / steps,
+            "state_bytes": sum(tensor.nbytes for tensor in self._state.values()),
+        }
 
     def _free(self) -> None:
         self._training, self._state = None, {}
@@ -109,6 +118,7 @@ class Worker(StateWorker):
         return {
             "reason": reason,
             "version": "" if reason else self._class.version(),
+            "title": self._class.title,
             "fsyncs": self._class.fsyncs,
             "disk_states": self._class.disk_states,
             "memory_states": self._class.memory_states,

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from ckpt_core.cli.listing_levels import further_levels, told
 from ckpt_core.cli.places import directory_of
-from ckpt_core.cli.text import clean, say, say_json
+from ckpt_core.cli.text import say, say_json
 from ckpt_core.errors import ConfigError, NotCommitted
 from ckpt_core.levels import due_steps, serve_agent, settle_plan
 from ckpt_core.options import Level
+from ckpt_core.units import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

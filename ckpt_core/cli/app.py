@@ -27,13 +27,15 @@ from ckpt_core.cli.requests import (
     PullRequest,
     PushRequest,
     RemoveRequest,
+    ReportRequest,
     ShowRequest,
     VerifyRequest,
+    WatchRequest,
 )
 from ckpt_core.cli.simulate_request import SimulateRequest
-from ckpt_core.cli.text import clean
 from ckpt_core.cli.tune_request import TuneRequest
 from ckpt_core.errors import CkptError
+from ckpt_core.units import clean
 
 FOUND, FAILED, INTERRUPTED = 1, 2, 130
 """Exit codes: a finding (bad chunks, differences, problems); the command could not be carried out; Ctrl-C."""
@@ -41,7 +43,6 @@ FOUND, FAILED, INTERRUPTED = 1, 2, 130
 _Request = TypeVar("_Request")
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -100,7 +101,7 @@ def list_root(request: ListRequest) -> bool:
 @app.command()
 @takes(ShowRequest)
 def show(request: ShowRequest) -> bool:
-    """What a step holds: leaves with dtype, shape and size, and all plain values."""
+    """What a step holds: leaves with their sizes, and plain values."""
     from ckpt_core.cli.showing import show_step
 
     return show_step(request)
@@ -109,7 +110,7 @@ def show(request: ShowRequest) -> bool:
 @app.command()
 @takes(VerifyRequest)
 def verify(request: VerifyRequest) -> bool:
-    """Read every byte and compare it with its checksum; ends with 1 if anything is wrong."""
+    """Read every byte and compare it with its checksum. Ends with 1 if anything is wrong."""
     from ckpt_core.cli.verifying import verify_path
 
     return verify_path(request)
@@ -118,7 +119,7 @@ def verify(request: VerifyRequest) -> bool:
 @app.command()
 @takes(DiffRequest)
 def diff(request: DiffRequest) -> bool:
-    """Which tensors and values of two steps differ, and by how much; ends with 1 if any does."""
+    """Which tensors and values of two steps differ, and by how much. Ends with 1 if any does."""
     from ckpt_core.cli.comparing import compare
 
     return compare(request.a, request.b, as_json=request.json)
@@ -127,7 +128,7 @@ def diff(request: DiffRequest) -> bool:
 @app.command()
 @takes(ExportRequest)
 def export(request: ExportRequest) -> bool:
-    """Write a step, or a part of it, as one file for safetensors or torch.load."""
+    """Write a step, a part of it or its weights as one file. For safetensors or torch.load."""
     from ckpt_core.cli.exporting import export_step
 
     return export_step(request)
@@ -163,7 +164,7 @@ def unpin(request: PinRequest) -> bool:
 @app.command("agent")
 @takes(AgentRequest)
 def be_agent(request: AgentRequest) -> bool:
-    """Take committed steps of a root to its further levels; ends with 1 if some could not be taken."""
+    """Take committed steps of a root to its further levels. Ends with 1 if some could not be taken."""
     from ckpt_core.cli.agent import run
 
     return run(request)
@@ -172,7 +173,7 @@ def be_agent(request: AgentRequest) -> bool:
 @app.command("push")
 @takes(PushRequest)
 def push_step(request: PushRequest) -> bool:
-    """Send one step to another place now, verified; ends with 1 if it is not whole there."""
+    """Send one step to another place now, verified. Ends with 1 if it is not whole there."""
     from ckpt_core.cli.pushing import push_save
 
     return push_save(request)
@@ -181,7 +182,7 @@ def push_step(request: PushRequest) -> bool:
 @app.command("pull")
 @takes(PullRequest)
 def pull_step(request: PullRequest) -> bool:
-    """Bring one step from another place and make it a step of a root, every byte verified."""
+    """Bring one step from another place into a root, verified."""
     from ckpt_core.cli.pulling import pull_save
 
     return pull_save(request)
@@ -190,17 +191,42 @@ def pull_step(request: PullRequest) -> bool:
 @app.command()
 @takes(DoctorRequest)
 def doctor(request: DoctorRequest) -> bool:
-    """Check an environment, a root and a configuration of DeepSpeed; ends with 1 for a problem."""
+    """Check an environment, a root, a configuration of DeepSpeed. Ends with 1 for a problem."""
     from ckpt_core.cli.doctor import diagnose
 
     return diagnose(request)
 
 
 @app.command()
+@takes(ReportRequest)
+def report(request: ReportRequest) -> bool:
+    """Write one HTML page of a run from its events.
+
+    A run writes them down with events_file=, or CKPT_CORE_EVENTS_FILE. Of a root: what it alone knows.
+    """
+    from ckpt_core.cli.reporting import write_report
+
+    return write_report(request)
+
+
+@app.command()
+@takes(WatchRequest)
+def watch(request: WatchRequest) -> bool:
+    """Show a running job: what is saved now, and what it costs.
+
+    Until Ctrl-C. Without a terminal: a line for each commit.
+    """
+    from ckpt_core.cli.watching import watch as watch_places
+
+    return watch_places(request)
+
+
+@app.command()
 @takes(TuneRequest)
 def tune(request: TuneRequest) -> bool:
-    """Find the settings and the interval for this disk, beside a stand-in for training or your program.
+    """Find the settings and the interval for this disk.
 
+    Beside a stand-in for training, or your own program.
     Everything is written into a new directory below --root, which is removed at the end. Ends with 1 when
     a limit cannot be met; then it says what the nearest possible is.
     """
@@ -215,7 +241,7 @@ app.command()(bench)
 @app.command()
 @takes(SimulateRequest)
 def simulate(request: SimulateRequest) -> bool:
-    """What each way to checkpoint is worth: runs with failures and recoveries, simulated."""
+    """What each way to checkpoint is worth in runs with failures. Simulated, with recoveries."""
     from ckpt_core.cli.simulating import run_simulation
 
     return run_simulation(request)

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from ckpt_core.bench import AnySettings, Report
+
+_WIDEST = 1000
+"""Characters of a line in a file; more are wrapped."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -50,6 +53,19 @@ class Request:
         Path | None, typer.Option("--json", help="Write all figures to this file.")
     ] = None
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file.")] = None
+    headline: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw stall and durable GB/s of four contenders into this file, and print the same as "
+            "Markdown (suite core)."
+        ),
+    ] = None
+    from_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="Measure nothing: show and draw what --json has written, of any suite."
+        ),
+    ] = None
     state_bytes: Annotated[
         str | None,
         typer.Option(
@@ -117,7 +133,9 @@ class Request:
 
 
 def bench(**options: Any) -> None:
-    """Measure this engine beside other checkpointers, or several ranks that save together.
+    """Measure this engine beside other checkpointers.
+
+    Or several ranks that save together.
 
     Writes into a new directory below --root and removes it at the end. Ends with 1 when this engine
     failed, or when anyone's restored bytes were not the saved ones.
@@ -129,9 +147,11 @@ def bench(**options: Any) -> None:
 
     request = Request(**options)
     try:
-        suite = suite_of(request.suite)
         _check_outputs(request)
-        settings = _settings(request, suite)
+        if request.from_file is not None:
+            _write(_read(request.from_file), request)
+            return
+        settings = _settings(request, suite_of(request.suite))
         with Console(stderr=True).status("starting") as status:
             known = partial(_keep, request, status.console)
             report = run(settings, notify=status.update, known=known)
@@ -239,14 +259,29 @@ def _check_outputs(request: Request) -> None:
     from ckpt_core.errors import ConfigError
     from ckpt_core.observe import check_plot
 
-    for path in filter(None, (request.json_file, request.plot, request.out)):
+    for path in filter(None, (request.json_file, request.plot, request.headline, request.out)):
         if not path.absolute().parent.is_dir():
             raise ConfigError(f"{str(path)!r} cannot be written: its directory does not exist")
-    for picture in (request.plot, request.out and request.out / "figure.png"):
+    for picture in (request.plot, request.headline, request.out and request.out / "figure.png"):
         if picture is not None:
             check_plot(picture)
     if request.out is not None and request.out.exists() and not request.out.is_dir():
         raise ConfigError(f"--out {str(request.out)!r} is a file: name a directory")
+
+
+def _read(path: Path) -> Report:
+    """The figures of an earlier run.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    from ckpt_core.bench import Report
+    from ckpt_core.errors import ConfigError
+
+    try:
+        return Report.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"--from {str(path)!r} cannot be read: {exc}") from exc
 
 
 def _keep(request: Request, console: Console, report: Report, row: str) -> None:
@@ -260,15 +295,29 @@ def _write_json(report: Report, request: Request) -> None:
         request.json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
 
 
+def _console_for(tables: RenderableType) -> Console:
+    """Standard output: as wide as the terminal, and where it is none, as wide as what goes there."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console()
+    if not console.is_terminal:
+        wide = console.options.update_width(_WIDEST)
+        console = Console(width=Measurement.get(console, wide, tables).maximum)
+    return console
+
+
 def _write(report: Report, request: Request) -> None:
     """The tables on standard output, and the files that were asked for."""
-    from rich.console import Console
+    from ckpt_core.bench import draw_headline, headline_table, plot, render, write
 
-    from ckpt_core.bench import plot, render, write
-
-    Console().print(render(report))
+    console = _console_for(tables := render(report))
+    console.print(tables)
     _write_json(report, request)
     if request.plot is not None:
         plot(report, request.plot)
+    if request.headline is not None:
+        draw_headline(report, request.headline)
+        print(*headline_table(report), sep="\n")
     if request.out is not None:
         write(report, request.out)

@@ -13,14 +13,15 @@ from typing import Any
 
 from ckpt_core.cli.sides import Side
 from ckpt_core.cli.steps import opened
-from ckpt_core.cli.text import count_text, say, say_json, say_rich, table
+from ckpt_core.cli.text import say, say_json, say_rich, table
 from ckpt_core.cli.tree import Item
 from ckpt_core.layout import itemsize
 from ckpt_core.restore import LeafReader, StoredLeaf
+from ckpt_core.units import count_text
 
 _PIECE_ELEMENTS = 32_000
-"""Elements that are compared at once: they stay in the cache, and torch starts no threads for them,
-which on 2 busy cores made it five times slower."""
+"""Elements that are compared at once: they stay in the cache, and torch, where it compares them, starts no
+threads for them, which on 2 busy cores made it five times slower."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def write_safetensors(file: IO[bytes], part: Part, leaves: RankLeaves, made: Exp
     check_room(file, total)
     file.write(header)
     for entry in entries:
-        for block in _bytes(entry.tensor, leaves):
+        for block in made.told(_bytes(entry.tensor, leaves), of_bytes=total):
             file.write(block)
     # What safetensors would refuse must not be left behind.
     parse_header(header, file_bytes=file.tell(), path=Path(file.name))

@@ -54,12 +54,13 @@ def write_torch(file: IO[bytes], part: Part, leaves: RankLeaves, made: Exported)
     leaves.require(used)
     found = {name: leaf for name in sorted(used) if (leaf := leaves.leaf(name)) is not None}
     specs = {name: leaf.spec for name, leaf in found.items()}
-    check_room(file, sum(leaf.nbytes for leaf in found.values()))
+    total = sum(leaf.nbytes for leaf in found.values())
+    check_room(file, total)
     skeleton = Skeleton.from_json({**obj, "tree": node, "pools": _pools(obj, used)}, path=file.name)
     try:
         tensors = skeleton.allocate(specs)
         for name in specs:
-            fill(tensors[name], leaves.blocks(name))
+            fill(tensors[name], made.told(leaves.blocks(name), of_bytes=total))
         torch.save(skeleton.unflatten(tensors, trusted=False), file)
         file.flush()
         torch.load(file.name, weights_only=True, mmap=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from ckpt_core.cli.text import size_text
 from ckpt_core.errors import ConfigError
 from ckpt_core.system.files import Files
+from ckpt_core.units import size_text
 
 
 @dataclass
@@ -20,12 +21,22 @@ class Exported:
         nbytes: size of the file.
         left_out: paths that the format cannot hold, with what they are.
         changed: paths that are there in another form, and which.
+        show: told bytes done and bytes in all.
     """
 
     tensors: int = 0
     nbytes: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     changed: dict[str, str] = field(default_factory=dict)
+    show: Callable[[int, int], None] = lambda done, total: None
+    _taken: int = 0
+
+    def told(self, blocks: Iterable[memoryview], *, of_bytes: int) -> Iterator[memoryview]:
+        """The same blocks, while `show` is told what has been taken of `of_bytes`."""
+        for block in blocks:
+            yield block
+            self._taken += len(block)
+            self.show(self._taken, of_bytes)
 
 
 def check_room(file: IO[bytes], nbytes: int) -> None:

@@ -7,16 +7,20 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ckpt_core.cli.exported import Exported
-from ckpt_core.cli.parts import Part
+from ckpt_core.cli.parts import Part, weights_of
+from ckpt_core.cli.progress import progress_bar
 from ckpt_core.cli.steps import opened, rank_of
-from ckpt_core.cli.text import count_text, note, say, say_json, shorten, size_text
+from ckpt_core.cli.text import note, say, say_json, shorten
+from ckpt_core.cli.tree import read_tree
 from ckpt_core.errors import ConfigError
 from ckpt_core.restore import RankLeaves
 from ckpt_core.system.files import Files
+from ckpt_core.units import count_text, size_text
 
 if TYPE_CHECKING:
     from ckpt_core.cli.requests import ExportRequest
@@ -49,12 +53,19 @@ def export_step(request: ExportRequest) -> bool:
         NotCommitted, CorruptCheckpoint, UnknownFormat, RestoreError: the step cannot be read.
         OSError: the file cannot be written. It is not there then, or is the one that was there.
     """
-    part = Part(request.only, request.prefix, request.strip)
+    part = Part(request.only, request.prefix, request.strip and not request.weights)
+    if request.weights and request.prefix is not None:
+        raise ConfigError("--weights takes a whole module: name it with --only, not with --prefix")
     kind = _format(request)
-    made = Exported()
-    with replacing(request.file, force=request.force) as file:
+    with (
+        progress_bar(shown=not request.no_progress) as show,
+        replacing(request.file, force=request.force) as file,
+    ):
+        made = Exported(show=partial(show, request.file.name))
         with opened(request.path, request.step) as reader:
             leaves = reader.of_rank(rank_of(reader.leaves.step, request.rank))
+            if request.weights:
+                part = weights_of(read_tree(leaves.manifest.skeleton), only=request.only)
             if kind is Format.TORCH:
                 from ckpt_core.cli.export_torch import write_torch
 
@@ -64,6 +75,8 @@ def export_step(request: ExportRequest) -> bool:
 
                 write_safetensors(file, part, leaves, made)
         made.nbytes = file.seek(0, os.SEEK_END)
+    if request.weights and not request.json:
+        note(f"weights: {part.only or 'the step itself'}, with names from the root of the module")
     _tell(request, kind, leaves, made)
     return True
 

@@ -8,22 +8,14 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ckpt_core.cli.listing_levels import Further, further_levels, told
 from ckpt_core.cli.places import seen
-from ckpt_core.cli.text import (
-    age_text,
-    count_text,
-    ranks_text,
-    say,
-    say_json,
-    say_rich,
-    size_text,
-    table,
-)
+from ckpt_core.cli.ranking import Score, scores
+from ckpt_core.cli.text import age_text, ranks_text, say, say_json, say_rich, table
 from ckpt_core.errors import CkptError, ConfigError, NotCommitted
 from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
 from ckpt_core.restore import Watch
@@ -34,21 +26,24 @@ from ckpt_core.store import (
     StepStore,
     committed_steps,
     entries,
+    roots_in,
     step_path,
     writer_of,
 )
 from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
+from ckpt_core.units import count_text, size_text
 
 _MOST_TRIES = 5
 _ELSEWHERE = "at levels alone"
+_WRONG = ("corrupt", "unreadable")
 
 
 @dataclass(frozen=True)
 class StepRow:
     """A committed step; what its manifest says is None when that cannot be read, see `problem`.
 
-    `ranks` saved it together; the files of `ranks_here` are in this root.
+    `ranks` saved it together; the files of `ranks_here` are in this root. `score` is what it is kept for.
     """
 
     step: int
@@ -62,6 +57,7 @@ class StepRow:
     ranks: int | None = None
     ranks_here: tuple[int, ...] | None = None
     problem: str | None = None
+    score: Score | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +84,7 @@ class Listing:
     pinned_only: tuple[int, ...]
     file_bytes: int
     further: Further | None
+    roots_below: dict[str, int] = field(default_factory=dict)
 
 
 def list_steps(root: str, *, as_json: bool) -> bool:
@@ -119,7 +116,9 @@ def survey(root: Path) -> Listing:
     store = StepStore(root, files=Files(), keep_last=None, keep_every=None, spare_slots=0)
     pinned = store.pinned()
     found = [_step_row(root, step, newest=step == steps[-1], pins=pinned) for step in steps]
-    rows = tuple([row for row in found if row is not None])
+    # What is kept for its metric is pinned, so a root without pins costs nothing here.
+    kept = scores(step_path(root, steps[-1])) if steps and pinned else {}
+    rows = tuple([replace(row, score=kept.get(row.step)) for row in found if row is not None])
     in_flight, corrupt = tuple(_others(root / INFLIGHT)), tuple(_others(root / CORRUPT))
     slots = [size for size, _ in _files(root / SLOTS)]
     total = sum(row.file_bytes for row in rows) + sum(slots)
@@ -134,6 +133,7 @@ def survey(root: Path) -> Listing:
         pinned_only=tuple(sorted(pinned - set(committed_steps(root)))),
         file_bytes=total,
         further=further_levels(root),
+        roots_below={} if steps else {str(path): new for path, new in roots_in(root).items()},
     )
 
 
@@ -229,22 +229,34 @@ def _print(found: Listing) -> None:
         for cells in rows:
             cells.insert(4, further.cell(int(cells[0])) if cells[0].isdecimal() else "")
     if rows:
-        say_rich(table(headings, rows, right=("step", "size", "ranks")))
+        say_rich(table(headings, rows, right=("step", "size", "ranks"), wrong=_WRONG))
     for row in found.steps:
         if row.problem is not None:
             say(f"step {row.step}: {row.problem}")
     for line in [] if further is None else told(further):
         say(line)
+    if found.roots_below:
+        below = [[root, str(newest)] for root, newest in found.roots_below.items()]
+        say_rich(table(["root below", "newest step"], below, right=("newest step",)))
     say(_summary(found))
 
 
-def _cells(row: StepRow, now: float) -> list[str]:
+def state_texts(row: StepRow) -> list[str]:
+    """What is said of a step: committed, pinned, its score, newest."""
     states = ["committed" if row.problem is None else "unreadable"]
     states += ["pinned"] if row.pinned else []
-    states += ["newest"] if row.newest else []
+    states += [] if row.score is None else _score_texts(row.score)
+    return [*states, *(["newest"] if row.newest else [])]
+
+
+def _cells(row: StepRow, now: float) -> list[str]:
     age = "" if row.created_unix_s is None else age_text(now - row.created_unix_s)
     ranks = _ranks_cell(row)
-    return [str(row.step), age, size_text(row.file_bytes), ranks, ", ".join(states)]
+    return [str(row.step), age, size_text(row.file_bytes), ranks, ", ".join(state_texts(row))]
+
+
+def _score_texts(score: Score) -> list[str]:
+    return [f"{score.metric} {score.value:.6g}", *(["best"] if score.best else [])]
 
 
 def _ranks_cell(row: StepRow) -> str:
@@ -264,6 +276,8 @@ def _other_cells(other: OtherRow, state: str, now: float) -> list[str]:
 def _summary(found: Listing) -> str:
     if not found.steps:
         text = f"{found.root} holds no committed step"
+        if found.roots_below:
+            text += f"; {count_text(len(found.roots_below), 'root')} right below it"
     else:
         text = f"{count_text(len(found.steps), 'committed step')}, {size_text(found.file_bytes)} in all"
     if found.slots["files"]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_core.cli.text import age_text, count_text
+from ckpt_core.cli.text import age_text
 from ckpt_core.store import writer_of
+from ckpt_core.units import count_text
 
 if TYPE_CHECKING:
     from ckpt_core.levels import LevelStatus, Plan, Status

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from ckpt_core.anywhere import local, url_of
 from ckpt_core.cli.at_levels import FarSteps, plan_of, retire, steps_after
 from ckpt_core.cli.places import directory_of
-from ckpt_core.cli.text import clean, count_text, note, say, say_json, size_text
+from ckpt_core.cli.text import note, say, say_json
 from ckpt_core.errors import ConfigError, NotCommitted
 from ckpt_core.store import committed_steps, opened_by_hand, resolve, step_path, store_by_hand
 from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir, step_dir_name
+from ckpt_core.units import clean, count_text, size_text
 
 if TYPE_CHECKING:
     from ckpt_core.cli.requests import PinRequest, RemoveRequest

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ckpt_core.cli.tree import Item
 from ckpt_core.errors import ConfigError
 
 
@@ -53,3 +55,33 @@ class Part:
         if self.only is not None:
             return path[len(self.only) + 1 :]
         return path[len(self.prefix or "") :]
+
+
+def weights_of(tree: Item, *, only: str | None) -> Part:
+    """The part that is a module's state, with its names from the module's root, for `load_state_dict`.
+
+    Raises:
+        ConfigError: there is none at or below `only`, or several; says what to name.
+    """
+    where = "this step" if only is None else only
+    found = [path for path in _modules(tree) if only is None or f"{path}.".startswith(f"{only}.")]
+    if not found:
+        raise ConfigError(
+            f"--weights: {where} holds no module or state_dict() of one: name what is to be written "
+            f"with --only KEY --strip; `ckpt-core show` lists what is there"
+        )
+    if len(found) > 1:
+        raise ConfigError(
+            f"--weights: {where} holds several modules, {', '.join(found)}: name one with --only"
+        )
+    return Part(found[0], strip=True) if found[0] else Part()
+
+
+def _modules(item: Item) -> Iterator[str]:
+    """Paths of the outermost modules: only their states have the versions of modules beside them."""
+    held = next((child for child in item.children if child.key == "__dict__"), None)
+    if held and any((one.key, one.kind) == ("_metadata", "versions") for one in held.children):
+        yield item.path
+        return
+    for child in item.children:
+        yield from _modules(child)

@@ -22,6 +22,9 @@ Number = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Number of th
 OfRank = Annotated[
     int | None, typer.Option("--rank", min=0, help="As this rank has it, of several that saved.")
 ]
+NoProgress = Annotated[
+    bool, typer.Option("--no-progress", help="Do not tell meanwhile how far it is.")
+]
 AtStep = Annotated[int | None, typer.Option("--step", min=0, help="This step of the root.")]
 
 
@@ -60,6 +63,7 @@ class VerifyRequest:
         str | None,
         typer.Option(metavar="N|URL", help="What this further level of the root holds."),
     ] = None
+    no_progress: NoProgress = False
     json: Json = False
 
 
@@ -90,10 +94,14 @@ class ExportRequest:
     prefix: Annotated[
         str | None, typer.Option(help="Only tensors whose names begin so: model.layers.")
     ] = None
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Only the model's, as its load_state_dict takes them.")
+    ] = False
     strip: Annotated[
         bool, typer.Option("--strip", help="Take KEY or the prefix off the names.")
     ] = False
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False
+    no_progress: NoProgress = False
     json: Json = False
 
 
@@ -169,6 +177,7 @@ class PushRequest:
     bandwidth: Annotated[
         str | None, typer.Option(metavar="BYTES/S", help="Most bytes for each second: 200MB/s.")
     ] = None
+    no_progress: NoProgress = False
     json: Json = False
 
 
@@ -190,6 +199,7 @@ class PullRequest:
     force: Annotated[
         bool, typer.Option("--force", help="Replace another save of the step that is there.")
     ] = False
+    no_progress: NoProgress = False
     json: Json = False
 
 
@@ -215,3 +225,34 @@ class DoctorRequest:
         bool, typer.Option("--quick", help="Import no framework: look at versions only.")
     ] = False
     json: Json = False
+
+
+@dataclass(frozen=True)
+class ReportRequest:
+    """`report`."""
+
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="EVENTS|ROOT",
+            help="What events_file= named; several: one page. Or a root alone.",
+        ),
+    ]
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page; replaced if it is there.")]
+
+
+@dataclass(frozen=True)
+class WatchRequest:
+    """`watch`."""
+
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ROOT|EVENTS...", help="A root, or what events_file= named; one or several."
+        ),
+    ]
+    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False
+    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to look.")] = (
+        1.0
+    )
+    json: Annotated[bool, typer.Option("--json", help="With --once: one JSON object.")] = False

@@ -14,21 +14,13 @@ from ckpt_core.cli.showing_ranks import (
     shared_json,
 )
 from ckpt_core.cli.steps import file_bytes, opened, rank_of
-from ckpt_core.cli.text import (
-    age_text,
-    clean,
-    count_text,
-    say,
-    say_json,
-    say_rich,
-    size_text,
-    table,
-)
+from ckpt_core.cli.text import age_text, say, say_json, say_rich, table
 from ckpt_core.cli.tree import Item, read_tree, walk
 from ckpt_core.cli.values import value_text
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import LeafEntry, RankManifest
 from ckpt_core.restore import StepLeaves, StepManifest, StoredLeaf
+from ckpt_core.units import clean, count_text, size_text
 
 if TYPE_CHECKING:
     from rich.tree import Tree

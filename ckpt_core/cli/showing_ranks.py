@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpt_core.cli.steps import elsewhere_text, held_text
-from ckpt_core.cli.text import count_text, ranks_text, say, say_rich, size_text, table
+from ckpt_core.cli.text import ranks_text, say, say_rich, table
 from ckpt_core.cli.tree import read_tree, walk
 from ckpt_core.layout import RankManifest
 from ckpt_core.restore import Place, StepLeaves, StoredLeaf
+from ckpt_core.units import count_text, size_text
 
 _SHARED = ("stored together", "dtype", "shape", "size", "slices", "ranks")
 _PIECES = ("slice of", "rank", "what", "size", "file", "offset")

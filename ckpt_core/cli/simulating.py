@@ -11,6 +11,7 @@ from typing import Any
 from ckpt_core.cli.simulate_request import SimulateRequest
 from ckpt_core.cli.simulating_input import check_request, loads_of, read_trace, seconds, study_of
 from ckpt_core.cli.simulating_output import (
+    in_words,
     paper_table,
     point_row,
     points_table,
@@ -18,7 +19,7 @@ from ckpt_core.cli.simulating_output import (
     study_text,
 )
 from ckpt_core.cli.simulating_plot import plot_points
-from ckpt_core.cli.text import say_json, say_rich
+from ckpt_core.cli.text import say, say_json, say_rich
 from ckpt_core.observe import check_plot
 from ckpt_core.simulate import Study, Trace, compare, mean_completion_s, run_study
 
@@ -48,6 +49,8 @@ def _study(request: SimulateRequest) -> None:
     if request.json:
         say_json({**_settings(study), "points": rows})
     else:
+        for line in (*in_words(points, study), ""):
+            say(line)
         say_rich(study_text(study), points_table(points, study))
     _write_csv(request.csv_file, rows)
     if request.plot is not None:

@@ -6,23 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ckpt_core.cli.text import count_text, size_text, table
-from ckpt_core.simulate import Comparison, Kind, Point, Study
+from ckpt_core.cli.text import table
+from ckpt_core.simulate import Comparison, Kind, Point, Strategy, Study
+from ckpt_core.units import count_text, every_text, size_text, time_text
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-_TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
-
-
-def time_text(seconds: float | None) -> str:
-    """A duration for people: `1.5 h`; nothing for None."""
-    if seconds is None:
-        return ""
-    for unit_s, name in _TIMES:
-        if seconds >= 2 * unit_s or (name == "s" and seconds >= 0.1):
-            return f"{seconds / unit_s:.4g} {name}"
-    return f"{seconds * 1e3:.3g} ms"
 
 
 def useful(point: Point, study: Study) -> float:
@@ -59,6 +48,39 @@ def study_text(study: Study) -> str:
     if study.levels != ((),):
         parts.append(_levels_text(study))
     return "\n".join(parts)
+
+
+def in_words(points: Sequence[Point], study: Study) -> list[str]:
+    """What follows, for each failure rate: how often to save, what that costs, and what a failure costs."""
+    return [text for mtbf_s in study.mtbfs_s or (None,) for text in _advice(points, study, mtbf_s)]
+
+
+def _advice(points: Sequence[Point], study: Study, mtbf_s: float | None) -> list[str]:
+    best = {
+        strategy: max(mine, key=lambda point: point.goodput)
+        for strategy in study.strategies
+        if strategy is not Strategy.IDEAL
+        and (mine := [p for p in points if (p.strategy, p.mtbf_s) == (strategy, mtbf_s)])
+    }
+    if not best:
+        return []
+    ours = best.get(Strategy.OURS) or max(best.values(), key=lambda point: point.goodput)
+    worst_s = ours.worst_recovery_s if ours.bound_s is None else ours.bound_s
+    text = (
+        f"With {ours.strategy.label}, save {every_text(ours.interval)}: that costs "
+        f"{1 - 1 / ours.slowdown:.1%} of the time"
+    )
+    if worst_s is not None:
+        text += f", and a failure at most {time_text(worst_s)} besides the restart"
+    lines = [f"{text}."]
+    if ours.failures:
+        rivals = [
+            f"{p.strategy.label} {useful(p, study):.1%}" for p in best.values() if p is not ours
+        ]
+        beside = f"; the others at their best: {', '.join(rivals)}" if rivals else ""
+        each = "" if mtbf_s is None else f" at a failure every {time_text(mtbf_s)}"
+        lines.append(f"So {useful(ours, study):.1%} of the run counts{each}{beside}.")
+    return lines
 
 
 def _levels_text(study: Study) -> str:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_core.cli.simulating_output import time_text
 from ckpt_core.observe import check_plot
+from ckpt_core.simulate import Strategy
+from ckpt_core.units import time_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ckpt_core.simulate import Point, Strategy, Study
+    from ckpt_core.simulate import Point, Study
 
 _MARKERS = "os^vDP*X"
 
@@ -39,12 +40,12 @@ def plot_points(points: Sequence[Point], study: Study, path: Path) -> None:
         area.set_xticks(study.mtbfs_s, [time_text(mtbf_s) for mtbf_s in study.mtbfs_s])
     else:
         area.set_xticks(study.intervals, [str(interval) for interval in study.intervals])
-    area.set_xlabel("mean time between failures" if by_rate else "interval, iterations")
+    area.set_xlabel("mean time between failures" if by_rate else "iterations between saves")
     total = study.goal.iterations is not None
-    area.set_ylabel("total training time, h" if total else "goodput, iterations/s")
+    area.set_ylabel("total training time, hours" if total else "iterations that count, each second")
     area.set_ylim(bottom=0)
     area.grid(alpha=0.3)
-    area.legend(fontsize=8)
+    area.legend(fontsize=8, frameon=False)
     canvas.savefig(path, dpi=110)
 
 
@@ -68,4 +69,5 @@ def _line(
     total = study.goal.iterations is not None
     y = [point.wall_s / 3600 if total else point.goodput for point in best]
     style = {"ours": "-", "ideal": ":"}.get(strategy.value, "--")
-    area.plot(x, y, style, marker=marker, label=strategy.value, markersize=4)
+    width = 2.4 if strategy is Strategy.OURS else 1.2
+    area.plot(x, y, style, marker=marker, label=strategy.label, markersize=4, linewidth=width)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ckpt_core.units import clean
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
@@ -17,21 +19,7 @@ _PIPE_COLUMNS = 4000
 
 _RUNS_SHOWN = 8
 
-_PLURALS = {"leaf": "leaves"}
-_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 _AGES = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "hours"), (120, 60, "minutes"))
-
-
-def size_text(nbytes: int) -> str:
-    """Bytes for people: `512 B`, `16.0 MiB`."""
-    if nbytes < 1024:
-        return f"{nbytes} B"
-    size, unit = float(nbytes), ""
-    for unit in _UNITS:  # noqa: B007
-        size /= 1024
-        if size < 1023.95:
-            break
-    return f"{size:.1f} {unit}"
 
 
 def age_text(seconds: float) -> str:
@@ -42,11 +30,6 @@ def age_text(seconds: float) -> str:
         if seconds >= least:
             return f"{int(seconds // unit)} {name} ago"
     return f"{max(int(seconds), 0)} s ago"
-
-
-def count_text(count: int, noun: str) -> str:
-    """A number with its noun: `1 step`, `2 steps`."""
-    return f"{count:,} {noun if count == 1 else _PLURALS.get(noun, noun + 's')}"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -60,19 +43,6 @@ def ranks_text(ranks: Sequence[int]) -> str:
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
     shown = ", ".join(texts[:_RUNS_SHOWN])
     return f"{shown}, ..." if len(texts) > _RUNS_SHOWN else shown
-
-
-def clean(text: str) -> str:
-    """Text from a file, harmless for a terminal: what does not print is escaped.
-
-    Escape sequences, line breaks and marks that turn the direction of writing could make a hostile
-    name look like something else.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 def shorten(text: str, most: int) -> str:
@@ -100,6 +70,13 @@ def say(text: str) -> None:
     sys.stdout.write(f"{clean(text)}\n")
 
 
+def say_wrong(text: str) -> None:
+    """A line of the answer that is a finding: red on a terminal."""
+    from rich.text import Text
+
+    console().print(Text(clean(text), style="red"), soft_wrap=True)
+
+
 def note(text: str) -> None:
     """One line about the answer, beside it."""
     sys.stderr.write(f"{clean(text)}\n")
@@ -119,9 +96,16 @@ def say_rich(*parts: RenderableType) -> None:
 
 
 def table(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    wrong: tuple[str, ...] = (),
 ) -> Table:
-    """A plain table; `right` names the headings of columns of numbers."""
+    """A plain table; `right` names the headings of columns of numbers.
+
+    Rows whose state, in one of their cells, begins with one of `wrong` are red on a terminal.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -131,5 +115,6 @@ def table(
         numeric = heading in right
         made.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric)
     for row in rows:
-        made.add_row(*[Text(clean(cell), overflow="fold") for cell in row])
+        style = "red" if wrong and any(cell.startswith(wrong) for cell in row) else None
+        made.add_row(*[Text(clean(cell), overflow="fold") for cell in row], style=style)
     return made

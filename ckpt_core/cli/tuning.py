@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_core import tune as tuner
-from ckpt_core.cli.text import console, note, say, say_json, say_rich, size_text, table
+from ckpt_core.cli.text import console, note, say, say_json, say_rich, table
 from ckpt_core.errors import ConfigError
 from ckpt_core.observe import check_plot
 from ckpt_core.policy import tuning
-from ckpt_core.units import parse_bytes
+from ckpt_core.units import count_text, every_text, parse_bytes, size_text, time_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -96,8 +96,10 @@ def _size(text: str | None, field: str) -> int | None:
 
 
 def _say(report: tuner.TuneReport) -> None:
-    """The table, the recommendation, the interval, and how sure all that is."""
+    """In words first; then the table, the recommendation, the interval, and how sure all that is."""
     best = report.found.best
+    say(_in_words(report))
+    say("")
     say_rich(_table(report))
     left = len(report.found.samples) - _ROWS
     if left > 0:
@@ -114,6 +116,20 @@ def _say(report: tuner.TuneReport) -> None:
         say(line)
     for text in report.notes:
         say(f"note: {text}")
+
+
+def _in_words(report: tuner.TuneReport) -> str:
+    """What to do, what it costs, and what a crash would lose."""
+    every, load, best = report.every, report.load, report.found.best
+    tried = [checked.overhead for checked in report.checks if checked.every == every]
+    cost = tried[-1] if tried else load.overhead_at(every)
+    # PCcheck's equation 4: an interval, and what was still on its way.
+    between_s = every * load.iteration_s
+    lost_s = between_s + min(best.in_flight * between_s, report.write_s(best))
+    return (
+        f"Save {every_text(every)} with the settings below: that costs {max(cost, 0):.1%} of training "
+        f"({'tried out' if tried else 'computed'}), and a crash loses at most {time_text(lost_s)} of it."
+    )
 
 
 def _table(report: tuner.TuneReport) -> Table:
@@ -182,7 +198,7 @@ def _sure(report: tuner.TuneReport) -> str:
 def _interval(report: tuner.TuneReport) -> list[str]:
     load = report.load
     lines = [
-        f"smallest interval: {report.every} steps of {_seconds(load.iteration_s)}, "
+        f"smallest interval: {count_text(report.every, 'step')} of {_seconds(load.iteration_s)}, "
         f"for at most {report.max_overhead:.1%} slowdown; "
         f"f* = ceil(Tw / (N q t)) = {report.storage_every}"
     ]

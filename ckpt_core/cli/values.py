@@ -54,7 +54,7 @@ def _sequence(kind: Kind, items: list[Json]) -> str:
             shown[1 if len(shown) == 1 else -1 :] = ["..."]
             break
     if len(shown) < len(items) or shown[-1:] == ["..."]:
-        shown.append(f"{len(items)} values")
+        shown.append("1 value" if len(items) == 1 else f"{len(items)} values")
     comma = "," if kind.tag == "tuple" and len(items) == 1 else ""
     return f"{name}{kind.ends[0]}{', '.join(shown)}{comma}{kind.ends[1]}"
 

@@ -11,12 +11,13 @@ from ckpt_core.cli.at_levels import url_of_level
 from ckpt_core.cli.places import directory_of, seen
 from ckpt_core.cli.progress import progress_bar
 from ckpt_core.cli.steps import elsewhere_text, find_step, held_text
-from ckpt_core.cli.text import count_text, note, say, say_json, shorten, size_text
+from ckpt_core.cli.text import note, say, say_json, say_wrong, shorten
 from ckpt_core.errors import CkptError, NotCommitted
 from ckpt_core.layout import RankManifest, parse_shard_name, rank_manifest_name
 from ckpt_core.restore import BadChunk, StepReport, verify
 from ckpt_core.store import committed_steps, step_path
 from ckpt_core.types import parse_step_dir
+from ckpt_core.units import count_text, size_text
 
 if TYPE_CHECKING:
     from ckpt_core.cli.requests import VerifyRequest
@@ -38,7 +39,7 @@ def verify_path(request: VerifyRequest) -> bool:
         place = url_of_level(root, request.level)
     reports: list[StepReport] = []
     retired: list[int | None] = []
-    with progress_bar() as show, seen(place) as there:
+    with progress_bar(shown=not request.no_progress) as show, seen(place) as there:
         paths, is_root = _steps(there.path, request.step)
         if len(paths) > 1:
             there.outline()
@@ -88,7 +89,7 @@ def _say(report: StepReport) -> None:
         _say_elsewhere(report)
         return
     findings = len(report.bad_chunks) + len(report.problems)
-    say(f"{name}: DAMAGED, {count_text(findings, 'finding')}, {checked}")
+    say_wrong(f"{name}: DAMAGED, {count_text(findings, 'finding')}, {checked}")
     for problem in report.problems:
         say(f"  {problem}")
     for bad, leaves in zip(report.bad_chunks, _leaves_hit(report), strict=True):

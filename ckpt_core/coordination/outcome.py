@@ -9,6 +9,7 @@ from typing import Any
 
 from ckpt_core import errors
 from ckpt_core.errors import CkptError, CommitError, CoordinationTimeout
+from ckpt_core.units import count_text
 
 _PLAIN = ("StagingError", "BarrierError", "PersistError", "CommitError", "CoordinationTimeout")
 _SHOWN = 8
@@ -118,7 +119,7 @@ class Outcome:
         ranks = sorted(self.failures)
         parts = [f"rank {rank}: {self.failures[rank]}" for rank in ranks[:_SHOWN]]
         if len(ranks) > _SHOWN:
-            parts.append(f"and {len(ranks) - _SHOWN} more ranks")
+            parts.append(f"and {count_text(len(ranks) - _SHOWN, 'more rank')}")
         return "; ".join(parts)
 
     def _advice(self, only_absent: bool) -> str:

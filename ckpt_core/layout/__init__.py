@@ -25,7 +25,7 @@ from ckpt_core.layout.header import (
     PAD_PREFIX,
     plain_header,
 )
-from ckpt_core.layout.manifest import Json, Manifest, RankManifest
+from ckpt_core.layout.manifest import Json, Manifest, RankManifest, RankText
 from ckpt_core.layout.names import (
     FORMAT_NAME,
     FORMAT_VERSION,
@@ -63,6 +63,7 @@ __all__ = [
     "Manifest",
     "RankEntry",
     "RankManifest",
+    "RankText",
     "ShardLayout",
     "SliceEntry",
     "Storage",

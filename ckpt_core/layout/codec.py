@@ -24,19 +24,37 @@ _SUFFIX = re.compile(rb',"xxh3":"([0-9a-f]{16})"\}\n\Z')
 _SUFFIX_BYTES = 28
 
 
+class Text(str):
+    """JSON that is written as it is."""
+
+    __slots__ = ()
+
+
+def spell(value: Any) -> Text:
+    """The JSON of a value.
+
+    Raises:
+        TypeError, ValueError, RecursionError: there is none.
+    """
+    return Text(json.dumps(value, allow_nan=False, separators=(",", ":")))
+
+
 def encode(build: Callable[[], dict[str, Any]], *, what: str) -> bytes:
-    """The file of the object that `build` gives.
+    """The file of the object that `build` gives, some of whose values may be `Text`.
 
     Raises:
         ConfigError: `build` raises Invalid, the object is no JSON, or the file would be too long.
     """
     try:
-        text = json.dumps(build(), allow_nan=False, separators=(",", ":"))
+        rows = [
+            f'"{name}":{value if type(value) is Text else spell(value)}'
+            for name, value in build().items()
+        ]
     except Invalid as exc:
         raise ConfigError(f"{what}: {exc.what}: expected {exc.expected}, got {exc.got}") from exc
     except (TypeError, ValueError, RecursionError) as exc:
         raise ConfigError(f"{what} cannot be written as JSON: {exc}") from exc
-    body = text[:-1].encode("ascii")
+    body = f"{{{','.join(rows)}".encode("ascii")
     if len(body) + _SUFFIX_BYTES > MAX_MANIFEST_BYTES:
         raise ConfigError(
             f"{what} takes {len(body)} bytes of at most {MAX_MANIFEST_BYTES}: "

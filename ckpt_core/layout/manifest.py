@@ -13,9 +13,10 @@ Source: PCcheck 4.1 (what must be durable before a checkpoint counts); torchsnap
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ckpt_core.layout import codec
 from ckpt_core.layout.dtypes import MAX_BYTES
@@ -40,6 +41,10 @@ from ckpt_core.types import Block, LeafSpec, Slice
 Json = Any
 """A value that `json.dumps` writes and `json.loads` gives back unchanged."""
 
+Entries = Callable[[], tuple[Sequence[LeafEntry], Sequence[SliceEntry]]]
+_Entry = TypeVar("_Entry")
+_AT_A_TIME = 1000
+
 _ATTEMPT = re.compile(r"([0-9]{12,18})-[0-9a-f]{8}\Z")
 
 
@@ -62,7 +67,7 @@ class RankManifest:
     version: int = 1
 
     def encode(self) -> bytes:
-        """The bytes of `rank-NNNNN.json`; called from a background thread.
+        """The bytes of `rank-NNNNN.json`.
 
         Raises:
             ConfigError: the object breaks the format's rules, or the skeleton is no JSON.
@@ -81,17 +86,8 @@ class RankManifest:
 
     def _as_json(self) -> dict[str, Json]:
         self._check()
-        leaves = {"leaves": [_leaf_row(leaf) for leaf in self.leaves]}
-        slices = {"slices": [_slice_row(entry) for entry in self.slices]}
-        return {
-            "format": FORMAT_NAME,
-            "version": self.version,
-            "rank": self.rank,
-            "files": [_file_object(file) for file in self.files],
-            **(leaves if self.version < 3 else {}),
-            **(slices if self.version == 2 else {}),
-            "skeleton": self.skeleton,
-        }
+        head = _head(self.rank, self.files, self.version)
+        return {**head, **_rows(self.leaves, self.slices, self.version), "skeleton": self.skeleton}
 
     @classmethod
     def _from_json(cls, obj: dict[str, Json]) -> Self:
@@ -111,17 +107,72 @@ class RankManifest:
         return manifest
 
     def _check(self) -> None:
-        check_version(self.version)
-        check_rank(self.rank)
-        if self.version > 2:
-            check_named_files(self.files)
-            check_no_leaves(self.leaves, self.slices)
-        else:
-            check_files(self.files, rank=self.rank)
-        if self.slices and self.version == 1:
-            raise Invalid("slices", expected="none in version 1", got=len(self.slices))
-        check_entries(self.leaves, self.slices, self.files)
+        _check_head(self.rank, self.files, self.version)
+        file_bytes = [file.nbytes for file in self.files]
+        _check_rows(self.leaves, self.slices, file_bytes, self.version)
         check_plain(self.skeleton, "skeleton", levels=MAX_LEVELS)
+
+
+class RankText:
+    """The part of rank manifests that stays while the structure of a state does: checked and spelled once.
+
+    Args:
+        entries: gives the leaves and the slices; may be called again, from any thread.
+        file_bytes: length of each of the rank's files.
+        version: of the manifests.
+    """
+
+    def __init__(self, entries: Entries, file_bytes: Sequence[int], version: int) -> None:
+        self._entries = entries
+        self._file_bytes = tuple(file_bytes)
+        self._version = version
+        self._rows: dict[str, codec.Text] | None = None
+
+    def encode(self, rank: int, files: Sequence[FileEntry], skeleton: str) -> bytes:
+        """What `RankManifest.encode` gives; called from background threads.
+
+        Args:
+            skeleton: JSON of at most MAX_LEVELS levels.
+
+        Raises:
+            ConfigError: the manifest breaks the format's rules.
+        """
+
+        def build() -> dict[str, Json]:
+            assert self._file_bytes == tuple([file.nbytes for file in files])
+            _check_head(rank, files, self._version)
+            rows = self._rows = self._rows or self._spell()
+            head = _head(rank, files, self._version)
+            return {**head, **rows, "skeleton": codec.Text(skeleton)}
+
+        return codec.encode(build, what=f"manifest of rank {rank}")
+
+    def _spell(self) -> dict[str, codec.Text]:
+        leaves, slices = self._entries()
+        _check_rows(leaves, slices, self._file_bytes, self._version)
+        return _rows(leaves, slices, self._version)
+
+
+def _check_rows(
+    leaves: Sequence[LeafEntry],
+    slices: Sequence[SliceEntry],
+    file_bytes: Sequence[int],
+    version: int,
+) -> None:
+    if version > 2:
+        check_no_leaves(leaves, slices)
+    if slices and version == 1:
+        raise Invalid("slices", expected="none in version 1", got=len(slices))
+    check_entries(leaves, slices, file_bytes)
+
+
+def _check_head(rank: int, files: Sequence[FileEntry], version: int) -> None:
+    check_version(version)
+    check_rank(rank)
+    if version > 2:
+        check_named_files(files)
+    else:
+        check_files(files, rank=rank)
 
 
 @dataclass(frozen=True)
@@ -247,6 +298,27 @@ def _check_rank_entry(entry: RankEntry, low: int, high: int) -> None:
 
 
 # -- rows: one function for each way ----------------------------------------------------------
+
+
+def _head(rank: int, files: Sequence[FileEntry], version: int) -> dict[str, Json]:
+    rows = [_file_object(file) for file in files]
+    return {"format": FORMAT_NAME, "version": version, "rank": rank, "files": rows}
+
+
+def _rows(
+    leaves: Sequence[LeafEntry], slices: Sequence[SliceEntry], version: int
+) -> dict[str, codec.Text]:
+    rows = {"leaves": _spelled(leaves, _leaf_row)} if version < 3 else {}
+    return {**rows, "slices": _spelled(slices, _slice_row)} if version == 2 else rows
+
+
+def _spelled(entries: Sequence[_Entry], row_of: Callable[[_Entry], Json]) -> codec.Text:
+    """A list of rows, some at a time: other threads wait while JSON is written."""
+    parts = [
+        codec.spell([row_of(entry) for entry in entries[start : start + _AT_A_TIME]])[1:-1]
+        for start in range(0, len(entries), _AT_A_TIME)
+    ]
+    return codec.Text(f"[{','.join(parts)}]")
 
 
 def _file_object(file: FileEntry) -> dict[str, Json]:

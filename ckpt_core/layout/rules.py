@@ -103,9 +103,9 @@ def _check_chunks(file: FileEntry) -> None:
 
 
 def check_entries(
-    leaves: Sequence[LeafEntry], slices: Sequence[SliceEntry], files: Sequence[FileEntry]
+    leaves: Sequence[LeafEntry], slices: Sequence[SliceEntry], files: Sequence[int]
 ) -> None:
-    """Leaves and slices lie inside their files, fit their shapes, and share no byte or name."""
+    """Leaves and slices lie inside files of these lengths, fit their shapes, and share no byte or name."""
     places = [_check_leaf(leaf, files) for leaf in leaves]
     places += [_check_slice(entry, files) for entry in slices]
     names = {name for *_, name in places}
@@ -121,7 +121,7 @@ def check_entries(
         end = offset + size
 
 
-def _check_leaf(leaf: LeafEntry, files: Sequence[FileEntry]) -> _Place:
+def _check_leaf(leaf: LeafEntry, files: Sequence[int]) -> _Place:
     size = _check_spec(leaf.spec)
     if type(leaf.nbytes) is not int or leaf.nbytes != size:
         what = f"nbytes of leaf {brief(leaf.spec.name)}"
@@ -129,7 +129,7 @@ def _check_leaf(leaf: LeafEntry, files: Sequence[FileEntry]) -> _Place:
     return _check_place(leaf.spec.name, (leaf.file, leaf.offset, size), files)
 
 
-def _check_slice(entry: SliceEntry, files: Sequence[FileEntry]) -> _Place:
+def _check_slice(entry: SliceEntry, files: Sequence[int]) -> _Place:
     spec, part = entry.spec, entry.slice
     room = _check_spec(spec)
     whose, unit = f"of the slice of leaf {brief(spec.name)}", STORAGE[spec.dtype].itemsize
@@ -173,13 +173,16 @@ def _check_spec(spec: LeafSpec) -> int:
     return size
 
 
-def _check_place(name: str, place: tuple[int, int, int], files: Sequence[FileEntry]) -> _Place:
+def _check_place(name: str, place: tuple[int, int, int], files: Sequence[int]) -> _Place:
     """`(file, offset, nbytes)`, of which the last is checked before, lies in one of the files."""
     file, offset, size = place
     if not files:
         raise Invalid("file of a leaf", expected="a file", got=note("a rank without files"))
-    bounded(file, f"file of leaf {brief(name)}", 0, len(files) - 1)
-    bounded(offset, f"offset of leaf {brief(name)}", 0, files[file].nbytes - size)
+    # Their texts are made for those alone that are wrong.
+    if type(file) is not int or not 0 <= file < len(files):
+        bounded(file, f"file of leaf {brief(name)}", 0, len(files) - 1)
+    if type(offset) is not int or not 0 <= offset <= files[file] - size:
+        bounded(offset, f"offset of leaf {brief(name)}", 0, files[file] - size)
     return (file, offset, size, name)
 
 

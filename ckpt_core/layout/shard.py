@@ -30,7 +30,7 @@ from ckpt_core.layout.header import (
     utf8,
 )
 from ckpt_core.types import LeafSpec
-from ckpt_core.units import ALIGN_BYTES, align_up
+from ckpt_core.units import ALIGN_BYTES, align_up, count_text
 
 LARGE_LEAF_BYTES = 4096
 """Lazy leaves from this size on start on a pair of cache lines; smaller ones on their itemsize."""
@@ -174,7 +174,9 @@ class LayoutBuilder:
         """
         left = [name for name in self._specs if name not in self._extents]
         if left:
-            raise ConfigError(f"{len(left)} leaves were never appended, {left[0]!r} among them")
+            raise ConfigError(
+                f"never appended: {count_text(len(left), 'leaf')}, {left[0]!r} among them"
+            )
         self._region.pad_until(self.file_bytes - self.header_bytes)
         header = encode_header(self._metadata, self._region.entries, room_bytes=self.header_bytes)
         return ShardLayout(

@@ -29,6 +29,9 @@ class Invalid(Exception):
         )
 
 
+_SCALARS = frozenset({int, float, str, bool, type(None)})
+
+
 class _Text(str):
     """Text to show as it is, where other text is quoted."""
 
@@ -85,17 +88,21 @@ def check_plain(value: object, what: str, *, levels: int) -> None:
     Source of the bound: a reader's recursion depends on the stack it is called from; what one
     process could write another one must be able to read.
     """
-    level = [value]
+    level: list[Any] = [value]
     for _ in range(levels):
-        inner: list[object] = []
+        inner: list[Any] = []
+        deeper = False
         for item in level:
             if isinstance(item, dict):
                 if not all(isinstance(key, str) for key in item):
                     raise Invalid(f"keys in {what}", expected="texts", got=note("another type"))
-                inner.extend(item.values())
-            elif isinstance(item, list | tuple):
+                item = item.values()
+            elif not isinstance(item, list | tuple):
+                continue
+            deeper = deeper or bool(item)
+            if not _SCALARS.issuperset(map(type, item)):
                 inner.extend(item)
-        if not inner:
+        if not deeper:
             return
         level = inner
     raise Invalid(what, expected=f"at most {levels} levels of nesting", got=note("more"))

@@ -20,7 +20,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckpt_core.levels.far import Away, Conflict, Copy, Far, Word
+from ckpt_core.levels.far.door import Away, Conflict, Copy, Far, Word
+from ckpt_core.levels.far.opening import check_extra, open_far
 from ckpt_core.levels.mailbox import (
     LEVELS,
     LevelStatus,
@@ -31,36 +32,35 @@ from ckpt_core.levels.mailbox import (
     write_plan,
     write_status,
 )
-from ckpt_core.levels.opening import check_extra, open_far
 from ckpt_core.levels.wants import meets, wanted
 
 if TYPE_CHECKING:
-    from ckpt_core.levels.bringing import BringsBack
-    from ckpt_core.levels.by_hand import due_steps, serve_agent, settle_plan
-    from ckpt_core.levels.copying import Sent
-    from ckpt_core.levels.named_bringing import bring_directory
-    from ckpt_core.levels.pulling import Pulled, pull
-    from ckpt_core.levels.pushing import Pushed, push
-    from ckpt_core.levels.reading import Look, look_at
-    from ckpt_core.levels.trainer import Levels
-    from ckpt_core.levels.trial import upload_speed
+    from ckpt_core.levels.agent.copying import Sent
+    from ckpt_core.levels.bring.bringing import BringsBack
+    from ckpt_core.levels.bring.named_bringing import bring_directory
+    from ckpt_core.levels.by_hand.agent import due_steps, serve_agent, settle_plan
+    from ckpt_core.levels.by_hand.pulling import Pulled, pull
+    from ckpt_core.levels.by_hand.pushing import Pushed, push
+    from ckpt_core.levels.far.reading import Look, look_at
+    from ckpt_core.levels.far.trial import upload_speed
+    from ckpt_core.levels.trainer.levels import Levels
 
 # Only whoever reads or sends a level needs these, and only who saves what sees torch.
 _LAZY = {
-    "BringsBack": "ckpt_core.levels.bringing",
-    "Levels": "ckpt_core.levels.trainer",
-    "Look": "ckpt_core.levels.reading",
-    "Pulled": "ckpt_core.levels.pulling",
-    "Pushed": "ckpt_core.levels.pushing",
-    "Sent": "ckpt_core.levels.copying",
-    "bring_directory": "ckpt_core.levels.named_bringing",
-    "due_steps": "ckpt_core.levels.by_hand",
-    "look_at": "ckpt_core.levels.reading",
-    "pull": "ckpt_core.levels.pulling",
-    "push": "ckpt_core.levels.pushing",
-    "serve_agent": "ckpt_core.levels.by_hand",
-    "settle_plan": "ckpt_core.levels.by_hand",
-    "upload_speed": "ckpt_core.levels.trial",
+    "BringsBack": "ckpt_core.levels.bring.bringing",
+    "Levels": "ckpt_core.levels.trainer.levels",
+    "Look": "ckpt_core.levels.far.reading",
+    "Pulled": "ckpt_core.levels.by_hand.pulling",
+    "Pushed": "ckpt_core.levels.by_hand.pushing",
+    "Sent": "ckpt_core.levels.agent.copying",
+    "bring_directory": "ckpt_core.levels.bring.named_bringing",
+    "due_steps": "ckpt_core.levels.by_hand.agent",
+    "look_at": "ckpt_core.levels.far.reading",
+    "pull": "ckpt_core.levels.by_hand.pulling",
+    "push": "ckpt_core.levels.by_hand.pushing",
+    "serve_agent": "ckpt_core.levels.by_hand.agent",
+    "settle_plan": "ckpt_core.levels.by_hand.agent",
+    "upload_speed": "ckpt_core.levels.far.trial",
 }
 
 __all__ = [

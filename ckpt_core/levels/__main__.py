@@ -6,13 +6,13 @@ import sys
 
 
 def main(arguments: list[str]) -> int:
-    """`errand NAME`, or `agent ROOT`."""
-    if arguments[0] == "errand":
-        from ckpt_core.levels.errands import serve_errand
+    """`errands`, or `agent ROOT`."""
+    if arguments[0] == "errands":
+        from ckpt_core.levels.errands import serve_errands
 
-        return serve_errand(arguments[1])
+        return serve_errands()
     assert arguments[0] == "agent", arguments
-    from ckpt_core.levels.agent import run_agent
+    from ckpt_core.levels.agent.agent import run_agent
 
     return run_agent(arguments[1])
 

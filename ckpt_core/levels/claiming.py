@@ -25,8 +25,8 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ckpt_core.errors import CkptError, ConfigError, RootBusy
-from ckpt_core.levels.far import Away, Conflict, Far, Word
-from ckpt_core.levels.opening import open_far
+from ckpt_core.levels.far.door import Away, Conflict, Far, Word
+from ckpt_core.levels.far.opening import open_far
 from ckpt_core.options import Level, parse_levels
 
 Json = Any

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ckpt_core.levels.errands import Progress
-from ckpt_core.levels.far import Away
+from ckpt_core.levels.far.door import Away
 from ckpt_core.system.threads import Worker
 
 _Result = TypeVar("_Result")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ckpt_core.errors import CkptError
 from ckpt_core.layout import MANIFEST_NAME, Manifest
-from ckpt_core.levels.far import Copy, Far
+from ckpt_core.levels.far.door import Copy, Far
 from ckpt_core.levels.wants import meets
 from ckpt_core.options import Level
 

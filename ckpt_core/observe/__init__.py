@@ -5,22 +5,33 @@
     log.emit(Event(...))               by the engine
     log.write_timeline("trace.json")   open it in Perfetto or chrome://tracing
     event_file("run.jsonl", log, ...)  or write each one down as it happens (`Options.events_file`)
+    EventLines().read(path)            and read them back
+    open_metrics("ckpt.prom", Figures(log, ...), ...)   or count them, for Prometheus (`Options.metrics`)
 
-Idea: layers emit facts, and every view (counters, progress bars, timelines) is made from them.
+Idea: layers emit facts, and every view (the log, counters, progress bars, timelines) is made from them.
 """
 
 from ckpt_core.observe.event import Event, EventName
 from ckpt_core.observe.event_file import NoEventFile, event_file
+from ckpt_core.observe.event_lines import EventLines
+from ckpt_core.observe.figures import Figures
 from ckpt_core.observe.log import EventLog
+from ckpt_core.observe.metrics import NoMetrics, open_metrics
+from ckpt_core.observe.narrator import Narrator
 from ckpt_core.observe.picture import check_plot
 from ckpt_core.observe.timeline import timeline
 
 __all__ = [
     "Event",
+    "EventLines",
     "EventLog",
     "EventName",
+    "Figures",
+    "Narrator",
     "NoEventFile",
+    "NoMetrics",
     "check_plot",
     "event_file",
+    "open_metrics",
     "timeline",
 ]

@@ -1,12 +1,13 @@
 """The events of a run, appended to a file as they happen: one JSON line each.
 
-    {"name": "opened", "time_s": 10.0, "rank": 0, "world_size": 1, "options": {"in_flight": 2, ...}}
-    {"name": "barrier", "time_s": 11.5, "rank": 0}
-    {"name": "begin", "time_s": 11.7, "rank": 0, "step": 120, ...}        the fields of `Event`
+    {"name": "opened", "time_s": 10.0, "unix_s": 1.7e9, "host": "a", "rank": 0, "options": {...}, ...}
+    {"name": "barrier", "time_s": 11.5, "rank": 0, "waited_s": 0.0}
+    {"name": "begin", "time_s": 11.7, "rank": 0, "waited_s": 0.0, "step": 120, ...}    the fields of `Event`
 
 "opened" comes once from each Checkpointer, "barrier" before each step of the optimizer that made the first
 one, or without an optimizer at the end of each `wait_staged`: that is where iterations can be told apart.
-All ranks may name the same file.
+`time_s` is the monotonic clock of the machine; `unix_s` in "opened" is the same moment for all machines.
+`waited_s` is how long training has been inside the engine so far. All ranks may name the same file.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import dataclasses
 import json
 import logging
 import os
+import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -41,14 +43,20 @@ class EventFile(NoEventFile):
     """Subscribes to a log and writes down what it tells, from whichever thread; never raises in them."""
 
     def __init__(
-        self, path: str | os.PathLike[str], log: EventLog, *, rank: int, opened: Mapping[str, Any]
+        self,
+        path: str | os.PathLike[str],
+        log: EventLog,
+        *,
+        rank: int,
+        opened: Mapping[str, Any],
+        waited_s: Callable[[], float],
     ) -> None:
         """Append to `path`, beginning with the line "opened".
 
         Raises:
             ConfigError: the file cannot be opened.
         """
-        self._rank = rank
+        self._rank, self._waited_s = rank, waited_s
         try:
             # One write for each line: lines of several threads and ranks do not mix.
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -59,7 +67,8 @@ class EventFile(NoEventFile):
             ) from exc
         self._failed = False
         self._mutex = threading.Lock()
-        self._write({"name": "opened", "time_s": time.monotonic()} | dict(opened))
+        moment = {"time_s": time.monotonic(), "unix_s": time.time(), "host": platform.node()}
+        self._write({"name": "opened"} | moment | dict(opened))
         self._unsubscribe: Callable[[], None] = log.subscribe(self._event)
 
     def barrier(self) -> None:
@@ -78,7 +87,8 @@ class EventFile(NoEventFile):
         self._write(dataclasses.asdict(event))
 
     def _write(self, line: dict[str, Any]) -> None:
-        text = json.dumps(line | {"rank": self._rank}, default=str) + "\n"
+        line = line | {"rank": self._rank, "waited_s": self._waited_s()}
+        text = json.dumps(line, default=str) + "\n"
         with self._mutex:
             if self._failed or self._fd < 0:
                 return
@@ -90,7 +100,14 @@ class EventFile(NoEventFile):
 
 
 def event_file(
-    path: str | os.PathLike[str] | None, log: EventLog, *, rank: int, opened: Mapping[str, Any]
+    path: str | os.PathLike[str] | None,
+    log: EventLog,
+    *,
+    rank: int,
+    opened: Mapping[str, Any],
+    waited_s: Callable[[], float] = lambda: 0.0,
 ) -> NoEventFile:
     """Write the events of `log` to `path`; nothing where it is None."""
-    return NoEventFile() if path is None else EventFile(path, log, rank=rank, opened=opened)
+    if path is None:
+        return NoEventFile()
+    return EventFile(path, log, rank=rank, opened=opened, waited_s=waited_s)

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ckpt_core.errors import PersistError
@@ -39,7 +39,8 @@ class EventLog:
             self.emitted += 1
             subscribers = tuple(self._subscribers)
         for subscriber in subscribers:
-            subscriber.call(event)
+            if not subscriber.only or event.name in subscriber.only:
+                subscriber.call(event)
 
     def tell(
         self,
@@ -54,13 +55,18 @@ class EventLog:
         now = time.monotonic()
         self.emit(Event(name, now, step, seconds=seconds, nbytes=nbytes, detail=detail))
 
-    def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
+    def subscribe(
+        self, callback: Callable[[Event], object], *, only: Collection[EventName] = ()
+    ) -> Callable[[], None]:
         """Pass every later event to `callback`, from whichever thread emits it, until undone.
+
+        Args:
+            only: those of these names; all where none is given.
 
         Returns:
             A function that undoes it; calling it twice does no harm.
         """
-        subscriber = _Subscriber(callback)
+        subscriber = _Subscriber(callback, only)
         with self._mutex:
             self._subscribers.append(subscriber)
 
@@ -89,7 +95,8 @@ class EventLog:
 
 
 class _Subscriber:
-    def __init__(self, callback: Callable[[Event], object]) -> None:
+    def __init__(self, callback: Callable[[Event], object], only: Collection[EventName]) -> None:
+        self.only = only
         self._callback = callback
         self._failed = False
 

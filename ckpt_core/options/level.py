@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.units import parse_bytes
+from ckpt_core.units import known_names, parse_bytes
 
 SCHEMES = ("s3", "gs", "az")
 """Object stores, as the beginning of a URL names them."""
 
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
+_SIGNED = re.compile(r"\?.*(sig|signature|token|credential|key|secret)[^/&=]*=", re.IGNORECASE)
+"""A query as signed URLs have it, pasted with the place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,9 @@ def _level(value: object, number: int) -> Level:
             known = [field.name for field in dataclasses.fields(Level)]
             for name in value:
                 if name not in known:
-                    text = f"{name!r} is no field of a level: known are {', '.join(known)}"
-                    raise ConfigError(text)
+                    raise ConfigError(
+                        f"{name!r} is no field of a level: {known_names(name, known)}"
+                    )
             if "url" not in value:
                 raise ConfigError(
                     "url is missing: name a directory, or a place like s3://bucket/run"
@@ -138,8 +141,8 @@ def _checked_url(url: object) -> str:
     if scheme == "file":
         return os.path.abspath("/" + rest.lstrip("/"))
     place = rest.split("/", 1)[0]
-    if "@" in place:
-        # Not repeated: what stands before the @ may be a secret.
+    if "@" in place or _SIGNED.search(rest):
+        # Not repeated: what stands before the @, or is signed, may be a secret.
         raise ConfigError(f"url={scheme}://... holds credentials: give them by the environment")
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ckpt_core.errors import ConfigError
+from ckpt_core.options.addresses import parse_metrics
 from ckpt_core.options.level import Level, parse_levels, scheme_of
 from ckpt_core.options.presets import preset_fields
 from ckpt_core.types import DirectIO, Mode, OnError
-from ckpt_core.units import ALIGN_BYTES, parse_bytes, parse_duration
+from ckpt_core.units import ALIGN_BYTES, known_names, parse_bytes, parse_duration
 
 ENV_PREFIX = "CKPT_CORE_"
 _SIZES = ("staging_bytes", "chunk_bytes", "eager_leaf_bytes")
 _COUNTS = {"in_flight": 1, "writers": 1, "readers": 1, "keep_last": 1, "keep_every": 1}
 _MODES: dict[str, type[StrEnum]] = {"mode": Mode, "direct_io": DirectIO, "on_error": OnError}
 _FLAGS = ("checksum", "debug_barrier", "pipelined", "blocking")
-_NONE_ALLOWED = frozenset({"staging_bytes", "keep_last", "keep_every", "events_file"})
+_PLACES = ("levels", "events_file", "metrics")
+_NONE_ALLOWED = frozenset({"staging_bytes", "keep_last", "keep_every", "events_file", "metrics"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Options:
     """Settings of a `Checkpointer`. Sizes take an int or text like "2GiB", durations a timedelta or seconds.
 
@@ -57,7 +60,10 @@ class Options:
         blocking: `save` and `seal` return once the step is committed on all ranks, or raise what failed
             it, whatever `on_error` says. False: both return at once.
         events_file: append every event to this file as a JSON line, and each barrier of training; None:
-            do not. For `ckpt-core tune`, and for whoever wants to look. All ranks may name the same.
+            do not. For `ckpt-core report` and `ckpt-core tune`. All ranks may name the same.
+        metrics: tell Prometheus the figures of the run: a file whose name ends in .prom, which is replaced
+            after each save (each rank has one, with its number in the name), or HOST:PORT to answer at, a
+            port alone for 127.0.0.1 (each rank adds its number); None: do not.
         levels: more roots, in their order, to which committed steps are taken behind training: `Level`s, or
             what makes one (mappings of its fields, URLs; in the environment JSON of that).
     """
@@ -79,7 +85,24 @@ class Options:
     pipelined: bool = True
     blocking: bool = False
     events_file: str | os.PathLike[str] | None = None
+    metrics: str | os.PathLike[str] | int | None = None
     levels: Sequence[Level | Mapping[str, Any] | str] = ()
+
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        """Raises ConfigError for a name that is no option, before `__init__` would be a TypeError."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in named:
+            if name not in known:
+                raise ConfigError(f"{name} is not a setting: {known_names(name, known)}")
+        return super().__new__(cls)
+
+    def __repr__(self) -> str:
+        """What is set, and not what is left as it was."""
+        fields = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
+        changed = [
+            f"{name}={value!r}" for name, value in fields if value != getattr(_plain(), name)
+        ]
+        return f"Options({', '.join(changed)})"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -104,6 +127,11 @@ class Options:
         """`levels`, each as a `Level`."""
         return parse_levels(self.levels)
 
+    @property
+    def metrics_place(self) -> str | None:
+        """`metrics` as an absolute path that ends in .prom, or as `HOST:PORT`."""
+        return None if self.metrics is None else parse_metrics(self.metrics)
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **explicit: Any) -> Options:
         """Options from `CKPT_CORE_<FIELD>` variables; keyword arguments win over them.
@@ -121,23 +149,25 @@ class Options:
                 continue
             name = key.removeprefix(ENV_PREFIX).lower()
             if name not in names:
-                raise ConfigError(f"{key} is not a setting: known are {', '.join(sorted(names))}")
+                known = [ENV_PREFIX + known.upper() for known in names]
+                raise ConfigError(f"{key} is not a setting: {known_names(key, known)}")
             values[name] = _from_text(name, text, key)
         return cls(**(values | explicit))
 
-    def or_levels_from_env(self, environ: Mapping[str, str] | None = None) -> Options:
-        """These settings; where they name no levels, with those that `CKPT_CORE_LEVELS` names.
+    def or_places_from_env(self, environ: Mapping[str, str] | None = None) -> Options:
+        """These settings, with the `levels`, `events_file` and `metrics` of the environment that they lack.
 
-        Called by integrations, which otherwise take nothing from the environment.
+        Called by integrations, which otherwise take nothing from the environment: those are what somebody
+        who starts a job knows, and not who has written it.
 
         Raises:
-            ConfigError: the variable does not parse.
+            ConfigError: a variable does not parse.
         """
-        name = f"{ENV_PREFIX}LEVELS"
-        text = (os.environ if environ is None else environ).get(name)
-        if self.levels or text is None:
-            return self
-        return dataclasses.replace(self, levels=Options.from_env({name: text}).levels)
+        environ = os.environ if environ is None else environ
+        lacking = [f"{ENV_PREFIX}{name.upper()}" for name in _PLACES if not getattr(self, name)]
+        found = Options.from_env({name: environ[name] for name in lacking if name in environ})
+        places = {name: getattr(found, name) for name in _PLACES}
+        return dataclasses.replace(self, **{name: at for name, at in places.items() if at})
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Options:
@@ -149,11 +179,12 @@ class Options:
         Raises:
             ConfigError: no preset has this name, or a change names no field or has a wrong value.
         """
-        known = sorted(field.name for field in dataclasses.fields(cls))
-        for field in changes:
-            if field not in known:
-                raise ConfigError(f"{field} is not a setting: known are {', '.join(known)}")
         return cls(**(preset_fields(name) | changes))
+
+
+@functools.cache
+def _plain() -> Options:
+    return Options()
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -178,6 +209,8 @@ def _checked(name: str, value: Any) -> Any:
         return value
     if name == "levels":
         return parse_levels(value)
+    if name == "metrics":
+        return parse_metrics(value)
     if name == "events_file":
         if not isinstance(value, str | os.PathLike) or not os.fspath(value):
             raise ConfigError(f"events_file={value!r} is not a path: name a file, or None")

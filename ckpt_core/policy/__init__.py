@@ -1,6 +1,6 @@
 """When to save: tiny objects that combine with `|` and `&`.
 
-    policy = EveryNSteps(1000) | EverySeconds(600)
+    policy = EveryNSteps(1000) | EverySeconds(600) | LastStep(total_steps)
     for step in ...:
         ...
         if policy.should_save(step):
@@ -22,7 +22,7 @@ Source: CheckFreq (FAST '21) section 4 (what an interval costs); the form is ten
 
 from ckpt_core.policy.auto import Auto
 from ckpt_core.policy.base import Policy
-from ckpt_core.policy.fixed import EveryNSteps, EverySeconds
+from ckpt_core.policy.fixed import EveryNSteps, EverySeconds, LastStep
 from ckpt_core.policy.interval import Costs, Interval, Limits, choose_interval, daly_interval_s
 from ckpt_core.policy.profile import Profile
 
@@ -32,6 +32,7 @@ __all__ = [
     "EveryNSteps",
     "EverySeconds",
     "Interval",
+    "LastStep",
     "Limits",
     "Policy",
     "Profile",

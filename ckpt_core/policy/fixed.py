@@ -1,4 +1,4 @@
-"""Fixed intervals, in steps and in time."""
+"""Fixed intervals, in steps and in time, and the end of a run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.policy.base import Policy
+from ckpt_core.types import check_step
 from ckpt_core.units import parse_duration
 
 
@@ -39,6 +40,26 @@ class EveryNSteps(Policy):
 
     def saved(self, step: int) -> None:
         self._next = (step // self.n_steps + 1) * self.n_steps
+
+
+class LastStep(Policy):
+    """Saves at the last step of a run, which an interval may miss: `EveryNSteps(100) | LastStep(250)`."""
+
+    def __init__(self, step: int) -> None:
+        """Raises ConfigError unless `step` is an int of at least 0."""
+        self.step = check_step(step)
+        self._is_saved = False
+
+    def __repr__(self) -> str:
+        return f"LastStep({self.step})"
+
+    def due(self, step: int) -> bool:
+        if step < self.step:
+            self._is_saved = False
+        return step >= self.step and not self._is_saved
+
+    def saved(self, step: int) -> None:
+        self._is_saved = step >= self.step
 
 
 class EverySeconds(Policy):

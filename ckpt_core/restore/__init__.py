@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.restore.directories import committed_directories
+from ckpt_core.restore.empty import tell_empty
 from ckpt_core.restore.failures import Retired
 from ckpt_core.restore.leaves import Place, StepLeaves, StoredLeaf
 from ckpt_core.restore.manifests import StepManifest, read_manifests
@@ -63,6 +64,7 @@ __all__ = [
     "committed_directories",
     "load",
     "read_manifests",
+    "tell_empty",
     "verify",
 ]
 

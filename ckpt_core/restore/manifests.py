@@ -27,6 +27,7 @@ from ckpt_core.layout import (
 from ckpt_core.restore.failures import ReadRefused
 from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
+from ckpt_core.units import count_text
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ def check_is_step(step: StepManifest) -> None:
     names = [entry.name for _, _, entry in step.files()]
     shown = f", such as {names[0]!r}" if names else ""
     raise RestoreError(
-        f"{step.path} is no step but a directory of {len(names)} files in torch's own format: load each "
-        f"by its name with torch.load{shown}",
+        f"{step.path} is no step but a directory of {count_text(len(names), 'file')} in torch's own format: "
+        f"load each by its name with torch.load{shown}",
         step=step.manifest.step,
         path=step.path,
     )

@@ -45,7 +45,7 @@ from ckpt_core.restore.units import (
 )
 from ckpt_core.system.files import Files
 from ckpt_core.system.pages import page_memory
-from ckpt_core.system.threads import at_exit
+from ckpt_core.system.threads import Monitor, at_exit
 
 if TYPE_CHECKING:
     from ckpt_core.system.devices import Devices
@@ -143,7 +143,7 @@ class _Run:
         self._total_bytes = sum(unit.nbytes for unit in units)
         self._keep_going = keep_going
         self._units = iter(units)
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self._workers = [_Worker(self) for _ in range(min(how.readers, len(units)))]
         self._running = 0
         # Readers copy into tensors; a wait for them that is interrupted goes on at the end of the process.
@@ -165,12 +165,12 @@ class _Run:
             thread = threading.Thread(
                 target=self._work, args=(worker,), name="ckpt-reader", daemon=True
             )
-            with self._changed:
+            with self._changed.lock:
                 self._running += 1
             try:
                 thread.start()
             except RuntimeError as exc:
-                with self._changed:
+                with self._changed.lock:
                     self._running -= 1
                 if index == 0:
                     raise NoMeans(next(iter(self.shards)), exc) from exc
@@ -193,19 +193,19 @@ class _Run:
     def units(self) -> Iterator[Unit]:
         """The units that this thread is to read."""
         while not self.halted:
-            with self._changed:
+            with self._changed.lock:
                 unit = next(self._units, None)
             if unit is None:
                 return
             yield unit
 
     def found_bad(self, bad: BadChunk) -> None:
-        with self._changed:
+        with self._changed.lock:
             self.outcome.bad.append(bad)
         self.halted = self.halted or not self._keep_going
 
     def found_error(self, path: Path, error: OSError) -> None:
-        with self._changed:
+        with self._changed.lock:
             self.outcome.failed.append((path, error))
         self.halted = self.halted or not self._keep_going
 
@@ -219,7 +219,7 @@ class _Run:
             self.halted = True
         finally:
             worker.since = None
-            with self._changed:
+            with self._changed.lock:
                 self._running -= 1
                 last = self._running == 0
                 if last:
@@ -234,8 +234,8 @@ class _Run:
             shard.close()
 
     def _ended(self, timeout_s: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self._running == 0, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        return self._changed.wait_for(lambda: self._running == 0, deadline=deadline)
 
     def _show(self, progress: Progress | None) -> None:
         self.outcome.done_bytes = sum(worker.done_bytes for worker in self._workers)
@@ -396,8 +396,6 @@ class _Worker:
             return
         else:
             shard.read([data], start)
-        # In small steps, so that the copy finds in the cache what the hash has just read.
-        for offset in range(0, len(data), sink.block_bytes):
-            piece = data[offset : offset + sink.block_bytes]
-            check.feed([piece])
-            sink.deliver(start + offset, piece)
+        # Whole: each step of it costs a turn at the GIL, and the next read is asked for later.
+        check.feed([data])
+        sink.deliver(start, data)

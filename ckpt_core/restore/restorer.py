@@ -34,6 +34,7 @@ from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import step_path
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
+from ckpt_core.units import count_text
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -315,13 +316,14 @@ class Restorer:
         if names:
             warn(
                 f"rank {self._info.rank} took {', '.join(names)} from rank {read.owner.rank}: {read.path} "
-                f"was saved by {saved_by} ranks and has none of its own for it here"
+                f"was saved by {count_text(saved_by, 'rank')} and has none of its own for it here"
             )
         unused = unused_ranks(read.leaves, self._info.world_size)
         if unused and self._info.leads:
             warn(
-                f"private values of {len(unused)} ranks ({unused[0]} to {unused[-1]}) are not used: "
-                f"{read.path} was saved by {saved_by} ranks, and {self._info.world_size} restore it"
+                f"private values of {count_text(len(unused), 'rank')} ({unused[0]} to {unused[-1]}) are not "
+                f"used: {read.path} was saved by {count_text(saved_by, 'rank')}, and "
+                f"{self._info.world_size} restore it"
             )
 
     def _result(self, step: int, read: ReadStep, state: Any, trail: Trail) -> RestoredStep:

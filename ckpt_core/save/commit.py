@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
@@ -26,7 +25,6 @@ from ckpt_core.layout import (
     FileEntry,
     Manifest,
     RankEntry,
-    RankManifest,
     parents_of,
     rank_manifest_name,
 )
@@ -196,17 +194,10 @@ class Committer:
             entries.append(FileEntry(shard.request.name, shard.request.file_bytes, sums))
         for folder in sorted(parents_of(entry.name for entry in entries), reverse=True):
             self._files.sync_dir(attempt.path / folder)
-        leaves, slices = contents.entries()
-        skeleton: Any = None if contents.skeleton is None else contents.skeleton.to_json()
+        skeleton = "null" if contents.skeleton is None else contents.skeleton.to_text()
         version = 1 if info.world_size == 1 else 2
-        data = RankManifest(
-            info.rank,
-            tuple(entries),
-            leaves,
-            skeleton,
-            slices,
-            version=version if attempt.destination is None else 3,
-        ).encode()
+        version = version if attempt.destination is None else 3
+        data = contents.stored.manifest(info.rank, entries, skeleton, version=version)
         name = rank_manifest_name(info.rank)
         self._files.write_new(attempt.path / name, data)
         if len(info.members) > 1:

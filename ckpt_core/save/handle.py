@@ -11,7 +11,7 @@ from ckpt_core.save.further import Reaching
 from ckpt_core.save.in_flight import InFlight
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SaveHandle:
     """A started checkpoint.
 
@@ -28,6 +28,19 @@ class SaveHandle:
     committed: Future[Path]
     stall_s: float
     _reaching: Reaching = field(repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return f"<SaveHandle of step {self.step}: {self._stage()}>"
+
+    def _stage(self) -> str:
+        for future, text in (
+            (self.committed, "committed in {}"),
+            (self.staged, "staged, in flight"),
+        ):
+            if future.done() and not future.cancelled():
+                error = future.exception()
+                return text.format(future.result()) if error is None else f"failed: {error}"
+        return "being staged"
 
     def reached(self, level: int | str) -> Future[None]:
         """Done when this save is whole at a further level; nothing has to wait for it.

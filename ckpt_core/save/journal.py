@@ -56,6 +56,10 @@ class Journal:
     _error: BaseException | None = None
     _collecting: bool = False
 
+    def waited_s(self) -> float:
+        """Seconds that training has spent inside the engine so far. Called by any thread."""
+        return self.stall.seconds
+
     def note(self, undo: Undo) -> None:
         """What gives back all that this call is going to take."""
         self.thread = threading.get_ident()

@@ -26,6 +26,7 @@ from ckpt_core.snapshot import PoolDemand, StageItem, StagingPool
 from ckpt_core.state import FlatState, Leaf, Skeleton, flatten
 from ckpt_core.system.devices import Devices, Queued
 from ckpt_core.types import LeafSpec, RankInfo
+from ckpt_core.units import count_text
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class LayerPlanner:
         missing = {leaf.spec.name for leaf in staged} - flat.skeleton.leaf_names()
         if missing:
             raise ConfigError(
-                f"seal: {len(missing)} staged tensors are nowhere in the state, first "
+                f"seal: staged, but nowhere in the state: {count_text(len(missing), 'tensor')}, first "
                 f"{min(missing)!r}: they could not be restored; add them to the state"
             )
         share = self._tail_sharer.share(flat, scope)

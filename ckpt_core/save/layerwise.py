@@ -20,7 +20,7 @@ import torch
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.layout import BuilderMark, ShardLayout
 from ckpt_core.save.admission import Admission
-from ckpt_core.save.contents import Contents
+from ckpt_core.save.contents import Contents, Stored
 from ckpt_core.save.handle import SaveHandle
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.journal import stalling
@@ -33,6 +33,7 @@ from ckpt_core.share import Audit, Auditor, Placed, Scope, items_of
 from ckpt_core.snapshot import ShardImage, StageItem
 from ckpt_core.state import Leaf
 from ckpt_core.system.devices import Queued
+from ckpt_core.units import count_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class LayerwiseSave(OpenSave):
         self._check_open()
         if self._left:
             raise ConfigError(
-                f"seal: {len(self._left)} tensors given to begin() were not staged, "
+                f"seal: not staged, but given to begin(): {count_text(len(self._left), 'tensor')}, "
                 f"first {min(self._left)!r}: stage them, or abort()"
             )
         tail = None
@@ -229,7 +230,7 @@ class LayerwiseSave(OpenSave):
             for image in images[1:]:
                 image.finish()
             skeleton = self._plan.flat.skeleton if tail is None else tail.skeleton
-            self._inflight.contents = Contents.of_leaves(tuple(placed), skeleton, shares, audits)
+            self._inflight.contents = Contents.of_leaves(Stored(placed), skeleton, shares, audits)
         self._inflight.staging_ended()
 
     def _run_tail(self, tail: Tail, images: list[ShardImage]) -> list[Placed]:

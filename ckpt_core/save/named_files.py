@@ -1,6 +1,6 @@
 """A save whose result is a directory of named files that `torch.load` reads.
 
-    open --add(name, tree)*--> open --seal()--> sealed        open --abort()--> given up
+    open --add(name, tree)*, add_all(trees)*--> open --seal()--> sealed        open --abort()--> given up
 
 `add` pickles all but the bytes of large tensors; the stager copies those, file by file, from the live tensors
 through the bounded pool to the writers, while the next file is added.
@@ -8,10 +8,12 @@ through the bounded pool to the writers, while the next file is added.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.layout import is_directory_name, is_file_name, parents_of
 from ckpt_core.save.admission import Admission
-from ckpt_core.save.contents import Contents
+from ckpt_core.save.contents import Contents, Stored
 from ckpt_core.save.handle import SaveHandle
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.journal import stalling
@@ -75,7 +77,7 @@ class FilesSaves:
         plan = f"files in {to.directory!r} by {to.pointer!r}"
         plans = (plan,) if self._several else ()
         reference = TextReference(plan) if plans else None
-        return Contents((), None, plans, reference, named_bytes=inflight.file_bytes)
+        return Contents(Stored(()), None, plans, reference, named_bytes=inflight.file_bytes)
 
     def took(self, nbytes: int) -> None:
         """Note the length of all files of a save."""
@@ -114,7 +116,6 @@ class FilesSave(OpenSave):
         # Also when the watchdog gives it up: what was added before is given up by then.
         inflight.open_ended = True
 
-    @stalling
     def add(self, name: str, tree: Any, *, eager: Eager = False) -> None:
         """Give this rank's file `name` the contents that `torch.save(tree)` would, views cut to size.
 
@@ -134,19 +135,35 @@ class FilesSave(OpenSave):
                 saved; the save stays open.
             StagingError: staging memory could not be made larger within `timeout`.
         """
+        self.add_all({name: tree}, eager=eager)
+
+    @stalling
+    def add_all(self, trees: Mapping[str, Any], *, eager: Eager = False) -> None:
+        """`add` for each name, or for none; copying begins when all are pickled, and not in its way.
+
+        Raises:
+            ConfigError, StagingError: see `add`.
+        """
         self._check_open()
-        self._check_name(name)
+        self._check_names(trees)
         skipping = Skipping()
         self._journal.note(lambda error: skipping.end())
         self._journal.pause_collector()
-        plan = plan_zip(tree, skipping)
-        file = None
-        if not self._inflight.failed():
-            file = self._file_of(name, tree, plan, eager=eager)
-        pieces = [] if file is None else file.pieces()
-        run = None if file is None else partial(self._run_file, file)
-        note = partial(self._note, name, self._nbytes + plan.layout.file_bytes)
-        self._hand_over(Errand([name] * len(pieces), pieces, run, note))
+        plans = {name: plan_zip(tree, skipping) for name, tree in trees.items()}
+        nbytes = sum(plan.layout.file_bytes for plan in plans.values())
+        files: list[_File] = []
+        if plans and not self._inflight.failed():
+            if self._pool is None:
+                self._pool = self._saves.pool_for(nbytes)
+            # No other save may have the pool replaced before the stager comes to these files.
+            self._inflight.lease(self._pool)
+            for name, plan in plans.items():
+                files.append(self._file_of(name, trees[name], plan, eager=eager))
+        pieces = {file.name: file.pieces() for file in files}
+        names = [name for name, found in pieces.items() for _ in found]
+        run = partial(self._run_files, files) if files else None
+        note = partial(self._note, plans.keys(), self._nbytes + nbytes)
+        self._hand_over(Errand(names, [*chain(*pieces.values())], run, note))
 
     @stalling
     def seal(self) -> SaveHandle:
@@ -162,31 +179,31 @@ class FilesSave(OpenSave):
 
     # -- training thread -------------------------------------------------------------------------
 
-    def _check_name(self, name: str) -> None:
-        if not is_file_name(name):
-            raise ConfigError(
-                f"add: {name!r} cannot be the name of a file: give a relative path of plain names, none "
-                f"of them hidden, and no manifest's name (manifest.json, rank-*.json)"
-            )
-        if name in self._names:
-            raise ConfigError(f"add: {name!r} was added already: each name is added once")
-        clash = parents_of([name]) & self._names or {name} & parents_of(self._names)
-        if clash:
-            raise ConfigError(f"add: {min(clash)!r} would be both a file and a directory")
+    def _check_names(self, names: Iterable[str]) -> None:
+        known = set(self._names)
+        for name in names:
+            if not is_file_name(name):
+                raise ConfigError(
+                    f"add: {name!r} cannot be the name of a file: give a relative path of plain names, none "
+                    f"of them hidden, and no manifest's name (manifest.json, rank-*.json)"
+                )
+            if name in known:
+                raise ConfigError(f"add: {name!r} was added already: each name is added once")
+            clash = parents_of([name]) & known or {name} & parents_of(known)
+            if clash:
+                raise ConfigError(f"add: {min(clash)!r} would be both a file and a directory")
+            known.add(name)
 
     def _file_of(self, name: str, tree: Any, plan: ZipPlan, *, eager: Eager) -> _File:
         """Copy what must be copied now; nothing is queued yet."""
-        if self._pool is None:
-            self._pool = self._saves.pool_for(plan.layout.file_bytes)
-        # No other save may have the pool replaced before the stager comes to this file.
-        self._inflight.lease(self._pool)
+        assert self._pool is not None
         devices = self._pipeline.devices
         live, clones = _split(plan, self._pipeline.eager_leaf_bytes, eager, devices)
         # Order matters: behind the clones.
         behind = devices.queued(devices.of_all(tensor for tensor, _, _ in (*live, *clones)))
         watch = self._pipeline.watch_for(self._inflight)
         if live:
-            watch.begin(_labels(name, tree, live), live)
+            watch.begin(_Labels(name, tree, live), live)
         return _File(
             name=name,
             nbytes=plan.layout.file_bytes,
@@ -199,11 +216,15 @@ class FilesSave(OpenSave):
             behind=behind,
         )
 
-    def _note(self, name: str, nbytes: int) -> None:
-        self._names.add(name)
+    def _note(self, names: Iterable[str], nbytes: int) -> None:
+        self._names.update(names)
         self._nbytes = nbytes
 
     # -- stager thread ---------------------------------------------------------------------------
+
+    def _run_files(self, files: list[_File]) -> None:
+        while files:
+            self._run_file(files.pop(0))
 
     def _run_file(self, file: _File) -> None:
         if self._inflight.failed():
@@ -297,7 +318,18 @@ def _split(
     return live, clones
 
 
-def _labels(name: str, tree: Any, items: Sequence[StageItem]) -> list[str]:
-    """What to call tensors in an error: where they are in the tree."""
-    paths = {tensor.data_ptr(): path for path, tensor in tensor_paths(tree)}
-    return [f"{name}: {paths.get(tensor.data_ptr(), f'byte {at}')}" for tensor, at, _ in items]
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """What an error calls the tensors of a file: where they are in the tree, looked up for the error."""
+
+    name: str
+    tree: Any
+    items: Sequence[StageItem]
+
+    def __iter__(self) -> Iterator[str]:
+        paths: dict[int, str] = {}
+        # Training may change the containers by now.
+        with contextlib.suppress(RuntimeError):
+            paths |= {tensor.data_ptr(): path for path, tensor in tensor_paths(self.tree)}
+        for tensor, at, _ in self.items:
+            yield f"{self.name}: {paths.get(tensor.data_ptr(), f'byte {at}')}"

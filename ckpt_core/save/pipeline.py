@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import torch
 
@@ -74,6 +75,14 @@ class Pipeline:
                 self.stager.submit(lock_next)
 
         self.stager.submit(lock_next)
+
+    def touch_behind(self, pool: StagingPool, file_bytes: int) -> None:
+        """Touch memory that saves of this size may take next. Called on the stager thread, behind a save.
+
+        One chunk at a time, between what else it has to do.
+        """
+        if pool.touch_ahead(file_bytes):
+            self.stager.submit(partial(self.touch_behind, pool, file_bytes))
 
     def close(self, *, timeout_s: float) -> None:
         """End the threads and let go of the memory. Idempotent."""

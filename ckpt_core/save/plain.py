@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from ckpt_core.save.admission import Admission
-from ckpt_core.save.contents import Contents
+from ckpt_core.save.contents import Contents, Stored
 from ckpt_core.save.handle import SaveHandle
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.pipeline import Pipeline
@@ -17,7 +19,7 @@ from ckpt_core.save.shards import Shards
 from ckpt_core.save.staging import StageJob, source_of
 from ckpt_core.share import Arrangement, Auditor, Scope, Sharer, arrange
 from ckpt_core.snapshot import StagingPool
-from ckpt_core.state import FlatState, Leaf, SpecMemo, flatten
+from ckpt_core.state import FlatState, SpecMemo, flatten
 from ckpt_core.types import Mode, RankInfo
 
 _log = logging.getLogger("ckpt_core")
@@ -29,6 +31,7 @@ class SavePlan:
 
     flat: FlatState
     arrangement: Arrangement
+    stored: Stored
     mode: Mode
     pool: StagingPool
 
@@ -56,7 +59,7 @@ class PlainSaves:
         self._shards = shards
         self._auditor = auditor
         self._sharer = Sharer(info)
-        self._arrangement: Arrangement | None = None
+        self._known: tuple[Arrangement, Stored] | None = None
         self._memo = SpecMemo()
         self.mode = self.mode_used = Mode(pipeline.options.mode)
         self._told_no_room = False
@@ -92,7 +95,7 @@ class PlainSaves:
         """See `Checkpointer.prepare`."""
         scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
         plan = self._plan(state, scope)
-        used = self._pipeline.devices.of_all([leaf.tensor for leaf in plan.flat.leaves])
+        used = self._pipeline.devices.of_all(plan.flat.tensors)
         if used and plan.mode is not Mode.DIRECT:
             self._pipeline.lock_behind(plan.pool, used[0])
         else:
@@ -104,15 +107,17 @@ class PlainSaves:
         """Find everything that can be wrong with the input, before the checkpoint is started."""
         pipeline = self._pipeline
         flat = flatten(state, eager_leaf_bytes=pipeline.eager_leaf_bytes, memo=self._memo)
-        share, arrangement = self._sharer.share(flat, scope), self._arrangement
-        if arrangement is None or arrangement.share is not share:
-            arrangement = self._arrangement = arrange(flat, share)
-        layout, mode = arrangement.layout, self._resolve_mode(flat.leaves)
+        share, known = self._sharer.share(flat, scope), self._known
+        if known is None or known[0].share is not share:
+            arrangement = arrange(flat, share)
+            # Swapped as a whole: an interrupt may come between two assignments.
+            known = self._known = arrangement, Stored(arrangement.placed)
+        layout, mode = known[0].layout, self._resolve_mode(flat.tensors)
         demand = pipeline.memory.demand_of_save(
             layout.file_bytes, layout.front_bytes, mapped=mode is Mode.DIRECT
         )
         pool = pipeline.pool_for(demand)
-        return SavePlan(flat, arrangement, mode, pool)
+        return SavePlan(flat, *known, mode, pool)
 
     def _start(self, inflight: InFlight, plan: SavePlan) -> None:
         """Copy the front on this thread and queue the rest; the checkpoint then goes on by itself.
@@ -120,15 +125,15 @@ class PlainSaves:
         Invariant: nothing leaves for the writers before the stager has the job, so that until then all
         that an interrupt leaves behind is in `inflight` and its images.
         """
-        pipeline, shards, leaves = self._pipeline, self._shards, plan.flat.leaves
+        pipeline, shards, flat = self._pipeline, self._shards, plan.flat
         arrangement, layout = plan.arrangement, plan.arrangement.layout
         share, turn = arrangement.share, self._auditor.turn(inflight.step)
-        audit = self._auditor.audit(share, leaves, turn)
-        skeleton = plan.flat.skeleton
-        inflight.contents = Contents.of_leaves(arrangement.placed, skeleton, [share], [audit])
+        # Nothing is looked at in a job of one, and few of its leaves are asked for one by one.
+        audit = self._auditor.audit(share, flat.leaves if share.plan else (), turn)
+        inflight.contents = Contents.of_leaves(plan.stored, flat.skeleton, [share], [audit])
         audit.read_eager(pipeline.streams)
         mode = self.mode_used = plan.mode
-        source = source_of(leaves, arrangement, mode=mode, devices=pipeline.devices)
+        source = source_of(flat, arrangement, mode=mode, devices=pipeline.devices)
         sink = shards.open(inflight, layout.file_bytes, mapped=mode is Mode.DIRECT)
         sizes = (layout.front_bytes, layout.file_bytes)
         image = shards.image(sink, plan.pool, sizes, hold=True)
@@ -137,7 +142,7 @@ class PlainSaves:
         inflight.snapshot.name_leaves(lambda name: name if name in arrangement.names else None)
         job.announce()
         image.header(layout.header)
-        image.leaves(source.front)
+        job.copy_front()
         pipeline.stager.submit(job.run)
         # The stager does so too, but may be busy with older checkpoints.
         pipeline.writers.submit(image.let_go)
@@ -152,12 +157,10 @@ class PlainSaves:
             )
         self.mode_used = Mode.HOST
 
-    def _resolve_mode(self, leaves: tuple[Leaf, ...]) -> Mode:
+    def _resolve_mode(self, tensors: Sequence[Tensor]) -> Mode:
         if self.mode is not Mode.AUTO:
             return self.mode
-        devices = self._pipeline.devices
-        on_one = devices.in_use() and any(devices.of(leaf.tensor) is not None for leaf in leaves)
-        if on_one:
+        if self._pipeline.devices.of_all(tensors):
             return Mode.DEVICE
         # The file is the staging memory then. With pages of 4 KiB each has a fault at each save, which takes
         # longer than the copy into staging memory and out of it again. With two phases no byte may reach the

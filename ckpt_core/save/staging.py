@@ -21,7 +21,7 @@ from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.share import Arrangement, Audit, items_of
 from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, Snapshot, StageItem, frozen
-from ckpt_core.state import Leaf
+from ckpt_core.state import FlatState
 from ckpt_core.system.devices import NOTHING_QUEUED, Devices, Queued
 from ckpt_core.types import Mode
 
@@ -30,6 +30,15 @@ _BATCH = (64 * 1024, 256)
 
 _DEVICE_BATCH = (64 * 2**20, 4096)
 """The same where copies are only queued, behind an event for each batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """Leaves by where they lie in host memory, in file order, without gaps there; see `ShardImage.flat`."""
+
+    pointers: Sequence[int]
+    offsets: Sequence[int]
+    sizes: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,7 @@ class Source:
         behind: what the stager's copies wait for: everything that made the leaves and the clones.
     """
 
-    front: Sequence[StageItem]
+    front: Sequence[StageItem] | Flat
     frozen: Sequence[StageItem]
     lazy: Sequence[StageItem]
     names: tuple[str, ...]
@@ -53,20 +62,42 @@ class Source:
     behind: Queued
 
 
-def source_of(
-    leaves: Sequence[Leaf], arrangement: Arrangement, *, mode: Mode, devices: Devices
-) -> Source:
+def source_of(flat: FlatState, arrangement: Arrangement, *, mode: Mode, devices: Devices) -> Source:
     """Split parts of leaves by when they are copied. Called on the training thread inside `save`."""
-    count = arrangement.front_count
-    front = [item for _, item in items_of(leaves, arrangement.placed[:count])]
-    named = items_of(leaves, arrangement.placed[count:])
-    names, lazy = tuple([name for name, _ in named]), [item for _, item in named]
+    names, lazy = _lazy(flat, arrangement)
+    ready = _ready(flat, arrangement, devices)
+    front = () if ready else _front(flat, arrangement)
     used = devices.of_all([item[0] for items in (front, lazy) for item in items])
     if not used:
-        return Source(front, (), lazy, names, mode, NOTHING_QUEUED)
+        return Source(ready or front, (), lazy, names, mode, NOTHING_QUEUED)
     clones = frozen(front, devices)
     # Order matters: behind the clones, which the stager's streams read.
-    return Source((), clones, lazy, names, mode, devices.queued(used))
+    return Source(ready or (), clones, lazy, names, mode, devices.queued(used))
+
+
+def _ready(flat: FlatState, arrangement: Arrangement, devices: Devices) -> Flat | None:
+    """The front, where all of it lies whole in host memory, and at known places."""
+    front = arrangement.front
+    if front is None or not flat.pointers or not all(map(flat.ready.__getitem__, front.indices)):
+        return None
+    if devices.of_all(map(flat.tensors.__getitem__, front.indices)):
+        return None
+    pointers = list(map(flat.pointers.__getitem__, front.indices))
+    return Flat(pointers, front.offsets, front.sizes)
+
+
+def _front(flat: FlatState, arrangement: Arrangement) -> Sequence[StageItem]:
+    if arrangement.front is not None:
+        return arrangement.front.items(flat.tensors)
+    named = items_of(flat.leaves, arrangement.placed[: arrangement.front_count])
+    return [item for _, item in named]
+
+
+def _lazy(flat: FlatState, arrangement: Arrangement) -> tuple[tuple[str, ...], Sequence[StageItem]]:
+    if arrangement.lazy is not None:
+        return arrangement.lazy_names, arrangement.lazy.items(flat.tensors)
+    named = items_of(flat.leaves, arrangement.placed[arrangement.front_count :])
+    return tuple([name for name, _ in named]), [item for _, item in named]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +118,14 @@ class StageJob:
 
     def __post_init__(self) -> None:
         self.watch.begin(self.source.names, self.source.lazy)
+
+    def copy_front(self) -> None:
+        """What `save` copies itself."""
+        front = self.source.front
+        if isinstance(front, Flat):
+            self.image.flat(front.pointers, front.offsets, front.sizes)
+        else:
+            self.image.leaves(front)
 
     def announce(self) -> None:
         """Note what training must wait for. Called before `run` is queued."""
@@ -113,6 +152,7 @@ class StageJob:
             snapshot.complete()
             self.image.finish()
         self.inflight.staging_ended()
+        self.pipeline.touch_behind(self.image.pool, self.inflight.file_bytes)
 
     def _stage_clones(self) -> bool:
         """Clone on the devices; the live leaves are free as soon as that is done (LightCheck-G).

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
 
 from ckpt_core.layout import Extent, ShardLayout
 from ckpt_core.share.sharing import Part, Share
@@ -18,6 +21,25 @@ class Placed:
     part: Part
     file: int
     extent: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Leaves that lie whole in a file, one column for each thing that is known of them, in file order.
+
+    Attributes:
+        indices: their numbers in the flat state.
+        offsets, sizes: where their bytes go.
+    """
+
+    indices: Sequence[int]
+    offsets: Sequence[int]
+    sizes: Sequence[int]
+
+    def items(self, tensors: Sequence[Tensor]) -> list[StageItem]:
+        """What is copied, of the tensors of all leaves."""
+        found = map(tensors.__getitem__, self.indices)
+        return list(zip(found, self.offsets, self.sizes, strict=True))
 
 
 @dataclass(frozen=True)
@@ -37,6 +59,32 @@ class Arrangement:
     front_count: int
     names: frozenset[str]
     share: Share
+
+    @cached_property
+    def front(self) -> Whole | None:
+        """The parts that are copied inside `save`, but empty ones; None where some are slices."""
+        front = self.placed[: self.front_count]
+        return _whole([place for place in front if place.extent.nbytes])
+
+    @cached_property
+    def lazy(self) -> Whole | None:
+        """The others; None where some are slices."""
+        return _whole(self.placed[self.front_count :])
+
+    @cached_property
+    def lazy_names(self) -> tuple[str, ...]:
+        """Of each of the others."""
+        return tuple([place.extent.name for place in self.placed[self.front_count :]])
+
+
+def _whole(placed: Sequence[Placed]) -> Whole | None:
+    if any(place.part.slice is not None for place in placed):
+        return None
+    return Whole(
+        [place.part.index for place in placed],
+        [place.extent.offset for place in placed],
+        [place.extent.nbytes for place in placed],
+    )
 
 
 def arrange(flat: FlatState, share: Share) -> Arrangement:

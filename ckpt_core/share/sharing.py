@@ -133,7 +133,7 @@ class Sharer:
         Raises:
             ConfigError: a distributed tensor is said to be private.
         """
-        key = (scope, [leaf.eager for leaf in flat.leaves], dict(flat.placements))
+        key = (scope, flat.eager, dict(flat.placements))
         known = self._known
         # The specs are the very same objects while the structure is (SpecMemo): == is an identity test.
         if known is None or known[0] != flat.specs or known[1] != key:
@@ -142,7 +142,7 @@ class Sharer:
 
     def _share(self, flat: FlatState, scope: Scope) -> Share:
         if self._info.world_size == 1:
-            parts = [Part(index, leaf.spec) for index, leaf in enumerate(flat.leaves)]
+            parts = [Part(index, spec) for index, spec in enumerate(flat.specs)]
             return Share(tuple(parts), "", (), NO_AUDIT)
         rng = flat.names_of_rng()
         buffers = flat.names_of_buffers()

@@ -22,6 +22,22 @@ class Strategy(StrEnum):
     IDEAL = "ideal"
     """Checkpoints that cost nothing; failures and recoveries are as for the others."""
 
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return _TITLES.get(self, self.value)
+
+
+_TITLES = {
+    Strategy.CHECKFREQ: "CheckFreq",
+    Strategy.GPM: "GPM",
+    Strategy.GEMINI: "Gemini",
+    Strategy.LIGHTCHECK: "LightCheck",
+    Strategy.PCCHECK: "PCcheck",
+    Strategy.OURS: "ckpt-core",
+    Strategy.IDEAL: "saves that cost nothing",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:

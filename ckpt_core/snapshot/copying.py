@@ -8,6 +8,8 @@ than the copy, and may cost a whole switch interval); large ones release it, so 
 from __future__ import annotations
 
 import ctypes
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -23,6 +25,12 @@ _move_small = ctypes.PYFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
 def move(target: int, source: int, nbytes: int) -> None:
     """memmove between two addresses; the caller keeps both memories alive."""
     (_move_large if nbytes >= GIL_RELEASE_BYTES else _move_small)(target, source, nbytes)
+
+
+def move_all(targets: Iterable[int], sources: Iterable[int], sizes: Sequence[int]) -> None:
+    """memmove between many addresses, as `move` does; no line of Python for each."""
+    step = _move_large if max(sizes, default=0) >= GIL_RELEASE_BYTES else _move_small
+    deque(map(step, targets, sources, sizes), maxlen=0)
 
 
 def zero(target: int, nbytes: int) -> None:

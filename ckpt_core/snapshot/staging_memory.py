@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from ckpt_core.errors import StagingError
 from ckpt_core.options import Options
-from ckpt_core.snapshot.pool import PoolDemand, StagingPool, budget_bytes, plan_pool, too_small
+from ckpt_core.snapshot.planning import PoolDemand, budget_bytes, plan_pool, too_small
+from ckpt_core.snapshot.pool import StagingPool
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import advice
 from ckpt_core.system.memory_limit import free_memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import xxhash
@@ -12,6 +12,7 @@ from ckpt_core.snapshot.sampling import Look, Sampler, look
 from ckpt_core.snapshot.stager import StageItem
 from ckpt_core.state import memory_of
 from ckpt_core.system.devices import Devices
+from ckpt_core.units import count_text
 
 
 class LeafWatch:
@@ -29,11 +30,11 @@ class LeafWatch:
         self._step = step
         self._sampler = sampler
         self._devices = devices
-        self._handed: list[tuple[Sequence[str], Sequence[StageItem]]] = []
+        self._handed: list[tuple[Iterable[str], Sequence[StageItem]]] = []
         self._before: dict[int, tuple[int, bytes]] = {}
         self._changed: set[int] = set()
 
-    def begin(self, names: Sequence[str], items: Sequence[StageItem]) -> None:
+    def begin(self, names: Iterable[str], items: Sequence[StageItem]) -> None:
         """Leaves as they are handed over. Called on the training thread before the stager has them."""
         self.keep(names, items, self.look(items))
 
@@ -41,8 +42,11 @@ class LeafWatch:
         """What `begin` sees of leaves, for a later `keep`; changes nothing."""
         return self._every_byte(items) if self._sampler is None else self._sampler.take(items)
 
-    def keep(self, names: Sequence[str], items: Sequence[StageItem], looks: Sequence[Look]) -> None:
-        """Note what `look` has seen of leaves that are handed over. May be called twice."""
+    def keep(self, names: Iterable[str], items: Sequence[StageItem], looks: Sequence[Look]) -> None:
+        """Note what `look` has seen of leaves that are handed over; `names` are read for an error alone.
+
+        May be called twice.
+        """
         self._handed.append((names, items))
         self._before.update(looks)
 
@@ -70,8 +74,8 @@ class LeafWatch:
         }
         shown = ", ".join(list(changed)[:10]) + (" ..." if len(changed) > 10 else "")
         raise BarrierError(
-            f"step {self._step} was not saved: {len(changed)} leaves changed while they were "
-            f"being staged: {shown}. Steps of torch optimizers wait by themselves; call wait_staged() "
+            f"step {self._step} was not saved: {count_text(len(changed), 'leaf')} changed during "
+            f"staging: {shown}. Steps of torch optimizers wait by themselves; call wait_staged() "
             f"before whatever else changes these. A buffer is copied inside save() if its module is passed, "
             f"and not the module's state_dict()",
             step=self._step,

@@ -1,7 +1,7 @@
 """State trees <-> leaves (name, tensor) and a skeleton of everything that is not a tensor.
 
 Call order:
-    save (training thread)   flatten(state) -> leaves go to the stager, `skeleton.to_json()` into
+    save (training thread)   flatten(state) -> leaves go to the stager, `skeleton.to_text()` into
                              the manifest, later and from any thread
     load                     Skeleton.from_json(...).allocate(specs) -> fill -> .unflatten(tensors)
     restore                  bind(skeleton, specs, live) -> fill what is `.doubtful`, `.check()`
@@ -26,8 +26,10 @@ from ckpt_core.state.nodes import Map, Seq
 if TYPE_CHECKING:
     from ckpt_core.state.binding import Binding, bind
     from ckpt_core.state.distributed import local_of
-    from ckpt_core.state.flattening import FlatState, SpecMemo, flatten
+    from ckpt_core.state.flat import FlatState
+    from ckpt_core.state.flattening import flatten
     from ckpt_core.state.leaf import Leaf
+    from ckpt_core.state.memo import SpecMemo
     from ckpt_core.state.memory import (
         GIL_RELEASE_BYTES,
         blocks,
@@ -44,9 +46,11 @@ _LAZY = {
     for module, names in {
         "binding": "Binding bind",
         "distributed": "local_of",
-        "flattening": "FlatState SpecMemo flatten",
+        "flat": "FlatState",
+        "flattening": "flatten",
         "leaf": "Leaf",
         "memory": "GIL_RELEASE_BYTES blocks memory_at memory_of one_thread_limit",
+        "memo": "SpecMemo",
         "rng": "RngState",
         "skeleton": "Skeleton",
     }.items()

@@ -21,6 +21,7 @@ from ckpt_core.state.pickled import Literal, put
 from ckpt_core.state.rng import RngState
 from ckpt_core.state.skeleton import Skeleton
 from ckpt_core.types import Block, LeafSpec
+from ckpt_core.units import count_text
 
 _SHOWN = 20
 
@@ -179,8 +180,9 @@ def _mismatch(problems: list[str], skeleton: Skeleton) -> StateMismatch:
     lines = "\n  ".join(problems[:_SHOWN])
     more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
     return StateMismatch(
-        f"the checkpoint does not fit the state, in {len(problems)} places; nothing was changed:\n"
-        f"  {lines}{more}\nBuild the state as it was when it was saved, or read the checkpoint with"
+        f"the checkpoint does not fit the state, in {count_text(len(problems), 'place')}; "
+        f"nothing was changed:\n  {lines}{more}\n"
+        "Build the state as it was when it was saved, or read the checkpoint with"
         " ckpt_core.load(path) and pick what fits.",
         problems=problems,
     )

@@ -6,8 +6,10 @@ imported, called or allocated by a size that the input claims.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 from ckpt_core.state.atoms import (
@@ -57,103 +59,143 @@ _PARTS = {
 
 
 class Encoder:
-    """JSON of nodes whose refs are numbers in `refs`."""
+    """JSON text of nodes whose refs are numbers in `refs`. Any thread; may run beside others."""
 
     def __init__(self, refs: RefTable) -> None:
         self._refs = refs
 
-    def encode(self, node: Node) -> Any:
-        """The JSON value of one node."""
+    def encode(self, node: Node) -> str:
+        """The JSON text of one node."""
         return _ENCODERS[type(node)](self, node)
 
-    def int(self, node: int) -> Any:
-        return {"!": "int", "v": hex(node)} if int_is_big(node) else node
+    def integer(self, node: int) -> str:
+        return _object("int", v=_dump(hex(node))) if int_is_big(node) else repr(node)
 
-    def float(self, node: float) -> Any:
+    def real(self, node: float) -> str:
         if math.isfinite(node) and (node or math.copysign(1.0, node) > 0):
-            return node
-        return {"!": "float", "v": float_to_hex(node)}
+            return repr(node)
+        return _object("float", v=_dump(float_to_hex(node)))
 
-    def str(self, node: str) -> Any:
-        return {"!": "str", "v": CODEC["str"].dump(node)} if has_surrogates(node) else node
+    def text(self, node: str) -> str:
+        if has_surrogates(node):
+            return _object("str", v=_dump(CODEC["str"].dump(node)))
+        return quote(node)
 
-    def seq(self, node: Seq) -> Any:
-        items = [self.encode(item) for item in node.items]
-        if node.kind == "list":
-            return items
-        kind = KINDS[node.kind]
-        if kind.hashed:
-            items.sort(key=repr)  # The order of a set differs from run to run.
-        return {"!": node.kind, "v": items} | self._extra(kind, node)
-
-    def map(self, node: Map) -> Any:
-        values = [self.encode(value) for value in node.values]
-        made: dict[str, Any] = {"!": node.kind}
-        if all(type(key) is str and not has_surrogates(key) for key in node.keys):
-            made["v"] = dict(zip(node.keys, values, strict=True))
+    def seq(self, node: Seq) -> str:
+        if KINDS[node.kind].hashed:
+            text = _list(sorted(self._all(node.items)))  # Its order differs from run to run.
         else:
-            keys = [self.encode(key) for key in node.keys]
-            made["items"] = [list(row) for row in zip(keys, values, strict=True)]
-        return made | self._extra(KINDS[node.kind], node)
+            text = self._kept(node.items, lambda: _list(self._all(node.items)))
+        return text if node.kind == "list" else _object(node.kind, v=text, **self._extra(node))
 
-    def _extra(self, kind: Kind, node: Seq | Map) -> Any:
-        return {} if node.extra is None else {kind.extra: self.encode(node.extra)}
+    def map(self, node: Map) -> str:
+        if set(map(type, node.keys)) <= {str} and not has_surrogates("".join(node.keys)):
+            text = self._kept(node.values, lambda: self._rows(node))
+            return _object(node.kind, v=text, **self._extra(node))
+        rows = _pairs(self._all(node.keys), self._all(node.values))
+        return _object(node.kind, items=rows, **self._extra(node))
 
-    def record(self, node: Record) -> Any:
-        values = [self.encode(value) for value in node.values]
-        fields = [list(row) for row in zip(node.fields, values, strict=True)]
-        return {"!": node.kind, "type": node.type_name, "fields": fields}
+    def _rows(self, node: Map) -> str:
+        values = self._all(node.values)
+        rows = [f"{quote(key)}:{value}" for key, value in zip(node.keys, values, strict=True)]
+        return f"{{{','.join(rows)}}}"
 
-    def obj(self, node: Obj) -> Any:
-        return {"!": "object", "type": node.type_name, "state": self.encode(node.state)}
+    def _kept(self, nodes: Sequence[Node], made: Callable[[], str]) -> str:
+        """The text of a container; of one of tensors alone it is made once, since they come again."""
+        texts = self._refs.texts
+        found = texts.get(id(nodes))
+        if found is not None:
+            return found[1]
+        text = made()
+        if set(map(type, nodes)) == {Ref}:
+            # With what the id is of: it belongs to somebody else once that is gone.
+            texts[id(nodes)] = nodes, text
+        return text
 
-    def atom(self, node: Atom) -> Any:
-        return {"!": node.tag, "v": CODEC[node.tag].dump(node.value)}
+    def _all(self, nodes: Sequence[Node]) -> list[str]:
+        # The state of a generator is hundreds of small ints; there may be several in a step.
+        if set(map(type, nodes)) == {int} and not int_is_big(max(map(abs, nodes))):
+            return list(map(repr, nodes))
+        encoders = _ENCODERS
+        return [encoders[type(node)](self, node) for node in nodes]
 
-    def member(self, node: Member) -> Any:
-        held = {"name": node.name} if node.name is not None else {"value": self.encode(node.value)}
-        return {"!": "enum", "type": node.type_name} | held
+    def _extra(self, node: Seq | Map) -> dict[str, str]:
+        return {} if node.extra is None else {KINDS[node.kind].extra: self.encode(node.extra)}
 
-    def array(self, node: Array) -> Any:
-        made = {"!": "array", "leaf": self.encode(node.ref)}
-        return made | {"readonly": True} if node.readonly else made
+    def record(self, node: Record) -> str:
+        fields = _pairs(map(quote, node.fields), self._all(node.values))
+        return _object(node.kind, type=quote(node.type_name), fields=fields)
 
-    def opaque(self, node: Opaque) -> Any:
-        return {"!": "opaque", "type": node.type_name, "v": to_base64(node.data)}
+    def obj(self, node: Obj) -> str:
+        return _object("object", type=quote(node.type_name), state=self.encode(node.state))
 
-    def ref(self, node: Ref) -> Any:
+    def atom(self, node: Atom) -> str:
+        return _object(node.tag, v=_dump(CODEC[node.tag].dump(node.value)))
+
+    def member(self, node: Member) -> str:
+        type_name = quote(node.type_name)
+        if node.name is not None:
+            return _object("enum", type=type_name, name=quote(node.name))
+        return _object("enum", type=type_name, value=self.encode(node.value))
+
+    def array(self, node: Array) -> str:
+        more = {"readonly": "true"} if node.readonly else {}
+        return _object("array", leaf=self.encode(node.ref), **more)
+
+    def opaque(self, node: Opaque) -> str:
+        return _object("opaque", type=quote(node.type_name), v=quote(to_base64(node.data)))
+
+    def ref(self, node: Ref) -> str:
         composite = self._refs.composites.get(node)
+        flags = self._flags(node)
         if composite is None:
-            return self._plain_ref(node)
-        parts = {name: self._plain_ref(part) for name, part in composite.parts.items()}
-        made = {"!": "composite", "kind": composite.kind, "parts": parts}
-        made["meta"] = {name: self._meta(value) for name, value in composite.meta.items()}
-        flags = self._refs.flags.get(node)
-        if flags is not None:
-            made["flags"] = flags
-            del parts["values"]["flags"]
-        return made
+            return self._plain_ref(node, **flags)
+        parts = [
+            f"{quote(name)}:{self._plain_ref(part, **({} if part == node else self._flags(part)))}"
+            for name, part in composite.parts.items()
+        ]
+        meta = _dump({name: self._meta(value) for name, value in composite.meta.items()})
+        rest = {"parts": f"{{{','.join(parts)}}}", "meta": meta, **flags}
+        return _object("composite", kind=quote(composite.kind), **rest)
 
     def _meta(self, value: Any) -> Any:
         return float_to_hex(value) if type(value) is float else value
 
-    def _plain_ref(self, node: Ref) -> Any:
-        made: dict[str, Any] = {"!": "tensor", "leaf": self._refs.leaf[node]}
+    def _flags(self, node: Ref) -> dict[str, str]:
+        flags = self._refs.flags.get(node)
+        return {} if flags is None else {"flags": quote(flags)}
+
+    def _plain_ref(self, node: Ref, **more: str) -> str:
         view = self._refs.views.get(node)
         if view is not None:
-            made["view"] = [view.dtype, view.offset, list(view.shape), list(view.stride)]
-        flags = self._refs.flags.get(node)
-        if flags is not None:
-            made["flags"] = flags
-        return made
+            row = [view.dtype, view.offset, list(view.shape), list(view.stride)]
+            more = {"view": _dump(row), **more}
+        return _object("tensor", leaf=quote(self._refs.leaf[node]), **more)
 
 
-_ENCODERS: dict[type, Callable[[Encoder, Any], Any]] = {
-    type(None): lambda _, node: node,
-    bool: lambda _, node: node,
-    int: Encoder.int,
-    float: Encoder.float,
-    str: Encoder.str,
+def _dump(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def _object(tag: str, **members: str) -> str:
+    """A node's JSON, of members that are JSON."""
+    return f'{{"!":"{tag}"{"".join([f""","{name}":{text}""" for name, text in members.items()])}}}'
+
+
+def _list(items: Iterable[str]) -> str:
+    return f"[{','.join(items)}]"
+
+
+def _pairs(left: Iterable[str], right: Iterable[str]) -> str:
+    return _list([f"[{one},{other}]" for one, other in zip(left, right, strict=True)])
+
+
+_ENCODERS: dict[type, Callable[[Encoder, Any], str]] = {
+    type(None): lambda _, node: "null",
+    bool: lambda _, node: "true" if node else "false",
+    int: Encoder.integer,
+    float: Encoder.real,
+    str: Encoder.text,
     Seq: Encoder.seq,
     Map: Encoder.map,
     Record: Encoder.record,

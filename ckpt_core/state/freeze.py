@@ -11,7 +11,8 @@ import datetime as dt
 import enum
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -50,14 +51,40 @@ def shown(path: str) -> str:
     return repr(path) if path else "the state itself"
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A container of tensors alone.
+
+    Attributes:
+        prefix: of their names.
+        keys: what follows it.
+        first: number of the first one.
+        names, refs: of each.
+    """
+
+    prefix: str
+    keys: Sequence[object]
+    first: int
+    names: list[str]
+    refs: list[Node]
+
+
 class Walker:
     """One walk. `segments` says to which object the tensors from a number on belong, `arrays` which are
     the memory of NumPy arrays.
 
     A DTensor is noted by its local part; `placements` and `flags` hold what that does not tell.
+
+    Args:
+        before: `runs` of the last walk; nodes and names of those that come again are used again.
+
+    Attributes:
+        runs: containers of tensors alone, in the order in which they were met.
     """
 
-    def __init__(self, placer: Placer) -> None:
+    def __init__(self, placer: Placer, before: Sequence[Run] = ()) -> None:
+        self.runs: list[Run] = []
+        self._before = before
         self.names: list[str] = []
         self.tensors: list[Tensor] = []
         self.segments: list[tuple[int, object]] = [(0, None)]
@@ -123,22 +150,36 @@ class Walker:
             self.flags[number] = flags
         return number
 
-    def values(self, values: Sequence[Any], names: Iterable[str], path: str) -> list[Node]:
-        """Nodes of a container's values; runs of one kind are handled as a whole."""
+    def values(self, values: Sequence[Any], names: Sequence[object], path: str) -> list[Node]:
+        """Nodes of a container's values; runs of one kind are handled as a whole.
+
+        Args:
+            names: texts, or numbers.
+        """
         kinds = set(map(type, values))
         if kinds <= PLAIN:
             return list(values)
         prefix = f"{path}." if path else ""
         if kinds <= TENSORS:
-            first = len(self.tensors)
+            run = self._run(len(values), names, prefix)
             self.tensors.extend(values)
-            self.names.extend([prefix + name for name in names])
-            return list(map(Ref, range(first, first + len(values))))
+            self.names.extend(run.names)
+            return run.refs
         node = self.node
         return [
-            value if type(value) in PLAIN else node(value, prefix + name)
+            value if type(value) in PLAIN else node(value, f"{prefix}{name}")
             for value, name in zip(values, names, strict=True)
         ]
+
+    def _run(self, count: int, keys: Sequence[object], prefix: str) -> Run:
+        """Names and refs of that many tensors: those of the last walk where they are the same."""
+        place, first = len(self.runs), len(self.tensors)
+        run = self._before[place] if place < len(self._before) else None
+        if run is None or run.first != first or run.prefix != prefix or run.keys != keys:
+            refs: list[Node] = list(map(Ref, range(first, first + count)))
+            run = Run(prefix, keys, first, [f"{prefix}{key}" for key in keys], refs)
+        self.runs.append(run)
+        return run
 
     def mapping(self, value: dict[Any, Any], path: str, kind: str) -> Map:
         """Node of a dict of any of the known kinds, without its extra."""
@@ -171,7 +212,7 @@ class Walker:
 
         def children() -> Node:
             items = list(value)
-            return Seq(kind, self.values(items, map(str, range(len(items))), path))
+            return Seq(kind, self.values(items, range(len(items)), path))
 
         made: Seq = self.container(value, path, children)
         return made

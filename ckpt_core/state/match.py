@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from ckpt_core.state.arrays import as_tensor
 from ckpt_core.state.build import check_view
 from ckpt_core.state.distributed import Placer, Unplaced, is_distributed
+from ckpt_core.state.flat import is_freed
 from ckpt_core.state.homes import Home
 from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.leaf import dtype_name, dtypes
@@ -173,6 +174,9 @@ class Matcher:
         if self._same(node, live, path):
             # A copy into an alias of a sparse tensor would give the alias new parts, not the tensor.
             plain = live.layout is torch.strided and not live.is_quantized
+            if plain and self._fill and is_freed(live):
+                self._problem(path, "the memory of the live tensor has been freed")
+                return
             found = self.homes if self._fill else self.loaded
             found.append(Home(node, live.detach() if plain else live, path))
 
@@ -183,7 +187,7 @@ class Matcher:
         except Unplaced as exc:
             self._problem(path, str(exc))
             return
-        if local.is_meta:
+        if local.is_meta or is_freed(local):
             self._problem(path, "the live tensor has no memory: call to_empty() first")
             return
         block = None if placement.block.sizes == placement.shape else placement.block

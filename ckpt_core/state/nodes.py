@@ -131,12 +131,17 @@ class RefTable:
         views: occurrences that are not the whole leaf.
         flags: letters: p Parameter, g requires grad, c conjugate bit, n negative bit.
         composites: occurrences that are made of several; part 0 has the occurrence's own number.
+        texts: of lists of refs alone, by id: the list, and the JSON of the container that it is in, which
+            is the same one whenever the list is.
     """
 
     leaf: list[str] = field(default_factory=list)
     views: dict[int, View] = field(default_factory=dict)
     flags: dict[int, str] = field(default_factory=dict)
     composites: dict[int, Composite] = field(default_factory=dict)
+    texts: dict[int, tuple[Sequence[Node], str]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,18 +37,19 @@ class Skeleton:
         self.leaves = leaves
         self.path = str(path)
 
+    def to_text(self) -> str:
+        """JSON of less than 512 levels; may be made in the background, long after `flatten`."""
+        rows = [f'"tree":{Encoder(self.refs).encode(self.tree)}']
+        strides, shifts, pools = self.leaves.strides, self.leaves.shifts, self.leaves.pools
+        found = [{"bytes": pool.nbytes, "offsets": pool.offsets} for pool in pools]
+        for name, value in (("strides", strides), ("shifts", shifts), ("pools", found)):
+            if value:
+                rows.append(f'"{name}":{json.dumps(value, separators=(",", ":"))}')
+        return f"{{{','.join(rows)}}}"
+
     def to_json(self) -> Json:
-        """JSON-able form; may run in the background, long after `flatten`."""
-        made: dict[str, Any] = {"tree": Encoder(self.refs).encode(self.tree)}
-        if self.leaves.strides:
-            made["strides"] = {name: list(row) for name, row in self.leaves.strides.items()}
-        if self.leaves.shifts:
-            made["shifts"] = dict(self.leaves.shifts)
-        if self.leaves.pools:
-            made["pools"] = [
-                {"bytes": pool.nbytes, "offsets": dict(pool.offsets)} for pool in self.leaves.pools
-            ]
-        return made
+        """What `to_text` spells."""
+        return json.loads(self.to_text())
 
     @classmethod
     def from_json(cls, obj: Json, *, path: str | Path) -> Skeleton:

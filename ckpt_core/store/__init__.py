@@ -45,8 +45,9 @@ from ckpt_core.store.pins import pinned_steps
 from ckpt_core.store.publish import Attempt, place, sync_names
 from ckpt_core.store.repair import bring_back
 from ckpt_core.store.retention import choose_retired
+from ckpt_core.store.roots import is_misspelt, roots_in
 from ckpt_core.store.store import StepStore
-from ckpt_core.store.trees import ensure_dir, ensure_root, find_root, remove_tree
+from ckpt_core.store.trees import device_of, ensure_dir, ensure_root, find_root, remove_tree
 
 __all__ = [
     "CORRUPT",
@@ -60,12 +61,14 @@ __all__ = [
     "bring_back",
     "choose_retired",
     "committed_steps",
+    "device_of",
     "ensure_dir",
     "ensure_root",
     "entries",
     "file_path",
     "find_root",
     "is_committed",
+    "is_misspelt",
     "is_real_dir",
     "listing",
     "opened_by_hand",
@@ -73,6 +76,7 @@ __all__ = [
     "place",
     "remove_tree",
     "resolve",
+    "roots_in",
     "step_path",
     "store_by_hand",
     "sync_names",

@@ -13,6 +13,7 @@ from ckpt_core.errors import NotCommitted, RestoreError
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.system.files import advice
 from ckpt_core.types import parse_step_dir, step_dir_name
+from ckpt_core.units import count_text
 
 INFLIGHT = ".inflight"
 SLOTS = ".slots"
@@ -144,7 +145,8 @@ def _no_such_step(path: Path, step: int) -> NotCommitted:
     steps = committed_steps(path.parent)
     nearest = sorted(sorted(steps, key=lambda other: abs(other - step))[:4])
     known = f"nearest: {', '.join(map(str, nearest))}" if nearest else "there is none at all"
-    text = f"step {step} is not committed in {path.parent}; {len(steps)} committed steps, {known}"
+    known = f"{count_text(len(steps), 'committed step')}, {known}"
+    text = f"step {step} is not committed in {path.parent}; {known}"
     return NotCommitted(text, step=step, path=path)
 
 
@@ -155,5 +157,5 @@ def _found(path: Path) -> str:
     if not names:
         return "it is empty"
     attempts = len(entries(path / INFLIGHT))
-    started = f"; {attempts} saves were begun and not committed" if attempts else ""
+    started = f"; {count_text(attempts, 'save')} begun and not committed" if attempts else ""
     return f"found {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}{started}"

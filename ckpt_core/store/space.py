@@ -8,6 +8,7 @@ from ckpt_core.errors import PersistError
 from ckpt_core.store.failures import mapped
 from ckpt_core.store.slots import Slots
 from ckpt_core.system.files import Files
+from ckpt_core.units import size_text
 
 
 def check_space(root: Path, nbytes: int, *, slots: Slots, files: Files) -> None:
@@ -21,7 +22,7 @@ def check_space(root: Path, nbytes: int, *, slots: Slots, files: Files) -> None:
         free = files.free_bytes(root)
     if need > free:
         raise PersistError(
-            f"{root} has {free:,} bytes free and this checkpoint needs {need:,} more. "
+            f"{root} has {size_text(free)} free and this checkpoint needs {size_text(need)} more. "
             "Nothing was written, committed steps are safe; free some space, keep fewer steps "
             "(keep_last), or use another root",
             path=root,

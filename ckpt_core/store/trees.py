@@ -43,13 +43,29 @@ def ensure_root(files: Files, root: Path) -> None:
     missing = list(itertools.takewhile(lambda path: not path.exists(), (root, *root.parents)))
     for path in reversed(missing):
         with contextlib.suppress(FileExistsError):
-            files.mkdir(path)
+            _make(files, path)
         _sync_parent(files, path)
     if not missing:
         # Its maker may have been killed before the sync. A root that was handed to us below a
         # directory that we may not read is durable by its owner's care.
         with contextlib.suppress(PermissionError):
             _sync_parent(files, root)
+
+
+def device_of(root: Path) -> int:
+    """Which filesystem a root is on, or would be made on. Raises OSError."""
+    return next(path for path in (root, *root.parents) if path.exists()).stat().st_dev
+
+
+def _make(files: Files, path: Path) -> None:
+    try:
+        files.mkdir(path)
+    except FileNotFoundError as exc:
+        if not path.parent.is_dir():
+            raise
+        # As `/proc` does: nobody has removed anything.
+        text = f"{path.parent} takes no new directories"
+        raise OSError(errno.EOPNOTSUPP, text, str(path)) from exc
 
 
 def _sync_parent(files: Files, path: Path) -> None:

@@ -41,6 +41,7 @@ _ADVICE = {
         "makes the root anew."
     ),
     errno.EEXIST: "Another rank has made a file of that name: each name is added by one rank.",
+    errno.EOPNOTSUPP: "This filesystem cannot hold checkpoints: name a directory on another one.",
     errno.ENOTDIR: "A file or a link is where a directory belongs: move it away.",
     errno.ELOOP: "Links lead in a circle, or there are too many on the way: name the directory itself.",
     errno.ENAMETOOLONG: "The path is too long for this filesystem: use a root with a shorter path.",
@@ -68,6 +69,7 @@ _WHOLE_FILE, _NOTHING = (
 )
 """struct flock of 64-bit Linux: type, whence, start, length, process."""
 
+_TMPFS = 0x01021994
 _LOCAL = frozenset(
     {
         0xEF53,  # ext2 to ext4
@@ -76,7 +78,7 @@ _LOCAL = frozenset(
         0xF2F52010,  # f2fs
         0x2FC12FC1,  # zfs
         0xCA451A4E,  # bcachefs
-        0x01021994,  # tmpfs
+        _TMPFS,
         0x794C7630,  # overlay
     }
 )
@@ -235,6 +237,24 @@ class Files:
     def map_private(self, fd: int, size: int) -> mmap.mmap:
         """A mapping of bytes 0..size for reading; what is written to it reaches no file."""
         return mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def is_in_memory(self, fd: int) -> bool:
+        """Whether a file lies on tmpfs, where no read of what is there can fail."""
+        return _filesystem(fd) == _TMPFS
+
+    def map_range(self, fd: int, offset: int, nbytes: int) -> memoryview:
+        """Bytes of a file as they are, read-only, for as long as somebody has the view.
+
+        Danger: where reading fails, or somebody cuts the file, the process that looks at them is killed
+        (SIGBUS). So it is for files in memory that nobody writes any more.
+
+        Raises:
+            ValueError: the file is shorter.
+        """
+        skip = offset % mmap.ALLOCATIONGRANULARITY
+        kind = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        found = mmap.mmap(fd, skip + nbytes, kind, mmap.PROT_READ, offset=offset - skip)
+        return memoryview(found)[skip:]
 
     def close(self, fd: int) -> None:
         """Close a descriptor."""

@@ -6,11 +6,10 @@ root on tmpfs or /dev/shm holds is memory of the group, too, and counts as used.
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
-
-import psutil
 
 _GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
@@ -22,6 +21,8 @@ _LIMITS = (
 )
 """File of the limit, of what is used, and how its statistics begin: control groups of version 2, then 1."""
 
+_NO_LIMIT = 1 << 60
+
 
 def free_memory(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
     """Bytes that this process may still take. All processes of the host, or of the group, share them.
@@ -29,12 +30,25 @@ def free_memory(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
     Args:
         groups, mount: see `room_left`.
     """
-    try:
-        host: int = psutil.virtual_memory().available
-    except MemoryError:  # a limit so tight that nothing can even be read
-        return 0
+    host = _host_room()
+    if host == 0:
+        return 0  # nothing else can be read either
     room = room_left(groups, mount)
     return min(host, host if room is None else room, *_address_rooms())
+
+
+def _host_room() -> int:
+    """What the host has; 0 where a limit is so tight that this cannot even be read."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except MemoryError:
+        return 0
+    except OSError:
+        pass  # a container without it
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def room_left(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int | None:
@@ -65,8 +79,12 @@ def _folders(groups: Path, mount: Path) -> Iterator[Path]:
 
 def _rooms(folder: Path) -> Iterator[int]:
     for limit, used, prefix in _LIMITS:
-        most, now = _read(folder / limit).strip(), _read(folder / used).strip()
-        if most.isdigit() and now.isdigit():
+        most = _read(folder / limit).strip()
+        # Version 1 has no word for "no limit". A save asks on training's thread: only what counts is read.
+        if not most.isdigit() or int(most) >= _NO_LIMIT:
+            continue
+        now = _read(folder / used).strip()
+        if now.isdigit():
             yield max(int(most) - int(now) + _droppable(folder / "memory.stat", prefix), 0)
 
 
@@ -85,17 +103,22 @@ def _droppable(stat: Path, prefix: str) -> int:
 
 def _address_rooms() -> Iterator[int]:
     """Bytes until `ulimit -v` and `ulimit -d`."""
+    limits = {"VmSize": resource.RLIMIT_AS, "VmData": resource.RLIMIT_DATA}
+    bounds = {name: resource.getrlimit(limit)[0] for name, limit in limits.items()}
+    if set(bounds.values()) == {resource.RLIM_INFINITY}:
+        return
     used = dict(
         line.split(":", 1) for line in _read(Path("/proc/self/status")).splitlines() if ":" in line
     )
-    for limit, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
-        most, now = resource.getrlimit(limit)[0], used.get(name, "").split()
+    for name, most in bounds.items():
+        now = used.get(name, "").split()
         if most != resource.RLIM_INFINITY and now:
             yield max(most - int(now[0]) * 1024, 0)
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        with open(path) as file:
+            return file.read()
     except OSError:
         return ""

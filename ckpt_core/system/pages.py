@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 from pathlib import Path
 
 _MADV_WIPEONFORK = 18
 """linux/mman.h; Linux 4.14."""
+_MADV_POPULATE_WRITE = 23
+"""linux/mman.h; Linux 5.14."""
+_STEP_BYTES = 2 * 2**20
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 _HUGE = frozenset({"huge=always", "huge=within_size"})
@@ -44,3 +50,22 @@ def page_memory(nbytes: int) -> mmap.mmap:
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping
+
+
+def touch(address: int, nbytes: int) -> None:
+    """Take the page faults of whole pages now, without the GIL; their bytes stay as they are.
+
+    Where the kernel cannot, whoever writes there first takes them.
+    """
+    # In steps: whoever maps or unmaps memory of this process waits for each.
+    for start in range(0, nbytes, _STEP_BYTES):
+        _madvise(address + start, min(_STEP_BYTES, nbytes - start), _MADV_POPULATE_WRITE)
+
+
+def touch_view(memory: memoryview) -> None:
+    """The same for all pages that a part of a writable mapping lies in."""
+    if not memory:
+        return
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    first = begin - begin % mmap.PAGESIZE
+    touch(first, begin - first + len(memory))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from io import BytesIO
 from types import SimpleNamespace
@@ -19,7 +20,10 @@ from ckpt_core.torch_zip.blame import unsavable
 from ckpt_core.torch_zip.records import PersistentId, Record, Records
 
 _DENSE = (_rebuild_tensor_v2, _rebuild_tensor_v3)
-_STORAGES = (Record, TypedStorage, UntypedStorage)
+_STORAGES = (TypedStorage, UntypedStorage)
+_NO_STORAGES = frozenset(
+    {str, int, float, bool, type(None), tuple, list, dict, type, OrderedDict, Tensor}
+)
 
 
 class Skipping:
@@ -100,17 +104,29 @@ class TreePickler(pickle.Pickler):
 
     def persistent_id(self, obj: Any) -> PersistentId | None:
         """What stands for a storage; None for everything else."""
-        if not isinstance(obj, _STORAGES):  # asked for every object of the tree
+        kind = type(obj)
+        if kind in _NO_STORAGES:  # asked for every object of the tree
             return None
-        record = obj if isinstance(obj, Record) else self._records.whole(obj)
-        return self._records.persistent_id(record)
+        if kind is Record:
+            return self._records.persistent_id(obj)
+        return (
+            self._records.persistent_id(self._records.whole(obj))
+            if isinstance(obj, _STORAGES)
+            else None
+        )
 
     def reducer_override(self, obj: Any) -> Any:
         """A tensor's own way to be pickled, with a record where it is a view of a dense storage."""
+        kind = type(obj)
+        if kind is OrderedDict and not obj and not vars(obj):
+            # What it says itself, after a while: every tensor brings one along.
+            return OrderedDict, ()
         if not isinstance(obj, Tensor):
             return NotImplemented
         if obj.requires_grad and not obj.is_leaf:
             obj = obj.detach()
+        if kind is Tensor and (plain := self._records.plain(obj)) is not None:
+            return _rebuild_tensor_v2, plain
         reduced = obj.__reduce_ex__(self._protocol)
         if not isinstance(reduced, tuple):
             return reduced

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckpt_core.observe import check_plot
 from ckpt_core.policy import tuning
 from ckpt_core.tune.report import TuneReport
+from ckpt_core.units import every_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +45,7 @@ def draw_tuning(report: TuneReport, path: Path) -> None:
     _intervals(areas[5], report)
     machine = report.machine
     canvas.suptitle(
-        f"{tuning.as_options(report.found.best)}, every {report.every} steps\n"
+        f"{tuning.as_options(report.found.best)}, {every_text(report.every)}\n"
         f"{report.limits.rank_bytes / 1e6:.0f} MB for each rank, {machine.cpus} CPUs, "
         f"{machine.filesystem} on {machine.disk}",
         fontsize=11,

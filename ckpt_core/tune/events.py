@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from ckpt_core.observe import EventLines
 from ckpt_core.policy import tuning
 
 
@@ -27,7 +27,7 @@ class Events:
         self._saves: list[tuning.Span] = []
         self._begins: list[tuple[int, float]] = []
         self._barriers: list[float] = []
-        self._offset = 0
+        self._file = EventLines()
 
     @property
     def commits(self) -> int:
@@ -41,16 +41,9 @@ class Events:
 
     def read(self, path: Path) -> None:
         """Take in whatever whole lines have come since the last time."""
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
+        for line in self._file.read(path):
             self.lines += 1
-            self._take(json.loads(line))
+            self._take(line)
 
     def trace(self) -> tuning.Trace:
         """As the first rank tells it."""

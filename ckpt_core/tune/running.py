@@ -24,6 +24,7 @@ from ckpt_core.tune.facts import Facts, defaults, look
 from ckpt_core.tune.program import Program
 from ckpt_core.tune.report import TuneReport
 from ckpt_core.tune.settings import TuneSettings
+from ckpt_core.units import size_text
 
 Notify = Callable[[str], None]
 
@@ -69,7 +70,8 @@ def _driver(settings: TuneSettings, folder: Path, notify: Notify) -> Driver:
     free = free_memory()
     if settings.model_bytes > free:
         raise ConfigError(
-            f"model_bytes={settings.model_bytes} does not fit into the free memory of {free} bytes"
+            f"model_bytes={size_text(settings.model_bytes)} does not fit into the free memory, "
+            f"{size_text(free)}"
         )
     notify("making a state")
     # Only this form needs torch.

@@ -1,7 +1,7 @@
 """DeepSpeed checkpoints behind training: one key of the configuration.
 
     import ckpt_deepspeed                                   # before deepspeed.initialize
-    config = {..., "checkpoint_engine": {"type": "ckpt_core"}}
+    config["checkpoint_engine"] = {"type": "ckpt_core"}
     engine, *_ = deepspeed.initialize(model=model, config=config, ...)
     engine.load_checkpoint("ckpts")                         # the newest tag that is whole
     ...

@@ -11,9 +11,10 @@ itself, which it does before the other ranks' files are there.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +39,24 @@ class _Tag:
         info: DeepSpeed's: tag, save_dir, save_latest.
         checkpointer: of save_dir; None for the tag that `save_16bit_model` names and does not write.
         files: None until the first file of this rank.
+        given: the state of each file so far.
         problem: why it is given up; raised at the end of `save_checkpoint`.
     """
 
     info: Any
     checkpointer: Checkpointer | None = None
     files: FilesSave | None = None
+    given: dict[str, Any] = field(default_factory=dict)
     problem: Exception | None = None
 
-    @property
-    def directory(self) -> Path:
-        """Where it will be."""
-        return Path(self.info.save_dir, self.info.tag)
+    def name_of(self, path: Any) -> str | None:
+        """What a file of it is called in its directory, "." for that itself; None for what is not in it."""
+        directory = os.path.normpath(os.path.join(self.info.save_dir, self.info.tag))
+        path = os.path.normpath(path)
+        if path == directory:
+            return "."
+        inside = path.startswith(directory + os.sep)
+        return path[len(directory) + 1 :] if inside else None
 
     def give_up(self, raised: BaseException | None = None) -> None:
         """Nothing of it becomes visible; `raised` is what the caller is told. Idempotent."""
@@ -105,27 +112,28 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         tag = self._tag
         if tag is None and self._saving is not None:
             return
-        if tag is None or tag.directory not in (Path(path), *Path(path).parents):
+        if tag is None or tag.name_of(path) is None:
             super().makedirs(path, exist_ok=exist_ok)
 
     def save(self, state_dict: Any, path: Any) -> None:
-        """Start the copy of one file; returns once everything is copied that may change early.
+        """Take one file on; `saving` copies what may change early, and starts the copy of the rest.
 
-        A file outside of a tag (`save_16bit_model`) is written before this returns. What cannot be saved
-        is raised by `saving`, behind the barrier at which DeepSpeed lets the other ranks wait for this one.
+        Behind the barriers at which DeepSpeed lets the ranks wait for one another: until then none waits for
+        another one's pickling, nor any collective for threads of ours. Nobody changes the state meanwhile,
+        as training is in `save_checkpoint`. A file outside of a tag (`save_16bit_model`) is written before
+        this returns.
         """
         tag = self._tag
-        if tag is None or self._saving is None or tag.directory not in Path(path).parents:
+        name = None if tag is None or self._saving is None else tag.name_of(path)
+        if tag is None or name is None:
             _write_alone(state_dict, Path(path))
             return
-        name = Path(path).relative_to(tag.directory).as_posix()
-        if tag.problem is not None:
-            return
-        try:
-            self._files(tag).add(name, state_dict, eager=self._saving.early)
-        except Exception as exc:
-            tag.problem = exc
-            tag.give_up(exc)
+        tag.given[name] = state_dict
+        if tag.problem is None:
+            try:
+                self._files(tag)
+            except Exception as exc:
+                tag.problem = exc
 
     def load(self, path: Any, map_location: Any = None) -> Any:
         """What a file holds; the tag has been verified by then."""
@@ -187,12 +195,18 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
             _be_durable(handle, checkpointer)
 
     def seal(self) -> SaveHandle:
-        """All files of this rank have been given; a rank that has none takes part in the commit too."""
+        """All files of this rank have been given; a rank that has none takes part in the commit too.
+
+        Raises:
+            ConfigError: something cannot be saved.
+            CkptError: the save could not be begun.
+        """
         tag = self._tag
-        assert tag is not None, "seal() follows create()"
+        assert tag is not None and self._saving is not None, "seal() follows create()"
         if tag.problem is not None:
             raise tag.problem
         files = self._files(tag)
+        files.add_all(tag.given, eager=self._saving.early)
         self._tag = None
         return files.seal()
 

@@ -57,7 +57,7 @@ class EngineSettings:
             raise ConfigError(f"{KEY}.verify={verify!r} must be true or false")
         try:
             given = {key: section[key] for key in section if key in fields}
-            options = Options.preset(section.get("preset", "default"), **given).or_levels_from_env()
+            options = Options.preset(section.get("preset", "default"), **given).or_places_from_env()
         except ConfigError as exc:
             raise ConfigError(f"{KEY}.{exc}") from exc
         _check(options, section)

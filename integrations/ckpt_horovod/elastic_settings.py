@@ -52,8 +52,9 @@ class Settings:
                 "options: keep_last=1 is not enough with roots='node', where a commit of the same "
                 "iteration replaces the one before machine by machine: keep 2 or more"
             )
-        options = (self.options or Options()).or_levels_from_env()
-        if options.levels:
+        given = self.options or Options()
+        options = given.or_places_from_env()
+        if options != given:
             object.__setattr__(self, "options", options)
         # The loop may change its working directory before the next Checkpointer is opened.
         object.__setattr__(self, "root", os.path.abspath(self.root))

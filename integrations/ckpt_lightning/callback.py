@@ -111,7 +111,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
             raise ConfigError(f"options={options!r} is no Options: pass ckpt_core.Options(...)")
         self.root = Path(os.path.abspath(root))
         more = {} if levels is None else {"levels": levels}
-        self.options = replace(settings, on_error=on_error, **more).or_levels_from_env()
+        self.options = replace(settings, on_error=on_error, **more).or_places_from_env()
         self.triggers = Triggers(
             every_n_steps, every_n_epochs, train_time_interval, policy, save_last, save_on_exception
         )
@@ -147,6 +147,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         """Saved within every step, as of that step."""
         return {
             "monitor": self._ranking.monitor,
+            "mode": self._ranking.mode,
             "kept": dict(self._ranking.kept),
             "current_score": self._ranking.current,
         }
@@ -170,7 +171,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
             # The IO outlives a fit, and serves trainer.test(ckpt_path=...) after it.
             base = trainer.strategy.checkpoint_io = StepIO(
                 base,
-                options=replace(self.options, levels=()),  # of this root, and of no other
+                # Those places are of this root, and of no other.
+                options=replace(self.options, levels=(), events_file=None, metrics=None),
                 trusted=self._trusted,
                 save_here=self._save_here,
                 load_here=self._load_here,

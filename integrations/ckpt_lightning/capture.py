@@ -15,6 +15,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ EXTRAS = "ckpt_lightning"
 """Key of our own part of the tree."""
 
 _FORMAT = 1
+
+_PLAIN = frozenset({int, float, str, bool, type(None)})
+"""Values that nobody changes."""
 
 
 @dataclass(frozen=True)
@@ -104,21 +108,29 @@ def early_part(tree: dict[str, Any], owned: Owned) -> dict[str, Any]:
 
 
 class Owned:
-    """Knows the memory that optimizers own, which changes in optimizer steps alone."""
+    """Knows the memory that optimizers own, which changes in optimizer steps alone.
+
+    For one save: it looks when it is first asked, and then remembers.
+    """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        self._places: set[int] = set()
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                self._places.update(map(_place, group["params"]))
-            for values in optimizer.state.values():
-                if isinstance(values, dict):
-                    found = filter(torch.is_tensor, values.values())
-                    self._places.update(map(_place, found))
-        self._places.discard(0)
+        self._optimizers = tuple(optimizers)
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return _place(tensor) in self._places
+        place = _place(tensor)
+        # The states are asked last: few tensors but parameters come here, and there are several to each.
+        return place != 0 and (place in self._parameters or place in self._states)
+
+    @cached_property
+    def _parameters(self) -> set[int]:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return {_place(param) for group in groups for param in group["params"]}
+
+    @cached_property
+    def _states(self) -> set[int]:
+        kept = [values for optimizer in self._optimizers for values in optimizer.state.values()]
+        found = [item for values in kept if isinstance(values, dict) for item in values.values()]
+        return {_place(item) for item in found if isinstance(item, Tensor)}
 
 
 def protected(tree: dict[str, Any], owned: Owned, *, above_bytes: int) -> dict[str, Any]:
@@ -171,16 +183,19 @@ def _rebuilt(value: Any, copies: _Copies, other: Callable[[Any], Any]) -> Any:
     if isinstance(value, Tensor):
         return copies.of(value) if value.layout is torch.strided else value.detach().clone()
     if kind is dict:
+        if _PLAIN.issuperset(map(type, value.values())):
+            return dict(value)
         return {key: _rebuilt(item, copies, other) for key, item in value.items()}
     if kind is OrderedDict:
         made = OrderedDict((key, _rebuilt(item, copies, other)) for key, item in value.items())
         made.__dict__.update(value.__dict__)  # `_metadata` of a module's state
         return made
     if kind in (list, tuple):
-        return kind(_rebuilt(item, copies, other) for item in value)
-    if kind in (int, float, str, bool, type(None)):
-        return value
-    return other(value)
+        # At once, not item by item: the state of a generator is hundreds of numbers.
+        if _PLAIN.issuperset(map(type, value)):
+            return kind(value)
+        return kind([_rebuilt(item, copies, other) for item in value])
+    return value if kind in _PLAIN else other(value)
 
 
 def _place(tensor: Tensor) -> int:

@@ -23,6 +23,7 @@ class SaveCost:
         persist_s: from the start until all bytes were durable; 0.0 when it failed.
         nbytes: size of the state.
         in_flight: saves under way right after this one was started.
+        failures: saves of this fit that had failed by its end.
     """
 
     step: int
@@ -32,6 +33,7 @@ class SaveCost:
     staged_s: float = 0.0
     persist_s: float = 0.0
     nbytes: int = 0
+    failures: int = 0
 
     def as_metrics(self) -> dict[str, float]:
         """For `Logger.log_metrics`."""
@@ -39,9 +41,11 @@ class SaveCost:
             "ckpt/stall_ms": self.stall_s * 1000,
             "ckpt/staged_ms": self.staged_s * 1000,
             "ckpt/persist_s": self.persist_s,
+            "ckpt/bytes": float(self.nbytes),
             "ckpt/bytes_per_s": self.nbytes / self.persist_s if self.persist_s else 0.0,
             "ckpt/interval_steps": float(self.interval_steps),
             "ckpt/in_flight": float(self.in_flight),
+            "ckpt/failures": float(self.failures),
         }
 
 
@@ -126,12 +130,14 @@ class Meter:
         if not self.saves and not self.failures:
             return "no step was saved"
         rate = self.nbytes / self.busy_s / 1e9 if self.busy_s else 0.0
+        steps = "step" if self.saves == 1 else "steps"
         text = (
-            f"{self.saves} steps saved, the last is {self._last_step}; training waited "
+            f"{self.saves} {steps} saved, the last is {self._last_step}; training waited "
             f"{self.stall_s * 1000:.0f} ms in all, {self.most_stall_s * 1000:.1f} ms at most for one; "
             f"{self.nbytes / 1e9:.3f} GB at {rate:.2f} GB/s"
         )
-        return text + (f"; {self.failures} saves failed" if self.failures else "")
+        saves = "save" if self.failures == 1 else "saves"
+        return text + (f"; {self.failures} {saves} failed" if self.failures else "")
 
     def _end(self, cost: SaveCost, *, failed: bool) -> None:
         self.stall_s += cost.stall_s
@@ -142,4 +148,5 @@ class Meter:
         self.saves += 1
         self.nbytes += cost.nbytes
         self.busy_s += cost.persist_s
+        cost.failures = self.failures
         self._done.append(cost)

@@ -95,9 +95,11 @@ def latest(root: str | os.PathLike[str]) -> str | None:
 def refuse_steps(root: Path, steps: tuple[int, ...]) -> None:
     """Raises ConfigError when a root that should be empty holds steps."""
     if steps:
+        held = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
         raise ConfigError(
-            f"resume='never', and {root} holds {len(steps)} steps (newest {steps[-1]}): they would be mixed "
-            f"with those of this run. Choose another root, delete this one, or pass resume='auto' to go on"
+            f"resume='never', and {root} holds {held} (newest {steps[-1]}): they would "
+            f"be mixed with those of this run. Choose another root, delete this one, or pass "
+            f"resume='auto' to go on"
         )
 
 

@@ -12,6 +12,7 @@ import pytest
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 from obstore.store import S3Store
 
+from ckpt_core.bench.levels.figures import median_within
 from ckpt_core.bench.levels.sink import Sink
 from tests.bench.quick import ckpt_core_bench, quick_fixtures
 
@@ -36,7 +37,8 @@ def test_each_figure_has_its_ways(report: dict[str, Any]) -> None:
     rounds = report["settings"]["rounds"]
     for figure in ("call", "step"):
         assert list(rows(report, figure)) == list(ENGINES)
-    assert list(rows(report, "slower")) == list(ENGINES[:2])
+    for figure in ("slower", "slower_median"):
+        assert list(rows(report, figure)) == list(ENGINES[:2])
     assert list(rows(report, "cap")) == ["ckpt_core_capped"]
     for figure in ("upload", "upload_cpu"):
         assert {OURS, "obstore"} <= set(rows(report, figure))
@@ -44,7 +46,10 @@ def test_each_figure_has_its_ways(report: dict[str, Any]) -> None:
     for figure in ("memory_save", "memory_restore"):
         assert list(rows(report, figure)) == [OURS, "memcpy"]
     assert {
-        len(row["values"]) for one in report["results"] for row in rows(report, one).values()
+        len(row["values"])
+        for one in report["results"]
+        for row in rows(report, one).values()
+        if one != "slower_median"
     } == {rounds}
 
 
@@ -107,3 +112,10 @@ def test_the_sink_holds_conditions_lists_and_deletes(store: S3Store) -> None:
     assert obstore.list(store).collect() == []
     with pytest.raises(FileNotFoundError):
         obstore.get(store, "a/one")
+
+
+def test_the_interval_of_a_median_is_that_of_order_statistics() -> None:
+    assert median_within(()) == ()
+    assert median_within([3.0, 1.0]) == (1.0, 2.0, 3.0)
+    # 40 values: the 14th from either side.
+    assert median_within(range(1, 41)) == (14, 20.5, 27)

@@ -17,7 +17,9 @@ from ckpt_core.bench.policy import ADAPTIVE, ALONE, FIXED, NAMES
 from ckpt_core.bench.policy import conditions as figures
 from ckpt_core.bench.policy.processors import Shares
 from ckpt_core.bench.policy.reaction import (
+    added_from,
     compare,
+    counted_from,
     intervals_of,
     iterations_until,
     overheads_from,
@@ -145,7 +147,23 @@ def test_a_change_is_over_when_what_follows_is_within_the_bound() -> None:
     assert iterations_until(0.05, overheads) is None
 
 
+def test_what_saves_add_is_told_apart_from_a_drift_and_from_iterations_that_are_long_themselves() -> (
+    None
+):
+    drifting = [1.0] * 20 + [1.5] * 20
+    drifting[30] = 5.0
+    assert added_from(drifting, [5, 25]) == [0.0] * 40
+    dear = list(drifting)
+    dear[5] += 0.5
+    added = added_from(dear, [5, 25])
+    assert added[0] == pytest.approx(0.5 / sum(drifting))
+    assert added[6] == 0.0
+
+
 def test_saves_behind_the_first_iterations_of_a_new_load_are_counted() -> None:
+    assert counted_from([0, 2, 9], 10, 0.2) == pytest.approx(
+        [0.06, 0.4 / 9, 0.05, 0.2 / 7, 0.2 / 6, 0.04, 0.05, 0.2 / 3, 0.1, 0.2]
+    )
     assert settled_overhead([3, 19, 20, 60, 99], 100, 0.4) == pytest.approx(3 * 0.4 / 80)
     assert settled_overhead([1, 6, 11], 12, 0.5) == pytest.approx(2 * 0.5 / 6)
 

@@ -73,6 +73,47 @@ def test_the_memory_of_a_grandchild_counts(child: subprocess.Popen[str]) -> None
     tell(child, "p.communicate(b'x')")
 
 
+BUSY = "import time\nwhile time.process_time() < 0.2: pass\nprint(1, flush=True)\ninput()"
+
+
+def test_a_child_counts_as_processor_time_while_it_lives_and_once_it_has_ended(
+    child: subprocess.Popen[str],
+) -> None:
+    tell(child, "import subprocess")
+    before = proc.processor_s(child.pid)
+    tell(
+        child,
+        f"p = subprocess.Popen([sys.executable, '-c', {BUSY!r}], stdin=-1, stdout=-1); "
+        "p.stdout.readline()",
+    )
+    living = proc.processor_s(child.pid) - before
+    tell(child, "p.communicate(b'x')")
+    ended = proc.processor_s(child.pid) - before
+    assert living >= 0.2
+    assert ended >= living - 0.02  # the kernel tells of those that have ended in ticks
+
+
+def test_threads_count_as_processor_time_and_waiting_does_not(
+    child: subprocess.Popen[str],
+) -> None:
+    tell(child, "import threading, time")
+    before = proc.processor_s(child.pid)
+    tell(child, "time.sleep(0.5)")
+    waited = proc.processor_s(child.pid) - before
+    loop = "while time.thread_time() < 0.2: pass"
+    tell(
+        child, f"t = threading.Thread(target=exec, args=({loop!r}, globals())); t.start(); t.join()"
+    )
+    assert waited < 0.4
+    assert proc.processor_s(child.pid) - before - waited >= 0.2
+
+
+def test_a_process_that_has_ended_has_no_processor_time() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    assert proc.processor_s(process.pid) == 0
+
+
 def test_every_byte_written_is_counted(child: subprocess.Popen[str], tmp_path: Path) -> None:
     tell(child, "pass")
     before = proc.io_bytes(child.pid)

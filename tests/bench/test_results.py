@@ -10,6 +10,7 @@ import pytest
 from ckpt_core.bench import Settings
 from ckpt_core.bench.core import PERSIST
 from ckpt_core.bench.results import Entrant, Report
+from ckpt_core.cli.bench import Request, _write
 from ckpt_core.errors import ConfigError
 from ckpt_core.system.machine import describe
 
@@ -62,3 +63,19 @@ def test_a_report_is_unsound_when_our_engine_failed(report: Report) -> None:
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         Settings(root=tmp_path, **wrong)  # type: ignore[arg-type]
+
+
+def test_tables_that_go_into_a_file_have_whole_rows(
+    report: Report, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    report.settings = {"state_bytes": 1, "leaves": 1, "rounds": 3, "intervals": ()}
+    long = "a_contender_whose_name_is_longer_than_most_of_what_people_call_one"
+    report.entrants[long] = Entrant("1.0", "files, not directories", "Word. " * 40)
+    report.add(PERSIST, long, 1e9)
+    _write(report, Request())
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if long in line and "1.00" in line]
+    assert "files, not directories" in row
+    # Sentences are wrapped all the same.
+    assert max(map(len, lines)) < 240

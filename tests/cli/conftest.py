@@ -17,7 +17,15 @@ from torch import nn
 
 from ckpt_core import Checkpointer, Options, RngState
 from ckpt_core.cli import main
-from tests.cli.far_places import alone, at_faulty, at_place, faulty, moto, place  # noqa: F401
+from tests.cli.far_places import (  # noqa: F401
+    alone,
+    at_faulty,
+    at_place,
+    azurite,
+    faulty,
+    moto,
+    place,
+)
 from tests.cli.several import JOB
 from tests.restore.ranks import write_ranks
 

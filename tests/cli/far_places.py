@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.levels.servers.azurite import AzuriteServer, needs_azurite
 from tests.levels.servers.faulty import FaultServer
 from tests.levels.servers.moto import MotoServer, needs_store
 
@@ -30,12 +31,24 @@ def moto() -> Iterator[MotoServer]:
         yield server
 
 
-@pytest.fixture(params=["directory", pytest.param("store", marks=needs_store)])
+@pytest.fixture(scope="module")
+def azurite() -> Iterator[AzuriteServer]:
+    with AzuriteServer() as server:
+        yield server
+
+
+STORES = [
+    pytest.param("moto", marks=needs_store, id="store"),
+    pytest.param("azurite", marks=[needs_store, needs_azurite]),
+]
+
+
+@pytest.fixture(params=["directory", *STORES])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """An empty level."""
     if request.param == "directory":
         return Place(str(tmp_path / "level"))
-    server: MotoServer = request.getfixturevalue("moto")
+    server: MotoServer | AzuriteServer = request.getfixturevalue(request.param)
     return Place(server.url(uuid.uuid4().hex), server.environ())
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,12 +14,13 @@ from typing import Any
 import pytest
 
 import ckpt_core
-from ckpt_core.cli.text import age_text, clean, count_text, shorten, size_text
+from ckpt_core.cli.text import age_text, shorten
+from ckpt_core.units import clean, count_text, size_text
 
 TOP = Path(__file__).parents[2]
 COMMANDS = (
     *("ls", "show", "verify", "diff", "export", "rm", "pin", "unpin"),
-    *("doctor", "bench", "tune", "simulate"),
+    *("doctor", "bench", "tune", "simulate", "report"),
 )
 _WITHOUT_TORCH = """
 import sys
@@ -43,6 +46,29 @@ def test_help_lists_every_command(cli: Cli) -> None:
     assert answer.code == 0
     for command in COMMANDS:
         assert f"\n  {command} " in answer.out
+
+
+def test_no_summary_of_a_command_is_cut_at_80_columns(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli("--help").out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert not re.search(r"\.\.\.$", shown.partition("Commands:")[2], re.MULTILINE)
+
+
+def test_a_shell_can_complete_commands() -> None:
+    asked = {"COMP_WORDS": "ckpt-core ex", "COMP_CWORD": "1", "PYTHONPATH": str(TOP)}
+    script = "import sys; sys.argv[0] = 'ckpt-core'; from ckpt_core.cli import main; main()"
+    made = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **asked, "_CKPT_CORE_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert made.stdout.split() == ["export"], made.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)

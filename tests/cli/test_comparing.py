@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_core.cli import comparing
+from ckpt_core.cli import comparing, numbers
 from ckpt_core.cli.numbers import Distance
 
 Cli = Callable[..., Any]
@@ -138,6 +140,20 @@ def test_pieces_and_chunks_of_any_size_give_the_same(
         assert (row["differing"], row["max_abs"]) == (len(b[::7]), 1.0)
 
 
+def _distance(name: str, a: bytes, b: bytes, *, itemsize: int) -> Distance:
+    """The same with numpy as without."""
+    found, plain = Distance(name), Distance(name)
+    found.feed(bytearray(a), bytearray(b), itemsize=itemsize)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "numpy", None)
+        assert numbers._library(name) is torch
+        plain.feed(bytearray(a), bytearray(b), itemsize=itemsize)
+    # The size of a complex number may round otherwise.
+    assert found.max_rel == (plain.max_rel and pytest.approx(plain.max_rel, rel=1e-15))
+    assert found == replace(plain, max_rel=found.max_rel)
+    return found
+
+
 @pytest.mark.parametrize("name", ["int64", "uint64", "int8", "uint8", "bool", "uint16", "uint32"])
 @given(st.data())
 def test_distances_of_whole_numbers_are_exact(name: str, data: st.DataObject) -> None:
@@ -148,8 +164,7 @@ def test_distances_of_whole_numbers_are_exact(name: str, data: st.DataObject) ->
     b = [data.draw(st.one_of(st.just(x), st.integers(low, high))) for x in a]
     size = dtype.itemsize
     raw = [b"".join((x % 256**size).to_bytes(size, "little") for x in xs) for xs in (a, b)]
-    distance = Distance(name)
-    distance.feed(bytearray(raw[0]), bytearray(raw[1]), itemsize=size)
+    distance = _distance(name, *raw, itemsize=size)
     gaps = [abs(x - y) for x, y in zip(a, b, strict=True) if x != y]
     assert distance.differing == len(gaps)
     if gaps:
@@ -170,14 +185,30 @@ def test_distances_of_every_dtype_with_numbers(name: str) -> None:
     other = torch.tensor([1.0, 2.0, 3.0, 2.0]).to(kind)
     if name == "complex32":
         values, other = values.view(2, 2), other.view(2, 2)
-    raw = [bytearray(t.contiguous().view(torch.uint8).numpy().tobytes()) for t in (values, other)]
-    distance = Distance(name)
-    distance.feed(*raw, itemsize=dtype.itemsize)
+    raw = [bytes(t.flatten().view(torch.uint8).tolist()) for t in (values, other)]
+    distance = _distance(name, *raw, itemsize=dtype.itemsize)
     assert distance.differing == 1
     assert distance.max_abs == 2.0
+    larger = 13**0.5 if name == "complex32" else 3.0
+    assert distance.max_rel == pytest.approx(2 / larger)
+
+
+@pytest.mark.parametrize("name", "float64 float32 float16 bfloat16 float8_e5m2 complex64".split())
+def test_what_is_not_finite_is_counted_whatever_the_dtype(name: str) -> None:
+    dtype = getattr(torch, name)
+    a = torch.tensor([math.nan, math.inf, math.inf, 1.0, 4.0, math.nan]).to(dtype)
+    b = torch.tensor([math.nan, math.inf, -math.inf, math.nan, 2.0, 1.0]).to(dtype)
+    raw = [bytes(t.view(torch.uint8).tolist()) for t in (a, b)]
+    found = _distance(name, *raw, itemsize=dtype.itemsize)
+    assert (found.differing, found.not_finite) == (4, 3)
+    assert (found.max_abs, found.max_rel) == (2.0, 0.5)
+
+
+def test_what_differs_in_no_number_is_apart_by_nothing() -> None:
+    found = _distance("float32", bytes(4), b"\0\0\0\x80", itemsize=4)
+    assert (found.differing, found.max_abs, found.max_rel) == (1, 0.0, 0.0)
 
 
 def test_dtypes_without_numbers_are_counted_only() -> None:
-    distance = Distance("float4_e2m1fn_x2")
-    distance.feed(bytearray(b"\x01\x02"), bytearray(b"\x01\x03"), itemsize=1)
+    distance = _distance("float4_e2m1fn_x2", b"\x01\x02", b"\x01\x03", itemsize=1)
     assert (distance.differing, distance.max_abs) == (1, None)

@@ -152,7 +152,7 @@ def test_a_variable_that_is_taken_is_told_with_who_takes_it(
     made = diagnosis(cli, "--quick")
     level, text = made.one("variables")
     assert level == "note"
-    assert "CKPT_CORE_WRITERS=4: read by Options.from_env() alone" in text
+    assert "CKPT_CORE_WRITERS=4: read by Options.from_env()" in text
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 import ckpt_core
 from ckpt_core.cli import exporting
+from tests.cli.conftest import Tied, make_state
 
 Cli = Callable[..., Any]
 Save = Callable[..., Path]
@@ -286,6 +287,46 @@ def test_a_part_for_torch_keeps_its_place_or_is_the_whole(
     path = tmp_path / "state.pt"
     assert cli("export", ckpts, path, "--only", "optimizer.state.1").code == 0
     assert list(_load(path)["optimizer"]["state"]) == [1]
+
+
+# -- weights -----------------------------------------------------------------------------------
+
+
+def _load_weights(path: Path) -> Any:
+    return load_file(path) if path.suffix == ".safetensors" else _load(path)
+
+
+@BOTH
+@pytest.mark.parametrize("as_what", ["module", "state_dict", "alone"])
+def test_weights_go_into_a_fresh_module(
+    cli: Cli, save: Save, tmp_path: Path, name: str, as_what: str
+) -> None:
+    state = make_state()
+    model = state["model"]
+    if as_what == "state_dict":
+        state["model"] = model.state_dict()
+    step = save(model if as_what == "alone" else state)
+    answer = cli("export", step, tmp_path / name, "--weights")
+    assert answer.code == 0
+    assert ("weights: the step itself," if as_what == "alone" else "weights: model,") in answer.err
+    fresh = Tied()
+    fresh.load_state_dict(_load_weights(tmp_path / name), strict=True)
+    assert all(_equal(a, b) for a, b in zip(fresh.parameters(), model.parameters(), strict=True))
+
+
+def test_which_of_several_models_is_not_guessed(cli: Cli, save: Save, tmp_path: Path) -> None:
+    step = save({"model": Tied(), "ema": Tied(), "rest": {"a": torch.ones(2)}})
+    for options, text in (
+        ([], "several modules, model, ema: name one with --only"),
+        (["--only", "rest"], "rest holds no module"),
+        (["--only", "mod"], "mod holds no module"),
+        (["--prefix", "model."], "--only"),
+    ):
+        answer = cli("export", step, tmp_path / "out.pt", "--weights", *options)
+        assert answer.code == 2 and text in answer.err
+        assert not (tmp_path / "out.pt").exists()
+    assert cli("export", step, tmp_path / "out.pt", "--weights", "--only", "ema").code == 0
+    Tied().load_state_dict(_load(tmp_path / "out.pt"), strict=True)
 
 
 @BOTH

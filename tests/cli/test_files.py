@@ -17,8 +17,8 @@ def test_commands_tell_directories_of_files_from_steps(
     with Checkpointer(tmp_path, Options(chunk_bytes=4096)) as ck:
         save = ck.begin_files(7, "global_step7", pointer="latest")
         save.add("a.pt", {"w": torch.ones(3000)})
-        path = save.seal().committed.result(30)
-        ck.save(3, {"w": torch.ones(3)}).committed.result(30)
+        path = save.seal().committed.result(60)
+        ck.save(3, {"w": torch.ones(3)}).committed.result(60)
     listing = cli("ls", tmp_path)
     assert (listing.code, "global_step7" in listing.out) == (0, False)
     assert "step 3: ok" in cli("verify", tmp_path).out

@@ -49,11 +49,64 @@ def test_json_has_raw_numbers(cli: Cli, ckpts: Path) -> None:
     assert found["writer"] is None
 
 
+def _ranked(root: Path, **more: Any) -> None:
+    """Three steps as of a run that keeps the two best."""
+    kept: dict[int, float] = {}
+    with Checkpointer(root, Options(keep_last=None)) as saver:
+        for step, loss in ((1, 0.5), (2, 0.25), (3, 0.75)):
+            kept |= {step: loss} if loss < 0.7 else {}
+            ranking = {"monitor": "val_loss", "kept": kept, "current_score": loss, **more}
+            saver.save(step, {"callbacks": {"ckpt_lightning.AsyncCheckpoint": ranking}})
+        saver.wait()
+        saver.pin(1)
+        saver.pin(2)
+
+
+def test_steps_that_are_kept_for_a_metric_have_it_and_the_best_is_marked(
+    cli: Cli, tmp_path: Path
+) -> None:
+    _ranked(tmp_path, mode="min")
+    rows = [line.rstrip() for line in cli("ls", tmp_path).out.splitlines()[2:5]]
+    assert rows[0].endswith("committed, pinned, val_loss 0.5")
+    assert rows[1].endswith("committed, pinned, val_loss 0.25, best")
+    assert rows[2].endswith("committed, newest")
+    steps = json.loads(cli("ls", tmp_path, "--json").out)["steps"]
+    assert steps[1]["score"] == {"metric": "val_loss", "value": 0.25, "best": True}
+    assert steps[2]["score"] is None
+
+
+def test_without_a_direction_no_step_is_called_the_best(cli: Cli, tmp_path: Path) -> None:
+    _ranked(tmp_path)
+    answer = cli("ls", tmp_path).out
+    assert "val_loss 0.25" in answer
+    assert "best" not in answer
+
+
+def test_a_newest_step_that_cannot_be_read_leaves_the_others_listed(
+    cli: Cli, tmp_path: Path
+) -> None:
+    _ranked(tmp_path, mode="min")
+    (tmp_path / "step-000000000003" / "rank-00000.json").write_bytes(b"[" * 10_000)
+    answer = cli("ls", tmp_path)
+    assert answer.code == 0
+    assert "val_loss" not in answer.out
+
+
 def test_a_root_without_steps_says_so(cli: Cli, tmp_path: Path) -> None:
     answer = cli("ls", tmp_path)
     assert answer.code == 0
     assert answer.out == f"{tmp_path} holds no committed step\n"
     assert json.loads(cli("ls", tmp_path, "--json").out)["steps"] == []
+
+
+def test_above_roots_each_is_listed_with_its_newest_step(
+    cli: Cli, ckpts: Path, tmp_path: Path
+) -> None:
+    answer = cli("ls", tmp_path)
+    assert answer.code == 0
+    assert f"{ckpts} " in answer.out and " 30\n" in answer.out
+    assert answer.out.endswith(f"{tmp_path} holds no committed step; 1 root right below it\n")
+    assert json.loads(cli("ls", tmp_path, "--json").out)["roots_below"] == {str(ckpts): 30}
 
 
 def test_a_step_is_no_root(cli: Cli, ckpts: Path) -> None:

@@ -26,6 +26,7 @@ COMMANDS = (
     "push",
     "pull",
     "doctor",
+    "watch",
 )
 TITLES = {
     **dict.fromkeys(("pin", "unpin"), "pin and unpin"),

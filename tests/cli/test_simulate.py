@@ -40,7 +40,7 @@ def _points(cli: Cli, *arguments: object) -> list[dict[str, Any]]:
 def test_a_table_has_a_row_for_each_strategy_and_interval(cli: Cli) -> None:
     answer = cli("simulate", *SMALL, "--mtbf", "1h")
     assert answer.code == 0
-    rows = [line.split() for line in answer.out.splitlines() if "60 min" in line]
+    rows = [line.split() for line in answer.out.splitlines() if "   60 min   " in line]
     assert [(row[0], row[3]) for row in rows] == [
         ("ours", "10"),
         ("ours", "50"),
@@ -48,6 +48,24 @@ def test_a_table_has_a_row_for_each_strategy_and_interval(cli: Cli) -> None:
         ("torch.save", "50"),
     ]
     assert sum(row[-1] == "best" for row in rows) == 2
+
+
+def test_the_answer_begins_in_words(cli: Cli) -> None:
+    answer = cli("simulate", *SMALL, "--mtbf", "1h,1d")
+    assert answer.code == 0
+    first, second, third = answer.out.splitlines()[:3]
+    assert first.startswith("With ckpt-core, save every 50 steps: that costs 1.3% of the time")
+    assert "a failure at most 35 s besides the restart" in first
+    assert "of the run counts at a failure every 60 min" in second
+    assert "torch.save 70.3%" in second
+    assert third.startswith("With ckpt-core")
+
+
+def test_without_failures_the_words_are_of_the_cost_and_the_bound(cli: Cli) -> None:
+    answer = cli("simulate", *JOB, "--interval", "1", "--strategy", "checkfreq")
+    words, blank = answer.out.splitlines()[:2]
+    assert words.startswith("With CheckFreq, save every step: that costs")
+    assert not blank
 
 
 def test_json_holds_the_same_and_says_what_was_run(cli: Cli) -> None:
@@ -223,7 +241,7 @@ def test_each_choice_of_levels_is_a_row(cli: Cli) -> None:
     answer = cli("simulate", *arguments)
     assert answer.code == 0, answer.err
     assert "level 2: 60 s to it, 2 min back, survives the loss of a site" in answer.out
-    rows = [line.split() for line in answer.out.splitlines() if "60 min" in line]
+    rows = [line.split() for line in answer.out.splitlines() if "   60 min   " in line]
     assert [row[3:6] for row in rows[:4]] == [
         ["10", "100", "1000"],
         ["10", "500", "1000"],

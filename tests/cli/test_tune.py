@@ -115,6 +115,9 @@ def test_the_answer_can_be_pasted_and_says_how_sure_it_is(cli: Cli, disk: Path) 
     assert f'Options({sizes}, direct_io="auto")' in answer.out.splitlines()
     assert "CKPT_CORE_CHUNK_BYTES=64KiB" in answer.out.splitlines()
     assert "CKPT_CORE_DIRECT_IO=auto" in answer.out.splitlines()
+    words = answer.out.splitlines()[0]
+    assert words.startswith("Save every")
+    assert "of training (computed), and a crash loses at most" in words
     assert "nothing else to compare with" in answer.out
     assert "f* = ceil(Tw / (N q t)) = 1" in answer.out
     assert "recommended, defaults" in answer.out
@@ -321,7 +324,6 @@ def test_ctrl_c_leaves_nothing_behind(disk: Path, program: Path, form: str) -> N
         cwd=TOP,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         # A job in the background of a shell, such as CI may be, has it ignored, and hands that down.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )

@@ -101,9 +101,29 @@ def test_nothing_to_verify_is_an_error(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_damage_is_red_where_there_are_colours_and_nothing_else_is(
+    cli: Cli,
+    ckpts: Path,
+    damage: Callable[[Path, int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    damage(ckpts / "step-000000000020" / "shard-00000-0.safetensors", 9000)
+    assert "\x1b" not in cli("verify", ckpts).out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    out = cli("verify", ckpts).out
+    assert out.count("\x1b[31m") == 1 and "\x1b[31mstep 20: DAMAGED" in out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[31m" not in cli("verify", ckpts).out
+
+
 def test_progress_is_drawn_on_a_terminal_beside_the_answer(ckpts: Path) -> None:
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "ckpt_core", "verify", str(ckpts)]
+    program = (
+        "from ckpt_core.cli import main, progress; progress._SHORT_S = 0.0  # as if it took long\n"
+        "main()"
+    )
+    command = [sys.executable, "-c", program, "verify", str(ckpts)]
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
     made = subprocess.run(
         command, cwd=TOP, stdout=subprocess.PIPE, stderr=follower, env=environ, check=False

@@ -80,7 +80,7 @@ def test_attempts_may_overlap_in_any_number_of_threads(alone: Coordination) -> N
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30.0)
+        thread.join(60)
     assert sorted(seen) == [(step,) for step in range(20)]
 
 

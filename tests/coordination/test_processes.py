@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -17,12 +16,9 @@ import pytest
 from ckpt_core.coordination.client import serve
 from tests.coordination import programs
 from tests.coordination.crew import TIMEOUT_S, Crew, Program, Said, Seat
+from tests.ports import free_port
 
 TOP = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    return int(serve("127.0.0.1", 0).port)
 
 
 def seats(folder: Path, world_size: int, **extra: Any) -> list[Seat]:
@@ -125,7 +121,6 @@ def test_torchrun_starts_ranks_that_meet(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, str(script)],
         cwd=TOP,
-        env={**os.environ, "PYTHONPATH": str(TOP)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -169,7 +164,7 @@ def test_a_rank_0_that_is_stopped_holds_nobody_beyond_the_deadline(
     tmp_path: Path, kept: str
 ) -> None:
     agent = serve("127.0.0.1", 0)
-    found = [replace(seat, dead_after=60.0) for seat in seats(tmp_path, 2, timeout_s=3.0)]
+    found = [replace(seat, dead_after=300.0) for seat in seats(tmp_path, 2, timeout_s=3.0)]
     if kept == "elsewhere":
         found = [replace(seat, port=agent.port, hosted=False) for seat in found]
     with Crew(programs.commit_until_told, found) as crew:
@@ -181,7 +176,7 @@ def test_a_rank_0_that_is_stopped_holds_nobody_beyond_the_deadline(
         (tmp_path / "stopped").touch()
         crew.processes[1].join(TIMEOUT_S)
         # Far below what a stopped store would hold it without a deadline, which is for ever.
-        assert time.monotonic() - began < 30.0
+        assert time.monotonic() - began < 60.0
         crew.processes[0].kill()
         said = crew.said()[1]
     assert said is not None

@@ -97,7 +97,7 @@ def _restored(ck: Checkpointer, corrupt: Collection[int]) -> Found | None:
 
 def _save_on(ck: Checkpointer) -> None:
     for step in (LATER, LATER + 1):
-        ck.save(step, make_state(step)).committed.result(30)
+        ck.save(step, make_state(step)).committed.result(60)
     assert ck.latest_step() == LATER + 1
 
 

@@ -182,11 +182,11 @@ def test_a_device_that_fails_fails_the_save_and_keeps_its_memory(
     options = Options(on_error="warn", timeout=3, chunk_bytes="16KiB", staging_bytes="64KiB")
     with caplog.at_level(logging.CRITICAL), Checkpointer(root, options, devices=devices) as ck:
         handle = ck.save(1, state)
-        error = handle.committed.exception(30)
+        error = handle.committed.exception(60)
         assert isinstance(error, StagingError)
         assert "illegal memory access" in str(error)
         ck.wait_staged()
-        ck.save(2, {"host": state["host"]}).committed.result(30)
+        ck.save(2, {"host": state["host"]}).committed.result(60)
     devices.drain()
     assert not devices.failures
     assert [path.name for path in root.glob("step-*")] == ["step-000000000002"]
@@ -214,7 +214,7 @@ def test_without_memory_for_clones_a_save_goes_to_the_host_and_says_so(
     state = {"large": devices.place(large, 0), "small": [devices.place(x, 0) for x in small]}
     with Checkpointer(root, Options(mode="device", keep_last=2), devices=devices) as ck:
         for step in (1, 2):
-            ck.save(step, state).committed.result(30)
+            ck.save(step, state).committed.result(60)
             assert ck.gauges.mode == "host"
     assert sum("no room for clones" in line for line in caplog.messages) == 1
     tree = ckpt_core.load(root)
@@ -232,7 +232,7 @@ def test_the_memory_of_clones_is_kept_from_save_to_save(root: Path) -> None:
     with Checkpointer(root, Options(mode="device"), devices=devices) as ck:
         for step in range(4):
             devices.run(0, lambda: state["large"].add_(1))
-            ck.save(step, state).committed.result(30)
+            ck.save(step, state).committed.result(60)
             assert ck.gauges.mode == "device"
     assert asked == [200_000]
 
@@ -243,7 +243,7 @@ def test_nothing_of_a_save_is_kept_once_it_is_staged(root: Path, mode: str) -> N
     state = {"large": devices.place(torch.randn(50_000), 0), "host": torch.randn(50_000)}
     gone = [weakref.ref(tensor.untyped_storage()) for tensor in state.values()]
     with Checkpointer(root, Options(mode=mode), devices=devices) as ck:
-        ck.save(1, state).committed.result(30)
+        ck.save(1, state).committed.result(60)
         devices.drain()
         devices._placed.clear()
         state.clear()
@@ -277,8 +277,8 @@ def test_memory_is_page_locked_behind_training_and_only_what_is_used(
     with Checkpointer(root, options, devices=devices) as ck:
         if prepared:
             ck.prepare(state)
-        ck.save(1, state).committed.result(30)
-        ck.save(2, state).committed.result(30)
+        ck.save(1, state).committed.result(60)
+        ck.save(2, state).committed.result(60)
     assert {name for name, _ in devices.locked} == {"ckpt-stager"}
     assert 0 < sum(nbytes for _, nbytes in devices.locked) < 2**20
     assert not devices.failures
@@ -290,8 +290,8 @@ def test_memory_that_may_not_be_page_locked_serves_as_it_is(root: Path) -> None:
     large = torch.randn(50_000)
     state = {"large": devices.place(large, 0)}
     with Checkpointer(root, Options(mode="host"), devices=devices) as ck:
-        ck.save(1, state).committed.result(30)
-        ck.save(2, state).committed.result(30)
+        ck.save(1, state).committed.result(60)
+        ck.save(2, state).committed.result(60)
     assert len(devices.locked) == 1
     assert torch.equal(ckpt_core.load(root)["large"], large)
 
@@ -322,11 +322,11 @@ def test_a_save_that_the_watchdog_gives_up_keeps_its_memory_from_the_next(root: 
     options = Options(on_error="warn", timeout=4, chunk_bytes="8KiB", staging_bytes="128KiB")
     with Checkpointer(root, options, devices=devices) as ck:
         with pytest.raises(CkptError):
-            ck.save(1, state).committed.result(30)
+            ck.save(1, state).committed.result(60)
         # Copied inside `save`, and held by the stager until the device is free again.
         handle = ck.save(2, other)
         devices.free.set()
-        handle.committed.result(30)
+        handle.committed.result(60)
     devices.drain()
     tree = ckpt_core.load(root)
     assert all(torch.equal(tree[name], other[name]) for name in other)
@@ -369,7 +369,7 @@ def by_files(ck: Checkpointer, state: dict[str, torch.Tensor]) -> Any:
 def test_a_state_on_the_host_asks_nothing_of_devices(root: Path, mode: str, save: Save) -> None:
     options = Options(mode=mode, chunk_bytes="16KiB", staging_bytes="128KiB")
     with Checkpointer(root, options, devices=Untouchable()) as ck:
-        save(ck, on_host()).committed.result(30)
+        save(ck, on_host()).committed.result(60)
         ck.restore(on_host())
 
 
@@ -380,6 +380,6 @@ def test_training_goes_on_in_the_stream_that_it_was_in(root: Path) -> None:
     before = devices.record(device).stream
     state = {"large": devices.place(torch.randn(50_000), 1)}
     with Checkpointer(root, Options(mode="device"), devices=devices) as ck:
-        ck.save(1, state).committed.result(30)
+        ck.save(1, state).committed.result(60)
         assert ck.restore(state) is not None
     assert devices.record(device).stream is before

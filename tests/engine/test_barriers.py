@@ -108,7 +108,7 @@ def test_a_missing_barrier_is_found_and_the_leaves_are_named(tmp_path: Path) -> 
         handle = ck.save(1, state)
         state["d"].add_(1)  # the pool is full of "a": "d" has not been copied
         files.gate.set()
-        with pytest.raises(BarrierError, match=r"1 leaves changed.*: d\."):
+        with pytest.raises(BarrierError, match=r"1 leaf changed.*: d\."):
             handle.committed.result(timeout=60)
         with pytest.raises(BarrierError):
             ck.save(2, state)
@@ -161,7 +161,7 @@ def test_a_barrier_that_never_opens_is_an_error_at_the_deadline(tmp_path: Path) 
         handle.committed.result(timeout=60)
     began = time.monotonic()
     ck.wait_staged()  # the save was given up: nobody reads the leaves any more
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     files.gate.set()
     with pytest.raises(ckpt_core.CkptError):
         ck.close()
@@ -218,7 +218,7 @@ def test_a_layerwise_save_tells_what_is_wrong_with_its_use(tmp_path: Path) -> No
         with pytest.raises(ConfigError, match="not among"):
             save.stage(["z"])
         save.stage("abc")
-        with pytest.raises(ConfigError, match=r"1 tensors .* were not staged, first 'd'"):
+        with pytest.raises(ConfigError, match=r"not staged, .*: 1 tensor, first 'd'"):
             save.seal()
         save.stage("d")
         with pytest.raises(ConfigError, match="nowhere in the state"):
@@ -283,7 +283,7 @@ def test_a_close_goes_on_when_whom_it_tells_raises(tmp_path: Path) -> None:
     ck = Checkpointer(tmp_path)
     save = ck.begin(1, big())
     ck.on_close(save.seal)  # tensors were not staged
-    with pytest.raises(ckpt_core.ConfigError, match="were not staged"):
+    with pytest.raises(ckpt_core.ConfigError, match="not staged"):
         ck.close()
     with Checkpointer(tmp_path) as again:  # the root is free
         assert (again.rank, again.world_size) == (0, 1)
@@ -295,7 +295,7 @@ def test_a_call_of_another_thread_leaves_a_save_that_is_being_made_alone(tmp_pat
     class Slow:
         def state_dict(self) -> dict[str, torch.Tensor]:
             entered.set()
-            assert asked.wait(30)
+            assert asked.wait(60)
             return {"x": torch.ones(3)}
 
         def load_state_dict(self, state: dict[str, torch.Tensor]) -> None: ...
@@ -303,12 +303,12 @@ def test_a_call_of_another_thread_leaves_a_save_that_is_being_made_alone(tmp_pat
     with Checkpointer(tmp_path) as ck:
 
         def ask() -> None:
-            assert entered.wait(30)
+            assert entered.wait(60)
             ck.wait_staged()
             asked.set()
 
         other = threading.Thread(target=ask)
         other.start()
-        ck.save(1, {"slow": Slow()}).committed.result(30)
+        ck.save(1, {"slow": Slow()}).committed.result(60)
         other.join()
     assert committed_steps(tmp_path) == (1,)

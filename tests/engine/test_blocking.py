@@ -79,7 +79,7 @@ def test_a_disk_that_hangs_ends_the_wait_at_the_timeout(tmp_path: Path) -> None:
         began = time.monotonic()
         with pytest.raises(PersistError, match="stuck or too slow"):
             ck.save(2, make_state(2))
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 60
         assert ck.steps() == (1,)
         stuck.release()
 

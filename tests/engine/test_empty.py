@@ -19,11 +19,11 @@ def test_a_layerwise_save_of_several_empty_tensors_of_one_shape_is_sealed(
     base = torch.arange(4.0)
     tensors = {"a": torch.empty(shape), "b": torch.empty(shape), "w": base, "c": base[:0]}
     state = {"model": tensors, "step": 1} if nested else tensors
-    with Checkpointer(tmp_path, Options(timeout=20.0)) as ck:
+    with Checkpointer(tmp_path, Options(timeout=60)) as ck:
         save = ck.begin(1, tensors)
         for name in tensors:
             save.stage([name])
-        save.seal(state).committed.result(20)
+        save.seal(state).committed.result(60)
     found = ckpt_core.load(tmp_path)
     found = found["model"] if nested else found
     assert all(torch.equal(found[name], value) for name, value in tensors.items())

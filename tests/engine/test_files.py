@@ -66,8 +66,8 @@ def test_files_hold_what_torch_saves(root: Path, chunk_bytes: int, direct_io: st
     with Checkpointer(root, Options(chunk_bytes=chunk_bytes, direct_io=direct_io)) as ck:
         handle = save(ck, 3, files, pointer="latest")
         ck.wait_staged()
-        handle.staged.result(30)
-        assert handle.committed.result(30) == ck.root / "tag"
+        handle.staged.result(60)
+        assert handle.committed.result(60) == ck.root / "tag"
     assert_directory(root / "tag", files)
     assert (root / "latest").read_bytes() == b"tag"
 
@@ -77,7 +77,7 @@ def test_files_of_harmless_types_load_with_weights_only(root: Path, name: str) -
     torch.manual_seed(0)
     tree = TREES[name]()
     with Checkpointer(root, TINY) as ck:
-        save(ck, 1, {"a.pt": tree}).committed.result(30)
+        save(ck, 1, {"a.pt": tree}).committed.result(60)
     for mapped in (False, True):
         found = torch.load(root / "tag" / "a.pt", weights_only=True, mmap=mapped)
         assert_alike(found, Cloner()(tree))
@@ -102,14 +102,14 @@ def test_files_of_any_length_are_exactly_as_long_as_they_should_be(
 @pytest.mark.parametrize("mode", ["host", "direct"])
 def test_the_mode_of_steps_makes_no_difference(root: Path, mode: str) -> None:
     with Checkpointer(root, dataclasses.replace(TINY, mode=mode)) as ck:
-        path = save(ck, 1, trees(1)).committed.result(30)
+        path = save(ck, 1, trees(1)).committed.result(60)
     assert_directory(path, trees(1))
 
 
 def test_a_save_may_have_no_files_and_no_checksums(root: Path) -> None:
     with Checkpointer(root, Options(checksum=False)) as ck:
-        save(ck, 1, {}, name="none").committed.result(30)
-        save(ck, 2, {"a.pt": torch.ones(5000)}, name="some").committed.result(30)
+        save(ck, 1, {}, name="none").committed.result(60)
+        save(ck, 2, {"a.pt": torch.ones(5000)}, name="some").committed.result(60)
     assert_directory(root / "none", {})
     report = ckpt_core.verify(root / "some")
     assert report.ok and report.checked_bytes == 0 and report.unchecked_bytes > 20000
@@ -141,7 +141,7 @@ def test_after_the_barrier_tensors_may_change_and_small_ones_at_once(root: Path)
         opened.add("b.pt", {"large": large})
         ck.wait_staged()
         large += 1
-        opened.seal().committed.result(30)
+        opened.seal().committed.result(60)
     found = torch.load(root / "tag" / "a.pt", weights_only=True)
     assert (found["large"].sum(), found["small"].sum(), found["plain"]["n"]) == (0, 0, 0)
     assert torch.load(root / "tag" / "b.pt", weights_only=True)["large"].eq(1).all()
@@ -156,7 +156,7 @@ def test_everything_may_change_after_an_eager_add(root: Path) -> None:
         assert ck.is_staged()
         large += 1
         files.gate.set()
-        opened.seal().committed.result(30)
+        opened.seal().committed.result(60)
     assert torch.load(root / "tag" / "a.pt", weights_only=True)["large"].sum() == 0
 
 
@@ -172,7 +172,7 @@ def test_a_function_says_which_tensors_are_added_eagerly(root: Path) -> None:
         files.gate.set()
         ck.wait_staged()
         lasting += 1
-        opened.seal().committed.result(30)
+        opened.seal().committed.result(60)
     found = torch.load(root / "tag" / "a.pt", weights_only=True)
     assert [part.sum() for part in found] == [0, 0]
 
@@ -188,7 +188,7 @@ def test_waiting_for_one_file_does_not_wait_for_a_later_one(root: Path) -> None:
         assert not ck.is_staged(["who knows"])
         files.gate.set()
         ck.wait_staged(["large.pt"])
-        opened.seal().committed.result(30)
+        opened.seal().committed.result(60)
 
 
 def test_a_missing_barrier_is_found_and_the_tensor_is_named(root: Path) -> None:
@@ -201,12 +201,12 @@ def test_a_missing_barrier_is_found_and_the_tensor_is_named(root: Path) -> None:
         state["model"]["weights"][1] += 1
         files.gate.set()
         with pytest.raises(BarrierError, match=r"a\.pt: model\.weights\.1"):
-            opened.seal().committed.result(30)
+            opened.seal().committed.result(60)
         opened = ck.begin_files(2, "tag")
         opened.add("a.pt", state)
         ck.wait_staged()
         state["model"]["weights"][1] += 1
-        opened.seal().committed.result(30)
+        opened.seal().committed.result(60)
     assert not list(root.glob(".inflight/*"))
 
 
@@ -238,12 +238,12 @@ def test_a_younger_save_that_is_done_first_is_not_undone(
     with Checkpointer(root, options, files=files) as ck:
         older = save(ck, 1, {"a.pt": torch.zeros(3000)}, name=names[0], pointer="latest")
         ck.wait_staged()
-        assert files.holds.wait(30)
+        assert files.holds.wait(60)
         younger = save(ck, 2, {"a.pt": torch.ones(3000)}, name=names[1], pointer="latest")
-        younger.committed.result(30)
+        younger.committed.result(60)
         assert not older.committed.done()
         files.gate.set()
-        assert older.committed.result(30) == root / names[0]
+        assert older.committed.result(60) == root / names[0]
     assert (root / "latest").read_text() == names[1]
     assert torch.load(root / names[1] / "a.pt").eq(1).all()
     assert ckpt_core.verify(root / names[1]).ok
@@ -278,9 +278,9 @@ def test_a_directory_of_that_name_is_replaced_as_a_whole(root: Path) -> None:
     (root / "tag" / "sub" / "foreign.pt").write_text("somebody else's")
     (root / "latest").write_text("tag\n")
     with Checkpointer(root, TINY) as ck:
-        save(ck, 1, trees(1), pointer="latest").committed.result(30)
+        save(ck, 1, trees(1), pointer="latest").committed.result(60)
         assert_directory(root / "tag", trees(1))
-        save(ck, 1, {"b.pt": 2}, pointer="latest").committed.result(30)
+        save(ck, 1, {"b.pt": 2}, pointer="latest").committed.result(60)
     assert_directory(root / "tag", {"b.pt": 2})
     assert not list(root.glob(".inflight/*"))
     assert not (root / ".slots").exists()
@@ -288,11 +288,11 @@ def test_a_directory_of_that_name_is_replaced_as_a_whole(root: Path) -> None:
 
 def test_files_of_a_replaced_directory_stay_readable_for_who_has_them_open(root: Path) -> None:
     with Checkpointer(root, Options(chunk_bytes=4096)) as ck:
-        save(ck, 1, {"a.pt": torch.zeros(5000)}).committed.result(30)
+        save(ck, 1, {"a.pt": torch.zeros(5000)}).committed.result(60)
         mapped = torch.load(root / "tag" / "a.pt", mmap=True)
         for step in (2, 3, 4):
-            save(ck, step, {"a.pt": torch.full((5000,), step)}).committed.result(30)
-            ck.save(step, {"w": torch.ones(5000)}).committed.result(30)
+            save(ck, step, {"a.pt": torch.full((5000,), step)}).committed.result(60)
+            ck.save(step, {"w": torch.ones(5000)}).committed.result(60)
     assert mapped.eq(0).all()
 
 
@@ -307,7 +307,7 @@ def test_what_is_no_directory_is_not_replaced(root: Path, kind: str) -> None:
     with Checkpointer(root, dataclasses.replace(TINY, on_error="warn")) as ck:
         handle = save(ck, 1, trees(1), pointer="latest")
         with pytest.raises(CommitError, match="no directory has that name"):
-            handle.committed.result(30)
+            handle.committed.result(60)
     assert not (root / "latest").exists()
     assert (root / "tag").is_symlink() or (root / "tag").read_text() == "mine"
     assert not list(root.glob(".inflight/*"))
@@ -317,9 +317,9 @@ def test_a_pointer_that_cannot_be_moved_fails_the_save_and_the_directory_stays(r
     (root / "latest").mkdir(parents=True)
     with Checkpointer(root, dataclasses.replace(TINY, on_error="warn")) as ck:
         with pytest.raises(CommitError, match="move the pointer"):
-            save(ck, 1, trees(1), pointer="latest").committed.result(30)
+            save(ck, 1, trees(1), pointer="latest").committed.result(60)
         (root / "latest").rmdir()
-        save(ck, 2, trees(2), name="other", pointer="latest").committed.result(30)
+        save(ck, 2, trees(2), name="other", pointer="latest").committed.result(60)
     assert_directory(root / "tag", trees(1))
     assert (root / "latest").read_text() == "other"
     assert not list(root.glob(".inflight/*"))
@@ -337,7 +337,7 @@ def test_a_file_with_an_impossible_name_is_refused(root: Path, name: Any) -> Non
         with pytest.raises(ConfigError, match="cannot be the name of a file"):
             opened.add(name, 1)
         opened.add("a.pt", 1)
-        opened.seal().committed.result(30)
+        opened.seal().committed.result(60)
     assert_directory(root / "tag", {"a.pt": 1})
 
 
@@ -348,7 +348,7 @@ def test_a_name_is_added_once_and_is_no_directory_of_another(root: Path) -> None
         for name in ("a/b.pt", "a", "a/b.pt/c"):
             with pytest.raises(ConfigError, match="a"):
                 opened.add(name, 2)
-        opened.seal().committed.result(30)
+        opened.seal().committed.result(60)
     assert_directory(root / "tag", {"a/b.pt": 1})
 
 
@@ -364,7 +364,7 @@ def test_an_impossible_directory_or_pointer_is_refused(root: Path, name: Any) ->
             ck.begin_files(1, "tag", pointer="tag")
         with pytest.raises(ConfigError, match="step="):
             ck.begin_files(-1, "tag")
-        save(ck, 1, {"a.pt": 1}).committed.result(30)
+        save(ck, 1, {"a.pt": 1}).committed.result(60)
 
 
 def test_what_cannot_be_pickled_is_named_and_the_save_stays_open(root: Path) -> None:
@@ -373,8 +373,50 @@ def test_what_cannot_be_pickled_is_named_and_the_save_stays_open(root: Path) -> 
         with pytest.raises(ConfigError, match=r"client\.lock"):
             opened.add("a.pt", {"client": {"lock": threading.Lock()}})
         opened.add("a.pt", {"client": 1})
-        opened.seal().committed.result(30)
+        opened.seal().committed.result(60)
     assert_directory(root / "tag", {"a.pt": {"client": 1}})
+
+
+@pytest.mark.parametrize(
+    ("bad", "match"),
+    [
+        ({"b.pt": threading.Lock()}, "cannot be saved"),
+        ({"a.pt/c": 2}, "a file and a directory"),
+        ({".hidden": 2}, "cannot be the name"),
+        ({"first.pt": 2}, "added already"),
+    ],
+)
+def test_of_several_files_all_are_added_or_none(
+    root: Path, bad: dict[str, Any], match: str
+) -> None:
+    with Checkpointer(root, TINY) as ck:
+        opened = ck.begin_files(1, "tag")
+        opened.add("first.pt", 1)
+        with pytest.raises(ConfigError, match=match):
+            opened.add_all({"a.pt": torch.ones(5000)} | bad)
+        opened.add_all({})
+        opened.add_all({"a.pt": torch.zeros(5000), "d/b.pt": torch.ones(5000)})
+        opened.seal().committed.result(60)
+    assert_directory(
+        root / "tag",
+        {"first.pt": 1, "a.pt": torch.zeros(5000), "d/b.pt": torch.ones(5000)},
+    )
+
+
+def test_no_file_of_several_is_copied_before_all_are_pickled(root: Path) -> None:
+    live = torch.zeros(5000)
+
+    class Changing:
+        def __reduce__(self) -> Any:
+            time.sleep(0.1)  # the stager would be through with the first file
+            live.fill_(7.0)
+            return int, ()
+
+    with Checkpointer(root, TINY) as ck:
+        opened = ck.begin_files(1, "tag")
+        opened.add_all({"a.pt": live, "b.pt": Changing()})
+        opened.seal().committed.result(60)
+    assert torch.load(root / "tag" / "a.pt").equal(torch.full((5000,), 7.0))
 
 
 def test_an_aborted_save_leaves_nothing_and_gives_its_place_back(root: Path) -> None:
@@ -389,7 +431,7 @@ def test_an_aborted_save_leaves_nothing_and_gives_its_place_back(root: Path) -> 
             with pytest.raises(ConfigError, match="sealed or aborted"):
                 opened.seal()
         ck.wait()
-        save(ck, 9, {"a.pt": 1}).committed.result(30)
+        save(ck, 9, {"a.pt": 1}).committed.result(60)
     assert sorted(os.listdir(root)) == [".inflight", ".lock", "tag"]
     assert not list(root.glob(".inflight/*"))
 
@@ -413,7 +455,7 @@ def test_a_save_that_is_held_open_too_long_fails_and_later_adds_do_nothing(root:
             threading.Event().wait(0.01)
         opened.add("b.pt", torch.zeros(3000))
         with pytest.raises(PersistError, match="given up"):
-            opened.seal().committed.result(30)
+            opened.seal().committed.result(60)
         ck.wait()
     assert not (root / "tag").exists()
     assert not list(root.glob(".inflight/*"))
@@ -433,16 +475,16 @@ class FullDisk(Files):
 def test_a_full_disk_fails_the_save_and_harms_no_directory(root: Path) -> None:
     files = FullDisk()
     with Checkpointer(root, TINY, files=files) as ck:
-        save(ck, 1, trees(1), pointer="latest").committed.result(30)
+        save(ck, 1, trees(1), pointer="latest").committed.result(60)
         files.full = True
         with pytest.raises(PersistError, match="No space left"):
-            save(ck, 2, trees(2), pointer="latest").committed.result(30)
+            save(ck, 2, trees(2), pointer="latest").committed.result(60)
         with pytest.raises(PersistError, match="No space left"):
             save(ck, 3, trees(3), name="other", pointer="latest")
         files.full = False
         assert_directory(root / "tag", trees(1))
         assert not list(root.glob(".inflight/*"))
-        save(ck, 4, trees(4), name="other", pointer="latest").committed.result(30)
+        save(ck, 4, trees(4), name="other", pointer="latest").committed.result(60)
     assert_directory(root / "other", trees(4))
     assert (root / "latest").read_text() == "other"
 
@@ -453,7 +495,7 @@ def test_a_save_that_fails_while_it_is_sealed_ends(root: Path) -> None:
     def dawdle(event: Any) -> None:
         if event.name == "failed":
             failed.set()
-            sealed.wait(30)
+            sealed.wait(60)
 
     with Checkpointer(root, TINY, files=files) as ck:
         ck.events.subscribe(dawdle)
@@ -461,11 +503,11 @@ def test_a_save_that_fails_while_it_is_sealed_ends(root: Path) -> None:
         opened = ck.begin_files(1, "tag")
         for name, tree in trees(1).items():
             opened.add(name, tree)
-        assert failed.wait(30)
+        assert failed.wait(60)
         handle = opened.seal()
         sealed.set()
         with pytest.raises(PersistError, match="No space left"):
-            handle.committed.result(30)
+            handle.committed.result(60)
         assert ck._engine.flights.wait_empty(deadline=time.monotonic() + 30)
         with pytest.raises(PersistError, match="No space left"):
             ck.wait()
@@ -476,7 +518,7 @@ def test_a_save_that_fails_while_it_is_sealed_ends(root: Path) -> None:
 
 def test_every_byte_is_verified(root: Path) -> None:
     with Checkpointer(root, TINY) as ck:
-        path = save(ck, 1, trees(1)).committed.result(30)
+        path = save(ck, 1, trees(1)).committed.result(60)
     name = "layers/layer_01-model_states.pt"
     good = (path / name).read_bytes()
     for at in (0, len(good) // 2, len(good) - 1):
@@ -498,13 +540,13 @@ def test_every_byte_is_verified(root: Path) -> None:
 
 def test_a_copy_under_another_name_is_as_good(root: Path) -> None:
     with Checkpointer(root, TINY) as ck:
-        path = save(ck, 1, trees(1)).committed.result(30)
+        path = save(ck, 1, trees(1)).committed.result(60)
     assert_directory(path.rename(root / "best"), trees(1))
 
 
 def test_loading_it_as_a_step_says_what_to_do(root: Path) -> None:
     with Checkpointer(root, TINY) as ck:
-        path = save(ck, 1, {"a.pt": 1}).committed.result(30)
+        path = save(ck, 1, {"a.pt": 1}).committed.result(60)
     with pytest.raises(RestoreError, match=r"torch\.load, such as 'a\.pt'"):
         ckpt_core.load(path)
 
@@ -512,8 +554,8 @@ def test_loading_it_as_a_step_says_what_to_do(root: Path) -> None:
 def test_under_the_name_of_a_step_it_is_no_step(root: Path) -> None:
     state = {"w": torch.ones(3)}
     with Checkpointer(root, TINY) as ck:
-        ck.save(1, state).committed.result(30)
-        path = save(ck, 2, {"a.pt": 1}).committed.result(30)
+        ck.save(1, state).committed.result(60)
+        path = save(ck, 2, {"a.pt": 1}).committed.result(60)
     path.rename(root / "step-000000000002")
     with pytest.raises(CkptError, match="a directory of files"):
         ckpt_core.load(root / "step-000000000002")
@@ -524,6 +566,6 @@ def test_under_the_name_of_a_step_it_is_no_step(root: Path) -> None:
 
 def test_files_of_a_save_are_read_by_name_alone(root: Path) -> None:
     with Checkpointer(root, TINY) as ck:
-        save(ck, 7, trees(1), name="global_step7", pointer="latest").committed.result(30)
+        save(ck, 7, trees(1), name="global_step7", pointer="latest").committed.result(60)
     tag = (root / "latest").read_text()
     assert_holds(root / tag / "mp_rank_00_model_states.pt", model_states(1))

@@ -124,7 +124,7 @@ def test_too_small_a_bound_is_an_error_with_field_value_and_need(tmp_path: Path)
         pytest.raises(
             ConfigError,
             match=rf"staging_bytes={need - 1} is too small: with pipelined=False .*"
-            rf"at least {need} bytes are needed; raise staging_bytes, or set pipelined=True",
+            rf"at least .* \({need} bytes\) are needed; raise staging_bytes, or set pipelined=True",
         ),
     ):
         ck.save(1, big())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,11 @@ def test_an_unknown_preset_is_an_error_that_lists_all(name: Any) -> None:
 
 
 def test_an_unknown_field_is_an_error_that_lists_all() -> None:
-    with pytest.raises(ConfigError, match=r"inflight is not a setting: known are .*in_flight"):
-        Options.preset("gpm", inflight=2)
+    for make in (Options, functools.partial(Options.preset, "gpm"), Options.from_env):
+        with pytest.raises(ConfigError, match=r"inflight is not .* mean in_flight\? Known are .*"):
+            make(inflight=2)
+    with pytest.raises(ConfigError, match=r"quux is not a setting: known are .*in_flight"):
+        Options(quux=2)
 
 
 def test_the_new_settings_come_from_the_environment_too() -> None:

@@ -18,6 +18,7 @@ import pytest
 from ckpt_core.levels import LEVELS, read_status
 from ckpt_core.store import writer_of
 from tests.examples.runs import EXAMPLES, LIMIT_S, Job, Run
+from tests.levels.servers.azurite import AzuriteServer, needs_azurite
 from tests.levels.servers.moto import MotoServer, needs_store
 
 EXAMPLE = EXAMPLES / "train_levels.py"
@@ -72,13 +73,25 @@ def store() -> Iterator[MotoServer]:
         yield server
 
 
-@pytest.fixture(params=["directory", pytest.param("store", marks=needs_store)])
+@pytest.fixture(scope="module")
+def azurite() -> Iterator[AzuriteServer]:
+    with AzuriteServer() as server:
+        yield server
+
+
+STORES = [
+    pytest.param("store", marks=needs_store),
+    pytest.param("azurite", marks=[needs_store, needs_azurite]),
+]
+
+
+@pytest.fixture(params=["directory", *STORES])
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Levelled]:
     """One with its level in a directory, and one with it in an object store."""
     if request.param == "directory":
         made = Levelled(tmp_path, level=str(tmp_path / "far"))
     else:
-        server = request.getfixturevalue("store")
+        server = request.getfixturevalue(request.param)
         made = Levelled(tmp_path, level=server.url("example"), environ=server.environ())
     yield made
     made.end_agent()

@@ -73,7 +73,7 @@ def test_a_missing_wait_is_found_and_names_the_leaves(mode: str, root: Path) -> 
             update(state, step)
             errors.append(ck.save(step, state).committed)
         ck.wait_staged()
-        found = [future.exception(30) for future in errors]
+        found = [future.exception(60) for future in errors]
         torn = [error for error in found if error is not None]
         assert torn, "no snapshot met an update: the test proves nothing"
         for error in torn:
@@ -104,7 +104,7 @@ def test_layers_that_are_staged_one_by_one_make_the_same_step_as_save(
     with Checkpointer(root, chosen, files=Delays(0.003).files()) as ck:
         handles = [one_step(ck, state, step, seed=step) for step in range(10)]
         for handle in handles:
-            handle.committed.result(30)
+            handle.committed.result(60)
         ck.save(10, {name: torch.full_like(value, 10) for name, value in state.items()})
         ck.wait()
         assert ck.steps() == tuple(range(11))
@@ -145,7 +145,7 @@ def test_a_larger_state_right_behind_a_smaller_one_leaves_its_staging_memory_alo
     kind: str, root: Path
 ) -> None:
     gate = threading.Event()
-    with Checkpointer(root, options(in_flight=4, keep_last=None, timeout=20)) as ck:
+    with Checkpointer(root, options(in_flight=4, keep_last=None, timeout=60)) as ck:
         # The stager is late: nothing has been copied, and no chunk is held, when the pool is outgrown.
         ck._engine.pipeline.stager.submit(gate.wait)
         state = {"w": torch.full((2000,), 1.0)}

@@ -22,7 +22,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("prepared") / "root"
     with Checkpointer(root, options(), files=QuickFiles()) as ck:
         for step in (10, 20):
-            ck.save(step, make_state(step)).committed.result(30)
+            ck.save(step, make_state(step)).committed.result(60)
     return root
 
 
@@ -79,7 +79,7 @@ def test_damage_is_found_and_restore_falls_back(
             10,
             0,
         )
-        ck.save(30, make_state(30)).committed.result(30)
+        ck.save(30, make_state(30)).committed.result(60)
         assert ck.steps() == (10, 30)
     assert len(list((root / ".corrupt").glob("step-000000000020-*"))) == 1
     assert verify(root).ok

@@ -28,14 +28,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("prepared") / "root"
     with Checkpointer(root, options(), files=QuickFiles()) as ck:
         for step in BEFORE:
-            ck.save(step, make_state(step)).committed.result(30)
+            ck.save(step, make_state(step)).committed.result(60)
     return root
 
 
 def try_save(ck: Checkpointer, step: int) -> CkptError | None:
     """Save one step; the error of its future, which has to say where and when."""
     handle = ck.save(step, make_state(step))
-    error = handle.committed.exception(30)
+    error = handle.committed.exception(60)
     if error is None:
         return None
     assert isinstance(error, PersistError | CommitError), repr(error)

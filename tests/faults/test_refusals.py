@@ -40,7 +40,7 @@ def state(step: int = 0) -> dict[str, Any]:
 
 def options() -> Options:
     return Options(
-        keep_last=2, staging_bytes=1 << 20, chunk_bytes=1 << 18, on_error="warn", timeout=20
+        keep_last=2, staging_bytes=1 << 20, chunk_bytes=1 << 18, on_error="warn", timeout=60
     )
 
 
@@ -50,11 +50,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("prepared") / "root"
     with Checkpointer(root, options()) as ck:
         for step in STEPS:
-            ck.save(step, state(step)).committed.result(30)
+            ck.save(step, state(step)).committed.result(60)
         ck.pin(2)
         files = ck.begin_files(3, "tag", pointer="latest")
         files.add("a.pt", state())
-        files.seal().committed.result(30)
+        files.seal().committed.result(60)
     return root
 
 
@@ -82,7 +82,7 @@ def make(root: Path) -> None:
 def save(ck: Checkpointer) -> None:
     handle = ck.save(4, state(4))
     for future in (handle.staged, handle.committed):
-        error = future.exception(30)
+        error = future.exception(60)
         if error is not None:
             raise error
 
@@ -166,7 +166,7 @@ def test_a_refused_call_gives_an_error_of_ours_and_the_next_one_works(
             assert len(str(error)) > 40, repr(error)
         with Checkpointer(root, options()) as again:
             assert again.steps()
-            again.save(9, state(9)).committed.result(30)
+            again.save(9, state(9)).committed.result(60)
         assert load(root)["n"] == 9
         shutil.rmtree(root)
         if refusal.struck is None:
@@ -207,7 +207,7 @@ def test_without_descriptors_every_call_says_so(free: int, prepared: Path, tmp_p
             if needs:
                 _ck.pop(root).close()
         with Checkpointer(root, options()) as again:
-            again.save(9, state(9)).committed.result(30)
+            again.save(9, state(9)).committed.result(60)
 
 
 @pytest.mark.parametrize("parts", [[300], [200] * 30])
@@ -245,7 +245,7 @@ def test_a_lack_of_memory_is_no_damage(prepared: Path, tmp_path: Path) -> None:
     calls: dict[str, Callable[[Files], Any]] = {
         "load": lambda files: load(prepared, files=files),
         "verify": lambda files: verify(prepared, files=files),
-        "restore": lambda files: Restorer(prepared, files=files, readers=2, timeout_s=20).restore(
+        "restore": lambda files: Restorer(prepared, files=files, readers=2, timeout_s=60).restore(
             state()
         ),
     }

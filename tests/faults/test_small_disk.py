@@ -64,7 +64,7 @@ def test_a_full_disk_fails_the_save_and_spares_the_steps(
                 assert isinstance(error.__cause__, OSError)
                 assert error.__cause__.errno == errno.ENOSPC
             else:
-                assert "bytes free" in str(error)
+                assert " free and this" in str(error)
             for step in done:
                 assert_exact(root, step)
             ck._engine.store.remove(done[:2])

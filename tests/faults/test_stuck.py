@@ -14,7 +14,7 @@ from tests.crash.states import make_state, options
 from tests.faults.layers import Stuck
 
 TIMEOUT_S = 1.0
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """Far above the deadline, since a shared machine stalls now and then; far below for ever."""
 
 PLACES = ["pwrite", "sync", "sync_dir", "mkdir", "create", "rename", "allocate", "unlink"]
@@ -24,10 +24,9 @@ PLACES = ["pwrite", "sync", "sync_dir", "mkdir", "create", "rename", "allocate",
 def test_a_disk_that_hangs_fails_the_save_at_its_deadline_and_no_other(
     name: str, root: Path
 ) -> None:
+    _saved_before(root, 1, 2, 3)
     stuck = Stuck(name)
     with Checkpointer(root, options(on_error="warn", timeout=TIMEOUT_S), files=stuck.files()) as ck:
-        for step in (1, 2, 3):
-            ck.save(step, make_state(step)).committed.result(PATIENCE_S)
         stuck.engage()
         # No recycled file is large enough for it: blocks are allocated as well.
         handle = ck.save(10, make_state(10, rows=5))
@@ -45,6 +44,13 @@ def test_a_disk_that_hangs_fails_the_save_at_its_deadline_and_no_other(
     check_restart(root, least={(20, 0)}, started={(step, 0) for step in (3, 10, 20)})
 
 
+def _saved_before(root: Path, *steps: int) -> None:
+    """With time enough: a machine under load may need more than the deadline that is tried."""
+    with Checkpointer(root, options(timeout=PATIENCE_S), files=QuickFiles()) as ck:
+        for step in steps:
+            ck.save(step, make_state(step)).committed.result(PATIENCE_S)
+
+
 def _saves_again(ck: Checkpointer, step: int) -> None:
     """Save once the disk is back; what is left of older saves may be in the way for a while."""
     until = time.monotonic() + PATIENCE_S
@@ -60,10 +66,10 @@ def _saves_again(ck: Checkpointer, step: int) -> None:
 def test_training_is_never_held_longer_than_the_timeout_by_a_disk_that_hangs(
     name: str, root: Path
 ) -> None:
+    _saved_before(root, 1)
     stuck = Stuck(name)
     chosen = options(on_error="warn", timeout=TIMEOUT_S, staging_bytes=16 * 4096)
     with Checkpointer(root, chosen, files=stuck.files()) as ck:
-        ck.save(1, make_state(1)).committed.result(PATIENCE_S)
         stuck.engage()
         refused = 0
         for step in range(10, 16):
@@ -84,9 +90,9 @@ def test_training_is_never_held_longer_than_the_timeout_by_a_disk_that_hangs(
 
 @pytest.mark.parametrize("name", ["pwrite", "sync", "sync_dir", "mkdir"])
 def test_close_ends_within_its_bounds_while_the_disk_hangs(name: str, root: Path) -> None:
+    _saved_before(root, 1)
     stuck = Stuck(name)
     ck = Checkpointer(root, options(timeout=TIMEOUT_S), files=stuck.files())
-    ck.save(1, make_state(1)).committed.result(PATIENCE_S)
     stuck.engage()
     handle = ck.save(10, make_state(10))
     assert stuck.entered.wait(PATIENCE_S)
@@ -117,8 +123,7 @@ def test_the_next_save_tells_of_the_deadline_with_on_error_raise(root: Path) -> 
 
 
 def test_restore_gives_up_on_a_disk_that_hangs(root: Path) -> None:
-    with Checkpointer(root, options()) as ck:
-        ck.save(1, make_state(1)).committed.result(PATIENCE_S)
+    _saved_before(root, 1)
     stuck = Stuck("open_read")
     files = hooked(QuickFiles, stuck, ("open_read",))
     with Checkpointer(root, options(timeout=TIMEOUT_S), files=files) as ck:

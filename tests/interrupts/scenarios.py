@@ -22,7 +22,7 @@ from ckpt_core.types import step_dir_name
 from tests.crash.promises import QuickFiles
 from tests.interrupts.trap import Boom, Trap
 
-SOON_S = 20.0
+SOON_S = 60.0
 """Far below `timeout`: whatever waits for a place or memory that has leaked takes longer."""
 
 LAZY, EAGER = 3, 2
@@ -238,6 +238,19 @@ def add(run: Run, trap: Trap) -> None:
         # It was added, or was not.
         with contextlib.suppress(ConfigError):
             save.add("second.pt", run.tensors())
+    run.ck.wait_staged()
+    _finish_files(run, save)
+
+
+def add_all(run: Run, trap: Trap) -> None:
+    run.train()
+    save = run.ck.begin_files(run.step, "files", pointer="latest")
+    files = {"first.pt": run.tensors(), "second.pt": run.tensors()}
+    struck = strike(trap, lambda: save.add_all(files))
+    if struck.error is not None:
+        # Both were added, or neither was.
+        with contextlib.suppress(ConfigError):
+            save.add_all(files)
     run.ck.wait_staged()
     _finish_files(run, save)
 

@@ -41,6 +41,7 @@ CALLS: list[tuple[Call, dict[str, Any]]] = [
     (scenarios.seal, {"blocking": True, "pipelined": False}),
     (scenarios.begin_files, {}),
     (scenarios.add, {}),
+    (scenarios.add_all, {}),
     (scenarios.seal_files, {}),
     (scenarios.wait_staged, {}),
     (scenarios.wait, {}),

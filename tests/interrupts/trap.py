@@ -23,6 +23,8 @@ import ckpt_core
 
 _PACKAGE = str(Path(ckpt_core.__file__).parent)
 _LIBRARY = (threading.__file__, str(Path(threading.__file__).parent / "contextlib.py"))
+_ANSWERS = "_host_room"
+"""The one function to which a MemoryError is an answer: nothing is free."""
 
 
 class Boom(MemoryError):
@@ -107,6 +109,8 @@ class Trap:
         if not name.startswith(_PACKAGE) and not (
             name in _LIBRARY and self.kind is KeyboardInterrupt
         ):
+            return None
+        if self.kind is Boom and frame.f_code.co_name == _ANSWERS:
             return None
         if _starts_thread(frame):
             return None  # Python's own: a thread whose start is interrupted may never begin

@@ -200,7 +200,7 @@ def test_a_leaf_is_appended_once_and_only_if_it_was_announced() -> None:
     for name in ("a", "c"):
         with pytest.raises(ConfigError, match="appended before or is not part"):
             builder.append(name)
-    with pytest.raises(ConfigError, match="1 leaves were never appended, 'b'"):
+    with pytest.raises(ConfigError, match="never appended: 1 leaf, 'b'"):
         builder.finish()
 
 

@@ -6,8 +6,8 @@ import json
 import sys
 from typing import Any
 
-from ckpt_core.levels.agent import run_agent
-from ckpt_core.levels.board import Timing
+from ckpt_core.levels.agent.agent import run_agent
+from ckpt_core.levels.agent.board import Timing
 from tests.store.harness import QuickFiles
 
 QUICK: dict[str, Any] = {

@@ -44,11 +44,9 @@ class Agents:
         """Start one, with a plan if there is none yet."""
         if plan is not None:
             write_plan(root, plan)
-        top = str(Path(__file__).parents[2])
-        paths = [top, *filter(None, [os.environ.get("PYTHONPATH")])]
         process = subprocess.Popen(
             [sys.executable, str(PROGRAM), str(root), json.dumps(timing)],
-            env={**os.environ, **self.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, **self.environ},
             stderr=subprocess.PIPE,
         )
         self.started.append(process)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.levels import Plan, write_plan
-from ckpt_core.levels.agent import run_agent
-from ckpt_core.levels.board import Timing
-from ckpt_core.levels.directory import DirectoryFar
+from ckpt_core.levels.agent.agent import run_agent
+from ckpt_core.levels.agent.board import Timing
+from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.options import Level
 from tests import places
 from tests.levels.making import CHUNK_BYTES, look, make_store, save

@@ -18,8 +18,8 @@ from ckpt_core.layout import (
     rank_manifest_name,
     shard_name,
 )
-from ckpt_core.levels.pace import BLOCK_BYTES
-from ckpt_core.levels.source import OpenSave
+from ckpt_core.levels.agent.pace import BLOCK_BYTES
+from ckpt_core.levels.agent.source import OpenSave
 from ckpt_core.store import StepStore, committed_steps, step_path
 from ckpt_core.system.files import Files
 from tests.store.harness import QuickFiles

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ckpt_core import verify
 from ckpt_core.levels import write_plan
-from ckpt_core.levels.agent import run_agent
-from ckpt_core.levels.named_bringing import Wish, bring_named
+from ckpt_core.levels.agent.agent import run_agent
+from ckpt_core.levels.bring.named_bringing import Wish, bring_named
 from ckpt_core.options import Level
 from ckpt_core.system.files import Files
 from tests import places

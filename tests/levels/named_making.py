@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ckpt_core import Checkpointer, Options, verify
-from ckpt_core.levels.directory import DirectoryFar
+from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.system.files import Files
 
 SMALL = Options(staging_bytes="1MiB", chunk_bytes="64KiB", writers=2)

@@ -17,7 +17,7 @@ from ckpt_core.types import RankInfo
 from tests.restore.harness import small_state, write_step, zeros_like
 from tests.restore.ranks import Job, Ranks, write_all
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @contextmanager

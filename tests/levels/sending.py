@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckpt_core.levels.copying import How, Sent, send
-from ckpt_core.levels.far import Far
-from ckpt_core.levels.source import OpenSave
+from ckpt_core.levels.agent.copying import How, Sent, send
+from ckpt_core.levels.agent.source import OpenSave
+from ckpt_core.levels.far.door import Far
 from ckpt_core.store import step_path
 from ckpt_core.system.files import Files
 

@@ -62,6 +62,28 @@ def test_a_step_that_is_saved_again_is_replaced_in_the_store(
     agents.ended(process, root)
 
 
+def test_what_a_kill_has_cut_off_of_an_upload_is_aborted_by_the_next_agent(
+    root: Path, agents: Agents, server: FaultServer
+) -> None:
+    store = make_store(root)
+    save(store, 1, nbytes=9 << 20, sums=False)  # two parts
+    store.close()
+    process = agents.start(root, plan_of(level_of(server)))
+    server.fault = lambda request: "hang" if "partNumber" in request.query else None
+    until(lambda: len([text for text in server.requests if "uploadId" in text]) == 2)
+    process.kill()
+    process.wait()
+    ((key, _),) = server.uploads.values()
+    of_another_node = key.replace("shard-00000", "shard-00001")
+    server.uploads["other"] = (of_another_node, {1: b"x"})
+    server.began_s["other"] = time.time()
+    server.fault = never
+    agents.run(root)
+    assert [key for key, _ in server.uploads.values()] == [of_another_node]
+    with opened(server) as far:
+        assert set(far.steps()) == {1}
+
+
 def test_a_store_that_is_away_holds_up_no_other_level_and_is_caught_up_with(
     root: Path, tmp_path: Path, agents: Agents, server: FaultServer
 ) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from ckpt_core.errors import CorruptCheckpoint, RestoreError
-from ckpt_core.levels import BringsBack, fetching
+from ckpt_core.levels import BringsBack
+from ckpt_core.levels.bring import fetching
 from ckpt_core.restore import RestoreWarning, verify
 from ckpt_core.store import committed_steps, step_path
 from ckpt_core.system.files import Files
@@ -182,7 +183,7 @@ def test_a_disk_without_room_is_said_before_a_byte_is_fetched(root: Path, level:
             return super().create(path, direct=direct)
 
     fill(root, 10)
-    with pytest.raises(RestoreError, match=r"1,000 bytes free and bringing step 20 from .* needs"):
+    with pytest.raises(RestoreError, match=r"1000 B free and bringing step 20 from .* needs"):
         bring(root, level, files=Full())
     assert committed_steps(root) == (10,)
     assert not list((root / ".inflight").iterdir())

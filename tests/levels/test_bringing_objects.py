@@ -25,7 +25,9 @@ from tests.levels.restoring import (
     opened,
     restored_state,
 )
+from tests.levels.servers.azurite import AzuriteServer, needs_azurite
 from tests.levels.servers.faulty import FaultServer, Request, always, at, in_environment
+from tests.levels.servers.like_google import GoogleServer
 from tests.levels.servers.moto import MotoServer
 from tests.restore.harness import assert_same, small_state
 from tests.restore.ranks import write_ranks
@@ -265,13 +267,18 @@ def _kill_children() -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_step_comes_back_from_motos_store(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", [MotoServer, pytest.param(AzuriteServer, marks=needs_azurite), GoogleServer]
+)
+def test_a_step_comes_back_from_servers_of_each_kind(
+    kind: type[MotoServer | AzuriteServer | GoogleServer], root: Path, tmp_path: Path
+) -> None:
     from ckpt_core.levels import Copy
-    from ckpt_core.levels.opening import open_far
+    from ckpt_core.levels.far.opening import open_far
 
     fill(tmp_path / "sent", 20)
     copy, path = Copy(20, "000000000020-0123abcd"), step_path(tmp_path / "sent", 20)
-    with MotoServer() as server, in_environment(server.environ()):
+    with kind() as server, in_environment(server.environ()):
         with open_far(server.url()) as far:
             for file in sorted(path.iterdir()):
                 if file.name != "manifest.json":

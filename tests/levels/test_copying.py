@@ -11,10 +11,10 @@ import pytest
 from ckpt_core.errors import CorruptCheckpoint, NotCommitted
 from ckpt_core.layout import ChunkSum, FileEntry
 from ckpt_core.levels import Away
-from ckpt_core.levels.copying import How, Sent, complete, sampled, send
-from ckpt_core.levels.directory import DirectoryFar
-from ckpt_core.levels.pace import Backoff, Pace, Stopped
-from ckpt_core.levels.source import OpenSave
+from ckpt_core.levels.agent.copying import How, Sent, complete, sampled, send
+from ckpt_core.levels.agent.pace import Backoff, Pace, Stopped
+from ckpt_core.levels.agent.source import OpenSave
+from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.store import step_path
 from ckpt_core.system.files import Files
 from tests.levels.making import CHUNK_BYTES, look, make_store, read_step, save

@@ -14,7 +14,7 @@ import xxhash
 from ckpt_core.errors import ConfigError, NotCommitted
 from ckpt_core.layout import ChunkSum, FileEntry, Manifest, RankEntry, RankManifest
 from ckpt_core.levels import Away, Conflict, Copy
-from ckpt_core.levels.directory import DirectoryFar
+from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.store import RootLock, StepStore, step_path
 from ckpt_core.system.files import Files
 from tests.levels.making import look, make_store, read_step, save

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,6 @@ def test_a_kill_of_the_agent_at_any_operation_shows_nothing_half_and_loses_nothi
     program = Path(__file__).with_name("killing.py")
     done = subprocess.run(
         [sys.executable, str(program), str(tmp_path), scenario, kind, str(MOST)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         timeout=250,

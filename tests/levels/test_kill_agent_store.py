@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from tests import places
 from tests.levels.agents import Agents, plan_of
 from tests.levels.making import CHUNK_BYTES, make_store, save
+from tests.levels.servers.azurite import AzuriteServer, needs_azurite
+from tests.levels.servers.before_azurite import BeforeAzurite
 from tests.levels.servers.faulty import FaultServer, Request, never
+from tests.levels.servers.like_google import GoogleServer
 from tests.levels.servers.moto import needs_store
 from tests.levels.stores import level_of, look_at, opened
 
 pytestmark = needs_store
 
-MOST = 6
+MOST = 2
 _NEVER = 1_000_000
 
 
+@pytest.fixture(scope="module")
+def azurite() -> Iterator[AzuriteServer]:
+    with AzuriteServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["s3", "gs", pytest.param("az", marks=needs_azurite)])
+def made(request: pytest.FixtureRequest) -> Callable[[str], FaultServer]:
+    """A store where nothing is yet; its name."""
+    if request.param == "az":
+        azurite = request.getfixturevalue("azurite")
+        return lambda name: BeforeAzurite(azurite, name)
+    return lambda _: FaultServer() if request.param == "s3" else GoogleServer()
+
+
 def test_a_kill_of_the_agent_at_any_request_shows_nothing_half_and_loses_nothing(
-    tmp_path: Path, agents: Agents
+    made: Callable[[str], FaultServer], tmp_path: Path, agents: Agents
 ) -> None:
     def life(place: Path, number: int, word: str) -> tuple[int, FaultServer]:
         """An agent that is killed at a request; how many there were."""
-        server = FaultServer()
+        server = made(place.name)
         agents.environ = server.environ()
         store = make_store(place)
         save(store, 1, nbytes=2 * CHUNK_BYTES)

@@ -1,4 +1,4 @@
-"""A sender that is killed, or put to sleep, at any request: a step is there whole, or it is not."""
+"""A sender that is killed, or put to sleep, at any request to a store: a step is whole there, or not seen."""
 
 from __future__ import annotations
 
@@ -18,22 +18,40 @@ from ckpt_core.levels import Copy, Far, open_far
 from tests import places
 from tests.levels.making import bytes_of, make_store, save
 from tests.levels.sending import sent_to
+from tests.levels.servers.azurite import AzuriteServer, needs_azurite
+from tests.levels.servers.before_azurite import BeforeAzurite
 from tests.levels.servers.faulty import FaultServer, Request, at, in_environment, never
+from tests.levels.servers.like_google import GoogleServer
 from tests.levels.servers.moto import needs_store
 
 pytestmark = needs_store
 
 NBYTES = 17 << 20  # three parts
 STEP = 100
-PLACES = 5
-MANIFEST_PUT = "PUT bucket/run/step-000000000100/manifest.json"
+PLACES = 2
+MANIFEST = "/step-000000000100/manifest.json"
 ENDS_WITHIN_S = 60
 
 
-@pytest.fixture
-def server() -> Iterator[FaultServer]:
-    with FaultServer() as server, in_environment(server.environ()):
+@pytest.fixture(scope="module")
+def azurite() -> Iterator[AzuriteServer]:
+    with AzuriteServer() as server:
         yield server
+
+
+@pytest.fixture(params=["s3", "gs", pytest.param("az", marks=needs_azurite)])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FaultServer]:
+    made: dict[str, Callable[[], FaultServer]] = {
+        "s3": FaultServer,
+        "gs": GoogleServer,
+        "az": lambda: before(request, tmp_path.name),
+    }
+    with made[request.param]() as server, in_environment(server.environ()):
+        yield server
+
+
+def before(request: pytest.FixtureRequest, place: str) -> BeforeAzurite:
+    return BeforeAzurite(request.getfixturevalue("azurite"), place)
 
 
 @pytest.fixture(scope="module")
@@ -145,10 +163,11 @@ def test_a_manifest_that_comes_when_its_step_was_retired_does_not_bring_it_back(
     server: FaultServer, roots: tuple[Path, Path]
 ) -> None:
     url = server.url()
-    server.fault = at(1, "hold", like=MANIFEST_PUT)
+    server.fault = lambda request: "hold" if puts_manifest(str(request)) else None
     process = start(roots[0], url)
     try:
-        wait_until(lambda: MANIFEST_PUT in server.requests)
+        wait_until(lambda: any(map(puts_manifest, server.requests)))
+        server.fault = never
         with open_far(url) as far:
             # The agent of another node has seen the same files, and retention has let them go since.
             assert sent_to(far, roots[0], STEP)
@@ -193,6 +212,10 @@ class Armed:
 def attempt_of(root: Path) -> str:
     data = (root / f"step-{STEP:012d}" / "manifest.json").read_bytes()
     return Manifest.decode(data, path=root).attempt
+
+
+def puts_manifest(request: str) -> bool:
+    return request.startswith("PUT") and request.endswith(MANIFEST)
 
 
 def wait_until_stopped(process: subprocess.Popen[str]) -> None:

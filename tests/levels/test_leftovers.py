@@ -60,7 +60,7 @@ def test_the_signature_is_what_the_stores_own_tools_make() -> None:
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
-    from ckpt_core.levels.leftovers import signed
+    from ckpt_core.levels.far.leftovers import signed
 
     settings = {
         "access_key_id": "AKID",
@@ -78,7 +78,7 @@ def test_the_signature_is_what_the_stores_own_tools_make() -> None:
 
 
 def test_another_server_tells_of_them_in_the_same_way() -> None:
-    from ckpt_core.levels import leftovers
+    from ckpt_core.levels.far import leftovers
 
     with MotoServer() as moto, in_environment(moto.environ()):
         for key in (CUT_OFF, FOREIGN):

@@ -46,7 +46,7 @@ def test_levels_are_given_as_objects_mappings_urls_or_json(given: Any, level: Le
         ([{"every": 10}], "number 1: url is missing"),
         (
             ["/a", {"url": "/b", "evrey": 10}],
-            "number 2: 'evrey' is no field of a level: known are url",
+            r"number 2: 'evrey' is no field of a level: did you mean every\? Known",
         ),
         ([Level("/a"), "/a"], "/a is given twice"),
         ([{"url": "/a", "every": 0}], "every=0 must be an int of at least 1"),
@@ -63,10 +63,22 @@ def test_what_is_no_level_is_refused_by_name(levels: Any, text: str) -> None:
         Options(levels=levels)
 
 
-def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://key:secret@bucket/run",
+        "s3://bucket/run?X-Amz-Date=1&X-Amz-Signature=secret",
+        "az://container/run?sv=2019&sig=secret",
+    ],
+)
+def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError, match="holds credentials") as found:
-        Level("s3://key:secret@bucket/run")
+        Level(url)
     assert "secret" not in str(found.value)
+
+
+def test_a_question_mark_in_a_prefix_is_no_credential() -> None:
+    assert Level("s3://bucket/which?/run=1").url == "s3://bucket/which?/run=1"
 
 
 def test_the_environment_names_levels_as_json() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_core import Checkpointer, Level
-from ckpt_core.levels.far import Copy
+from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.named import Named, NamedFiles, due_pointers, wanted_directories
 from tests.levels.named_making import SMALL, far_of, save_in
 

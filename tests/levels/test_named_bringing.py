@@ -21,16 +21,17 @@ from ckpt_core import (
     bring_directory,
     verify,
 )
-from ckpt_core.levels.copying import How, Sent, send
-from ckpt_core.levels.directory import DirectoryFar
-from ckpt_core.levels.far import Away, Copy
+from ckpt_core.levels.agent.copying import How, Sent, send
+from ckpt_core.levels.agent.source import OpenSave
+from ckpt_core.levels.bring.named_bringing import Wish, bring_named
+from ckpt_core.levels.far.directory import DirectoryFar
+from ckpt_core.levels.far.door import Away, Copy
 from ckpt_core.levels.named import NamedFiles, due_pointers
-from ckpt_core.levels.named_bringing import Wish, bring_named
-from ckpt_core.levels.source import OpenSave
 from ckpt_core.store import RootLock
 from ckpt_core.system.files import Files
 from tests.levels.agents import Agents, plan_of
 from tests.levels.named_making import FILES, SMALL, damage, far_of, save, whole
+from tests.levels.servers.azurite import AzuriteServer, needs_azurite
 from tests.levels.servers.moto import MotoServer, needs_store
 
 
@@ -181,10 +182,14 @@ def test_only_a_newer_one_is_brought_where_one_will_do(root: Path, level: Path) 
 
 
 @needs_store
+@pytest.mark.parametrize("others", [MotoServer, pytest.param(AzuriteServer, marks=needs_azurite)])
 def test_directories_go_to_an_object_store_and_come_back_with_their_pointer(
-    root: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch
+    others: type[MotoServer | AzuriteServer],
+    root: Path,
+    agents: Agents,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with MotoServer() as server:
+    with others() as server:
         for name, value in server.environ().items():
             monkeypatch.setenv(name, value)
         level = Level(server.url("named"), every=10, backlog=5)

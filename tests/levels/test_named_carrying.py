@@ -14,9 +14,9 @@ import pytest
 from ckpt_core import Checkpointer, CommitError, Level
 from ckpt_core.layout import Manifest
 from ckpt_core.levels import Away, Far, read_status, write_plan
-from ckpt_core.levels.board import Board, Timing
-from ckpt_core.levels.copying import How
-from ckpt_core.levels.named_carrying import NamedCarrier
+from ckpt_core.levels.agent.board import Board, Timing
+from ckpt_core.levels.agent.copying import How
+from ckpt_core.levels.agent.named_carrying import NamedCarrier
 from ckpt_core.system.files import Files
 from tests import places
 from tests.levels.agents import Agents, plan_of, until

@@ -1,4 +1,4 @@
-"""A level in an object store, against moto's server and one of our own that can be told to fail."""
+"""A level in an object store, against moto's server, Azurite, and one of our own that can be told to fail."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ckpt_core.layout import Manifest, RankEntry
 from ckpt_core.levels import Away, Conflict, Copy, Far, open_far
 from tests.levels.making import make_store, save
 from tests.levels.sending import sent_to
+from tests.levels.servers.azurite import AzuriteServer, needs_azurite
 from tests.levels.servers.faulty import (
     SECRET,
     FaultServer,
@@ -28,6 +29,7 @@ from tests.levels.servers.faulty import (
     at,
     in_environment,
 )
+from tests.levels.servers.like_google import GoogleServer
 from tests.levels.servers.moto import MotoServer, needs_store
 
 pytestmark = needs_store
@@ -50,14 +52,25 @@ def moto() -> Iterator[MotoServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def azurite() -> Iterator[AzuriteServer]:
+    with AzuriteServer() as server:
+        yield server
+
+
 _prefixes = itertools.count()
 
 
-@pytest.fixture(params=["moto", "ours"])
+@pytest.fixture
+def google() -> Iterator[GoogleServer]:
+    with GoogleServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["moto", pytest.param("azurite", marks=needs_azurite), "google", "server"])
 def far(request: pytest.FixtureRequest) -> Iterator[Far]:
-    """A level where nothing is yet, at either server."""
-    name = "moto" if request.param == "moto" else "server"
-    there: MotoServer | FaultServer = request.getfixturevalue(name)
+    """A level where nothing is yet, at each server."""
+    there: MotoServer | AzuriteServer | FaultServer = request.getfixturevalue(request.param)
     prefix = f"team/run {next(_prefixes)}"
     with in_environment(there.environ()), open_far(there.url(prefix)) as far:
         yield far
@@ -65,7 +78,7 @@ def far(request: pytest.FixtureRequest) -> Iterator[Far]:
 
 def at_server(server: FaultServer, *, request_s: float = 20.0) -> Far:
     """Another agent's view of the same level."""
-    from ckpt_core.levels.objects import ObjectFar
+    from ckpt_core.levels.far.objects import ObjectFar
 
     return ObjectFar(server.url(), request_s=request_s)
 
@@ -189,13 +202,14 @@ def test_a_manifest_that_cannot_be_understood_is_left_out_and_never_replaced(
 
 
 def test_words_are_written_over_what_was_seen(far: Far) -> None:
+    another = '{"e_tag": "\\"x\\"", "version": "1"}'
     assert far.read_word("run.json") is None
     with pytest.raises(Conflict):
-        far.write_word("run.json", b"0", over='{"e_tag": "\\"x\\""}')
+        far.write_word("run.json", b"0", over=another)
     tag = far.write_word("run.json", b"1", over=None)
     found = far.read_word("run.json")
     assert found is not None and (found.data, found.tag) == (b"1", tag)
-    for over in (None, '{"e_tag": "\\"x\\""}'):
+    for over in (None, another):
         with pytest.raises(Conflict):
             far.write_word("run.json", b"2", over=over)
     newer = far.write_word("run.json", b"2", over=tag)
@@ -422,11 +436,13 @@ def test_a_check_of_a_store_that_can_hold_a_level_leaves_nothing_behind(far: Far
     assert far.pointers() == before == {} == far.files(A)
 
 
-def test_a_server_that_ignores_conditions_is_refused(server: FaultServer) -> None:
-    server.conditions = False
-    with at_server(server) as far, pytest.raises(ConfigError, match=r"ignores them.*use a server"):
-        far.check()
-    assert server.keys() == []
+@pytest.mark.parametrize("kind", [FaultServer, GoogleServer])
+def test_a_server_that_ignores_conditions_is_refused(kind: type[FaultServer]) -> None:
+    with kind() as server, in_environment(server.environ()), at_server(server) as far:
+        server.conditions = False
+        with pytest.raises(ConfigError, match=r"ignores them.*use a server"):
+            far.check()
+        assert server.keys() == []
 
 
 WRONG = {

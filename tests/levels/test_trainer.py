@@ -22,8 +22,10 @@ from ckpt_core import (
     SaveHandle,
 )
 from ckpt_core.layout import Manifest
-from ckpt_core.levels import LevelStatus, following, read_plan, trainer
-from ckpt_core.levels.joining import read_run, write_run
+from ckpt_core.levels import LevelStatus, read_plan
+from ckpt_core.levels.trainer import following
+from ckpt_core.levels.trainer import levels as trainer
+from ckpt_core.levels.trainer.joining import read_run, write_run
 from ckpt_core.observe import EventName
 from ckpt_core.store import committed_steps
 from tests.crash.layers import hooked
@@ -330,7 +332,7 @@ def test_an_every_that_no_step_meets_is_said_once(bench: Bench, caplog: Any) -> 
 def test_which_steps_never_meet_every_100(steps: Any, said: bool, caplog: Any) -> None:
     from concurrent.futures import Future
 
-    from ckpt_core.levels.rhythm import Rhythm
+    from ckpt_core.levels.trainer.rhythm import Rhythm
     from ckpt_core.save import Followed
 
     rhythm = Rhythm([Level("/far", every=100)])

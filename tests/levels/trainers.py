@@ -15,12 +15,13 @@ import pytest
 
 from ckpt_core import Checkpointer, Level, Options
 from ckpt_core.layout import Manifest
-from ckpt_core.levels import LEVELS, LevelStatus, Status, read_plan, spawning, write_status
-from ckpt_core.levels.joining import read_run
+from ckpt_core.levels import LEVELS, LevelStatus, Status, read_plan, write_status
+from ckpt_core.levels.trainer import spawning
+from ckpt_core.levels.trainer.joining import read_run
 from ckpt_core.store import step_path, writer_of
 from tests.crash.promises import QuickFiles
 
-SOON_S = 30.0
+SOON_S = 60.0
 
 IDLE = """
 import sys, time
@@ -35,7 +36,7 @@ with RootLock(root / ".levels"):
 
 
 def options(**changes: Any) -> Options:
-    given: dict[str, Any] = {"chunk_bytes": 4096, "writers": 1, "keep_last": 1, "timeout": 20.0}
+    given: dict[str, Any] = {"chunk_bytes": 4096, "writers": 1, "keep_last": 1, "timeout": 60.0}
     return Options(**(given | changes))
 
 

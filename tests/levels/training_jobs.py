@@ -36,7 +36,7 @@ def train(root: str, levels: list[dict[str, Any]], *, steps: int, die_at: int | 
         assert found is None or is_of_step({**state, "step": found.state["step"]})
         first = 1 if found is None else found.step + 1
         for step in range(first, first + steps):
-            ck.save(step, make_state(step)).committed.result(20)
+            ck.save(step, make_state(step)).committed.result(60)
             if step == die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
     return first

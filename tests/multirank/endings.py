@@ -12,7 +12,6 @@ import logging
 import os
 import random
 import signal
-import socket
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ import torch
 
 from ckpt_core import Checkpointer, Options, StoreOptions, TorchStore
 from ckpt_core.coordination import Ballot
+from tests.ports import free_port
 
 LIMIT_S = 60
 """A rank that lives longer hangs: SIGALRM ends it."""
@@ -109,8 +109,7 @@ def rank_main(way: str, rank: int, port: int, folder: Path, seed: int) -> None:
 def start(way: str, folder: Path, seed: int) -> list[int]:
     """Fork the ranks of one job; in each of them this ends by SystemExit."""
     folder.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     pids = []
     for rank in range(2):
         pid = os.fork()

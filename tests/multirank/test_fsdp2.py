@@ -125,7 +125,7 @@ def restore(folder: Path) -> None:
 def torchrun(ranks: int, task: str, folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(ranks), __file__, task, str(folder)]
-    environment = {"PYTHONPATH": str(REPO), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    environment = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command,
         env=os.environ | environment,

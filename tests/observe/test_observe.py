@@ -103,7 +103,7 @@ def test_events_from_many_threads_all_arrive() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=60)
     assert log.emitted == len(log.events()) == 2000
 
 

@@ -7,7 +7,9 @@ import math
 import random
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -26,8 +28,16 @@ QUICK = Load(
 BESIDE = Load(iteration_s=0.178, stall_s=0.003, persist_s=0.09, slowdown=0.2, noise=0.1, spread=0.6)
 """As measured by the suite `policy`, alone and beside its second job."""
 BOUND = 0.05
+ALONE = Load(
+    iteration_s=0.122, stall_s=0.002, persist_s=0.07, slowdown=0.06, noise=0.03, spread=0.5
+)
+JOINED = Load(
+    iteration_s=0.145, stall_s=0.004, persist_s=0.12, slowdown=0.28, noise=0.05, spread=0.6
+)
+"""The same with steady iterations, where a save becomes five times as dear."""
 EDGE = 1.1
 """A stretch of a run may hold one save more than its share."""
+REACTS_WITHIN = 20
 SEEDS = range(5)
 
 
@@ -111,6 +121,24 @@ def test_the_bound_holds_within_20_iterations_of_a_heavier_load(tmp_path: Path, 
     # Long, since 80 steps lie between two saves: one more than its share must not decide.
     world.run(policy, range(300 + seed, 1300), load=lambda step: HEAVY)
     assert world.overhead(320 + seed, 1300) <= BOUND * EDGE
+
+
+@pytest.mark.parametrize("phase", range(12))
+def test_whenever_a_second_job_begins_what_follows_20_iterations_later_is_within_the_bound(
+    tmp_path: Path, phase: int
+) -> None:
+    world = World(tmp_path / "root", ALONE, seed=phase)
+    policy, began = watching(world), 150 + phase
+    world.run(policy, range(1, began))
+    world.run(policy, range(began, began + 220), load=lambda step: JOINED)
+    assert any(
+        world.overhead(began + after, began + 120) <= BOUND for after in range(REACTS_WITHIN + 1)
+    )
+    saves = [step for step in world.saves if step >= began + REACTS_WITHIN]
+    gaps = [later - earlier for earlier, later in pairwise(saves)]
+    # And it stays there: intervals neither shoot up nor fall back to those of before.
+    assert max(gaps) <= 3 * median(gaps)
+    assert sum(gap <= 3 for gap in gaps) <= len(gaps) / 5
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -17,7 +17,7 @@ from tests.crash.layers import CHANGES, hooked
 from tests.crash.warm import Warm
 from tests.multirank.crew import Rank, all_well
 
-SMALL = Options(chunk_bytes="64KiB", writers=2, staging_bytes="8MiB", timeout=30)
+SMALL = Options(chunk_bytes="64KiB", writers=2, staging_bytes="8MiB", timeout=60)
 
 
 def _state() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.policy import EveryNSteps, EverySeconds, Policy
+from ckpt_core.policy import EveryNSteps, EverySeconds, LastStep, Policy
 
 
 class Clock:
@@ -140,3 +140,15 @@ def test_only_policies_combine() -> None:
         EveryNSteps(3) | 4
     with pytest.raises(TypeError):
         EveryNSteps(3) & None
+
+
+def test_the_last_step_of_a_run_is_saved_once_whatever_the_interval() -> None:
+    policy = EveryNSteps(100) | LastStep(250)
+    assert [step for step in range(1, 260) if policy.should_save(step)] == [100, 200, 250]
+    assert repr(policy) == "(EveryNSteps(100) | LastStep(250))"
+    # Asked anew from a lower step, as after a restore, it is due again.
+    assert not policy.should_save(240)
+    assert policy.should_save(250)
+    for wrong in (-1, 2.5, True):
+        with pytest.raises(ConfigError):
+            LastStep(wrong)  # type: ignore[arg-type]

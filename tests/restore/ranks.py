@@ -39,7 +39,7 @@ from ckpt_core.system.files import Files
 from ckpt_core.types import Block, LeafSpec, RankInfo, Slice, step_dir_name
 from tests.restore.harness import Recipe, Witness, chunk_sums, tensor_bytes
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)

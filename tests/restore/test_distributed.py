@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard, zeros
 from ckpt_core.coordination import TorchStore
 from ckpt_core.restore import Restorer, RestoreWarning, load
 from ckpt_core.system.files import Files
+from tests.ports import free_port
 from tests.restore.harness import assert_same, flip, zeros_like
 from tests.restore.processes import Rank, run_ranks
 from tests.restore.ranks import Job, boxes, chunk_bytes_of, part_of, write_ranks
@@ -55,7 +55,7 @@ def _restores_its_boxes(me: Rank) -> None:
 
 
 def _agrees_by_store(me: Rank) -> None:
-    port = me.gather("port", _free_port(), 60.0)[0]
+    port = me.gather("port", free_port(), 60.0)[0]
     with TorchStore("127.0.0.1", port, rank=me.info.rank, world_size=2) as coordination:
         restorer = Restorer(
             me.root, files=Files(), readers=2, timeout_s=60, coordination=coordination
@@ -68,12 +68,6 @@ def _agrees_by_store(me: Rank) -> None:
         assert found.step == 5
         assert_same(found.state, JOB.state(me.info.rank))
         assert any("step 6 was not restored" in str(item.message) for item in caught)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_ranks_agree_through_the_store_that_training_uses(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_box_takes_its_bytes_from_whatever_boxes_hold_them(
     path = write_ranks(root, 5, job(world, dim=dim))
     step = read_manifests(path, files=files)
     leaves = StepLeaves(step)
-    how = ParallelReader(files=files, readers=2, timeout_s=30, exclusive=exclusive)
+    how = ParallelReader(files=files, readers=2, timeout_s=60, exclusive=exclusive)
     for rank in range(to):
         wanted: dict[str, Block | None] = {}
         needs, expected = [], []
@@ -120,7 +120,7 @@ def test_chunks_that_begin_anywhere_are_read_from_the_page_before(root: Path, fi
     path = write_ranks(root, 5, job(2, chunk_bytes=1000))
     step = read_manifests(path, files=files)
     leaves = StepLeaves(step)
-    how = ParallelReader(files=files, readers=2, timeout_s=30)
+    how = ParallelReader(files=files, readers=2, timeout_s=60)
     whole = boxed()["cube"]
     block = boxes(whole.shape, 3, 1)[1]
     tensor = torch.zeros(tuple(reversed(block.sizes)), dtype=whole.dtype).permute(2, 1, 0)

@@ -239,12 +239,12 @@ def test_a_read_that_hangs_is_given_up_and_named(
     try:
         with pytest.raises(RestoreError, match="storage is probably stuck") as caught:
             restorer(root, files=files, timeout_s=0.3).restore(live)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
         assert caught.value.path is not None
         assert caught.value.path.is_relative_to(steps[30])
     finally:
         files.released.set()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while _reading_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not _reading_threads(), "threads stay behind after the storage came back"

@@ -149,7 +149,7 @@ def test_abandoning_gives_every_chunk_back() -> None:
     image.leaf(torch.zeros(10, dtype=torch.uint8), offset=2 * CHUNK, nbytes=10)
     image.abandon()
     image.abandon()
-    assert image._pool.wait_idle(deadline=time.monotonic())
+    assert image.pool.wait_idle(deadline=time.monotonic())
 
 
 def test_ten_thousand_small_leaves_make_one_file() -> None:
@@ -184,3 +184,21 @@ def test_any_range_of_a_strided_leaf_can_be_copied(shape, order, cut) -> None:  
 def test_strided_leaves_are_not_read_as_raw_memory() -> None:
     assert Devices().is_flat(torch.zeros(4, 4))
     assert not Devices().is_flat(torch.zeros(4, 4).t())
+
+
+@given(
+    st.lists(
+        st.sampled_from([1, 2, 100, CHUNK - 1, CHUNK, CHUNK + 1, 9000]), min_size=1, max_size=40
+    )
+)
+def test_leaves_by_their_addresses_lie_where_leaves_one_by_one_do(sizes: list[int]) -> None:
+    data = [torch.full((size,), i + 1, dtype=torch.uint8) for i, size in enumerate(sizes)]
+    offsets = [CHUNK + sum(sizes[:i]) for i in range(len(sizes))]
+    total = CHUNK + sum(sizes)
+    sink = Sink(total + -total % CHUNK)
+    image = image_of(sink, front=total)
+    image.header(bytes(CHUNK))
+    image.flat([tensor.data_ptr() for tensor in data], offsets, sizes)
+    image.finish()
+    assert sink.file[CHUNK:total] == torch.cat(data).numpy().tobytes()
+    assert sink.indices == list(range(len(sink.file) // CHUNK))

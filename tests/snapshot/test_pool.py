@@ -65,7 +65,7 @@ def test_a_plan_keeps_within_its_budget_and_serves_every_checkpoint_in_flight(
 
 def test_too_small_a_budget_is_an_error_that_says_how_much_is_needed() -> None:
     with pytest.raises(
-        ConfigError, match=r"staging_bytes=1048576 is too small.*at least \d+ bytes"
+        ConfigError, match=r"staging_bytes=1048576 is too small.*at least .*\d+ bytes\)"
     ):
         plan_pool(
             PoolDemand(8 * MIB, 2 * MIB, in_flight=2),
@@ -113,7 +113,7 @@ def test_a_plan_for_whole_checkpoints_holds_them_or_says_what_they_need(
             demand, chunk_bytes=chunk_bytes, staging_bytes=staging_bytes, free_bytes=free_bytes
         )
     except ConfigError as exc:
-        need = int(re.findall(r"at least (\d+) bytes", str(exc))[0])
+        need = int(re.findall(r"\((\d+) bytes\) are needed", str(exc))[0])
         assert need > (staging_bytes if staging_bytes is not None else free_bytes // 4)
         plan_pool(demand, chunk_bytes=chunk_bytes, staging_bytes=need, free_bytes=0)
         return
@@ -128,7 +128,7 @@ def test_a_plan_for_whole_checkpoints_holds_them_or_says_what_they_need(
 
 
 def test_without_a_quarter_of_the_free_memory_for_it_a_whole_checkpoint_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"staging_bytes=None is 67108864 bytes, a quarter of"):
+    with pytest.raises(ConfigError, match=r"staging_bytes=None is 64.0 MiB, a quarter of"):
         plan_pool(
             PoolDemand(128 * MIB, 4096, in_flight=1, whole=1),
             chunk_bytes=8 * MIB,
@@ -190,6 +190,23 @@ def test_giving_up_ends_the_wait_before_the_deadline() -> None:
         pool.acquire(Part.STREAM, deadline=soon(), cancelled=never)
     with pytest.raises(StagingError, match="given up"):
         pool.acquire(Part.STREAM, deadline=time.monotonic() + 3600, cancelled=lambda: True)
+
+
+def test_chunks_are_touched_ahead_of_the_saves_that_may_hold_them() -> None:
+    plan = PoolPlan(chunk_bytes=4096, fronts_per_save=1, front_chunks=2, stream_chunks=12)
+    pool = StagingPool(plan, Devices())
+    file_bytes = 6 * 4096 - 1
+    assert not pool.touch_ahead(file_bytes), "nobody has held any"
+    held = [pool.acquire(Part.STREAM, deadline=soon(), cancelled=never) for _ in range(3)]
+    held[0].tensor.fill_(1)
+    for chunk in held:
+        pool.release(chunk)
+    assert [pool.touch_ahead(file_bytes) for _ in range(2)] == [True, False], "one for two"
+    held = [pool.acquire(Part.STREAM, deadline=soon(), cancelled=never) for _ in range(4)]
+    assert all(chunk.touched for chunk in held) and set(held[-1].memory) == {0}
+    assert {1} in [set(chunk.memory) for chunk in held]
+    assert [pool.touch_ahead(file_bytes) for _ in range(2)] == [True, False], "all of a save"
+    assert pool.touch_ahead(7 * 4096)
 
 
 def test_idle_means_that_every_chunk_is_back() -> None:

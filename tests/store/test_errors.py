@@ -228,3 +228,9 @@ def test_an_open_that_fails_gives_the_lock_back(root: Path) -> None:
     assert (root / ".inflight" / "junk").exists()
     with RootLock(root):
         pass
+
+
+def test_a_filesystem_without_new_directories_is_not_called_removed() -> None:
+    with pytest.raises(PersistError, match=r"/proc takes no new directories.*another one") as found:
+        make_store(Path("/proc/nope/run")).open()
+    assert "removed" not in str(found.value)

@@ -25,7 +25,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("prepared") / "root"
     with Checkpointer(root, Options(keep_last=2)) as ck:
         for step in (1, 2, 3):
-            ck.save(step, {"w": torch.ones(2000)}).committed.result(30)
+            ck.save(step, {"w": torch.ones(2000)}).committed.result(60)
         ck.pin(2)
     return root
 
@@ -105,9 +105,9 @@ def command(*arguments: object) -> None:
 
 
 def train(root: Path) -> None:
-    with Checkpointer(root, Options(keep_last=2, on_error="warn", timeout=20)) as ck:
+    with Checkpointer(root, Options(keep_last=2, on_error="warn", timeout=60)) as ck:
         ck.restore({"w": torch.zeros(2000)})
-        error = ck.save(9, {"w": torch.ones(2000)}).committed.exception(30)
+        error = ck.save(9, {"w": torch.ones(2000)}).committed.exception(60)
         assert error is None or isinstance(error, CkptError), error
 
 

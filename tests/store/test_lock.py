@@ -46,7 +46,7 @@ def running(code: str, root: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=60)
         process.stdout.close()
 
 
@@ -102,7 +102,7 @@ def test_another_process_keeps_the_root_and_is_named(made_root: Path) -> None:
 def test_a_writer_that_is_killed_leaves_the_root_free(made_root: Path) -> None:
     with running(OWNER, made_root) as owner:
         owner.send_signal(signal.SIGKILL)
-        owner.wait(timeout=30)
+        owner.wait(timeout=60)
         acquire_soon(made_root).release()
 
 
@@ -113,7 +113,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(made_root: Pat
             with pytest.raises(RootBusy):
                 RootLock(made_root).acquire()
             owner.send_signal(signal.SIGKILL)
-            owner.wait(timeout=30)
+            owner.wait(timeout=60)
             os.kill(child, 0)
             acquire_soon(made_root).release()
         finally:
@@ -298,7 +298,7 @@ def test_a_child_that_python_did_not_fork_keeps_the_lock_and_the_refusal_says_ho
         child = int(owner.first)  # type: ignore[attr-defined]
         try:
             owner.kill()
-            owner.wait(timeout=30)
+            owner.wait(timeout=60)
             with pytest.raises(RootBusy, match=r"That process is gone: .*`fuser "):
                 RootLock(made_root).acquire()
         finally:
@@ -326,7 +326,7 @@ def test_data_loader_workers_that_outlive_a_killed_trainer_let_the_next_job_in(
         workers = [int(pid) for pid in owner.first.split()]  # type: ignore[attr-defined]
         try:
             owner.kill()
-            owner.wait(timeout=30)
+            owner.wait(timeout=60)
             for pid in workers:
                 os.kill(pid, 0)
             acquire_soon(made_root).release()

@@ -73,7 +73,10 @@ def test_a_step_that_is_not_there_names_the_nearest(filled: Path) -> None:
         (lambda root: None, "there is no such directory"),
         (lambda root: root.mkdir(), "it is empty"),
         (lambda root: (root / "logs").mkdir(parents=True), "found logs"),
-        (lambda root: (root / ".inflight" / "x").mkdir(parents=True), "1 saves were begun"),
+        (
+            lambda root: (root / ".inflight" / "x").mkdir(parents=True),
+            "1 save begun and not committed",
+        ),
     ],
 )
 def test_a_root_without_steps_says_what_was_found(root: Path, make: object, text: str) -> None:

@@ -86,7 +86,7 @@ def test_a_pin_that_comes_between_any_two_changes_of_a_file_is_kept_or_refused(
         hook.at, hook.count = at, 0
         act(store)
         assert hook.thread is not None
-        hook.thread.join(timeout=30)
+        hook.thread.join(timeout=60)
         count, hook.at = hook.count, -1
         heard.add(pinning.acknowledged)
         assert (1 in committed_steps(root)) == pinning.acknowledged

@@ -91,7 +91,7 @@ def test_a_reader_in_another_process_keeps_the_bytes_of_a_retired_step(store: St
         reader.stdout.readline()
         retire_first_and_save_many(store)
         reader.stdin.close()
-        assert reader.wait(timeout=30) == 0
+        assert reader.wait(timeout=60) == 0
 
 
 def test_a_reader_of_a_step_that_is_replaced_keeps_its_bytes(store: StepStore) -> None:
@@ -212,7 +212,7 @@ def test_asking_the_kernel_does_not_signal_this_process(tmp_path: Path) -> None:
             Files().is_unused(path)
     finally:
         stop.set()
-        reader.join(timeout=30)
+        reader.join(timeout=60)
         signal.signal(signal.SIGIO, before)
     assert seen == []
     assert Files().is_unused(path)

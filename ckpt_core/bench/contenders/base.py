@@ -126,6 +126,7 @@ class Contender(ABC):
 
     Attributes:
         name: as in the registry.
+        title: for people, in tables and pictures.
         fsyncs: "yes" when a completed save survives a power cut, else what is missing.
         disk_states: sizes of the state that may lie on disk at once.
         memory_states: sizes of the state that the process holds between saves, its own included.
@@ -136,6 +137,7 @@ class Contender(ABC):
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
     fsyncs: ClassVar[str]
     disk_states: ClassVar[int] = 2
     memory_states: ClassVar[int] = 1
@@ -166,6 +168,9 @@ class Contender(ABC):
     @abstractmethod
     def save(self, state: State, step: int) -> Handle:
         """Start to save the state. Waits for an earlier save where the contender needs that."""
+
+    def settle(self) -> None:  # noqa: B027 - most have nothing
+        """Wait for what a save does behind its end: its processor time counts, its seconds do not."""
 
     def tidy(self) -> None:
         """Remove older steps than the newest; never timed."""

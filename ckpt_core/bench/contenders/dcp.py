@@ -60,6 +60,7 @@ class DcpSave(Contender):
     """`dcp.save`, then `dcp.load` in place."""
 
     name: ClassVar[str] = "dcp_save"
+    title: ClassVar[str] = "DCP save"
     fsyncs: ClassVar[str] = "files, not directories"
     modules: ClassVar[tuple[str, ...]] = ("torch.distributed.checkpoint",)
     distribution: ClassVar[str] = "torch"
@@ -100,6 +101,7 @@ class DcpAsyncDefault(DcpSave):
     """`dcp.async_save` as it comes: a new stager for each save, copying inside the call."""
 
     name: ClassVar[str] = "dcp_async_default"
+    title: ClassVar[str] = "DCP async, defaults"
     overlapped: ClassVar[bool] = False
     reused: ClassVar[bool] = False
 
@@ -164,6 +166,7 @@ class DcpAsyncReused(DcpAsyncDefault):
     """One stager for all saves, so that its buffers are warm; copying inside the call."""
 
     name: ClassVar[str] = "dcp_async_reused"
+    title: ClassVar[str] = "DCP async, reused stager"
     memory_states: ClassVar[int] = 2
     reused: ClassVar[bool] = True
 
@@ -172,6 +175,7 @@ class DcpAsyncOverlapped(DcpAsyncDefault):
     """One stager for all saves that copies in its own thread."""
 
     name: ClassVar[str] = "dcp_async_overlapped"
+    title: ClassVar[str] = "DCP async, overlapped"
     memory_states: ClassVar[int] = 2
     reused: ClassVar[bool] = True
     overlapped: ClassVar[bool] = True

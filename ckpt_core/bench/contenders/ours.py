@@ -18,6 +18,7 @@ class CkptCore(Contender):
     """`Checkpointer` with its defaults; one step kept, so that retired files are recycled."""
 
     name: ClassVar[str] = "ckpt_core"
+    title: ClassVar[str] = "ckpt-core"
     fsyncs: ClassVar[str] = "yes"
     disk_states: ClassVar[int] = 4
     memory_states: ClassVar[int] = 3
@@ -65,6 +66,11 @@ class CkptCore(Contender):
         handle = self._checkpointer.save(step, state)
         return Futures(handle.staged, handle.committed, self._profile.timeout_s)
 
+    def settle(self) -> None:
+        """Older steps are retired behind a commit."""
+        if self._checkpointer is not None:
+            self._checkpointer.wait()
+
     def tidy(self) -> None:
         """Retention is part of the save."""
 
@@ -85,4 +91,5 @@ class CkptCoreUnchecked(CkptCore):
     """The same without checksums: what is left to compare with peers that verify nothing."""
 
     name: ClassVar[str] = "ckpt_core_unchecked"
+    title: ClassVar[str] = "ckpt-core, no checksums"
     checksum: ClassVar[bool] = False

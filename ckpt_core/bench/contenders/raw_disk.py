@@ -31,6 +31,7 @@ class RawDisk(Contender):
     """
 
     name: ClassVar[str] = "raw_disk"
+    title: ClassVar[str] = "the bare disk"
     fsyncs: ClassVar[str] = "yes"
     disk_states: ClassVar[int] = 1
     memory_states: ClassVar[int] = 0

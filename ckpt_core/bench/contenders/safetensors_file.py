@@ -19,6 +19,7 @@ class Safetensors(Contender):
     """save_file, then load_file and a copy into the live tensors."""
 
     name: ClassVar[str] = "safetensors"
+    title: ClassVar[str] = "safetensors"
     fsyncs: ClassVar[str] = "no"
     modules: ClassVar[tuple[str, ...]] = ("safetensors.torch",)
     distribution: ClassVar[str] = "safetensors"
@@ -44,6 +45,7 @@ class SafetensorsFsync(Safetensors):
     """The same, made durable: fsync of the file and of its directory."""
 
     name: ClassVar[str] = "safetensors_fsync"
+    title: ClassVar[str] = "safetensors + fsync"
     fsyncs: ClassVar[str] = "yes"
 
     def save(self, state: State, step: int) -> Handle:

@@ -26,6 +26,7 @@ class TorchCheckpointing(Contender):
     """
 
     name: ClassVar[str] = "torch_checkpointing"
+    title: ClassVar[str] = "torch_checkpointing"
     fsyncs: ClassVar[str] = "no"
     modules: ClassVar[tuple[str, ...]] = (
         "torch_checkpointing",

@@ -18,6 +18,7 @@ class TorchSave(Contender):
     """torch.save, then torch.load(mmap=True) and a copy into the live tensors."""
 
     name: ClassVar[str] = "torch_save"
+    title: ClassVar[str] = "torch.save"
     fsyncs: ClassVar[str] = "no"
     modules: ClassVar[tuple[str, ...]] = ("torch",)
     distribution: ClassVar[str] = "torch"
@@ -44,6 +45,7 @@ class TorchSaveFsync(TorchSave):
     """The same, made durable: fsync of the file and of its directory."""
 
     name: ClassVar[str] = "torch_save_fsync"
+    title: ClassVar[str] = "torch.save + fsync"
     fsyncs: ClassVar[str] = "yes"
 
     def save(self, state: State, step: int) -> Handle:

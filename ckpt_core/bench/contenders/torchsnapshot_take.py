@@ -17,6 +17,7 @@ class TorchSnapshot(Contender):
     """`Snapshot.async_take` with its defaults; one snapshot in flight, as its users do."""
 
     name: ClassVar[str] = "torchsnapshot"
+    title: ClassVar[str] = "torchsnapshot"
     fsyncs: ClassVar[str] = "no"
     modules: ClassVar[tuple[str, ...]] = ("torchsnapshot",)
     distribution: ClassVar[str] = "torchsnapshot"

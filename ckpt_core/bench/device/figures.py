@@ -16,13 +16,18 @@ from ckpt_core.bench.views import One, Own, Several, View
 NONE, RAW, PIECES, WITHIN = "none", "raw_leaves", "raw_pieces", "raw_within_device"
 FROM_HOST, PLAIN = "raw_from_host", "plain_reads"
 REFERENCES = {
-    NONE: "no save at all",
-    RAW: "one copy for each leaf into page-locked memory; no engine",
-    PIECES: "as many bytes in pieces of up to 1 GiB",
-    WITHIN: "all leaves to other memory of the device",
-    FROM_HOST: "one copy for each leaf out of page-locked memory",
-    PLAIN: "the files of the step, read by 8 threads to one buffer each",
+    NONE: ("no saves", "no save at all"),
+    RAW: ("raw copies, by leaf", "one copy for each leaf into page-locked memory; no engine"),
+    PIECES: ("raw copies of 1 GiB", "as many bytes in pieces of up to 1 GiB"),
+    WITHIN: ("raw copies on the device", "all leaves to other memory of the device"),
+    FROM_HOST: ("raw copies from the host", "one copy for each leaf out of page-locked memory"),
+    PLAIN: (
+        "plain reads of the files",
+        "the files of the step, read by 8 threads to one buffer each",
+    ),
 }
+"""Name -> title, and settings in words."""
+
 BESIDE = {OURS: (NONE, RAW, PIECES, FROM_HOST, PLAIN), "ckpt_core_device": (WITHIN,)}
 """Way -> references that are measured in its turns."""
 
@@ -97,7 +102,7 @@ def _targets(report: Report) -> Iterator[Table]:
             rows.append([title, bound, cell(report, figure, OURS), verdict])
     if rows:
         heads = ["figure", "target", "median (min-max)", "verdict"]
-        yield text_table(f"Targets, {OURS}", heads, rows, left=(heads[0], heads[3]))
+        yield text_table(f"Targets, {report.title(OURS)}", heads, rows, left=(heads[0], heads[3]))
 
 
 def _views() -> Iterator[View]:
@@ -119,7 +124,7 @@ def about(report: Report) -> str:
     settings = report.settings
     line = (
         f"{settings['on']}; state {settings['state_bytes'] / 1e6:.0f} MB, {settings['rounds']} rounds; "
-        f"files on {report.machine.filesystem}; ratio = median / median of {OURS}"
+        f"files on {report.machine.filesystem}; ratio = median / median of {report.title(OURS)}"
     )
     host = settings["on"] == "host memory only"
     return f"{line}\nhost memory only: figures mean nothing for a device" if host else line

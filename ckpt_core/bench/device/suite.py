@@ -47,7 +47,8 @@ def measure(run: Run[DeviceSettings]) -> None:
     settings, report = run.settings, run.report
     report.ours = tuple(name for name in NAMES if name.startswith(OURS))
     about = {
-        name: Entrant(settings=text, reference=True) for name, text in figures.REFERENCES.items()
+        name: Entrant(settings=text, reference=True, title=title)
+        for name, (title, text) in figures.REFERENCES.items()
     }
     with Crew(run, Launcher(worker=f"{_WORKER}:CopyWorker"), shared=True) as crew:
         crew.enter(about, about=about)

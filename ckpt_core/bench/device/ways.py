@@ -40,6 +40,7 @@ class Started:
 class Host(CkptCore):
     """Leaves are copied to page-locked memory."""
 
+    title: ClassVar[str] = "ckpt-core"
     mode: ClassVar[str] = "host"
 
     def _options(self) -> Options:
@@ -65,12 +66,14 @@ class Host(CkptCore):
 class OnDevice(Host):
     """Leaves are cloned on the device first."""
 
+    title: ClassVar[str] = "ckpt-core, cloned on the device"
     mode: ClassVar[str] = "device"
 
 
 class Auto(Host):
     """As the engine chooses."""
 
+    title: ClassVar[str] = "ckpt-core, mode auto"
     mode: ClassVar[str] = "auto"
 
 

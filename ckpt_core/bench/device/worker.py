@@ -56,8 +56,9 @@ class _OnDevice:
             return {"reason": str(exc)}
         reason = way.available(self._root)
         version = way.version() if reason is None else ""
-        title = self._accelerator.title
-        return {"reason": reason, "fsyncs": way.fsyncs, "version": version, "device": title}
+        device = self._accelerator.title
+        known = {"title": way.title, "fsyncs": way.fsyncs, "version": version}
+        return {"reason": reason, "device": device, **known}
 
     @property
     def _on(self) -> Accelerator:

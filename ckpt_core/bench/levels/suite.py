@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,14 +13,27 @@ from typing import Any, ClassVar
 
 from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.crew import Crew
+from ckpt_core.bench.levels.figures import (
+    BACK,
+    CALL,
+    CAP,
+    MEMORY_RESTORE,
+    MEMORY_SAVE,
+    SLOWER,
+    SLOWER_MEDIAN,
+    STEP,
+    UPLOAD,
+    UPLOAD_CPU,
+    VIEWS,
+    median_within,
+)
 from ckpt_core.bench.machine import check_room, work_folder
 from ckpt_core.bench.remote import Remote
-from ckpt_core.bench.results import Entrant, Figure, Unit
+from ckpt_core.bench.results import Entrant, Figure, per_gb
 from ckpt_core.bench.run import Run
 from ckpt_core.bench.settings import ModelSize, RunSettings, model_of
 from ckpt_core.bench.suite import Suite
 from ckpt_core.bench.team import Launcher, Team
-from ckpt_core.bench.views import One, Several, View
 from ckpt_core.system.machine import describe
 
 _BUCKET = "bench"
@@ -38,42 +51,26 @@ CAPPED, WITHOUT = "ckpt_core_capped", "no_level"
 OBSTORE, MEMCPY = "obstore", "memcpy"
 _ENGINES = (OURS, CAPPED, WITHOUT)
 _WAYS = {
-    OURS: "a root on --root, one level in the store; its agent",
-    CAPPED: "the same, with a bound on the bandwidth",
-    WITHOUT: "the same root alone",
-    OBSTORE: "the files of the same step by the client alone, 8 MiB parts, 4 streams; ranges back by 8",
-    MEMCPY: "each leaf into warm memory, one thread",
-    "sync_boto3": "upload_file of each file of the step, its defaults: what `aws s3 sync` does",
-    "torch_save_s3fs": "torch.save into a file of s3fs",
-    "dcp_s3torchconnector": "DCP's save with S3StorageWriter",
+    OURS: ("ckpt-core's agent", "a root on --root, one level in the store; its agent"),
+    CAPPED: ("ckpt-core's agent, bounded", "the same, with a bound on the bandwidth"),
+    WITHOUT: ("ckpt-core, no level", "the same root alone"),
+    OBSTORE: (
+        "obstore alone",
+        "the files of the same step by the client alone, 8 MiB parts, 4 streams; ranges back by 8",
+    ),
+    MEMCPY: ("memcpy", "each leaf into warm memory, one thread"),
+    "sync_boto3": (
+        "boto3, as aws s3 sync",
+        "upload_file of each file of the step, its defaults: what `aws s3 sync` does",
+    ),
+    "torch_save_s3fs": ("torch.save to s3fs", "torch.save into a file of s3fs"),
+    "dcp_s3torchconnector": ("DCP to s3torchconnector", "DCP's save with S3StorageWriter"),
 }
+"""Name -> title, and settings in words."""
+
 NAMES = tuple(_WAYS)
 _CLIENTS = (OBSTORE, "sync_boto3")
 _SENDERS = (*_CLIENTS, "torch_save_s3fs", "dcp_s3torchconnector")
-
-CALL = Figure("call", "save() in training beside the agent, the call alone", Unit.SECONDS)
-STEP = Figure("step", "Training step with saves, on one processor", Unit.SECONDS)
-SLOWER = Figure(
-    "slower", "Training beside the agent, over the same saves without one", Unit.PERCENT
-)
-CAP = Figure("cap", "Bytes each second over the bound", Unit.TIMES)
-UPLOAD = Figure("upload", "Step to the store", Unit.BYTES_PER_S, True)
-UPLOAD_CPU = Figure("upload_cpu", "Processor time of sending", Unit.SECONDS_PER_GB)
-BACK = Figure(
-    "back", "Step out of the store: into live tensors of a fresh root", Unit.BYTES_PER_S, True
-)
-MEMORY_SAVE = Figure("memory_save", "Save to a root in memory", Unit.BYTES_PER_S, True)
-MEMORY_RESTORE = Figure("memory_restore", "Restore from it", Unit.BYTES_PER_S, True)
-_FIGURES: tuple[View, ...] = (
-    One(CALL),
-    One(STEP),
-    One(SLOWER, columns=False),
-    One(CAP, columns=False),
-    One(UPLOAD, drawn=True),
-    One(UPLOAD_CPU, drawn=True),
-    One(BACK, drawn=True),
-    Several("Memory", (("save", MEMORY_SAVE), ("restore", MEMORY_RESTORE))),
-)
 
 _STATES = 16
 """In sizes of the state: what processes hold, with what lies in memory and in the sink."""
@@ -112,6 +109,7 @@ class LevelSettings(RunSettings):
         bandwidth: bound of the way that has one, bytes each second.
         interval: training steps between saves.
         train_steps: of one window.
+        pairs: of windows of `interval` steps, in each round.
         model: that trains.
         memory_root: existing directory in memory; None: without it, the root.
     """
@@ -121,13 +119,14 @@ class LevelSettings(RunSettings):
     bandwidth: int = 200_000_000
     interval: int = 5
     train_steps: int = 30
+    pairs: int = 8
     model: ModelSize = _MODEL
     memory_root: Path | None = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     contenders: tuple[str, ...] = NAMES
     measures: tuple[LevelMeasure, ...] = tuple(LevelMeasure)
 
     suite: ClassVar = "levels"
-    leasts: ClassVar = {"leaves": 4, "train_steps": 2, "interval": 1, "bandwidth": 1}
+    leasts: ClassVar = {"leaves": 4, "train_steps": 2, "pairs": 1, "interval": 1, "bandwidth": 1}
     numbers: ClassVar = ()
     trial: ClassVar = {
         "state_bytes": 24 * 2**20,
@@ -136,6 +135,7 @@ class LevelSettings(RunSettings):
         "bandwidth": 100_000_000,
         "train_steps": 4,
         "interval": 2,
+        "pairs": 1,
         "model": ModelSize(width=32, layers=1, vocabulary=64, batch=1, tokens=8),
     }
 
@@ -181,7 +181,7 @@ def measure(run: Run[LevelSettings]) -> None:
             return start(name, folder, timeout_s)
 
         with Crew(run, launch) as crew:
-            about = {name: Entrant(settings=words) for name, words in _WAYS.items()}
+            about = {n: Entrant(settings=words, title=title) for n, (title, words) in _WAYS.items()}
             about[MEMCPY].reference = about[OBSTORE].reference = True
             asked = {name for one in settings.measures for name in _OF[one]}
             crew.enter((n for n in NAMES if n in asked and n in settings.contenders), about=about)
@@ -228,22 +228,31 @@ def _train(site: _Site) -> None:
     for name in _some(site, *_ENGINES):
         crew.ask(name, "train", **window)
     for _ in crew.rounds("training"):
-        steps_s: dict[str, float] = {}
         for name in crew.shuffled(_some(site, *_ENGINES)):
             answer = crew.ask_one(name, "train", **window)
             call = crew.ask_one(name, "save")
             if name != WITHOUT:
                 crew.ask(name, "reach")
             if answer is not None and call is not None:
-                steps_s[name] = answer["step_s"]
                 run.report.add(STEP, name, answer["step_s"])
                 run.report.add(CALL, name, call["call_s"])
-        for name in (OURS, CAPPED):
-            if {name, WITHOUT} <= steps_s.keys():
-                run.report.add(SLOWER, name, steps_s[name] / steps_s[WITHOUT] - 1)
+        _beside(site, cpus)
+    for name in _some(site, OURS, CAPPED):
+        for value in median_within(run.report.values.get(SLOWER.key, {}).get(name, ())):
+            run.report.add(SLOWER_MEDIAN, name, value)
     _leave(site)
     if cpu is not None:
         site.sink.call("pin", cpus=cpus)
+
+
+def _beside(site: _Site, cpus: Sequence[int]) -> None:
+    """Training on one processor, and the agent on the others: what it costs while it sends."""
+    settings = site.run.settings
+    for name in site.crew.shuffled(_some(site, OURS, CAPPED)):
+        asked = {"pairs": settings.pairs, "steps": settings.interval, "others": cpus[1:]}
+        answer = site.crew.ask_one(name, "beside", **asked)
+        for value in answer["slower"] if answer is not None else ():
+            site.run.report.add(SLOWER, name, value)
 
 
 def _leave(site: _Site) -> None:
@@ -268,16 +277,17 @@ def _upload(site: _Site) -> None:
     run, crew = site.run, site.crew
     state_bytes = _build(site, OURS, CAPPED, *_SENDERS[2:])
     source = _step(site)
-    done: dict[str, dict[str, Any]] = {}
-    for name in _some(site, OURS, CAPPED):
-        if _open(site, name, site.memory / name, f"upload-{name}"):
-            done[name] = _sent(crew, name) or {}
+    ready = [
+        name
+        for name in _some(site, OURS, CAPPED)
+        if _open(site, name, site.memory / name, f"upload-{name}") and _sent(crew, name)
+    ]
     for name in crew.turns("upload"):
-        if name in done and (now := _sent(crew, name)) is not None:
-            nbytes, busy_s, cpu_s = (
-                now[key] - done[name][key] for key in ("bytes", "busy_s", "cpu_s")
-            )
-            done[name] = now
+        if name in ready and (before := crew.ask_one(name, "reach")) is not None:
+            now = _sent(crew, name)
+            if now is None:
+                continue
+            nbytes, busy_s, cpu_s = (now[key] - before[key] for key in ("bytes", "busy_s", "cpu_s"))
             if name == CAPPED:
                 run.report.add(CAP, name, nbytes / busy_s / run.settings.bandwidth)
             else:
@@ -297,7 +307,7 @@ def _sent(crew: Crew, name: str) -> dict[str, Any] | None:
 
 def _note(run: Run[LevelSettings], name: str, nbytes: int, seconds: float, cpu_s: float) -> None:
     run.report.add(UPLOAD, name, nbytes / seconds)
-    run.report.add(UPLOAD_CPU, name, cpu_s / nbytes * 1e9)
+    run.report.add(UPLOAD_CPU, name, per_gb(cpu_s, nbytes))
 
 
 def _step(site: _Site) -> Path:
@@ -373,6 +383,6 @@ def _fields(settings: LevelSettings) -> dict[str, Any]:
 SUITE = Suite(
     settings=LevelSettings,
     schedule=measure,
-    figures=lambda report: _FIGURES,
+    figures=lambda report: VIEWS,
     fields=_fields,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import shutil
 import time
 from collections.abc import Sequence
@@ -100,6 +101,40 @@ class Worker:
         self._ck.wait()
         return {"step_s": took_s / steps}
 
+    def beside(self, pairs: int, steps: int, others: Sequence[int]) -> Answer:
+        """Processor time of training behind a save, in pairs: while the agent sends it, and while it is held.
+
+        Args:
+            others: processors for the agent.
+        """
+        assert self._ck is not None
+        status = read_status(self._ck.root)
+        assert status is not None
+        agent = psutil.Process(status.pid)
+        for thread in agent.threads() if others else ():
+            os.sched_setaffinity(thread.id, others)
+        slower = []
+        for _ in range(pairs):
+            took_s = {held: self._window(agent, steps, held=held) for held in _either_first()}
+            slower.append(took_s[False] / took_s[True] - 1)
+        return {"slower": slower}
+
+    def _window(self, agent: psutil.Process, steps: int, *, held: bool) -> float:
+        assert self._ck is not None and self._training is not None
+        agent.suspend()
+        try:
+            self.save()
+            if not held:
+                agent.resume()
+            # Of this thread alone, which trains: what else this machine does is not to be measured.
+            began = time.thread_time()
+            for _ in range(steps):
+                self._training.step(self._ck.wait_staged)
+            return time.thread_time() - began
+        finally:
+            agent.resume()
+            self._ck.wait(level=1)
+
     def restore(self) -> Answer:
         """The newest step into the state, destroyed before; digests of before and after."""
         assert self._ck is not None
@@ -164,6 +199,10 @@ def _has_ended(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def _either_first() -> list[bool]:
+    return random.sample((False, True), 2)
 
 
 def _pin(cpus: Sequence[int]) -> None:

@@ -24,9 +24,9 @@ from ckpt_core.bench.papers.tables import (
     place_text,
     training_line,
 )
-from ckpt_core.bench.papers.ways import IDEAL
+from ckpt_core.bench.papers.ways import IDEAL, title
 from ckpt_core.bench.plot import MARKERS, Bar, bars, finish, log_ticks
-from ckpt_core.bench.results import Figure, Report
+from ckpt_core.bench.results import Figure, Report, Unit
 from ckpt_core.observe import check_plot
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ def _lines(area: Axes, *, part: Plain, quantity: Figure, rows: Sequence[Row]) ->
         lower = [row.median - row.min for row in points]
         upper = [row.max - row.median for row in points]
         where = [row.x or 0.0 for row in points]
-        area.errorbar(where, middles, yerr=[lower, upper], label=line, **_style(number, line))
+        area.errorbar(
+            where, middles, yerr=[lower, upper], label=title(line), **_style(number, line)
+        )
     if at[-1] / at[0] > _WIDE:
         area.set_xscale("log")
     area.set_xticks(at, [place_text(x, part["axis"]) for x in at])
@@ -106,7 +108,8 @@ def _lines(area: Axes, *, part: Plain, quantity: Figure, rows: Sequence[Row]) ->
 def _bars(area: Axes, *, part: Plain, quantity: Figure, rows: Sequence[Row]) -> None:
     """A bar for each way, the first on top, with its median beside it."""
     shown = [
-        Bar(row.line, row, number_text(row.median, digits(row.quantity)), "#7c8aa0") for row in rows
+        Bar(title(row.line), row, number_text(row.median, digits(row.quantity)), "#7c8aa0")
+        for row in rows
     ]
     highest, lowest = max(row.max for row in rows), min(row.min for row in rows)
     bars(area, shown, logarithmic=lowest > 0 and highest / lowest > _WIDE)
@@ -119,7 +122,7 @@ def _scale(area: Axes, rows: Sequence[Row]) -> None:
     middles = [row.median for row in rows]
     if min(middles) > 0 and max(middles) / min(middles) > _WIDE:
         area.set_yscale("log")
-        log_ticks(area)
+        log_ticks(area.yaxis)
     else:
         area.set_ylim(bottom=0)
 
@@ -130,7 +133,8 @@ def _finish(area: Axes, part: Plain, quantity: Figure) -> None:
 
 def _unit(quantity: Figure) -> str:
     better = "higher" if quantity.higher_is_better else "lower"
-    return f"{quantity.unit}, {better} is better"
+    unit = {Unit.TIMES: "times"}.get(quantity.unit, quantity.unit)
+    return f"{unit}, {better} is better"
 
 
 def _style(number: int, line: str) -> dict[str, Any]:

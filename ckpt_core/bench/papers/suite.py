@@ -14,7 +14,7 @@ from ckpt_core.bench.papers.found import THROUGHPUT, Found, per_s
 from ckpt_core.bench.papers.parts import PARTS, Answer, Part, Turn, chosen
 from ckpt_core.bench.papers.settings import PapersMeasure, PapersSettings
 from ckpt_core.bench.papers.tables import part_json, tables, training_line
-from ckpt_core.bench.papers.ways import IDEAL, PRESETS, TORCH, Way
+from ckpt_core.bench.papers.ways import IDEAL, PRESETS, TORCH, Way, title
 from ckpt_core.bench.remote import ContenderFailed
 from ckpt_core.bench.results import Entrant
 from ckpt_core.bench.run import Run
@@ -118,7 +118,9 @@ class _Job:
         hello = self._ask("hello")
         for way in ways:
             release = hello["torch" if way.contender == TORCH else "core"]
-            entrant = self.report.entrants.setdefault(way.contender, Entrant())
+            entrant = self.report.entrants.setdefault(
+                way.contender, Entrant(title=title(way.contender))
+            )
             entrant.version, entrant.fsyncs = release, "yes"
             entrant.settings = (
                 "torch.save, then fsync" if way.contender == TORCH

@@ -20,6 +20,7 @@ from ckpt_core.bench.papers.found import (
 )
 from ckpt_core.bench.papers.parts import Part
 from ckpt_core.bench.papers.settings import PapersSettings
+from ckpt_core.bench.papers.ways import title
 from ckpt_core.bench.results import Figure, Report
 from ckpt_core.bench.tables import machine_line, text_table
 
@@ -107,7 +108,7 @@ def _by_place(part: Plain, quantity: Figure, rows: Sequence[Row]) -> Grid:
     return Grid(
         f"{part['title']}: {quantity.title}, {quantity.unit} over {part['axis']}, median (min-max)",
         ["way", *(place_text(x, part["axis"]) for x in at)],
-        [[line, *(cells.get((line, x), "") for x in at)] for line in lines(rows)],
+        [[title(line), *(cells.get((line, x), "") for x in at)] for line in lines(rows)],
     )
 
 
@@ -116,7 +117,7 @@ def _of_bars(part: Plain, found: Found, bars: Sequence[Row]) -> Grid:
     rows = []
     for line in lines(bars):
         points = [found.row(quantity, line) for quantity in columns]
-        rows.append([line, *("" if point is None else cell(point) for point in points)])
+        rows.append([title(line), *("" if point is None else cell(point) for point in points)])
     heads = [f"{quantity.title}, {quantity.unit}" for quantity in columns]
     return Grid(f"{part['title']}: median (min-max)", ["way", *heads], rows)
 
@@ -124,7 +125,7 @@ def _of_bars(part: Plain, found: Found, bars: Sequence[Row]) -> Grid:
 def _comparison(part: Plain) -> Grid:
     rows = [
         [
-            row["what"],
+            title(row["what"]),
             "" if row["paper"] is None else number_text(row["paper"]),
             number_text(row["ours"]),
             row["source"],

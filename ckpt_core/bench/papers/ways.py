@@ -12,6 +12,16 @@ IDEAL = "ideal"
 TORCH = "torch_save_fsync"
 PRESETS = ("checkfreq", "gpm", "lightcheck", "pccheck", "deepfreeze", "default")
 NAMES = (*PRESETS, TORCH)
+_TITLES = {
+    "checkfreq": "CheckFreq",
+    "gpm": "GPM",
+    "lightcheck": "LightCheck",
+    "pccheck": "PCcheck",
+    "deepfreeze": "DeepFreeze",
+    "default": "ckpt-core",
+    TORCH: "torch.save + fsync",
+    IDEAL: "no saves",
+}
 _THREADS = 3
 """Writers of one checkpoint in PCcheck (its preset has 3 for each of 2)."""
 
@@ -60,6 +70,12 @@ class Way:
     def to_json(self) -> dict[str, Any]:
         """For the process that does it."""
         return asdict(self)
+
+
+def title(line: str) -> str:
+    """What people call a line of a figure, which may begin with the name of a contender."""
+    name, comma, rest = line.partition(",")
+    return f"{_TITLES.get(name, name)}{comma}{rest}"
 
 
 def all_contenders() -> tuple[Way, ...]:

@@ -27,9 +27,9 @@ class Condition:
 
 
 CONDITIONS = {
-    ALONE: Condition("Auto, alone on the machine", adapts=True, disturbed=False),
-    FIXED: Condition("the interval that was right alone", adapts=False, disturbed=True),
-    ADAPTIVE: Condition("Auto, which finds the job begin", adapts=True, disturbed=True),
+    ALONE: Condition("Auto, alone", adapts=True, disturbed=False),
+    FIXED: Condition("fixed interval, beside a job", adapts=False, disturbed=True),
+    ADAPTIVE: Condition("Auto, beside a job", adapts=True, disturbed=True),
 }
 """In the order of the run: the second needs what the first has found."""
 
@@ -43,6 +43,16 @@ SETTLED = Figure(
     "settled_overhead", "Overhead from 20 iterations of a new load on, by its saves", Unit.PERCENT
 )
 COST = Figure("cost", "What one save adds to training", Unit.SECONDS)
+ADDED = Figure(
+    "reaction_by_saves",
+    "Iterations of a new load until what saves add to those that follow is within the bound",
+    Unit.STEPS,
+)
+COUNTED = Figure(
+    "reaction_by_number",
+    "Iterations of a new load until the saves that follow, by their number, are within the bound",
+    Unit.STEPS,
+)
 REACTION = Figure(
     "reaction", "Iterations of a new load until those that follow are within the bound", Unit.STEPS
 )

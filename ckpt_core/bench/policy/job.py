@@ -45,6 +45,7 @@ class Block:
         first: step before them.
         seconds: of each iteration.
         saves: after how many of these iterations each save was made.
+        active: numbers of the iterations in which a save was under way.
         intervals: after how many iterations which interval held; a new entry where it changes.
         stall_s: that the training thread was inside the engine.
         cut: the time was up before the last interval was over.
@@ -53,6 +54,7 @@ class Block:
     first: int
     seconds: list[float] = field(default_factory=list)
     saves: list[int] = field(default_factory=list)
+    active: list[int] = field(default_factory=list)
     intervals: list[tuple[int, int]] = field(default_factory=list)
     stall_s: float = 0.0
     cut: bool = False
@@ -76,6 +78,7 @@ class Job:
         policy.watch(self._checkpointer)
         self._handles: list[SaveHandle] = []
         self._step = 0
+        self._under_way = False
         self._mark_s = time.monotonic()
 
     @property
@@ -228,9 +231,13 @@ class Job:
         self._handles = [handle for handle in self._handles if not handle.committed.done()]
         self._handles.append(self._checkpointer.save(self._step, self._training.state()))
         block.saves.append(len(block.seconds))
+        self._under_way = True
 
     def _tick(self, block: Block) -> None:
         now_s = time.monotonic()
+        if self._under_way:
+            block.active.append(len(block.seconds))
+            self._under_way = any(not handle.committed.done() for handle in self._handles)
         block.seconds.append(now_s - self._mark_s)
         self._mark_s = now_s
         self._note(block)

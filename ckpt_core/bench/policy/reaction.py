@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 SETTLE_WITHIN = 20
 """Iterations of a new load after which the bound is to hold again."""
+
+_NEIGHBOURS = 8
 
 Taken = Mapping[str, Any]
 """A `Block` as its process sends it."""
@@ -65,9 +67,39 @@ def overheads_from(seconds: Sequence[float], base_s: float) -> list[float]:
     return [total / ((count - at) * base_s) - 1 for at, total in enumerate(behind)]
 
 
+def added_from(seconds: Sequence[float], active: Sequence[int]) -> list[float]:
+    """At each iteration: what saves add to it and to all behind it, as a part of these without them.
+
+    An iteration with a save under way is compared with its neighbours that have none, so that neither a
+    drift nor an iteration that is long by itself counts for a cost of saves, which no policy could lower.
+
+    Args:
+        seconds: of each iteration of a block.
+        active: numbers of those in which a save was under way; some were not.
+    """
+    busy = set(active)
+    quiet = [at for at in range(len(seconds)) if at not in busy]
+    without = list(seconds)
+    for at in busy:
+        near = sorted(quiet, key=lambda other: abs(other - at))[:_NEIGHBOURS]
+        without[at] = median(seconds[other] for other in near)
+    added = [took - alone for took, alone in zip(seconds, without, strict=True)]
+    return [sum(added[at:]) / sum(without[at:]) for at in range(len(seconds))]
+
+
 def iterations_until(bound: float, overheads: Sequence[float]) -> int | None:
     """After how many iterations the overhead of the following ones is within the bound; None: never."""
     return next((at for at, overhead in enumerate(overheads) if overhead <= bound), None)
+
+
+def counted_from(saves: Sequence[int], iterations: int, cost: float) -> list[float]:
+    """At each iteration: what the saves from it on cost, as a part of all from it on.
+
+    As `settled_overhead`, a drift or an iteration that is long by itself has no part in it.
+    """
+    return [
+        sum(save >= at for save in saves) * cost / (iterations - at) for at in range(iterations)
+    ]
 
 
 def settled_overhead(saves: Sequence[int], iterations: int, cost: float) -> float:

@@ -12,7 +12,7 @@ from rich.text import Text
 from ckpt_core.bench.plot import finish
 from ckpt_core.bench.policy import conditions as figures
 from ckpt_core.bench.policy.conditions import ADAPTIVE, ALONE, FIXED
-from ckpt_core.bench.policy.reaction import SETTLE_WITHIN
+from ckpt_core.bench.policy.reaction import SETTLE_WITHIN, iterations_until
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.tables import cell, text_table
 from ckpt_core.bench.views import Own
@@ -20,7 +20,11 @@ from ckpt_core.bench.views import Own
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_BY_SAVES = f"from {SETTLE_WITHIN} on, by its saves, %"
+_PERCENTS = (
+    "overhead of all of them, %",
+    "what saves add to them, %",
+    f"from {SETTLE_WITHIN} on, by its saves, %",
+)
 _COLUMNS = (
     ("overhead, %", figures.OVERHEAD),
     ("Auto says, %", figures.TOLD),
@@ -63,7 +67,7 @@ def _conditions(report: Report, found: dict[str, Any]) -> RenderableType:
         if name in overheads:
             holds = "holds" if overheads[name].median <= bound else "BROKEN"
             cells = [cell(report, figure, name) for _, figure in _COLUMNS]
-            rows.append([name, holds, *cells, _saves(row["rounds"])])
+            rows.append([report.title(name), holds, *cells, _saves(row["rounds"])])
     title = f"Overhead with a bound of {bound:.1%}: median (min-max)"
     heads = ["condition", "bound", *[heading for heading, _ in _COLUMNS], "saves, in iterations"]
     return text_table(title, heads, rows, left=heads[:2])
@@ -78,15 +82,20 @@ def _changes(report: Report, changes: list[dict[str, Any]]) -> RenderableType:
     """What Auto did when the second job began."""
     bound = report.settings["max_overhead"]
     title = f"The second job begins: iterations until the following ones are within {bound:.1%}"
-    heads = ("round", "iterations", "of", "overhead of all of them, %", _BY_SAVES, "intervals")
+    heads = ("round", "iterations", "by what saves add", "by their number", "of", *_PERCENTS)
     rows = []
     for number, change in enumerate(changes, 1):
         count = len(change["overheads"])
         after = f"not in {count}" if change["after"] is None else str(change["after"])
         intervals = " ".join(str(steps) for _, steps in change["intervals"])
-        percents = [f"{part * 100:.1f}" for part in (change["overheads"][0], change["settled"])]
-        rows.append([str(number), after, str(count), *percents, intervals])
-    return text_table(title, heads, rows)
+        added = change["added"]
+        by_saves = None if added is None else iterations_until(bound, added)
+        parts = (change["overheads"][0], None if added is None else added[0], change["settled"])
+        percents = ["" if part is None else f"{part * 100:.1f}" for part in parts]
+        told = f"not in {count}" if by_saves is None else str(by_saves)
+        by_number = "" if change["counted"] is None else str(change["counted"])
+        rows.append([str(number), after, told, by_number, str(count), *percents, intervals])
+    return text_table(title, (*heads, "intervals"), rows)
 
 
 def _decision(found: dict[str, Any]) -> Text:
@@ -100,7 +109,7 @@ def _areas(report: Report) -> Iterator[Callable[[Axes], None]]:
     conditions = report.more["policy"]["conditions"]
     if report.stats(figures.OVERHEAD):
         yield partial(_overheads, report=report)
-        yield partial(_intervals, conditions=conditions)
+        yield partial(_intervals, report=report, conditions=conditions)
     if ADAPTIVE in conditions and conditions[ADAPTIVE]["changes"]:
         yield partial(_reactions, report=report)
         yield partial(_iterations, trace=conditions[ADAPTIVE]["trace"])
@@ -111,13 +120,15 @@ def _overheads(area: Axes, *, report: Report) -> None:
     for number, (name, stats) in enumerate(report.stats(figures.OVERHEAD).items()):
         middle = stats.median * 100
         whiskers = [[middle - stats.min * 100], [stats.max * 100 - middle]]
-        area.bar(name, middle, yerr=whiskers, color=_COLORS[name], width=0.6, capsize=4)
+        area.bar(
+            report.title(name), middle, yerr=whiskers, color=_COLORS[name], width=0.6, capsize=4
+        )
         area.annotate(
             f"{middle:.1f}", (number, stats.max * 100), xytext=(0, 4), textcoords="offset points",
             ha="center", fontsize=9,
         )  # fmt: skip
     _bound(area, report)
-    area.set_ylabel("%, lower is better", fontsize=9)
+    area.set_ylabel("% of an iteration, lower is better", fontsize=9)
     finish(area, "Overhead over iterations without saves")
 
 
@@ -125,17 +136,17 @@ def _bound(area: Axes, report: Report) -> None:
     area.axhline(report.settings["max_overhead"] * 100, color="#333333", linewidth=1, linestyle=":")
 
 
-def _intervals(area: Axes, *, conditions: dict[str, Any]) -> None:
+def _intervals(area: Axes, *, report: Report, conditions: dict[str, Any]) -> None:
     """A line for each condition; where the second job is on in the last one, the area is shaded."""
     for name, found in conditions.items():
         steps, intervals = _over_time(found["trace"])
         if steps:
-            area.step(steps, intervals, where="post", label=name, color=_COLORS[name])
+            area.step(steps, intervals, where="post", label=report.title(name), color=_COLORS[name])
     if ADAPTIVE in conditions:
         for first, last in _disturbed(conditions[ADAPTIVE]["trace"]):
             area.axvspan(first, last, color=_COLORS[ADAPTIVE], alpha=0.12, linewidth=0)
-    area.set_xlabel("iteration; shaded: the second job is on, for auto_beside_job", fontsize=9)
-    area.set_ylabel("steps", fontsize=9)
+    area.set_xlabel("iteration; shaded: the second job is on, for Auto beside it", fontsize=9)
+    area.set_ylabel("steps between saves", fontsize=9)
     area.set_yscale("log")
     area.yaxis.set_major_formatter("{x:g}")
     area.legend(fontsize=8, frameon=False)
@@ -191,8 +202,8 @@ def _iterations(area: Axes, *, trace: list[dict[str, Any]]) -> None:
         for save in block["saves"]:
             area.axvline(block["first"] + save, color="#333333", linewidth=0.4, alpha=0.4)
     area.set_xlabel("iteration; grey lines: saves; red: the second job is on", fontsize=9)
-    area.set_ylabel("ms", fontsize=9)
-    finish(area, f"Iterations of {ADAPTIVE}")
+    area.set_ylabel("ms an iteration", fontsize=9)
+    finish(area, "Iterations of Auto beside a job")
 
 
 FIGURES = (Own(_tables, _areas),)

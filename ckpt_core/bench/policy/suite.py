@@ -16,13 +16,15 @@ from ckpt_core.bench.policy import conditions, shown
 from ckpt_core.bench.policy.conditions import ALONE, CONDITIONS, FIXED, NAMES
 from ckpt_core.bench.policy.processors import MEMORY, Load
 from ckpt_core.bench.policy.reaction import (
+    added_from,
     compare,
+    counted_from,
     intervals_of,
     iterations_until,
     overheads_from,
     settled_overhead,
 )
-from ckpt_core.bench.results import Entrant
+from ckpt_core.bench.results import Entrant, Figure
 from ckpt_core.bench.run import Run
 from ckpt_core.bench.settings import ModelSize, RunSettings, model_of
 from ckpt_core.bench.suite import Suite
@@ -174,7 +176,7 @@ class _Condition(Crew):
         super().__init__(run, Launcher(worker=worker, environment=environment))
         self.settings = run.settings
         self.name = name
-        self.enter([name], about={name: Entrant(fsyncs="yes")})
+        self.enter([name], about={name: Entrant(fsyncs="yes", title=CONDITIONS[name].title)})
         self._condition = CONDITIONS[name]
         self._found: dict[str, Any] = {
             "title": self._condition.title,
@@ -188,7 +190,9 @@ class _Condition(Crew):
         """All rounds of the condition, and the check of what it has saved."""
         interval = self._fixed() if self.name == FIXED else None
         if self.name == FIXED and interval is None:
-            self.report.entrants[FIXED] = Entrant(reason=f"{ALONE} has found no interval")
+            self.report.entrants[FIXED] = Entrant(
+                reason=f"{ALONE} has found no interval", title=self._condition.title
+            )
             return
         measures = self.settings.measures
         if self.name == ALONE and PolicyMeasure.DECISION in measures:
@@ -329,21 +333,31 @@ class _Condition(Crew):
     def _note_change(self, answer: Answer, base_s: float) -> None:
         block = answer["change"]
         overheads = overheads_from(block["seconds"], base_s)
-        after = iterations_until(self.settings.max_overhead, overheads)
-        if after is None:
-            text = f"a change was not met within {len(overheads)} iterations"
-            self.report.entrants[self.name].remark(text)
-        # A bound from below is better than a value that is left out.
-        self.report.add(conditions.REACTION, self.name, len(overheads) if after is None else after)
+        after = self._note_reaction(conditions.REACTION, overheads)
+        added = None
+        if len(block["active"]) < len(block["seconds"]):
+            added = added_from(block["seconds"], block["active"])
+            self._note_reaction(conditions.ADDED, added)
         self._found["changes"].append(
             {
                 "after": after,
                 "overheads": overheads,
+                "added": added,
                 "saves": block["saves"],
                 "intervals": block["intervals"],
                 "calmed": len(answer["calm"]["seconds"]),
             }
         )
+
+    def _note_reaction(self, figure: Figure, overheads: list[float]) -> int | None:
+        """After how many iterations the following ones are within the bound; None: never."""
+        after = iterations_until(self.settings.max_overhead, overheads)
+        if after is None:
+            text = f"a change was not met within {len(overheads)} iterations"
+            self.report.entrants[self.name].remark(text)
+        # A bound from below is better than a value that is left out.
+        self.report.add(figure, self.name, len(overheads) if after is None else after)
+        return after
 
     def _note_settled(self) -> None:
         """Afterwards, when it is known what a save costs beside the second job."""
@@ -354,6 +368,8 @@ class _Condition(Crew):
             settled = settled_overhead(change["saves"], len(change["overheads"]), cost)
             change["settled"] = settled
             self.report.add(conditions.SETTLED, self.name, settled)
+            counted = counted_from(change["saves"], len(change["overheads"]), cost)
+            change["counted"] = self._note_reaction(conditions.COUNTED, counted)
 
     def _trace(self, part: str, block: Answer) -> None:
         """Every iteration is kept, for the picture and for whoever doubts a figure."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from ckpt_core.bench.plot import finish_lines
+from ckpt_core.bench.plot import finish, log_ticks
 from ckpt_core.bench.ranks.commit_messages import simulate
 from ckpt_core.bench.ranks.real_commits import measure
 from ckpt_core.bench.ranks.simulation import Costs
@@ -140,11 +140,13 @@ def _draw(area: Axes, *, rows: list[dict[str, Any]]) -> None:
             for row in rows
             if (row["latency_s"], row["spread_s"]) == case
         ]
-        label = f"latency {case[0] * 1e6:g} us, votes within {case[1]:g} s"
+        label = f"latency {case[0] * 1e6:g} µs, votes within {case[1]:g} s"
         area.plot(*zip(*points, strict=True), marker="o", color=f"C{number}", label=label)
     area.set_xscale("log")
     area.set_yscale("log")
     area.set_xlabel("simulated ranks", fontsize=9)
     area.set_ylabel("ms", fontsize=9)
-    area.legend(fontsize=8)
-    finish_lines(area, "Simulated commit: last vote to verdict on all ranks")
+    area.legend(fontsize=8, frameon=False)
+    log_ticks(area.xaxis)
+    log_ticks(area.yaxis)
+    finish(area, "Simulated commit: last vote to verdict on all ranks")

@@ -19,7 +19,7 @@ from ckpt_core.bench.crew import Crew
 from ckpt_core.bench.machine import check_room
 from ckpt_core.bench.ranks import messages, planning
 from ckpt_core.bench.remote import Answers
-from ckpt_core.bench.results import Family, Report, Unit
+from ckpt_core.bench.results import Family, Report, Unit, per_gb
 from ckpt_core.bench.run import Run
 from ckpt_core.bench.settings import ModelSize, RunSettings
 from ckpt_core.bench.suite import Suite
@@ -139,13 +139,19 @@ def slowdown(every: int) -> Family:
     return _family(f"slowdown_every_{every}", title, Unit.TIMES)
 
 
+def processor(every: int) -> Family:
+    """What training with saves works longer than without, on all ranks, for each GB of the state."""
+    title = f"Processor time of saves in training, one every {every} steps"
+    return _family(f"train_processor_every_{every}", title, Unit.SECONDS_PER_GB)
+
+
 def stall(every: int) -> Family:
     """What one save takes from training, on the rank that waits longest."""
     title = f"Stall in training, a save every {every} steps"
     return _family(f"train_stall_every_{every}", title, Unit.SECONDS)
 
 
-_over = partial(Over, axis=Axis("world_sizes", "ranks", "ranks", base=2))
+_over = partial(Over, axis=Axis("world_sizes", "ranks", "ranks"))
 
 
 def figures(report: Report) -> Iterator[View]:
@@ -162,6 +168,8 @@ def figures(report: Report) -> Iterator[View]:
         yield _over(title=title, make=slowdown(every))
         title = f"Stall of a save in training, every {every} steps, slowest rank"
         yield _over(title=title, make=stall(every), drawn="")
+        title = f"Processor time of saves in training, every {every} steps, all ranks"
+        yield _over(title=title, make=processor(every), drawn="")
     yield Own(_rank_bytes)
     yield Own(planning.tables)
     yield Own(messages.tables, messages.areas)
@@ -172,7 +180,7 @@ def _rank_bytes(report: Report) -> Iterator[Table]:
     for ranks, ways in report.more.get("rank_bytes", {}).items():
         for name in report.entrants:
             sizes = "  ".join(f"{size / 1e6:.2f}" for size in ways.get(name, []))
-            rows.append((ranks, name, sizes))
+            rows.append((ranks, report.title(name), sizes))
     if rows:
         title = "Files of the newest step by rank, MB"
         yield text_table(title, ("ranks", "way", "rank 0, 1, ..."), rows)
@@ -209,6 +217,29 @@ def _teams(run: Run[RankSettings]) -> None:
         with RankCrew(dataclasses.replace(run, folder=folder), ranks) as crew:
             crew.measure()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A training step: of the slowest rank in seconds, of all together in processor time."""
+
+    seconds: float
+    processor_s: float
+
+    @classmethod
+    def of(cls, answers: Answers) -> _Step:
+        """As the ranks have told."""
+        return cls(
+            max(answer["step_s"] for answer in answers),
+            sum(answer["processor_s"] for answer in answers),
+        )
+
+    def and_(self, other: _Step) -> _Step:
+        """The mean of both."""
+        return _Step(
+            statistics.mean([self.seconds, other.seconds]),
+            statistics.mean([self.processor_s, other.processor_s]),
+        )
 
 
 class RankCrew(Crew):
@@ -275,16 +306,16 @@ class RankCrew(Crew):
     # -- training --------------------------------------------------------------------------------
 
     def _training(self) -> None:
-        before_s = self._base_step()
+        before = self._base_step()
         for name in self.turns(f"{self._ranks} ranks, training"):
             windows = {
                 every: self._window(name, every) for every in self.shuffled(self.settings.intervals)
             }
-            after_s = self._base_step()
+            after = self._base_step()
             for every, answers in windows.items():
-                if answers is not None and before_s and after_s:
-                    self._note(name, every, statistics.mean([before_s, after_s]), answers)
-            before_s = after_s
+                if answers is not None and before and after:
+                    self._note(name, every, before.and_(after), answers)
+            before = after
 
     def _window(self, name: str, every: int) -> Answers | None:
         steps = max(2, align_up(self.settings.train_steps, every))
@@ -292,21 +323,24 @@ class RankCrew(Crew):
         self._tidy(name)
         return answers
 
-    def _note(self, name: str, every: int, base_s: float, answers: Answers) -> None:
-        step_s = max(answer["step_s"] for answer in answers)
-        self.report.add(slowdown(every)(self._ranks), name, step_s / base_s)
+    def _note(self, name: str, every: int, base: _Step, answers: Answers) -> None:
+        step = _Step.of(answers)
+        self.report.add(slowdown(every)(self._ranks), name, step.seconds / base.seconds)
+        worked_s = (step.processor_s - base.processor_s) * every
+        value = per_gb(worked_s, answers[0]["state_bytes"])
+        self.report.add(processor(every)(self._ranks), name, value)
         for stalls in zip(*[answer["stalls_s"] for answer in answers], strict=True):
             self.report.add(stall(every)(self._ranks), name, max(stalls))
 
-    def _base_step(self) -> float | None:
-        """Seconds of a step without saves; those before and after a way's turn are its measure."""
+    def _base_step(self) -> _Step | None:
+        """A step without saves; those before and after a way's turn are its measure."""
         for name in self.names()[:1]:
             answers = self.ask(name, "train", every=0, steps=self.settings.train_steps)
             if answers is not None:
-                step_s: float = max(answer["step_s"] for answer in answers)
+                step = _Step.of(answers)
                 steps = self.report.more["base_step_s"].setdefault(str(self._ranks), [])
-                steps.append(step_s)
-                return step_s
+                steps.append(step.seconds)
+                return step
         return None
 
     # -- the team --------------------------------------------------------------------------------

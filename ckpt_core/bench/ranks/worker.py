@@ -103,6 +103,7 @@ class RankWorker(Member, StateWorker):
         return {
             "reason": reason,
             "version": "" if reason else way.version(),
+            "title": way.title,
             "fsyncs": way.fsyncs,
             "stands_for": way.stands_for,
         }

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from ckpt_core.cli.doctor.finding import Finding, note, ok, warning
 from ckpt_core.cli.listing import Listing, survey
-from ckpt_core.cli.text import age_text, count_text, size_text
+from ckpt_core.cli.text import age_text
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.restore import committed_directories
+from ckpt_core.units import count_text, size_text
 
 _LATEST = "latest"
 _LATEST_BYTES = 4096

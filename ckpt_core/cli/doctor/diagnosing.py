@@ -15,7 +15,8 @@ from ckpt_core.cli.doctor.machine import check_machine
 from ckpt_core.cli.doctor.root import check_root
 from ckpt_core.cli.doctor.trials import trials
 from ckpt_core.cli.doctor.versions import is_there
-from ckpt_core.cli.text import count_text, say, say_json, say_rich, table
+from ckpt_core.cli.text import say, say_json, say_rich, table
+from ckpt_core.units import count_text
 
 if TYPE_CHECKING:
     from ckpt_core.cli.requests import DoctorRequest
@@ -76,7 +77,8 @@ def _job(request: DoctorRequest, known: Sequence[Framework]) -> list[Finding]:
 
 def _print(findings: Sequence[Finding], counts: Counter[Level]) -> None:
     rows = [(finding.check, _level_text(finding.level), _text(finding)) for finding in findings]
-    say_rich(table(("check", "result", "found"), rows))
+    wrong = (_level_text(Level.PROBLEM),)
+    say_rich(table(("check", "result", "found"), rows, wrong=wrong))
     levels = [level for level in (Level.PROBLEM, Level.WARNING, Level.NOTE) if counts[level]]
     told = [count_text(counts[level], level.value) for level in levels]
     if not counts[Level.PROBLEM]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +12,9 @@ from ckpt_core.cli.doctor.finding import Finding, note, ok, problem, warning
 from ckpt_core.cli.doctor.framework import Framework
 from ckpt_core.cli.doctor.trials import Trial
 from ckpt_core.cli.doctor.versions import installed_version, is_older, is_there, least_version
-from ckpt_core.cli.text import size_text
 from ckpt_core.errors import ConfigError
 from ckpt_core.options import ENV_PREFIX, Options
+from ckpt_core.units import size_text
 
 _TORCH = """
 import warnings
@@ -52,23 +50,20 @@ def check_environment(
 
 def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Variables with our prefix, one by one: those that `Options.from_env` would refuse, and the others."""
-    known = [ENV_PREFIX + field.name.upper() for field in dataclasses.fields(Options)]
     good = []
     for name in sorted(key for key in environ if key.upper().startswith(ENV_PREFIX)):
         try:
             Options.from_env({name: environ[name]})
         except ConfigError as exc:
-            close = difflib.get_close_matches(name, known, n=1)
-            advice = f"did you mean {close[0]}?" if close and name not in known else "correct it"
-            yield problem("variables", f"Options.from_env() refuses it: {exc}", advice)
+            yield problem("variables", f"Options.from_env() refuses it: {exc}", "correct it")
             continue
         if name.startswith(ENV_PREFIX):
             good.append(f"{name}={environ[name]}")
         else:
             yield warning("variables", f"{name} is ignored", "write it in capitals")
     if good:
-        advice = "everything else ignores them, a DeepSpeed configuration too"
-        yield note("variables", f"{', '.join(good)}: read by Options.from_env() alone", advice)
+        advice = "integrations read levels, events_file and metrics of them, and ignore the others"
+        yield note("variables", f"{', '.join(good)}: read by Options.from_env()", advice)
 
 
 def _python() -> Finding:

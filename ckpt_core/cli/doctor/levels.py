@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ckpt_core.cli.doctor.finding import Finding, note, ok, problem, warning
 from ckpt_core.cli.listing_levels import further_levels
-from ckpt_core.cli.text import size_text
 from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.levels import check_extra, open_far, upload_speed
 from ckpt_core.options import Level, scheme_of
+from ckpt_core.units import size_text
 
 _CHECK = "level"
 
@@ -53,12 +53,11 @@ def _level(url: str) -> Iterator[Finding]:
         return
     can = "reachable, writable, its conditions hold" if is_store else "writable"
     yield ok(_CHECK, f"{url}: {can}; takes {size_text(int(speed))} for each second")
-    if scheme_of(url) == "s3":
-        # The other stores forget such parts by themselves.
-        text = (
-            f"{url}: a send that is killed leaves parts of files, which no list shows and which cost; the "
-            "agent aborts them after a day, where keys are in the environment"
-        )
+    if (scheme := scheme_of(url)) in ("s3", "gs"):
+        # Azure forgets such parts by itself.
+        text = f"{url}: a send that is killed leaves parts of files, which no list shows and which cost"
+        if scheme == "s3":
+            text += "; the next agent aborts them, unless its credentials are a role's"
         advice = "a lifecycle rule that aborts incomplete multipart uploads does it always"
         yield note(_CHECK, text, advice)
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 
 from ckpt_core.cli.doctor.finding import Finding, note, ok, warning
 from ckpt_core.cli.doctor.trials import Trial
-from ckpt_core.cli.text import count_text, size_text
 from ckpt_core.errors import ConfigError
 from ckpt_core.options import Options
 from ckpt_core.system.memory_limit import free_memory, room_left
-from ckpt_core.units import parse_bytes
+from ckpt_core.units import count_text, parse_bytes, size_text
 
 _STAGING_SHARE = 4
 """Staging takes at most one part in so many of the free memory, unless `staging_bytes` says otherwise."""

@@ -10,9 +10,9 @@ from ckpt_core.cli.doctor.contents import Contents, check_contents, contents_of
 from ckpt_core.cli.doctor.finding import Finding, ok, problem, warning
 from ckpt_core.cli.doctor.mounts import judge_mount, mount_of
 from ckpt_core.cli.doctor.storage import try_storage
-from ckpt_core.cli.text import size_text
 from ckpt_core.errors import CkptError
 from ckpt_core.system.files import Files
+from ckpt_core.units import size_text
 
 _FEW_INODES = 1000
 

@@ -24,7 +24,7 @@ from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.machine import check_room
 from ckpt_core.bench.plot import bars_of
 from ckpt_core.bench.remote import Answers
-from ckpt_core.bench.results import Report
+from ckpt_core.bench.results import Report, per_gb
 from ckpt_core.bench.run import Run
 from ckpt_core.bench.settings import RunSettings, model_of
 from ckpt_core.bench.suite import Suite
@@ -153,7 +153,8 @@ def _stage(run: Run[DeepSpeedSettings], crew: StageCrew, stage: int) -> None:
     if DeepSpeedMeasure.TRAIN in settings.measures:
         for _ in crew.rounds(f"ZeRO {stage}, training"):
             for every in crew.shuffled(settings.intervals):
-                _note_training(run.report, stage, every, _train(run, crew, every))
+                window = settings.window(every)
+                _note_training(run.report, stage, window, _train(run, crew, window))
 
 
 def _try(run: Run[DeepSpeedSettings], crew: StageCrew, stage: int, name: str) -> None:
@@ -242,12 +243,11 @@ def _note_bytes(report: Report, stage: int, name: str, answers: Answers) -> None
             report.add(ways.WRITTEN(stage, rank), name, share)
 
 
-def _train(run: Run[DeepSpeedSettings], crew: StageCrew, every: int) -> dict[str, Answers]:
+def _train(run: Run[DeepSpeedSettings], crew: StageCrew, window: Window) -> dict[str, Answers]:
     """One window of each way, in random order; without those that failed."""
     windows: dict[str, Answers] = {}
-    window = run.settings.window(every)
     for name in crew.shuffled(crew.names()):
-        saves = 0 if name == BASE else every
+        saves = 0 if name == BASE else window.every
         answers = crew.ask(name, "train", every=saves, lead=window.lead, steps=window.steps)
         if answers is not None:
             windows[name] = answers
@@ -255,13 +255,18 @@ def _train(run: Run[DeepSpeedSettings], crew: StageCrew, every: int) -> dict[str
     return windows
 
 
-def _note_training(report: Report, stage: int, every: int, windows: dict[str, Answers]) -> None:
+def _note_training(report: Report, stage: int, window: Window, windows: dict[str, Answers]) -> None:
     """One round of one interval."""
+    every = window.every
+    worked_s = {name: sum(a["processor_s"] for a in windows[name]) for name in windows}
     seconds = {name: _slower(answers, "step_s") for name, answers in windows.items()}
     for name, step_s in seconds.items():
         report.add(ways.STEP(stage, every), name, step_s)
         if name != BASE:
             report.add(ways.SLOWDOWN(stage, every), name, step_s / seconds[BASE])
+            saved = window.timed_saves * report.more["state"][str(stage)][name]["state_bytes"]
+            value = per_gb(worked_s[name] - worked_s[BASE], saved)
+            report.add(ways.PROCESSOR(stage, every), name, value)
 
 
 def _name_those_that_cannot_run(report: Report) -> None:
@@ -281,6 +286,7 @@ def _figures(report: Report) -> Iterator[View]:
         for title, family in (
             ("Step over the same without saves", ways.SLOWDOWN),
             ("Step", ways.STEP),
+            ("Processor time of saves", ways.PROCESSOR),
         ):
             yield Over(title=f"ZeRO {stage}: {title}", make=partial(family, stage), drawn="")
     yield Own(_problems, _areas)
@@ -294,7 +300,7 @@ def _problems(report: Report) -> Iterator[Table]:
     for section, what in ((CANNOT_RUN, "run"), (CANNOT_LOAD, "load")):
         for name, errors in report.more[section].items():
             for stage, error in errors.items():
-                table.add_row(name, stage, what, Text(error))
+                table.add_row(report.title(name), stage, what, Text(error))
     if table.row_count:
         yield table
 

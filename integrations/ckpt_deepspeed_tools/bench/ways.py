@@ -43,23 +43,38 @@ def _writer(kind: str, *, decoupled: bool = False) -> Mapping[str, Any]:
 
 _PYTHON = "checkpoint.writer: python, data_parallel: replica"
 WAYS = {
-    OURS: Way("yes", "checkpoint_engine: ckpt_core", {CKPT_CORE: {"type": "ckpt_core"}}),
+    OURS: Way(
+        "ckpt-core", "yes", "checkpoint_engine: ckpt_core", {CKPT_CORE: {"type": "ckpt_core"}}
+    ),
     PERSISTED: Way(
+        "ckpt-core, wait: persisted",
         "yes",
         "checkpoint_engine: ckpt_core, wait: persisted",
         {CKPT_CORE: {"type": "ckpt_core", "wait": "persisted"}},
     ),
-    TORCH: Way("no", "DeepSpeed's default engine"),
-    TORCH_FSYNC: Way("yes", "the same, then fsync of all files, directories and `latest`"),
-    FAST: Way("no", "checkpoint.writer: fast (AIO), data_parallel: replica", _writer("fast")),
-    FAST_PYTHON: Way("no", _PYTHON, _writer("python")),
-    DECOUPLED: Way("no", f"{_PYTHON}, decoupled", _writer("python", decoupled=True)),
+    TORCH: Way("DeepSpeed, default", "no", "DeepSpeed's default engine"),
+    TORCH_FSYNC: Way(
+        "DeepSpeed, default + fsync",
+        "yes",
+        "the same, then fsync of all files, directories and `latest`",
+    ),
+    FAST: Way(
+        "DeepSpeed, fast",
+        "no",
+        "checkpoint.writer: fast (AIO), data_parallel: replica",
+        _writer("fast"),
+    ),
+    FAST_PYTHON: Way("DeepSpeed, Python writer", "no", _PYTHON, _writer("python")),
+    DECOUPLED: Way(
+        "DeepSpeed, decoupled", "no", f"{_PYTHON}, decoupled", _writer("python", decoupled=True)
+    ),
     DECOUPLED_PATCHED: Way(
+        "DeepSpeed, decoupled, patched",
         "no",
         f"{_PYTHON}, decoupled; patched: tensors are detached before they go to its child process",
         _writer("python", decoupled=True),
     ),
-    BASE: Way("", "no saves"),
+    BASE: Way("no saves", "", "saves nothing"),
 }
 """In the order of the report."""
 
@@ -108,6 +123,11 @@ STEP = _family("step_every_{}", "Step, a save every {}")
 
 SLOWDOWN = _family("slowdown_every_{}", "Training slowdown, a save every {} steps", Unit.TIMES)
 """That time over the one without saves of the same round."""
+
+PROCESSOR = _family(
+    "train_processor_every_{}", "Processor time, a save every {} steps", Unit.SECONDS_PER_GB
+)
+"""What training with saves works longer than without, on both ranks together, for each GB saved."""
 
 
 def _written_by(rank: int) -> Make:

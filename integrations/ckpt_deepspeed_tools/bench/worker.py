@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_core.bench.contenders.base import missing, release, sync_path
 from ckpt_core.bench.meeting import HOST, Member
+from ckpt_core.bench.proc import processor_s
 from ckpt_core.bench.serving import Answer
 from ckpt_core.bench.window import Window
 from ckpt_deepspeed_tools.bench import ways
@@ -144,6 +145,7 @@ class DeepSpeedWorker(Member):
             training.step()
         gc.collect()
         self._barrier()
+        worked_s = processor_s(os.getpid())
         began = time.perf_counter()
         for step in range(1, steps + 1):
             training.step()
@@ -152,7 +154,7 @@ class DeepSpeedWorker(Member):
         seconds = time.perf_counter() - began
         training.step()  # DeepSpeed's decoupled engine finishes in a step
         way.settle()
-        return {"step_s": seconds / steps}
+        return {"step_s": seconds / steps, "processor_s": processor_s(os.getpid()) - worked_s}
 
     def tidy(self) -> Answer:
         """Leave no tag and no dirty page behind for whoever has the next turn."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpt_core.cli.doctor import Finding, Level, note, ok, problem, warning
-from ckpt_core.cli.text import count_text
 from ckpt_core.errors import ConfigError
+from ckpt_core.units import count_text
 from ckpt_deepspeed_tools.doctor.config import KEY, TYPE, ConfigReport
 from ckpt_deepspeed_tools.doctor.scripts import Named, Scripts
 from ckpt_deepspeed_tools.doctor.settings_code import settings_of

@@ -20,7 +20,7 @@ from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.crew import Crew
 from ckpt_core.bench.machine import check_room
 from ckpt_core.bench.remote import Answers, ContenderFailed
-from ckpt_core.bench.results import TRAIN_STALL, Report
+from ckpt_core.bench.results import TRAIN_PROCESSOR, TRAIN_STALL, Report, per_gb
 from ckpt_core.bench.run import Run
 from ckpt_core.bench.settings import RunSettings, model_of
 from ckpt_core.bench.suite import Suite
@@ -168,6 +168,7 @@ def _arguments(settings: HorovodSettings) -> dict[str, Any]:
 def _note(report: Report, window: Window, windows: dict[str, Answers]) -> None:
     """One round of one interval."""
     seconds = {name: max(a["iteration_s"] for a in windows[name]) for name in windows}
+    worked_s = {name: sum(a["processor_s"] for a in windows[name]) for name in windows}
     for name, answers in windows.items():
         report.add(ITERATION(window.every), name, seconds[name])
         if name in SAVING:
@@ -175,6 +176,10 @@ def _note(report: Report, window: Window, windows: dict[str, Answers]) -> None:
                 over = seconds[name] / seconds[base] - 1
                 report.add(overhead(window.every, base), name, over)
             _note_saves(report, window, name, answers)
+            if NO_SPIN in windows:
+                saved = window.timed_saves * answers[0]["state_bytes"]
+                value = per_gb(worked_s[name] - worked_s[NO_SPIN], saved)
+                report.add(TRAIN_PROCESSOR(window.every), name, value)
         report.note_size(answers[0])
 
 
@@ -197,7 +202,7 @@ def _frequencies(report: Report) -> Iterator[Table]:
     """LightCheck's Table I: how often each way can save."""
     found = report.more["frequency"]
     for base in BASES:
-        title = f"Shortest interval with less than {found['bound']:.0%} overhead over {base}"
+        title = f"Shortest interval with less than {found['bound']:.0%} overhead over {WAYS[base].title}"
         table = Table(title=title)
         table.add_column("way")
         for column in ("measured", "predicted", "cost of a save, ms"):
@@ -205,7 +210,8 @@ def _frequencies(report: Report) -> Iterator[Table]:
         for name, rows in found["ways"].items():
             for row in rows:
                 if row["base"] == base:
-                    table.add_row(name, *_cells(row), style="bold" if name == OURS else None)
+                    title = report.title(name)
+                    table.add_row(title, *_cells(row), style="bold" if name == OURS else None)
         yield table
 
 
@@ -215,7 +221,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _overheads(base: str) -> Over:
-    title, bound = f"Overhead over {base}", BOUND * 100
+    title, bound = f"Overhead over {WAYS[base].title}", BOUND * 100
     return Over(title=title, make=partial(overhead, base=base), mark=bound)
 
 
@@ -224,6 +230,9 @@ _FIGURES: tuple[View, ...] = (
     _overheads(BASE),
     _overheads(NO_SPIN),
     Over(title="Stall of a save on the slower rank", make=TRAIN_STALL),
+    Over(
+        title=f"Processor time of saves, over {WAYS[NO_SPIN].title}", make=TRAIN_PROCESSOR, drawn=""
+    ),
     Several(
         "Bytes written for a save / state bytes",
         [(f"rank {rank}", WRITTEN(rank)) for rank in range(RANKS)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import time
 from typing import Any
 
@@ -12,11 +13,16 @@ import torch
 
 from ckpt_core.bench import workloads
 from ckpt_core.bench.contenders import State
+from ckpt_core.bench.proc import processor_s
 from ckpt_horovod_tools.bench.saving import CLASSES, Place
 
 
 class Training:
-    """The language model of the other suites with AdamW, under Horovod, with one way to save."""
+    """The language model of the other suites with AdamW, under Horovod, with one way to save.
+
+    Attributes:
+        worked_s: processor time of this rank and its children when the clock of the window was started.
+    """
 
     def __init__(self, size: dict[str, Any], place: Place) -> None:
         """Build it anew; every rank calls it.
@@ -26,6 +32,7 @@ class Training:
             place: of the way.
         """
         self._window = place.window
+        self.worked_s = 0.0
         torch.manual_seed(0)
         model = workloads.language_model(size["width"], size["layers"], size["vocabulary"])
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -46,6 +53,7 @@ class Training:
         gc.collect()
         hvd.barrier()
         self.saver.start_clock()
+        self.worked_s = processor_s(os.getpid())
         began = time.perf_counter()
         self.iterate(window.lead + 1, window.lead + window.steps)
         seconds = time.perf_counter() - began

@@ -28,13 +28,29 @@ class Way(Setup):
 
 
 WAYS = {
-    OURS: Way("yes", "layer-wise, enqueued at the end of the iteration (the default)", "lazy"),
-    IN_STEP: Way("yes", "layer-wise, enqueued inside step()", "in_step"),
-    CHECKFREQ: Way("yes", "save() after the step, wait_staged() before the next one"),
-    MONOLITHIC: Way("yes", "save() and wait_staged() at once after the step"),
-    TORCH_SAVE: Way("yes", "torch.save of rank 0 to one file, fsync of it and its directory"),
-    NO_SPIN: Way("", "all-reduces are awaited by poll and sleep, as by all ways that save"),
-    BASE: Way("", "hvd.DistributedOptimizer as it is, which spins while it waits"),
+    OURS: Way(
+        "ckpt-core", "yes", "layer-wise, enqueued at the end of the iteration (the default)", "lazy"
+    ),
+    IN_STEP: Way(
+        "ckpt-core, inside step()", "yes", "layer-wise, enqueued inside step()", "in_step"
+    ),
+    CHECKFREQ: Way(
+        "like CheckFreq", "yes", "save() after the step, wait_staged() before the next one"
+    ),
+    MONOLITHIC: Way(
+        "one copy after the step", "yes", "save() and wait_staged() at once after the step"
+    ),
+    TORCH_SAVE: Way(
+        "torch.save on rank 0 + fsync",
+        "yes",
+        "torch.save of rank 0 to one file, fsync of it and its directory",
+    ),
+    NO_SPIN: Way(
+        "no saves, no spinning",
+        "",
+        "all-reduces are awaited by poll and sleep, as by all ways that save",
+    ),
+    BASE: Way("no saves", "", "hvd.DistributedOptimizer as it is, which spins while it waits"),
 }
 """In the order of the report."""
 
@@ -54,5 +70,5 @@ WRITTEN = Family(
 def overhead(interval: int, base: str) -> Figure:
     """What an iteration takes more than one of `base`, as a part of that."""
     over = "" if base == BASE else "_no_spin"
-    title = f"Overhead over {base}, a save every {interval} iterations"
+    title = f"Overhead over {WAYS[base].title}, a save every {interval} iterations"
     return Figure(f"overhead{over}_every_{interval}", title, Unit.PERCENT)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.bench.contenders.base import missing, release
+from ckpt_core.bench.proc import processor_s
 from ckpt_core.bench.serving import Answer, raise_descriptor_limit, serve
 from ckpt_core.bench.window import Window
 from ckpt_horovod_tools.bench.ways import INSTALL
@@ -55,8 +56,10 @@ class HorovodWorker:
         with self._training(Window(**window), **way) as training:
             iteration_s, stalled_s = training.window()
             training.saver.settle()
+            worked_s = processor_s(os.getpid()) - training.worked_s
             state = training.state()
             return {
+                "processor_s": worked_s,
                 "iteration_s": iteration_s,
                 "stalled_s": stalled_s,
                 "state_bytes": sum(tensor.nbytes for tensor in state.values()),

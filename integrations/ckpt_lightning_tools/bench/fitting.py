@@ -7,6 +7,7 @@ the interpreter's lock from training, shows in the time of the steps.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch.utils.data import DataLoader, Dataset
 
 from ckpt_core.bench.contenders import OURS, State
+from ckpt_core.bench.proc import processor_s
 from ckpt_core.bench.window import Window
 from ckpt_core.bench.workloads import language_model, next_word_loss, token_batches
 from ckpt_core.options import Options
@@ -68,6 +70,7 @@ class Clock(Callback):
     def __init__(self, window: Window) -> None:
         self._window = window
         self._begins: list[float] = []
+        self.worked_s = 0.0
         self._stall_s = 0.0
         self.end = 0.0
 
@@ -76,6 +79,8 @@ class Clock(Callback):
     ) -> None:
         """Comes before the same hook of a callback that saves, which Lightning puts last."""
         if batch_idx >= self._window.lead:
+            if not self._begins:
+                self.worked_s = processor_s(os.getpid())
             self._begins.append(time.perf_counter())
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -116,6 +121,7 @@ class Fitted:
 
     Attributes:
         fit_s: from the call of `Trainer.fit` until it returned, with all files complete.
+        processor_s: of all threads and children, from the first step under the clock until then.
         state: the live tensors at its end.
     """
 
@@ -123,6 +129,7 @@ class Fitted:
     step_s: float
     longest_step_s: float
     stall_s: float
+    processor_s: float
     state: State
 
 
@@ -155,9 +162,15 @@ def fit(
     began = time.perf_counter()
     trainer.fit(module, data)
     fit_s = time.perf_counter() - began
+    worked_s = processor_s(os.getpid()) - clock.worked_s
     seconds = clock.step_seconds
     return Fitted(
-        fit_s, sum(seconds) / len(seconds), max(seconds), clock.stall_s, live_state(module, trainer)
+        fit_s=fit_s,
+        step_s=sum(seconds) / len(seconds),
+        longest_step_s=max(seconds),
+        stall_s=clock.stall_s,
+        processor_s=worked_s,
+        state=live_state(module, trainer),
     )
 
 

@@ -17,12 +17,14 @@ from ckpt_core.bench.machine import check_room
 from ckpt_core.bench.results import (
     SLOWDOWN,
     TRAIN_BASE,
+    TRAIN_PROCESSOR,
     TRAIN_STALL,
     Family,
     Figure,
     Report,
     Setup,
     Unit,
+    per_gb,
 )
 from ckpt_core.bench.run import Run
 from ckpt_core.bench.settings import ModelSize, RunSettings, model_of
@@ -37,10 +39,10 @@ ASYNC_IO = "async_checkpoint_io"
 BASE = "no_checkpoint"
 
 WAYS = {
-    OURS: Setup("yes", "AsyncCheckpoint(save_last=False)"),
-    MODEL_CHECKPOINT: Setup("no", "ModelCheckpoint, the newest file is kept"),
-    ASYNC_IO: Setup("no", "ModelCheckpoint and AsyncCheckpointIO, the newest file is kept"),
-    BASE: Setup("", "enable_checkpointing=False"),
+    OURS: Setup("ckpt-core", "yes", "AsyncCheckpoint(save_last=False)"),
+    MODEL_CHECKPOINT: Setup("ModelCheckpoint", "no", "the newest file is kept"),
+    ASYNC_IO: Setup("ModelCheckpoint + AsyncCheckpointIO", "no", "the newest file is kept"),
+    BASE: Setup("no saves", "", "enable_checkpointing=False"),
 }
 """In the order of the report."""
 
@@ -143,18 +145,23 @@ LARGE_LONGEST = Figure("large_longest_step", "Large state: longest step", Unit.S
 LARGE_STEP = Figure("large_train_step", "Large state: step, saves among them", Unit.SECONDS)
 LARGE_FIT = Figure("large_fit", "Large state: end-to-end fit", Unit.SECONDS)
 LARGE_MEMORY = Figure("large_peak_memory", "Large state: peak extra memory", Unit.BYTES)
+LARGE_PROCESSOR = Figure(
+    "large_processor", "Large state: processor time of a save", Unit.SECONDS_PER_GB
+)
 
 _FIGURES: tuple[View, ...] = (
     Over(title="Training step over none", make=SLOWDOWN),
     Over(title="Stall of a save", make=TRAIN_STALL),
     Over(title="End-to-end fit over none", make=FIT_TIME),
     Over(title="Peak extra memory of a fit", make=MEMORY),
+    Over(title="Processor time of saves", make=TRAIN_PROCESSOR, drawn=""),
     One(TRAIN_BASE, columns=False),
     One(LARGE_STALL, columns=False, drawn=True, logarithmic=True),
     One(LARGE_LONGEST, columns=False, drawn=True),
     One(LARGE_STEP, columns=False),
     One(LARGE_FIT, columns=False, drawn=True),
     One(LARGE_MEMORY, columns=False, drawn=True),
+    One(LARGE_PROCESSOR, columns=False),
 )
 
 
@@ -188,8 +195,9 @@ def _train(run: Run[LightningSettings], crew: Crew) -> None:
     _warm_up(run, crew, settings.model, settings.window(min(settings.intervals)))
     for _ in crew.rounds("training"):
         for every in crew.shuffled(settings.intervals):
-            answers = _fit_all(run, crew, settings.model, settings.window(every))
-            _note_training(run.report, every, answers)
+            window = settings.window(every)
+            answers = _fit_all(run, crew, settings.model, window)
+            _note_training(run.report, window, answers)
             if LightningMeasure.SAVE not in settings.measures:
                 _note_size(run.report, answers)
 
@@ -199,9 +207,10 @@ def _save(run: Run[LightningSettings], crew: Crew) -> None:
     model = run.settings.large_model()
     _warm_up(run, crew, model, Window(every=1, lead=0, steps=1))
     for _ in crew.rounds("large state"):
-        answers = _fit_all(run, crew, model, run.settings.large_window())
+        window = run.settings.large_window()
+        answers = _fit_all(run, crew, model, window)
         _note_size(run.report, answers)
-        _note_large(run.report, answers)
+        _note_large(run.report, window, answers)
 
 
 def _warm_up(run: Run[LightningSettings], crew: Crew, model: ModelSize, window: Window) -> None:
@@ -225,8 +234,8 @@ def _note_size(report: Report, answers: Answers) -> None:
         report.note_size(answer)
 
 
-def _note_training(report: Report, every: int, answers: Answers) -> None:
-    base = answers.get(BASE)
+def _note_training(report: Report, window: Window, answers: Answers) -> None:
+    base, every = answers.get(BASE), window.every
     if base is None:
         return
     report.add(TRAIN_BASE, BASE, base["step_s"])
@@ -237,9 +246,16 @@ def _note_training(report: Report, every: int, answers: Answers) -> None:
         report.add(TRAIN_STALL(every), name, answer["stall_s"])
         report.add(FIT_TIME(every), name, answer["fit_s"] / base["fit_s"])
         _note_memory(report, MEMORY(every), name, answer, base)
+        report.add(TRAIN_PROCESSOR(every), name, _processor(window, answer, base))
 
 
-def _note_large(report: Report, answers: Answers) -> None:
+def _processor(window: Window, answer: dict[str, Any], base: dict[str, Any]) -> float:
+    """Of a save, for each GB."""
+    saved_bytes = window.timed_saves * answer["state_bytes"]
+    return per_gb(answer["processor_s"] - base["processor_s"], saved_bytes)
+
+
+def _note_large(report: Report, window: Window, answers: Answers) -> None:
     base = answers.get(BASE)
     if base is None:
         return
@@ -250,6 +266,7 @@ def _note_large(report: Report, answers: Answers) -> None:
         if name != BASE:
             report.add(LARGE_STALL, name, answer["stall_s"])
             _note_memory(report, LARGE_MEMORY, name, answer, base)
+            report.add(LARGE_PROCESSOR, name, _processor(window, answer, base))
 
 
 def _note_memory(

@@ -61,6 +61,7 @@ class FitWorker:
                 "step_s": found.step_s,
                 "longest_step_s": found.longest_step_s,
                 "stall_s": found.stall_s,
+                "processor_s": found.processor_s,
                 "grown_bytes": peak - before if measured else None,
                 "state_bytes": sum(tensor.nbytes for tensor in found.state.values()),
                 "leaves": len(found.state),

@@ -34,8 +34,10 @@ def test_a_level_that_is_in_order_tells_its_speed_and_is_left_as_it_was(
     assert sorted(tmp_path.rglob("*")) == before
     if place.environ:
         assert "conditions hold" in text
-        assert [result for result, _ in more] == ["note"]
-        assert "aborts incomplete multipart uploads" in more[0][1]
+    # These keep such parts for ever.
+    notes = ["note"] if place.url.startswith(("s3:", "gs:")) else []
+    assert [result for result, _ in more] == notes
+    assert all("aborts incomplete multipart uploads" in note for _, note in more)
 
 
 def test_the_levels_of_a_plan_are_looked_at(cli: Cli, ckpts: Path, tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from ckpt_core import Checkpointer, Options
+from ckpt_core import Checkpointer, Level, Options
 from ckpt_core.levels import open_far
 from ckpt_core.store import committed_steps, step_path
 from tests.cli.far_places import Place
 from tests.levels.servers.faulty import SECRET, FaultServer, always, at
 from tests.levels.servers.moto import needs_store
+from tests.levels.trainers import end_agent, until
 
 Cli = Callable[..., Any]
 SHARD = "shard-00000-0.safetensors"
@@ -184,7 +185,7 @@ def test_a_directory_of_files_goes_there_and_comes_back_with_its_pointer(
     assert at_place("pull", place.url, "tag3", "--to", fresh).code == 2
     (report,) = _answer(at_place("verify", f"{place.url}/tag2", "--json"))["steps"]
     assert (report["ok"], report["path"]) == (True, f"{place.url}/tag2")
-    assert "is no step but a directory of 1 files" in at_place("show", f"{place.url}/tag2").err
+    assert "is no step but a directory of 1 file" in at_place("show", f"{place.url}/tag2").err
 
 
 # -- pins ------------------------------------------------------------------------------------------
@@ -343,6 +344,38 @@ def test_python_reads_a_url_and_a_fork_of_it_is_refused_at_once(
 def test_no_command_says_a_credential(at_faulty: Cli, faulty: FaultServer, ckpts: Path) -> None:
     said = [at_faulty("push", ckpts, "--to", faulty.url()), at_faulty("ls", faulty.url(), "--json")]
     assert all(SECRET not in one.out + one.err for one in said)
+
+
+@needs_store
+def test_nothing_that_a_run_says_or_writes_holds_a_credential(
+    at_faulty: Cli, faulty: FaultServer, tmp_path: Path
+) -> None:
+    root, url, events = tmp_path / "root", faulty.url(), tmp_path / "events.jsonl"
+    options = Options(events_file=str(events))
+    try:
+        with Checkpointer(root, options, levels=[Level(url)]) as ck:
+            ck.save(1, {"w": torch.ones(8)}).reached(1).result(60)
+            faulty.fault = always("403")
+            ck.save(2, {"w": torch.ones(8)}).committed.result(60)
+            until(lambda: ck.gauges.levels()[0].problem, "the problem")
+            said = [str(ck.gauges.levels()), *map(str, ck.events.events())]
+        page = tmp_path / "page.html"
+        for command in (
+            ("report", events, "--out", page),
+            *(("ls", place, *more) for place in (root, url) for more in ((), ("--json",))),
+            ("show", root),
+            ("doctor", "--quick", "--root", root),
+        ):
+            answer = at_faulty(*command)
+            said += [answer.out, answer.err]
+        assert "not permitted" in said[0] and "not permitted" in page.read_text()
+    finally:
+        end_agent(root)
+    said += [one.data.decode(errors="replace") for one in faulty.objects.values()]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    said += [path.read_text(errors="replace") for path in files]
+    assert {"plan.json", "status.json", "agent.log", events.name} <= {path.name for path in files}
+    assert not [text for text in said if SECRET in text or "Signature=" in text]
 
 
 def test_a_url_without_the_extra_names_it(process: Cli, ckpts: Path, tmp_path: Path) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.crash.warm import Warm
-from tests.integrations.deepspeed.launch import TOP
 
 Ranks = Callable[..., list[dict[str, Any]]]
 """`ranks("module.function", ranks=2, kill=None, **arguments)`: what became of each rank."""
@@ -18,10 +16,7 @@ Ranks = Callable[..., list[dict[str, Any]]]
 @pytest.fixture(scope="package")
 def nursery() -> Iterator[Warm]:
     """A process that has imported DeepSpeed and has one thread."""
-    environ = {
-        "PYTHONPATH": os.pathsep.join([str(TOP), str(TOP / "integrations")]),
-        "DS_ACCELERATOR": "cpu",
-    }
+    environ = {"DS_ACCELERATOR": "cpu"}
     with Warm("tests.integrations.deepspeed.crashing", environ=environ) as process:
         yield process
 

@@ -12,7 +12,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ from deepspeed.runtime.zero.muon import original_muon
 
 import ckpt_deepspeed
 from tests.integrations.deepspeed.program import forget_buffers, job_of
+from tests.ports import free_port
 
 LOADED = (torch._dynamo, original_muon, ckpt_deepspeed)
 LIMIT_S = 75
@@ -64,7 +64,7 @@ def run_ranks(
         For each rank: the signal that ended it, its exit code, its problem, its result and its log.
     """
     with tempfile.TemporaryDirectory() as place:
-        port = _free_port()
+        port = free_port()
         fork = multiprocessing.get_context("fork")
         crew = [_Who(rank, ranks, port, Path(place)) for rank in range(ranks)]
         processes = [
@@ -148,12 +148,6 @@ def main() -> None:
     call, arguments = sys.argv[1:]
     enter(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["MASTER_PORT"]))
     job_of(call)(**json.loads(arguments))
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -232,7 +232,7 @@ def forked(root: str) -> dict[str, Any]:
     made.save_checkpoint(root, client_state=client_of(1))
     child = multiprocessing.get_context("fork").Process(target=_wait_and_close)
     child.start()
-    child.join(20)
+    child.join(60)
     code, there = child.exitcode, (Path(root) / "latest").exists()
     dist.barrier()
     fault.mended.set()

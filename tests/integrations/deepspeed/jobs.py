@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -222,3 +223,29 @@ def scripts(folder: Path) -> dict[str, Any]:
         "whole": paths[1].read_bytes() == Path(script.__file__).read_bytes(),
         "can be run": all(path.stat().st_mode & 0o100 for path in paths),
     }
+
+
+def apart(folder: Path) -> list[int]:
+    """How many of DeepSpeed's barriers have been passed whenever `client_state` is pickled."""
+    made, passed, found = engine(3, "bf16"), [0], []
+    runtime_dist = sys.modules["deepspeed.runtime.engine"].dist
+    barrier = runtime_dist.barrier
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        result = barrier(*args, **kwargs)
+        passed[0] += 1
+        return result
+
+    class Seen:
+        def __reduce__(self) -> Any:
+            found.append(passed[0])
+            return int, ()
+
+    train(made, 0, 1)
+    runtime_dist.barrier = counted
+    try:
+        made.save_checkpoint(str(folder / "c"), client_state={"seen": Seen()})
+    finally:
+        runtime_dist.barrier = barrier
+    ckpt_deepspeed.wait()
+    return found

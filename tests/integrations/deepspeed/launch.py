@@ -51,9 +51,7 @@ def run_ranks(arguments: list[str], *, ranks: int, limit_s: float = LIMIT_S) -> 
     """torchrun to its end, or to the deadline: its exit code and what was printed last."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(ranks), *arguments]
-    paths = os.pathsep.join([str(TOP), str(TOP / "integrations")])
     environ = os.environ | {
-        "PYTHONPATH": paths,
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",
         "PYTHONWARNINGS": "default",

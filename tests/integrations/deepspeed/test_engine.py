@@ -10,7 +10,7 @@ import pytest
 from tests.integrations.deepspeed.launch import Job, run
 
 MATRIX = [(zero, dtype) for zero in range(4) for dtype in ("bf16", "fp32")]
-OTHERS = ("tools", "arguments", "client_state", "damaged", "failing", "late", "scripts")
+OTHERS = ("tools", "arguments", "client_state", "damaged", "failing", "late", "scripts", "apart")
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -91,3 +91,11 @@ def test_a_key_that_came_too_late_is_told_once_at_the_first_save(results: dict[A
 def test_scripts_that_are_there_are_not_copied_again(results: dict[Any, Any]) -> None:
     for found in results["scripts"]:
         assert all(found.values()), found
+
+
+def test_no_rank_waits_in_a_barrier_of_deepspeed_for_another_ones_pickling(
+    results: dict[Any, Any],
+) -> None:
+    for found in results["apart"]:
+        # Looked through for tensors before the first barrier, pickled behind the last one.
+        assert found == [0, 2]

@@ -32,7 +32,7 @@ def test_a_full_disk_is_told_by_the_next_save_on_all_ranks_and_then_saving_goes_
         for found in results(ranks("failing_jobs.full_disk", root=str(disk / "ckpts"))):
             first, second, third, fourth = found["raised"]
             assert not first and not second and not fourth
-            assert "has 0 bytes free" in third or "No space left" in third
+            assert "has 0 B free" in third or "No space left" in third
             assert found["during"] == {"whole": {"global_step1": True}, "latest": "global_step1"}
             assert found["after"]["latest"] == "global_step4"
             assert found["after"]["whole"] == {"global_step1": True, "global_step4": True}
@@ -78,7 +78,7 @@ def test_a_rank_that_is_lost_after_a_save_is_told_by_wait_within_the_timeout(
     assert waited.startswith("CoordinationTimeout") and "rank 1" in waited
     assert "Connection" in saved, "Gloo's own error, in the barrier with which DeepSpeed begins"
     assert not closed
-    assert found["took_s"] < 30
+    assert found["took_s"] < 60
     assert found["latest"] == "global_step1" and found["whole"] == {"global_step1": True}
 
 

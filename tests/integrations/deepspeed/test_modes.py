@@ -211,7 +211,7 @@ def test_an_update_waits_until_everything_is_copied(pair: Results, name: str) ->
 @pytest.mark.parametrize("name", BARRIERS)
 def test_a_missing_barrier_would_be_found(pair: Results, name: str) -> None:
     for found in pair[f"unbarred {name}"]:
-        assert "changed while they were being staged" in found["problem"]
+        assert "changed during staging" in found["problem"]
         assert found["latest"] == "global_step1"
 
 

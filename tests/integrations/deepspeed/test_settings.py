@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from ckpt_core import Level, Options
-from tests.integrations.deepspeed.launch import TOP
 
 OURS = {"type": "ckpt_core"}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -116,7 +115,6 @@ def told() -> dict[str, Any]:
         f"right: {name}": {"checkpoint_engine": OURS | section}
         for name, (section, _) in RIGHT.items()
     }
-    paths = os.pathsep.join([str(TOP), str(TOP / "integrations")])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         input=json.dumps(cases),
@@ -124,7 +122,7 @@ def told() -> dict[str, Any]:
         text=True,
         check=False,
         timeout=120,
-        env=os.environ | {"PYTHONPATH": paths, "DS_ACCELERATOR": "cpu"},
+        env=os.environ | {"DS_ACCELERATOR": "cpu"},
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert lines, done.stderr

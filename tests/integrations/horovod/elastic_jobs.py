@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -52,7 +51,6 @@ class ElasticJob:
             process = subprocess.Popen(
                 [*self._command(script), str(HERE / "elastic_script.py"), json.dumps(told)],
                 cwd=TOP,
-                env=_environ(),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -120,11 +118,6 @@ class ElasticJob:
     def node_root(self, host: str) -> Path:
         """Where those of a host are, with roots="node"."""
         return self.folder / f"ckpts.{host}"
-
-
-def _environ() -> dict[str, str]:
-    paths = os.pathsep.join([str(TOP), str(TOP / "integrations")])
-    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
 
 def differences(one: Any, other: Any, where: str = "") -> list[str]:

@@ -121,8 +121,7 @@ def _horovodrun() -> list[str]:
 
 
 def _environ(extra: Mapping[str, str]) -> dict[str, str]:
-    paths = os.pathsep.join([str(TOP), str(TOP / "integrations")])
-    given = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+    given = {"OMP_NUM_THREADS": "1", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
     return {**os.environ, **given, **extra}
 
 

@@ -162,6 +162,6 @@ def test_a_plain_training_without_horovod_takes_the_checkpoint(
     saved = pair.of(f"save-{mode}")
     # Those that write to the root have to be through.
     assert alone.of(f"restore-save-{mode}") and trio.of(f"restore-save-{mode}")
-    with pytest.warns(RestoreWarning, match="private values of 1 ranks"):
+    with pytest.warns(RestoreWarning, match="private values of 1 rank"):
         found = plain_restore(str(pair.folder / f"save-{mode}.root"))
     assert found == {"shared": saved[0]["shared"], "buffers": saved[0]["buffers"]}

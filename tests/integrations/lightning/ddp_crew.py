@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import selectors
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from tests.ports import free_port
 
 HERE = Path(__file__).parents[3]
 PROGRAM = "tests.integrations.lightning.ddp_program"
@@ -27,13 +27,10 @@ class Crew:
     def __init__(self, ranks: int, folder: Path) -> None:
         self._folder = folder
         self._count = 0
-        paths = os.pathsep.join([str(HERE), str(HERE / "integrations")])
-        environ = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         port = free_port()
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", PROGRAM, str(rank), str(ranks), str(port)],
-                env=environ,
                 cwd=HERE,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -126,10 +123,3 @@ class Answers:
     def steps(self, rank: int = 0) -> list[int]:
         """Training steps that were made."""
         return [step for _, step, _ in self.rows[rank]["samples"]]
-
-
-def free_port() -> int:
-    """A port that nobody listens at, a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

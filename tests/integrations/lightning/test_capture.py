@@ -128,5 +128,5 @@ def test_without_the_barrier_before_the_update_the_engine_finds_the_torn_step(
 
         on_train_epoch_end = on_train_end = on_train_batch_end
 
-    with pytest.warns(UserWarning, match="changed while they were being staged"):
+    with pytest.warns(UserWarning, match="changed during staging"):
         fit(models.Net, models.train_loader, Slow(), callback, max_steps=4)

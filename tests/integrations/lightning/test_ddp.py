@@ -15,7 +15,7 @@ import torch
 
 from ckpt_core import committed_steps, step_path
 from ckpt_lightning import CheckpointWarning, load
-from tests.integrations.lightning.ddp_crew import Answers, Crew, free_port
+from tests.integrations.lightning.ddp_crew import Answers, Crew
 from tests.integrations.lightning.ddp_program import (
     SAMPLES,
     Recording,
@@ -25,6 +25,7 @@ from tests.integrations.lightning.ddp_program import (
     loader,
 )
 from tests.integrations.lightning.running import differences, saver, trainer_of
+from tests.ports import free_port
 
 EVERY_2 = {"every_n_steps": 2}
 ALL = list(range(SAMPLES))

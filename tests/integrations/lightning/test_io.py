@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import ckpt_lightning
 from ckpt_core import ConfigError, NotCommitted, UntrustedData, committed_steps, step_path
+from ckpt_core.cli import main
 from ckpt_lightning import StepIO
 from tests.integrations.lightning import models
 from tests.integrations.lightning.running import QUIET, differences, ending, fit, saver, trainer_of
@@ -55,6 +57,18 @@ def test_a_fresh_process_validates_with_the_callback_or_with_the_plugin_alone(ro
     assert _val_loss(trainer_of(saver(root)), models.Net(), str(root)) == expected
     alone = Trainer(plugins=[StepIO()], enable_checkpointing=False, **QUIET)
     assert _val_loss(alone, models.Net(), str(root)) == expected
+
+
+def test_the_command_exports_the_weights_for_a_fresh_module(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, module = fit(models.Net, models.train_loader, saver(root))
+    monkeypatch.setattr(sys, "argv", ["", "export", str(root), f"{tmp_path}/w.pt", "--weights"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    fresh = models.Net()
+    fresh.load_state_dict(torch.load(tmp_path / "w.pt"), strict=True)
+    assert not differences(dict(module.state_dict()), dict(fresh.state_dict()))
 
 
 def test_load_gives_the_weights_and_the_hyper_parameters(root: Path) -> None:

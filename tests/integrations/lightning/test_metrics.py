@@ -16,7 +16,7 @@ from ckpt_lightning.metrics import Meter
 from tests.integrations.lightning import models
 from tests.integrations.lightning.running import fit, saver
 
-NAMES = ("stall_ms", "staged_ms", "persist_s", "bytes_per_s", "interval_steps", "in_flight")
+NAMES = "stall_ms staged_ms persist_s bytes bytes_per_s interval_steps in_flight failures".split()
 
 
 class Keeps(Logger):
@@ -52,7 +52,7 @@ def test_every_save_is_logged_with_plain_numbers(root: Path) -> None:
         assert all(type(value) is float for value in row.values())
         assert row["ckpt/persist_s"] >= row["ckpt/staged_ms"] / 1000 > 0
         assert row["ckpt/stall_ms"] > 0 and row["ckpt/bytes_per_s"] > 0
-        assert row["ckpt/in_flight"] >= 0
+        assert row["ckpt/in_flight"] >= 0 == row["ckpt/failures"]
 
 
 def test_intervals_go_on_across_a_restart(root: Path) -> None:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ckpt_core import ConfigError, committed_steps
 from ckpt_lightning import AsyncCheckpoint
 from ckpt_lightning.metrics import SaveCost
-from tests.integrations.lightning import models
+from tests.docs.prepared import run_page
 
 PAGE = (Path(__file__).parents[3] / "docs" / "lightning.md").read_text()
 README = (Path(__file__).parents[3] / "README.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def _arguments(callback: type) -> list[str]:
@@ -82,6 +79,15 @@ def test_each_attribute_that_the_page_names_is_there(tmp_path: Path) -> None:
         assert hasattr(callback, name), name
 
 
+def test_the_code_for_whoever_comes_from_modelcheckpoint_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run_page("docs/from-model-checkpoint.md")
+    assert committed_steps(Path("ckpts"))
+    assert len(names["callback"].best_k_models) == 2
+
+
 def test_the_readme_starts_it_with_the_same_line() -> None:
     line = 'AsyncCheckpoint("ckpts", every_n_steps=50)'
     assert line in PAGE
@@ -93,17 +99,7 @@ def test_the_code_of_the_page_runs_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(7)
-    names: dict[str, Any] = {
-        "MyModule": models.Net,
-        "model": models.Net(),
-        "dataset": models.Noisy(),
-        "train_loader": models.train_loader(),
-        "val_loader": models.val_loader(),
-    }
-    for number, block in enumerate(BLOCKS):
-        exec(compile(block, f"block {number} of lightning.md", "exec"), names)
-    assert len(BLOCKS) == 5
+    names = run_page("docs/lightning.md")
     assert committed_steps(Path("ckpts")) == (15,)
     assert names["callback"].best_model_path
     assert committed_steps(Path("ckpts-data")) == (4, 5)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from ckpt_core import Auto, ConfigError, EveryNSteps, Options, committed_steps, step_path
+from ckpt_core.cli.listing import survey
+from ckpt_core.cli.ranking import Score
 from ckpt_lightning import AsyncCheckpoint, CheckpointWarning
 from ckpt_lightning.ranking import Ranking
 from ckpt_lightning.triggers import Triggers
@@ -131,6 +133,10 @@ def test_the_best_steps_stay_beside_the_newest(root: Path) -> None:
     assert float(callback.best_model_score) == pytest.approx(0.1)
     assert float(callback.current_score) == pytest.approx(0.7)
     assert list(callback.best_k_models) == [str(step_path(root, step)) for step in (10, 20)]
+    scores = {row.step: row.score for row in survey(root).steps}
+    assert scores[10] == Score("score", pytest.approx(0.1), best=True)
+    assert scores[20] == Score("score", pytest.approx(0.3), best=False)
+    assert scores[25] is None
 
 
 def test_the_largest_is_best_when_mode_is_max(root: Path) -> None:

@@ -46,6 +46,7 @@ class Request:
     key: str
     query: dict[str, str]
     headers: dict[str, str]
+    target: str = ""
     body: bytes = b""
 
     def __str__(self) -> str:
@@ -184,7 +185,7 @@ class FaultServer:
             path, _, query = target.partition("?")
             fields = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
             key = urllib.parse.unquote(path).lstrip("/")
-            request = Request(next(self._numbers), method, key, fields, headers)
+            request = Request(next(self._numbers), method, key, fields, headers, target)
             self.requests.append(str(request))
             length = int(headers.get("content-length", 0))
             if not self._answer(connection, stream, request, length):

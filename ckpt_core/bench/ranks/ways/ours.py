@@ -53,6 +53,7 @@ class Sharded(_Engine):
     """Each rank stores a slice of every leaf; one commit; all of it behind training."""
 
     name: ClassVar[str] = "ckpt_core"
+    title: ClassVar[str] = "ckpt-core"
     stands_for: ClassVar[str] = "VELOC-Opt"
 
     def _open(self) -> Checkpointer:
@@ -71,6 +72,7 @@ class ShardedBlocking(Sharded):
     """The same slices; training waits until they are committed."""
 
     name: ClassVar[str] = "sharded_blocking"
+    title: ClassVar[str] = "slices, blocking"
     stands_for: ClassVar[str] = "VELOC-Sharded"
 
     def save(self, state: State, step: int) -> Handle:
@@ -83,6 +85,7 @@ class Single(_Engine):
     """Rank 0 saves everything, alone; the others wait for it."""
 
     name: ClassVar[str] = "single"
+    title: ClassVar[str] = "rank 0 saves all"
     stands_for: ClassVar[str] = "VELOC-Single"
 
     def _open(self) -> Checkpointer | None:
@@ -110,6 +113,7 @@ class Replicated(_Engine):
     """Every rank saves the whole state, in a root of its own."""
 
     name: ClassVar[str] = "replicated"
+    title: ClassVar[str] = "each rank saves all"
     stands_for: ClassVar[str] = "VELOC-Opt without its slices"
 
     def _open(self) -> Checkpointer:

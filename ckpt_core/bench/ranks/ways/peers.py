@@ -17,6 +17,7 @@ class TorchSaveRank0(TorchSaveFsync, Way):
     """Rank 0 writes one file and makes it durable; the others wait for it."""
 
     name: ClassVar[str] = "torch_save_rank0"
+    title: ClassVar[str] = "torch.save on rank 0"
     stands_for: ClassVar[str] = "what most scripts do (as Keras-Default)"
 
     def save(self, state: State, step: int) -> Handle:
@@ -76,6 +77,7 @@ class RankedDcpSave(_Ranked):
     """`dcp.save` of all ranks: replicated tensors are dealt out, whole."""
 
     name: ClassVar[str] = "dcp_save"
+    title: ClassVar[str] = "DCP save"
     stands_for: ClassVar[str] = "dcp.save over gloo"
 
 
@@ -83,4 +85,5 @@ class RankedDcpAsync(_Ranked, DcpAsyncReused):
     """`dcp.async_save` of all ranks, with a stager that is kept."""
 
     name: ClassVar[str] = "dcp_async_reused"
+    title: ClassVar[str] = "DCP async, reused stager"
     stands_for: ClassVar[str] = "dcp.async_save over gloo"

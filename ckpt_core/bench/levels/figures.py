@@ -1,0 +1,52 @@
+"""What the suite `levels` tells of each way, and the median of pairs with its interval."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from ckpt_core.bench.results import Figure, Unit
+from ckpt_core.bench.views import One, Several, View
+
+CALL = Figure("call", "save() in training beside the agent, the call alone", Unit.SECONDS)
+STEP = Figure("step", "Training step with saves, on one processor", Unit.SECONDS)
+SLOWER = Figure(
+    "slower",
+    "Processor time of training beside the agent that sends, over the same while it is held: each pair",
+    Unit.PERCENT,
+)
+SLOWER_MEDIAN = Figure(
+    "slower_median", "The same: the median, in the interval that holds it with 95 %", Unit.PERCENT
+)
+CAP = Figure("cap", "Bytes each second over the bound", Unit.TIMES)
+UPLOAD = Figure("upload", "Step to the store", Unit.BYTES_PER_S, True)
+UPLOAD_CPU = Figure("upload_cpu", "Processor time of sending", Unit.SECONDS_PER_GB)
+BACK = Figure(
+    "back", "Step out of the store: into live tensors of a fresh root", Unit.BYTES_PER_S, True
+)
+MEMORY_SAVE = Figure("memory_save", "Save to a root in memory", Unit.BYTES_PER_S, True)
+MEMORY_RESTORE = Figure("memory_restore", "Restore from it", Unit.BYTES_PER_S, True)
+VIEWS: tuple[View, ...] = (
+    One(CALL),
+    One(STEP),
+    One(SLOWER, columns=False),
+    One(SLOWER_MEDIAN, columns=False),
+    One(CAP, columns=False),
+    One(UPLOAD, drawn=True),
+    One(UPLOAD_CPU, drawn=True),
+    One(BACK, drawn=True),
+    Several("Memory", (("save", MEMORY_SAVE), ("restore", MEMORY_RESTORE))),
+)
+
+
+def median_within(values: Sequence[float]) -> tuple[float, ...]:
+    """Of the median: a lower bound, itself, an upper one; 95 %, by order, if there are six. () of ()."""
+    if not values:
+        return ()
+    ordered, count = sorted(values), len(values)
+    below, index = 0.5**count, 0
+    while below + math.comb(count, index + 1) * 0.5**count <= 0.025:
+        index += 1
+        below += math.comb(count, index) * 0.5**count
+    return ordered[index], statistics.median(ordered), ordered[-1 - index]

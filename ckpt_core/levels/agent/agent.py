@@ -1,0 +1,263 @@
+"""The agent: one process for each root, which takes committed steps to the further levels.
+
+    run_agent(root)      until everything is where it is to be and nobody trains any more
+
+One thread for each level carries; the main one reads the plan, sees whether somebody trains, and tells the
+status. It changes nothing in the first root but the files in `.levels/`, and may be killed at any time: what
+is visible at a level is whole, and the next agent goes on from what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import logging.handlers
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from ckpt_core._version import __version__
+from ckpt_core.errors import CkptError, RootBusy
+from ckpt_core.levels.agent.board import Board, Timing
+from ckpt_core.levels.agent.carrier import Carrier
+from ckpt_core.levels.mailbox import (
+    AGENT_LOG,
+    LEVELS,
+    PROTOCOL,
+    Plan,
+    read_plan,
+    read_status,
+    write_status,
+)
+from ckpt_core.store import RootLock, find_root, writer_of
+from ckpt_core.system.files import Files
+
+logger = logging.getLogger(__name__)
+
+UP_TO_DATE = "up to date"
+FENCED = "fenced"
+ROOT_GONE = "the root is gone"
+OTHER_RELEASE = "another release"
+NO_PROGRESS = "no progress"
+STOPPED = "stopped"
+NO_PLAN = "no plan"
+
+_NICE = 10
+_LOG_BYTES = 1 << 20
+_OPEN_FILES = 65536
+_SAY_ANYWAY_S = 10.0
+
+
+def run_agent(
+    root: str | os.PathLike[str],
+    *,
+    files: Files | None = None,
+    timing: Timing | None = None,
+    stop: threading.Event | None = None,
+) -> int:
+    """Be the agent of a root, in a process of its own; the exit status.
+
+    Ends at once, and quietly, when the root has one already. SIGTERM and SIGINT end it within seconds, with
+    nothing half sent to be seen.
+
+    Args:
+        stop: what these signals set, for a caller that goes on afterwards.
+    """
+    path, files = find_root(Path(root)), files or Files()
+    folder = path / LEVELS
+    if not folder.is_dir():
+        sys.stderr.write(f"{path} has no plan of levels: a Checkpointer(levels=...) writes one\n")
+        return 2
+    lock = RootLock(folder, files=files)
+    try:
+        lock.acquire()
+    except RootBusy:
+        return 0
+    _be_modest()
+    stop = stopped_by_signals() if stop is None else stop
+    with _logged(folder / AGENT_LOG):
+        hangs = _serve(path, lock, stop, files=files, timing=timing or Timing())
+    if hangs:
+        # A thread waits for a store that does not answer: the end of Python would wait for it, too.
+        os._exit(0)
+    return 0
+
+
+def stopped_by_signals() -> threading.Event:
+    """Set by SIGTERM and SIGINT, from now on for the life of the process. Called on the main thread."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def _serve(
+    root: Path, lock: RootLock, stop: threading.Event, *, files: Files, timing: Timing
+) -> bool:
+    """Run, and again if somebody wants it the moment it ends; whether a thread hangs."""
+    while True:
+        agent = Agent(root, lock, stop, files=files, timing=timing)
+        ended = agent.run()
+        # Order matters: a Checkpointer writes its plan first and starts an agent then, which goes away while
+        # this lock is held. So the plan is looked at once more when it is free.
+        lock.release()
+        if agent.hangs or stop.is_set() or not _is_wanted(root, agent.plan, ended):
+            return agent.hangs
+        try:
+            lock.acquire()
+        except CkptError:
+            return False
+
+
+def _is_wanted(root: Path, plan: Plan | None, ended: str) -> bool:
+    fresh = read_plan(root)
+    if fresh is None or not _is_ours(fresh):
+        return False
+    if plan is None or fresh.token != plan.token:
+        return True
+    return ended in (UP_TO_DATE, NO_PROGRESS) and writer_of(root) is not None
+
+
+class Agent:
+    """One life of an agent, with the lock of `.levels` held.
+
+    Attributes:
+        plan: that it went by last.
+        hangs: a thread of it did not end in time.
+    """
+
+    def __init__(
+        self, root: Path, lock: RootLock, stop: threading.Event, *, files: Files, timing: Timing
+    ) -> None:
+        self.plan = read_plan(root)
+        self.hangs = False
+        self._root, self._lock, self._stop = root, lock, stop
+        self._files, self._timing = files, timing
+        self._carriers: dict[str, Carrier] = {}
+        self._left: list[Carrier] = []
+        self._free_s: float | None = None
+        self._said = -1
+        self._said_s = float("-inf")
+
+    def run(self) -> str:
+        """Carry until there is a reason to end: which it was."""
+        if self.plan is None:
+            return NO_PLAN
+        if not _is_ours(self.plan):
+            return OTHER_RELEASE
+        board = Board(self.plan, read_status(self._root))
+        logger.info("agent of %s: pid %d, session %d", self._root, os.getpid(), self.plan.session)
+        self._follow(board, self.plan)
+        try:
+            while not (ended := self._reason(board)):
+                self._say(board)
+                self._stop.wait(self._timing.poll_s)
+        finally:
+            self.hangs = not self._end()
+        self._say(board, ended)
+        logger.info("ended: %s", ended)
+        return ended
+
+    def _follow(self, board: Board, plan: Plan) -> None:
+        """Carry to the levels of a plan, and to no others."""
+        self.plan = plan
+        board.follow(plan)
+        urls = [level.url for level in plan.levels]
+        for url in [url for url in self._carriers if url not in urls]:
+            self._carriers[url].stop()
+            self._left.append(self._carriers.pop(url))
+        for url in urls:
+            if url not in self._carriers:
+                carrier = Carrier(self._root, url, board, files=self._files, timing=self._timing)
+                self._carriers[url] = carrier
+                carrier.start()
+
+    def _reason(self, board: Board) -> str:
+        """Why to end now; "" to go on."""
+        if self._stop.is_set():
+            return STOPPED
+        if not self._lock.held():
+            return ROOT_GONE
+        fresh = read_plan(self._root)
+        if fresh is not None and fresh != self.plan:
+            if not _is_ours(fresh):
+                return OTHER_RELEASE
+            self._follow(board, fresh)
+        self._watch(board)
+        now = time.monotonic()
+        fences = [carrier.fenced_s for carrier in self._carriers.values() if carrier.fenced_s]
+        if fences and now - min(fences) >= self._timing.fenced_s:
+            return FENCED
+        if board.alive:
+            return ""
+        if all(carrier.done_in == board.epoch for carrier in self._carriers.values()):
+            return UP_TO_DATE
+        return NO_PROGRESS if now - board.progress_s >= self._timing.patience_s else ""
+
+    def _watch(self, board: Board) -> None:
+        """See whether somebody trains. A root that is free for a moment may be on its way to the next one."""
+        if writer_of(self._root) is not None:
+            self._free_s = None
+            board.alive = True
+            return
+        now = time.monotonic()
+        self._free_s = now if self._free_s is None else self._free_s
+        if now - self._free_s >= self._timing.gone_s:
+            board.alive = False
+
+    def _say(self, board: Board, ended: str = "") -> None:
+        version, now = board.version, time.monotonic()
+        if version == self._said and now - self._said_s < _SAY_ANYWAY_S and not ended:
+            return
+        if self._root.is_dir():
+            with contextlib.suppress(OSError):  # a full disk; said again later
+                write_status(self._root, board.told(ended))
+                self._said, self._said_s = version, now
+
+    def _end(self) -> bool:
+        carriers = [*self._carriers.values(), *self._left]
+        for carrier in carriers:
+            carrier.stop()
+        deadline = time.monotonic() + self._timing.end_s
+        return sum(not carrier.join(deadline=deadline) for carrier in carriers) == 0
+
+
+def _is_ours(plan: Plan) -> bool:
+    return plan.protocol == PROTOCOL and plan.release in ("", __version__)
+
+
+def _be_modest() -> None:
+    """Training comes first, for the processor and for the disk."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    with contextlib.suppress(OSError, AttributeError, psutil.Error):
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    with contextlib.suppress(OSError, ValueError):
+        # All files of a step are open at once.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """What is to be said goes to a file that grows no further than its bound."""
+    handler = logging.handlers.RotatingFileHandler(
+        path, maxBytes=_LOG_BYTES, backupCount=1, delay=True
+    )
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    ours = logging.getLogger("ckpt_core")
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        handler.close()

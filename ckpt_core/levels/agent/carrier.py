@@ -1,0 +1,365 @@
+"""`Carrier`: takes steps to one level, on a thread of its own, so that a slow level holds up no other one."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ckpt_core.errors import (
+    CkptError,
+    CorruptCheckpoint,
+    RestoreError,
+    UnknownFormat,
+)
+from ckpt_core.levels.agent.board import Board, Timing
+from ckpt_core.levels.agent.claims import Fenced, beat, check_fence
+from ckpt_core.levels.agent.copying import How, Sent, complete, send
+from ckpt_core.levels.agent.named_carrying import NamedCarrier
+from ckpt_core.levels.agent.pace import Backoff, Pace, Stopped
+from ckpt_core.levels.agent.retiring import awaited, doomed
+from ckpt_core.levels.agent.source import OpenSave, Source, with_nearest
+from ckpt_core.levels.far.door import Away, Copy, Far
+from ckpt_core.levels.far.opening import open_far
+from ckpt_core.levels.wants import meets, wanted
+from ckpt_core.options import Level, scheme_of
+from ckpt_core.store import pinned_steps, step_path
+from ckpt_core.system.files import Files
+from ckpt_core.types import step_dir_name
+
+logger = logging.getLogger(__name__)
+
+
+class Carrier:
+    """One level of a plan.
+
+    Attributes:
+        done_in: the epoch of the board in which it last found that nothing is left to do.
+        fenced_s: since when a later session has the level, on the monotonic clock; 0: none has.
+    """
+
+    def __init__(self, root: Path, url: str, board: Board, *, files: Files, timing: Timing) -> None:
+        self.url = url
+        self.done_in = -1
+        self.fenced_s = 0.0
+        self._root, self._board, self._files, self._timing = root, board, files, timing
+        self._stop = threading.Event()
+        self._far: Far | None = None
+        self._there: dict[int, str] = {}
+        self._looked_s = self._swept_s = float("-inf")
+        self._pace = Pace(None, stop=self._stop)
+        self._bandwidth: int | None = None
+        self._sources: dict[Path, Source] = {}
+        self._named = NamedCarrier(url, board, files=files, timing=timing)
+        self._seen: dict[int, str] = {}
+        self._settled: dict[int, str] = {}
+        self._waiting: dict[int, str] = {}
+        self._begun: Copy | None = None
+        self._damaged: set[tuple[int, str]] = set()
+        self._abandoned = self._in_trouble = False
+        self._backoff = Backoff(first_s=timing.again_s, most_s=timing.again_most_s)
+        self._threads = [
+            threading.Thread(target=target, daemon=True, name=f"ckpt-level-{target.__name__}")
+            for target in (self._carry, self._beat)
+        ]
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Have it end before the next block, and before anything is published."""
+        self._stop.set()
+
+    def join(self, *, deadline: float) -> bool:
+        """Wait for its end until then; whether it came."""
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _carry(self) -> None:
+        while not self._stop.is_set():
+            epoch = self._board.epoch
+            try:
+                moved = self._turn()
+                wait_s = 0.0 if moved else self._timing.poll_s
+                if not moved and not self._waiting and not self._board.alive:
+                    self.done_in = epoch
+                self.fenced_s = 0.0
+                self._well()
+            except Stopped:
+                break
+            except Fenced as exc:
+                self._trouble(str(exc), hopeless=True)
+                self.fenced_s = self.fenced_s or time.monotonic()
+                wait_s = self._timing.poll_s
+            except CkptError as exc:
+                wait_s = self._failed(exc)
+            except Exception as exc:
+                logger.exception("%s: unexpected", self.url)
+                wait_s = self._failed(exc)
+            self._stop.wait(wait_s)
+
+    def _beat(self) -> None:
+        """Renew the lease while somebody trains; give it back at the end, if nobody does then."""
+        begun = False
+        while not self._stop.is_set():
+            if self._renews():
+                begun = self._renew(closed=False) or begun
+            self._stop.wait(self._timing.beat_s if begun else self._timing.poll_s)
+        if begun and not self._board.alive:
+            self._renew(closed=True)
+        self._threads[0].join(self._timing.end_s)
+        if self._far is not None and not self._threads[0].is_alive():
+            self._far.close()
+
+    def _renews(self) -> bool:
+        return self._far is not None and self._board.plan.sweeps and self._board.alive
+
+    def _renew(self, *, closed: bool) -> bool:
+        assert self._far is not None
+        try:
+            beat(self._far, self._board.plan, closed=closed)
+        except CkptError:  # the other thread tells of it
+            return False
+        return True
+
+    # -- one turn ----------------------------------------------------------------------------------
+
+    def _turn(self) -> bool:
+        """Do what comes first; whether there may be more to do."""
+        level = self._level()
+        far = self._far = self._far or open_far(self.url, files=self._files)
+        self._look(far)
+        if not self._abandoned:
+            # The lock of `.levels` is held: whoever had begun to send a file of this root is dead.
+            far.abandon(self._holds)
+            self._abandoned = True
+        here = {
+            step: attempt
+            for step, attempt in self._here(level).items()
+            if (step, attempt) not in self._damaged
+        }
+        self._note(here, level)
+        last = not self._board.alive
+        want = wanted(here, level, there=self._there, last=last)
+        for step in want:
+            if self._waiting.get(step) != here[step]:
+                return self._send(far, Copy(step, here[step]))
+        if want:
+            return self._join_parts(far, [Copy(step, here[step]) for step in want])
+        self._waiting.clear()
+        if self._named.turn(far, level, self._folders(), self._how, last=last):
+            return True
+        return self._tidy(far, level, here)
+
+    def _holds(self, file: str) -> bool:
+        target, _, rest = file.partition("/")
+        return (self._root / target / rest.partition("/")[2]).is_file()
+
+    def _is_own(self) -> bool:
+        return self.url in self._board.plan.own
+
+    def _level(self) -> Level:
+        level = next((one for one in self._board.plan.levels if one.url == self.url), None)
+        if level is None:
+            raise Stopped("the plan has no such level any more")
+        if level.bytes_per_s != self._bandwidth:
+            self._bandwidth = level.bytes_per_s
+            self._pace = Pace(level.bytes_per_s, stop=self._stop)
+        return level
+
+    def _look(self, far: Far, *, now: bool = False) -> None:
+        age_s = time.monotonic() - self._looked_s
+        is_cheap = self._waiting or scheme_of(self.url) is None
+        if now or age_s >= (self._timing.others_s if is_cheap else self._timing.look_s):
+            check_fence(far, self._board.plan)
+            self._there = dict(far.steps())
+            self._looked_s = time.monotonic()
+            self._board.seen(self.url, self._there)
+
+    def _folders(self) -> list[Path]:
+        """Where steps come from: the directories before this level, the nearest first."""
+        levels = self._board.plan.levels
+        before = itertools.takewhile(lambda level: level.url != self.url, levels)
+        return [self._root, *(Path(level.url) for level in before if level.scheme is None)]
+
+    def _here(self, level: Level) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for folder in reversed(self._folders()):
+            if folder not in self._sources:
+                self._sources[folder] = Source(folder, files=self._files)
+            with suppress(Away):  # a level before it that is away is told of by its own carrier
+                found |= self._sources[folder].steps()
+        return found
+
+    def _note(self, here: dict[int, str], level: Level) -> None:
+        """Find out what has come there, and what never will."""
+        fitting = {step: here[step] for step in here if meets(step, level)}
+        self._settled = {step: here[step] for step in here if self._settled.get(step) == here[step]}
+        self._seen |= {step: fitting[step] for step in fitting.keys() - self._settled.keys()}
+        newest = max(self._there, default=-1)
+        for step, attempt in list(self._seen.items()):
+            if self._there.get(step) == attempt:
+                with self._board.change(self.url) as status:
+                    status.has_reached(step)
+            elif step > newest or step in self._there:
+                continue  # still to come
+            else:
+                self._passed_over(step)
+            self._settled[step] = self._seen.pop(step)
+
+    def _passed_over(self, step: int) -> None:
+        with self._board.change(self.url) as status:
+            if step in status.reached or step in status.skipped:
+                return
+            status.has_skipped(step)
+        logger.info("%s: step %d was passed over", self.url, step)
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    def _send(self, far: Far, copy: Copy) -> bool:
+        if self._begun not in (None, copy):
+            far.drop(self._begun)
+        self._begun = copy
+        try:
+            with_nearest(
+                self._folders(),
+                copy,
+                lambda save: self._ended(copy, self._carried(far, save)),
+                files=self._files,
+            )
+        except (CorruptCheckpoint, UnknownFormat) as damage:
+            self._found_damaged(copy, damage)
+        return True
+
+    def _carried(self, far: Far, save: OpenSave) -> Sent:
+        copy = save.copy
+        with self._board.change(self.url) as status:
+            status.begins(copy.step, save.nbytes)
+            # Of another save of the step, which this one replaces.
+            status.reached = [step for step in status.reached if step != copy.step]
+            status.skipped = [step for step in status.skipped if step != copy.step]
+        begun = time.monotonic()
+        try:
+            return send(save, far, self._how(far, copy))
+        finally:
+            with self._board.change(self.url) as status:
+                status.busy_s += time.monotonic() - begun
+
+    def _how(self, far: Far, copy: Copy) -> How:
+        def may_publish() -> None:
+            self._pace.let_through(0)  # told to end: nothing is published any more
+            check_fence(far, self._board.plan)
+
+        def progress(done: int) -> None:
+            with self._board.change(self.url) as status:
+                status.bytes_all += done - status.sent_bytes
+                status.sent_bytes = done
+            self._board.moved()
+
+        there = self._there.get(copy.step)
+        return How(self._pace, there, may_publish, progress, own=self._is_own())
+
+    def _ended(self, copy: Copy, sent: Sent) -> None:
+        self._waiting.pop(copy.step, None)
+        self._begun = None
+        if sent is Sent.REACHED:
+            self._there[copy.step] = copy.attempt
+            self._board.seen(self.url, self._there)
+            logger.info("%s: step %d is there", self.url, copy.step)
+        elif sent is Sent.WAITS:
+            self._waiting[copy.step] = copy.attempt
+        else:
+            self._looked_s = float("-inf")
+        self._board.moved()
+        with self._board.change(self.url) as status:
+            status.rests()
+            if sent is Sent.REACHED:
+                status.has_reached(copy.step)
+                is_behind = all(step < copy.step for step, _ in self._damaged)
+                if is_behind and not self._in_trouble:
+                    status.problem, status.since_s = "", 0.0
+
+    def _found_damaged(self, copy: Copy, damage: CkptError) -> None:
+        self._damaged.add((copy.step, copy.attempt))
+        text = f"step {copy.step} is damaged and was not sent to {self.url}: {damage}"
+        logger.error("%s", text)
+        with self._board.change(self.url) as status:
+            status.has_skipped(copy.step)
+            status.sending = None
+            status.problem, status.since_s = text, time.time()
+
+    def _join_parts(self, far: Far, copies: list[Copy]) -> bool:
+        """Publish what waits for other nodes, if their parts have come."""
+        if time.monotonic() - self._looked_s < self._timing.others_s:
+            return False
+        self._look(far, now=True)
+        for copy in copies:
+            if self._there.get(copy.step) == copy.attempt:
+                continue
+            for folder in self._folders():
+                with (
+                    suppress(RestoreError),  # it has gone: others publish it
+                    OpenSave(step_path(folder, copy.step), files=self._files) as save,
+                ):
+                    if save.copy == copy:
+                        sent = complete(save, far, self._how(far, copy))
+                        if sent is not Sent.WAITS:
+                            self._ended(copy, sent)
+                        break
+        return False
+
+    # -- the rest ----------------------------------------------------------------------------------
+
+    def _tidy(self, far: Far, level: Level, here: dict[int, str]) -> bool:
+        """Retention, and what others have left; whether anything went."""
+        if not self._board.plan.sweeps and not self._is_own():
+            return False
+        if time.monotonic() - self._swept_s >= self._timing.sweep_s:
+            far.sweep([Copy(step, attempt) for step, attempt in here.items()])
+            self._swept_s = time.monotonic()
+        behind = self._board.behind(self.url)
+        kept = {*awaited(self._there, behind, last=not self._board.alive)}
+        kept |= pinned_steps(self._root)
+        if not doomed(self._there, level, kept=kept):
+            return False
+        going = doomed(self._there, level, kept=kept | far.pins())
+        if going:
+            check_fence(far, self._board.plan)
+            far.retire([step_dir_name(step) for step in going])
+            self._look(far, now=True)
+        return bool(going) and not set(going) & set(self._there)
+
+    # -- trouble -----------------------------------------------------------------------------------
+
+    def _failed(self, exc: Exception) -> float:
+        hopeless = getattr(exc, "hopeless", not isinstance(exc, CkptError))
+        self._trouble(str(exc), hopeless=hopeless)
+        # What was seen there may have changed meanwhile.
+        self._looked_s = float("-inf")
+        return self._backoff.failed(hopeless=hopeless)
+
+    def _trouble(self, text: str, *, hopeless: bool) -> None:
+        with self._board.change(self.url) as status:
+            if not self._in_trouble:
+                status.since_s = time.time()
+            status.problem, status.hopeless = text, hopeless
+        if not self._in_trouble:
+            logger.warning("%s", text)
+        self._in_trouble = True
+
+    def _well(self) -> None:
+        if not self._in_trouble:
+            return
+        logger.info("%s: well again after %d failures", self.url, self._backoff.failures)
+        self._backoff.succeeded()
+        self._in_trouble = False
+        with self._board.change(self.url) as status:
+            status.problem, status.hopeless, status.since_s = "", False, 0.0

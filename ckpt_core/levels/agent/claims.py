@@ -1,0 +1,60 @@
+"""Whose a level is now, as its words say: the session of the run, and the lease of its agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+
+from ckpt_core.errors import CkptError
+from ckpt_core.levels.claiming import LEASE, RUN, parsed
+from ckpt_core.levels.far.door import Away, Conflict, Far
+from ckpt_core.levels.mailbox import Plan
+
+
+class Fenced(CkptError):
+    """A later session of the run has the level. Never leaves the agent."""
+
+
+def check_fence(far: Far, plan: Plan) -> None:
+    """Be sure that no later session has the level. Called before anything is published or retired.
+
+    Raises:
+        Fenced: one has.
+        Away: it cannot be told, or the level is another run's.
+    """
+    there = parsed(far.read_word(RUN))
+    if not there:
+        return
+    if there.get("run") != plan.run:
+        text = f"{far.url} belongs to another run ({there.get('run')}): name another place for this one"
+        raise Away(text, hopeless=True)
+    if there.get("session", 0) > plan.session:
+        raise Fenced(
+            f"{far.url} is at session {there['session']}, by {there.get('host')}, and this agent at "
+            f"{plan.session}: it publishes and retires nothing any more"
+        )
+
+
+def beat(far: Far, plan: Plan, *, closed: bool = False) -> None:
+    """Renew the lease, unless a later session has it.
+
+    Raises:
+        Away: it could not be renewed.
+    """
+    word = far.read_word(LEASE)
+    there = parsed(word)
+    if there.get("run", plan.run) != plan.run or there.get("session", 0) > plan.session:
+        return
+    lease = {
+        "run": plan.run,
+        "session": plan.session,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "beat": time.time(),
+        "closed": closed,
+    }
+    with suppress(Conflict):  # somebody has taken it this moment
+        far.write_word(LEASE, json.dumps(lease).encode(), over=None if word is None else word.tag)

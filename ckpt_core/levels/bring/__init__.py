@@ -1,0 +1,1 @@
+"""Steps come back from a level to the root: found, fetched, verified, put in their place."""

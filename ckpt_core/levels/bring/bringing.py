@@ -1,0 +1,259 @@
+"""Steps come back: what levels hold, and one of them made a step of the root again.
+
+    steps, bring      errands: what needs a connection
+    BringsBack        what a restore asks (`ckpt_core.restore.further`), for the rank that leads a root
+
+Idea: a step that is brought is published like a save, and its manifest still names the attempt that saved
+it. So a kill leaves what a kill during a save leaves, and there is one way to read.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ckpt_core.errors import (
+    CkptError,
+    CommitError,
+    CorruptCheckpoint,
+    PersistError,
+    RestoreError,
+    RootBusy,
+)
+from ckpt_core.levels.bring.fetching import PATIENCE_S, Wanted, fetch
+from ckpt_core.levels.errands import Errands, Progress, run_errand
+from ckpt_core.levels.far.door import Away, Copy
+from ckpt_core.levels.far.opening import open_far
+from ckpt_core.levels.helping import run_here
+from ckpt_core.options import scheme_of
+from ckpt_core.store import Attempt
+from ckpt_core.system.files import Files
+from ckpt_core.system.interrupts import holding
+from ckpt_core.types import RankInfo
+
+logger = logging.getLogger("ckpt_core")
+
+Json = Any
+_Result = TypeVar("_Result")
+
+_PAUSES_S = (0.2, 1.0)
+"""A level that is away is asked again after each of these."""
+_LIST_S = 60.0
+"""How long the levels have to say what they hold."""
+
+
+# -- errands ---------------------------------------------------------------------------------------
+
+
+def steps(request: Json, progress: Progress, *, files: Files | None = None) -> Json:
+    """What levels hold, asked all at once: `{"levels": [url, ...], "timeout_s": s}`.
+
+    Returns:
+        For each level `{"steps": [[step, attempt], ...]}`, or `{"problem": text}` where it did not answer.
+    """
+    answers: list[Json] = [{"problem": "it has not answered in time"} for _ in request["levels"]]
+
+    def ask(number: int, url: str) -> None:
+        for pause_s in (*_PAUSES_S, 0.0):
+            try:
+                with open_far(url, files=files) as far:
+                    answers[number] = {"steps": list(far.steps().items())}
+                return
+            except (CkptError, OSError) as exc:
+                answers[number] = {"problem": str(exc)}
+                if not isinstance(exc, Away) or exc.hopeless:
+                    return
+            time.sleep(pause_s)
+
+    threads = [
+        threading.Thread(target=ask, args=pair, name="ckpt-levels", daemon=True)
+        for pair in enumerate(request["levels"])
+    ]
+    deadline = time.monotonic() + request["timeout_s"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+    return list(answers)
+
+
+def bring(request: Json, progress: Progress, *, files: Files | None = None) -> Json:
+    """Fetch a save into a directory of this machine, verified and durable: `{"bytes": n}`.
+
+    Args:
+        request: `url`, `step`, `attempt`, and the rest of `Wanted`.
+
+    Raises:
+        CkptError: see `fetch`.
+    """
+    wanted = Wanted(
+        Copy(request["step"], request["attempt"]),
+        Path(request["directory"]),
+        tuple(request["ranks"]),
+        request["world_size"],
+        request["patience_s"],
+    )
+    with open_far(request["url"], files=files) as far:
+        return {"bytes": fetch(far, wanted, progress, files=files or Files())}
+
+
+# -- for the process that trains -------------------------------------------------------------------
+
+
+class Store(Protocol):
+    """What is asked of the root's store."""
+
+    root: Path
+
+    def begin(self, step: int, *, brought: bool) -> Attempt:
+        """See `StepStore`."""
+
+    def publish(self, attempt: Attempt) -> Path:
+        """See `StepStore`."""
+
+    def abandon(self, attempt: Attempt) -> None:
+        """See `StepStore`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """What a level has said of itself."""
+
+    url: str
+    steps: Mapping[int, str]
+
+
+class BringsBack:
+    """`FurtherLevels` of one restore: the levels are asked once what they hold, the nearest first."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        store: Store,
+        info: RankInfo,
+        *,
+        files: Files,
+        timeout_s: float,
+        errands: Errands | None = None,
+    ) -> None:
+        """
+        Args:
+            urls: of the levels, the nearest first.
+            store: of the first root, open.
+            files: the door to directories, also to levels that are.
+            timeout_s: longest time without a word from storage or a level.
+            errands: a process that may be there already; None: one for each errand.
+        """
+        self._errand = run_errand if errands is None else errands.run
+        self._urls, self._store, self._info = list(urls), store, info
+        self._files, self._timeout_s = files, timeout_s
+        self._levels: list[_Level] | None = None
+        self._away: tuple[str, ...] = ()
+
+    def steps(self) -> dict[int, str]:
+        """See `FurtherLevels`."""
+        if self._levels is None:
+            self._levels = self._ask()
+        found: dict[int, str] = {}
+        for level in self._levels:
+            found = {**level.steps, **found}
+        return found
+
+    def away(self) -> tuple[str, ...]:
+        """See `FurtherLevels`."""
+        return self._away
+
+    def bring(self, step: int, attempt: str, *, whole: bool = False) -> None:
+        """See `FurtherLevels`."""
+        ranks = () if whole else self._info.members
+        problems: list[CkptError] = []
+        for level in self._levels or ():
+            if level.steps.get(step) != attempt:
+                continue
+            try:
+                self._bring(level.url, Copy(step, attempt), ranks)
+            except (PersistError, CommitError, RootBusy) as exc:
+                raise RestoreError(str(exc), step=step, path=self._store.root) from exc
+            except CkptError as exc:
+                logger.warning("step %d cannot be brought from %s: %s", step, level.url, exc)
+                problems.append(exc)
+            else:
+                return
+        raise self._nowhere(step, problems)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _ask(self) -> list[_Level]:
+        timeout_s = min(_LIST_S, self._timeout_s / 2)
+        request = {"levels": self._urls, "timeout_s": timeout_s}
+        try:
+            answers = self._done("steps", request, self._urls, timeout_s=timeout_s + 5.0)
+        except Away as exc:
+            answers = [{"problem": str(exc)} for _ in self._urls]
+        levels, away = [], []
+        for url, answer in zip(self._urls, answers, strict=True):
+            if "problem" in answer:
+                text = answer["problem"]
+                away.append(text if url in text else f"{url}: {text}")
+            else:
+                levels.append(_Level(url, dict(answer["steps"])))
+        self._away = tuple(away)
+        return levels
+
+    def _bring(self, url: str, copy: Copy, ranks: tuple[int, ...]) -> None:
+        began = time.monotonic()
+        logger.info("bringing step %d from %s", copy.step, url)
+        # An interrupt comes while bytes are fetched, and nowhere else: names are changed undisturbed.
+        with holding() as held:
+            # Under a name of its own: the errand of a trainer that was killed may still write under another.
+            begun: list[Attempt] = []
+            try:
+                # Noted where it is begun: this thread may fail before it hears of it.
+                self._change(lambda: begun.append(self._store.begin(copy.step, brought=True)))
+                with held.allowed():
+                    size = self._fetch(url, copy, begun[0].path, ranks)
+                self._change(lambda: self._store.publish(begun[0]))
+            except BaseException:
+                for attempt in begun:
+                    self._change(partial(self._store.abandon, attempt))
+                raise
+        seconds = time.monotonic() - began
+        logger.info("brought step %d from %s: %d bytes, %.1f s", copy.step, url, size, seconds)
+
+    def _fetch(self, url: str, copy: Copy, directory: Path, ranks: tuple[int, ...]) -> int:
+        request = {
+            "url": url,
+            "step": copy.step,
+            "attempt": copy.attempt,
+            "directory": str(directory),
+            "ranks": ranks,
+            "world_size": self._info.world_size,
+            "patience_s": min(PATIENCE_S, self._timeout_s / 2),
+        }
+        answer = self._done("bring", request, [url], timeout_s=self._timeout_s)
+        return int(answer["bytes"])
+
+    def _change(self, action: Callable[[], _Result]) -> _Result:
+        """Something that may block on storage."""
+        return run_here(lambda _: action(), timeout_s=self._timeout_s)
+
+    def _done(self, name: str, request: Json, urls: Sequence[str], *, timeout_s: float) -> Json:
+        """An errand; where only directories are asked it needs no process of its own."""
+        if any(scheme_of(url) is not None for url in urls):
+            return self._errand(name, request, timeout_s=timeout_s)
+        action = {"steps": steps, "bring": bring}[name]
+        return run_here(lambda tell: action(request, tell, files=self._files), timeout_s=timeout_s)
+
+    def _nowhere(self, step: int, problems: Sequence[CkptError]) -> RestoreError:
+        text = "; ".join(map(str, problems)) or "no level holds it any more"
+        text = f"step {step} could not be brought to {self._store.root}: {text}"
+        if problems and all(isinstance(one, CorruptCheckpoint) for one in problems):
+            path = problems[0].path or self._store.root
+            return CorruptCheckpoint(text, path=path, step=step)
+        return RestoreError(text, step=step, path=self._store.root)

@@ -1,0 +1,192 @@
+"""`Bucket`: what lies under one URL of an object store, and the few requests that a level makes of it.
+
+Each call ends within the deadlines that it was opened with; every error of the client comes out as `Away`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any
+from urllib.parse import unquote
+from uuid import uuid4
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, NotModifiedError, PreconditionError
+
+from ckpt_core.errors import CkptError
+from ckpt_core.levels.far.clients import ERRORS, away, is_missing, open_store
+from ckpt_core.levels.far.parts import PART_BYTES, STREAMS, Parts, part_bytes
+
+_BLOCK_BYTES = 256 * 1024
+"""Small enough to stay in the processor's cache from the network to the file, and few enough calls."""
+
+Version = dict[str, str]
+"""Which writing of an object: what a condition is made of."""
+
+_NOT_IN_AZURE = re.compile(r"[%\\\x00-\x1f\x7f]|\.(?=/|$)")
+"""What Azure takes for something else, or refuses: a backslash for a slash; a dot at the end."""
+
+CREATE: Version = {}
+"""The condition that nothing is there."""
+
+
+class Refused(CkptError):
+    """The condition of a write did not hold; or it held, and the answer was lost and asked for again."""
+
+
+class Unchanged(CkptError):
+    """An object is the one that is known already."""
+
+
+class Bucket:
+    """Thread-safe."""
+
+    def __init__(self, url: str, *, request_s: float, retries: int) -> None:
+        self.url = url
+        self._store = open_store(url, request_s=request_s, retries=retries)
+        self._quotes = url.startswith("az:")
+
+    def get(self, key: str, *, unless: Version | None = None) -> tuple[bytes, Version] | None:
+        """An object and its version; None when it is not there.
+
+        Raises:
+            Unchanged: it is there in the version `unless`.
+        """
+        tag = None if unless is None else unless.get("e_tag")
+        try:
+            found = obstore.get(
+                self._store, self._key(key), options={"if_none_match": tag} if tag else None
+            )
+            return bytes(found.bytes()), _version(found.meta)
+        except NotModifiedError:
+            raise Unchanged(key) from None
+        except ERRORS as exc:
+            if is_missing(exc):
+                return None
+            raise away(self.url, f"read {key}", exc) from None
+
+    def read(self, key: str, offset: int, nbytes: int) -> memoryview:
+        """A range of an object; shorter where the object ends."""
+        try:
+            return memoryview(
+                obstore.get_range(self._store, self._key(key), start=offset, length=nbytes)
+            )
+        except ERRORS as exc:
+            raise away(self.url, f"read {key}", exc) from None
+
+    def blocks(self, key: str, offset: int, nbytes: int) -> Iterator[memoryview]:
+        """The same, as it comes from the network: in the client's own memory, which is used again at once."""
+        try:
+            found = obstore.get(
+                self._store, self._key(key), options={"range": (offset, offset + nbytes)}
+            )
+            for block in found.stream(min_chunk_size=_BLOCK_BYTES):
+                yield memoryview(block)
+        except ERRORS as exc:
+            raise away(self.url, f"read {key}", exc) from None
+
+    def size(self, key: str) -> int | None:
+        """Length of an object; None when it is not there."""
+        try:
+            return obstore.head(self._store, self._key(key))["size"]
+        except ERRORS as exc:
+            if is_missing(exc):
+                return None
+            raise away(self.url, f"look at {key}", exc) from None
+
+    def put(self, key: str, data: bytes, *, over: Version | None = None) -> Version:
+        """Write a small object, whatever is there; or only over a version (`CREATE`: nothing). Its version.
+
+        Raises:
+            Refused: the condition did not hold.
+        """
+        mode: Any = None if over is None else over or "create"
+        try:
+            return _version(
+                obstore.put(self._store, self._key(key), data, mode=mode, use_multipart=False)
+            )
+        except (AlreadyExistsError, PreconditionError):
+            raise Refused(key) from None
+        except ERRORS as exc:
+            if over and is_missing(exc):
+                raise Refused(key) from None
+            raise away(self.url, f"write {key}", exc) from None
+
+    def put_blocks(self, key: str, blocks: Iterable[memoryview], nbytes: int) -> None:
+        """Write an object of any length. What `blocks` raises comes out, and nothing is there."""
+        parts = Parts(blocks, nbytes)
+        try:
+            if nbytes <= PART_BYTES:
+                obstore.put(self._store, self._key(key), parts.joined(), use_multipart=False)
+            else:
+                size = part_bytes(nbytes)
+                obstore.put(
+                    self._store,
+                    self._key(key),
+                    iter(parts),
+                    chunk_size=size,
+                    max_concurrency=STREAMS,
+                )
+        except BaseException as exc:
+            if parts.raised is not None:
+                raise parts.raised from None
+            if isinstance(exc, ERRORS):
+                raise away(self.url, f"write {key}", exc) from None
+            raise
+
+    def delete(self, keys: list[str]) -> None:
+        """Take objects away; those that are not there are no error."""
+        if not keys:
+            return
+        try:
+            obstore.delete(self._store, [*map(self._key, keys)])
+        except ERRORS as exc:
+            if not is_missing(exc):
+                raise away(self.url, f"delete {keys[0]}", exc) from None
+            # Some stores refuse what is not there: the others are still to go.
+            for key in keys if len(keys) > 1 else ():
+                self.delete([key])
+
+    def below(self, folder: str) -> dict[str, tuple[int, datetime]]:
+        """Objects in a folder and below: name in it -> length, and when it was written. May lag behind."""
+        try:
+            rows = obstore.list(self._store, self._key(folder)).collect()
+        except ERRORS as exc:
+            raise away(self.url, f"list {folder}", exc) from None
+        cut = len(folder) + 1
+        return {self._name(row["path"])[cut:]: (row["size"], row["last_modified"]) for row in rows}
+
+    def look(self, folder: str | None = None) -> tuple[list[str], dict[str, int]]:
+        """Names of the folders in a folder, and of its objects with their lengths. May lag behind."""
+        try:
+            found = obstore.list_with_delimiter(self._store, folder and self._key(folder))
+        except ERRORS as exc:
+            raise away(self.url, f"list {folder or 'what is there'}", exc) from None
+        folders = [self._name(path).rpartition("/")[2] for path in found["common_prefixes"]]
+        objects = {
+            self._name(row["path"]).rpartition("/")[2]: row["size"] for row in found["objects"]
+        }
+        return sorted(folders), objects
+
+    def now(self) -> datetime:
+        """What time it is there: only that may be compared with the times of what was written there."""
+        key = f".clock-{uuid4().hex}"
+        self.put(key, b"")
+        try:
+            return obstore.head(self._store, self._key(key))["last_modified"]
+        except ERRORS as exc:
+            raise away(self.url, "ask for the time", exc) from None
+        finally:
+            self.delete([key])
+
+    def _key(self, name: str) -> str:
+        return _NOT_IN_AZURE.sub(lambda one: f"%{ord(one[0]):02X}", name) if self._quotes else name
+
+    def _name(self, key: str) -> str:
+        return unquote(key) if self._quotes else key
+
+
+def _version(meta: Any) -> Version:
+    return {name: meta[name] for name in ("e_tag", "version") if meta[name]}

@@ -1,0 +1,320 @@
+"""Clients of object stores: made from a URL and the environment, and what their errors mean for people.
+
+    store = open_store("s3://bucket/run")
+    raise away("s3://bucket/run", "list the steps", error) from None
+
+Credentials are taken from the environment, as each store's own tools take them. No text of ours repeats what
+a client or a server said: it may hold a signed URL or a key. Only what the table here knows is said.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from ckpt_core.errors import ConfigError
+from ckpt_core.levels.far.door import Away
+
+Store = S3Store | GCSStore | AzureStore
+
+ERRORS = (BaseError, OSError, ValueError, NotImplementedError)
+"""What a call of the client may raise; a missing object is a FileNotFoundError."""
+
+_CONNECT_S = 5.0
+
+_PROCESS = os.getpid()
+"""In a fork of this one, the threads of the client are missing, and a call would never return."""
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+_AZURE_NAMES = {
+    "account_name": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"),
+    "account_key": ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"),
+}
+"""As the client reads them, and as Azure's own command line does."""
+_AWS_SOURCES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
+)
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN), a profile, or a role",
+    "gs": "set GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS, or give the machine a role",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or another credential; or "
+    "AZURE_STORAGE_CONNECTION_STRING",
+}
+
+_CAUSES = (
+    # Order matters: the first that fits is said. (pattern, what happened, what to do, hopeless)
+    (
+        r"NoSuchBucket|ContainerNotFound|<Code>ResourceNotFound|specified bucket does not exist",
+        "there is no such bucket",
+        "create {place}, or correct the URL and the endpoint",
+        True,
+    ),
+    (
+        r"InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|InvalidToken|AuthenticationFailed|"
+        r"TokenRefreshRequired|InvalidAuthenticationInfo|Unauthenticated|Server failed to authenticate",
+        "the credentials are refused",
+        "{credentials}; and look at the clock of this machine",
+        True,
+    ),
+    (
+        r"InvalidBucketName|InvalidResourceName",
+        "no bucket can have this name",
+        "correct the URL",
+        True,
+    ),
+    (
+        r"RequestTimeTooSkewed",
+        "this machine's clock is wrong",
+        "set it, as the store's signatures hold for minutes only",
+        True,
+    ),
+    (
+        r"QuotaExceeded|StorageFull|InsufficientStorage|status: 507",
+        "it is full",
+        "make room there, or keep fewer steps (keep_last of the level)",
+        False,
+    ),
+    (
+        r"169\.254\.169\.254|169\.254\.170|/latest/api/token|/latest/meta-data|metadata\.google|Missing(Account|Credential)|TokenRequest|"
+        r"NoCredentials|must be specified|Error performing token request",
+        "there are no credentials",
+        "{credentials}",
+        True,
+    ),
+    (
+        r"PermissionDenied|status: 403|AccessDenied",
+        "it is not permitted",
+        "let these credentials read, write, list and delete under {place}",
+        True,
+    ),
+    (
+        r"PermanentRedirect|AuthorizationHeaderMalformed|BareRedirect|status: 30[127]",
+        "the bucket is in another region",
+        "set AWS_REGION to the bucket's",
+        True,
+    ),
+    (
+        r"kind: Timeout|TimedOut|timed out",
+        "no answer came in time",
+        "it is tried again; look at the network and at the store's own state",
+        False,
+    ),
+    (
+        r"kind: Connect,|dns error|ConnectionRefused|tcp connect",
+        "it cannot be reached",
+        "look at the endpoint ({endpoint}), the network and the proxy",
+        False,
+    ),
+    (
+        r"kind: Interrupted|kind: Request|kind: Body|ConnectionReset|IncompleteMessage",
+        "the connection was cut",
+        "it is tried again; look at the network",
+        False,
+    ),
+    (
+        r"status: 5\d\d|SlowDown|status: 429",
+        "it is out of order, or asks for less haste",
+        "it is tried again; look at the store's own state",
+        False,
+    ),
+    (
+        r"URL scheme is not allowed|BadScheme",
+        "plain http is not allowed",
+        "let the endpoint begin with https://, or set it to http:// in the environment",
+        True,
+    ),
+)
+
+
+def split(url: str) -> tuple[str, str, str]:
+    """Scheme, bucket and prefix of a level's URL."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    return scheme, bucket, prefix
+
+
+def open_store(url: str, *, request_s: float, retries: int) -> Store:
+    """A client for what lies under a URL; opens no connection.
+
+    Args:
+        request_s: longest time that one request takes, and after which none is repeated.
+        retries: how often one is repeated.
+
+    Raises:
+        ConfigError: the environment's settings cannot be right; or this is a fork of a process that has a
+            client already.
+    """
+    if os.getpid() != _PROCESS:
+        raise ConfigError(
+            f"{url}: this is a fork of process {_PROCESS}, which has read from an object store: such a fork "
+            "cannot. Start it by spawn (multiprocessing), or read there in one of the two alone"
+        )
+    scheme, bucket, prefix = split(url)
+    plain = endpoint(scheme).startswith("http://")
+    client: Any = {
+        "connect_timeout": timedelta(seconds=min(_CONNECT_S, request_s)),
+        "timeout": timedelta(seconds=request_s),
+        "allow_http": plain or os.environ.get("AWS_ALLOW_HTTP", "") == "true",
+        "user_agent": "ckpt-core",
+    }
+    retry: Any = {
+        "max_retries": retries,
+        "retry_timeout": timedelta(seconds=request_s),
+        "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5)},
+    }
+    shared: Any = {"prefix": prefix or None, "client_options": client, "retry_config": retry}
+    try:
+        if scheme == "gs":
+            return GCSStore(bucket, **shared)
+        if scheme == "az":
+            return AzureStore(bucket, config=_azure_config(), **shared)
+        return S3Store(bucket, config=_s3_config(plain), **shared)
+    except ERRORS as exc:
+        raise ConfigError(
+            f"{url}: no client can be made of the environment's settings "
+            f"({type(exc).__name__}): {_CREDENTIALS[scheme]}"
+        ) from None
+
+
+def away(url: str, what: str, error: BaseException, *, step: int | None = None) -> Away:
+    """What a client's error means. To be raised `from None`: the client's own text may hold secrets.
+
+    Args:
+        what: was asked for, as in "it could not list the steps".
+    """
+    scheme, bucket, _ = split(url)
+    said = f"{type(error).__name__} {error}"
+    names = {
+        "place": f"{scheme}://{bucket}",
+        "credentials": _CREDENTIALS[scheme],
+        "endpoint": re.sub(r"//.*@", "//", endpoint(scheme).partition("?")[0]) or "the store's own",
+    }
+    cause, remedy, hopeless = _cause(said)
+    text = f"{url}: could not {what}: {cause}; committed steps are untouched: {remedy}"
+    return Away(text.format(**names), hopeless=hopeless, step=step)
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether an object is not there, though its bucket is, as far as the answer says."""
+    return isinstance(error, FileNotFoundError) and not re.search(_CAUSES[0][0], str(error))
+
+
+def endpoint(scheme: str) -> str:
+    """Where the environment says that a store is; "" for the store's own."""
+    azure = _azure_config() if scheme == "az" else {}
+    named = [azure.get("endpoint"), *map(os.environ.get, _ENDPOINTS[scheme])]
+    if azure.get("use_emulator", os.environ.get("AZURE_STORAGE_USE_EMULATOR")) == "true":
+        named.append(os.environ.get("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:10000"))
+    return next(filter(None, named), "")
+
+
+def s3_settings() -> dict[str, str]:
+    """Static keys and region as the environment has them; no keys where they are a role's."""
+    names = {
+        "access_key_id": ("AWS_ACCESS_KEY_ID",),
+        "secret_access_key": ("AWS_SECRET_ACCESS_KEY",),
+        "session_token": ("AWS_SESSION_TOKEN", "AWS_TOKEN"),
+        "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+    }
+    found = {"region": "us-east-1"}
+    if not any(os.environ.get(name) for name in _AWS_SOURCES):
+        found |= _profile()
+    for key, variables in names.items():
+        values = [value for name in variables if (value := os.environ.get(name))]
+        if values:
+            found[key] = values[0]
+    return found
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def _cause(said: str) -> tuple[str, str, bool]:
+    for pattern, cause, remedy, hopeless in _CAUSES:
+        if re.search(pattern, said):
+            return cause, remedy, hopeless
+    status = re.search(r"status: (\d{3})", said)
+    answer = f"it answered {status[1]}" if status else f"the client reports {said.split()[0]}"
+    return answer, "look at the store's own log", False
+
+
+def _s3_config(plain: bool) -> Any:
+    config: dict[str, Any] = {}
+    if not plain and "AWS_UNSIGNED_PAYLOAD" not in os.environ:
+        # The transport guards the bytes, and our sums are verified at the far end: hashing each part once
+        # more takes four times as long as sending it.
+        config["unsigned_payload"] = True
+    if not any(os.environ.get(name) for name in _AWS_SOURCES):
+        config.update(_profile())
+    return config
+
+
+def _azure_config() -> Any:
+    """What Azure's own tools find in the environment, and the client does not."""
+    text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    rows = (row.partition("=") for row in text.split(";"))
+    said = {name.strip().lower(): value.strip() for name, _, value in rows if value}
+    home, account = said.get("blobendpoint", "").rstrip("/"), said.get("accountname", "")
+    if home and not account:
+        account = (urlsplit(home).hostname or "").partition(".")[0]
+    if account and not home and "endpointsuffix" in said:
+        protocol = said.get("defaultendpointsprotocol", "https")
+        home = f"{protocol}://{account}.blob.{said['endpointsuffix']}"
+    config = {
+        "account_name": account,
+        "account_key": said.get("accountkey", ""),
+        "sas_key": said.get("sharedaccesssignature", "").removeprefix("?"),
+        "endpoint": home,
+        "use_emulator": said.get("usedevelopmentstorage", "").lower(),
+    }
+    for key, names in _AZURE_NAMES.items():
+        if not text:
+            config[key] = next((value for name in names if (value := os.environ.get(name))), "")
+    return {key: value for key, value in config.items() if value}
+
+
+def _profile() -> dict[str, str]:
+    """Static keys of the profile in the files of AWS's tools, which the client does not read itself."""
+    name = os.environ.get("AWS_PROFILE", "default")
+    home = Path("~/.aws").expanduser()
+    keys = {
+        "aws_access_key_id": "access_key_id",
+        "aws_secret_access_key": "secret_access_key",
+        "aws_session_token": "session_token",
+    }
+    found: dict[str, str] = {}
+    places = (
+        ("AWS_SHARED_CREDENTIALS_FILE", "credentials", name),
+        ("AWS_CONFIG_FILE", "config", ""),
+    )
+    for variable, file, section in places:
+        parser = configparser.RawConfigParser(strict=False)
+        try:
+            parser.read(os.environ.get(variable, home / file))
+        except (configparser.Error, UnicodeDecodeError):
+            continue
+        section = section or (name if name == "default" else f"profile {name}")
+        if not parser.has_section(section):
+            continue
+        rows = dict(parser.items(section))
+        found.update({keys[key]: value for key, value in rows.items() if key in keys})
+        if "region" in rows and not os.environ.get(
+            "AWS_REGION", os.environ.get("AWS_DEFAULT_REGION")
+        ):
+            found["region"] = rows["region"]
+    return found

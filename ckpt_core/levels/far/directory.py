@@ -1,0 +1,395 @@
+"""`DirectoryFar`: a directory as a further level. It has the format of every root, and all readers read it.
+
+    .inflight/<attempt>/     files of a copy that is under way, each whole and durable; `.part` is being made
+    step-<N>/                published by one rename or exchange, under the root's lock, held for a moment
+    .levels/<word>           words, each replaced by a rename under a lock of their own
+
+Agents of several nodes may send to it at once, and a Checkpointer may have it as its first root at another
+time. So nothing here repairs the whole root: what others have under way stays, and where a repair of
+theirs deletes a copy of ours, that copy begins anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ckpt_core.errors import CkptError, CorruptCheckpoint, PersistError
+from ckpt_core.layout import MANIFEST_NAME, Manifest, is_directory_name
+from ckpt_core.levels.far.door import Away, Copy, Far, Word
+from ckpt_core.levels.far.looking import HOPELESS, Looked, age_s, check_place, files_in, read_whole
+from ckpt_core.levels.far.words import Words, held
+from ckpt_core.levels.mailbox import LEVELS
+from ckpt_core.store import (
+    CORRUPT,
+    INFLIGHT,
+    Attempt,
+    KeptSteps,
+    RootLock,
+    bring_back,
+    device_of,
+    ensure_dir,
+    ensure_root,
+    entries,
+    file_path,
+    find_root,
+    is_real_dir,
+    pinned_steps,
+    place,
+    remove_tree,
+    sync_names,
+    take_away,
+)
+from ckpt_core.system.files import Files, advice
+from ckpt_core.types import Destination, parse_step_dir
+
+logger = logging.getLogger(__name__)
+
+_PART = ".part"
+_RETIRED = ".retired"
+_SUPERSEDED = (_RETIRED, ".replaced")
+"""What lies in `.inflight` under these, once `bring_back` has run, has lost its name."""
+
+_BUSY_S = 20.0
+"""How long a publish or a retirement waits for somebody else's lock on the root."""
+
+_YOUNG_S = 3600.0
+"""Copies of others in which nothing was written for longer are given up."""
+
+
+class DirectoryFar(Far):
+    """A level that is a directory. Also how the agent looks at first roots, which it never changes."""
+
+    def __init__(self, root: Path, *, files: Files, busy_s: float = _BUSY_S) -> None:
+        """Writes nothing, and the directory may be missing.
+
+        Args:
+            busy_s: how long to wait for the lock of the root where somebody else holds it.
+        """
+        self.url = str(root)
+        self._root = find_root(root)
+        self._files = files
+        self._busy_s = busy_s
+        self._looked = Looked(self._root, files=files)
+        self._words = Words(self._root, files=files)
+        self._device: int | None = None
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def steps(self) -> dict[int, str]:
+        """As `Far.steps`."""
+        with self._asked("list its steps"):
+            found = {}
+            for name in self._listed():
+                step = parse_step_dir(name)
+                manifest = None if step is None else self._looked.manifest(name)
+                if step is not None and manifest is not None:
+                    found[step] = manifest.attempt
+            return dict(sorted(found.items()))
+
+    def directories(self) -> dict[str, Copy]:
+        """As `Far.directories`."""
+        with self._asked("list its directories"):
+            found = {}
+            for name in self._listed():
+                if is_directory_name(name) and (manifest := self._looked.manifest(name)):
+                    found[name] = Copy(manifest.step, manifest.attempt, name)
+            return found
+
+    def manifest(self, target: str) -> bytes | None:
+        """As `Far.manifest`."""
+        with self._asked(f"read the manifest of {target}"):
+            if self._looked.manifest(target) is None:
+                return None
+            return self._looked.read(target)
+
+    def files(self, copy: Copy) -> dict[str, int]:
+        """As `Far.files`."""
+        with self._asked("list the files of a copy", step=copy.step):
+            found = dict(files_in(self._folder(copy)))
+            found.pop(MANIFEST_NAME, None)
+            return found
+
+    def read_into(self, copy: Copy, name: str, buffer: memoryview, offset: int) -> None:
+        """As `Far.read_into`."""
+        with self._asked(f"read {name}", step=copy.step):
+            fd = self._files.open_read(self._folder(copy) / name)
+            try:
+                done = self._files.fill(fd, buffer, offset)
+            finally:
+                self._files.close(fd)
+        if done < len(buffer):
+            text = f"{self.url}: {name} of {copy.target} ends before {offset + len(buffer)} bytes"
+            raise Away(text, step=copy.step)
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def put(self, copy: Copy, name: str, blocks: Iterable[memoryview], nbytes: int) -> None:
+        """As `Far.put`."""
+        with self._asked(f"write {name}", step=copy.step):
+            attempt = self._begin(copy)
+            path = file_path(self._files, attempt, name)
+            fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PART}")
+            try:
+                self._write(fresh, blocks, nbytes)
+                self._files.rename(fresh, path)
+            except BaseException:
+                with suppress(OSError):
+                    self._files.unlink(fresh)
+                raise
+            for folder in path.parents:
+                self._files.sync_dir(folder)
+                if folder == attempt.path:
+                    break
+
+    def publish(self, copy: Copy, manifest: bytes, *, replaces: str | None = None) -> bool:
+        """As `Far.publish`. Waits while somebody else has the root locked, and then says who it is."""
+        there = Manifest.decode(manifest, path=self._root / copy.target / MANIFEST_NAME)
+        with self._asked("publish", step=copy.step):
+            with self._names():
+                present = self._present(copy)
+                if present not in (None, replaces):
+                    done, left = present == copy.attempt, None
+                else:
+                    done, left = True, self._place(copy, there, manifest)
+            self._delete(left if left is not None else self._inflight(copy))
+            return done
+
+    def point(self, pointer: str, directory: str) -> None:
+        """As `Far.point`."""
+        with self._asked(f"move {pointer}"), self._names():
+            if not is_real_dir(self._root / directory):
+                raise Away(f"{self.url}: {directory} is not there, so that {pointer} was not moved")
+            ensure_dir(self._files, self._root / INFLIGHT)
+            fresh = self._root / INFLIGHT / f".{secrets.token_hex(8)}{_PART}"
+            self._files.write_new(fresh, directory.encode())
+            self._files.rename(fresh, self._root / pointer)  # Commit point of the pointer.
+            self._files.sync_dir(self._root)
+
+    def pointers(self) -> dict[str, str]:
+        """As `Far.pointers`."""
+        with self._asked("read its pointers"):
+            found = {}
+            for entry in entries(self._root):
+                if not entry.name.startswith(".") and entry.is_file(follow_symlinks=False):
+                    name = self._pointed(Path(entry.path))
+                    if name is not None:
+                        found[entry.name] = name
+            return found
+
+    def retire(self, targets: Collection[str]) -> None:
+        """As `Far.retire`. Steps that are pinned here stay."""
+        with self._asked("retire"):
+            with self._names():
+                there = [name for name in targets if is_real_dir(self._root / name)]
+                steps = [step for name in there if (step := parse_step_dir(name)) is not None]
+                kept = pinned_steps(self._root)
+                left = take_away(self._root, [s for s in steps if s not in kept], files=self._files)
+                gone = list(left.gone.values())
+                gone += [self._set_aside(name) for name in there if parse_step_dir(name) is None]
+                # Order matters: the names are gone for good before any of the bytes is.
+                sync_names(self._files, self._root)
+            for path in gone:
+                self._delete(path)
+
+    def drop(self, copy: Copy) -> None:
+        """As `Far.drop`."""
+        self._delete(self._inflight(copy))
+
+    def sweep(self, keep: Collection[Copy]) -> None:
+        """As `Far.sweep`."""
+        mine = {copy.attempt for copy in keep}
+        with self._asked("clear up"):
+            if not entries(self._root / INFLIGHT):
+                return
+            with self._names():
+                sync_names(self._files, self._root)
+                for entry in entries(self._root / INFLIGHT):
+                    path = Path(entry.path)
+                    if entry.name not in mine and (
+                        path.suffix in _SUPERSEDED or age_s(path) > _YOUNG_S
+                    ):
+                        self._delete(path)
+
+    # -- words, pins, life -------------------------------------------------------------------------
+
+    def read_word(self, name: str) -> Word | None:
+        """As `Far.read_word`."""
+        with self._asked(f"read {name}"):
+            return self._words.read(name)
+
+    def write_word(self, name: str, data: bytes, *, over: str | None) -> str:
+        """As `Far.write_word`."""
+        with self._asked(f"write {name}"):
+            self._make()
+            return self._words.write(name, data, over=over)
+
+    def pins(self) -> frozenset[int]:
+        """As `Far.pins`."""
+        with self._asked("read its pins"):
+            return pinned_steps(self._root)
+
+    def pin(self, step: int, pinned: bool) -> None:
+        """As `Far.pin`.
+
+        Raises:
+            NotCommitted: the step is not there, and none that is still to come.
+        """
+        with self._asked("pin a step" if pinned else "unpin a step", step=step):
+            kept = KeptSteps(self._root, files=self._files)
+            kept.pin(step) if pinned else kept.unpin(step)
+
+    def check(self) -> None:
+        """As `Far.check`."""
+        check_place(self._root, url=self.url, files=self._files)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _listed(self) -> list[str]:
+        names = [entry.name for entry in entries(self._root)]
+        if names and self._device is None:
+            self._device = device_of(self._root)
+        self._looked.forget_others(names)
+        return names
+
+    def _make(self) -> None:
+        """Have the root there. Never on the disk below, where its own is not mounted any more."""
+        device = device_of(self._root)
+        if self._device not in (None, device) and not is_real_dir(self._root / LEVELS):
+            text = "the filesystem there is not the one that was: mount it again, or start the run anew"
+            raise Away(f"{self.url}: {text}. Nothing was written")
+        ensure_root(self._files, self._root)
+        self._device = device
+
+    def _inflight(self, copy: Copy) -> Path:
+        return self._root / INFLIGHT / copy.attempt
+
+    def _folder(self, copy: Copy) -> Path:
+        """Where the files of a copy lie now."""
+        manifest = self._looked.manifest(copy.target)
+        if manifest is not None and manifest.attempt == copy.attempt:
+            return self._root / copy.target
+        return self._inflight(copy)
+
+    def _attempt(self, copy: Copy) -> Attempt:
+        to = None if copy.directory is None else Destination(copy.directory)
+        return Attempt(copy.attempt, copy.step, self._inflight(copy), to)
+
+    def _begin(self, copy: Copy) -> Attempt:
+        attempt = self._attempt(copy)
+        if not is_real_dir(attempt.path):
+            self._make()
+            ensure_dir(self._files, attempt.path.parent)
+            self._files.sync_dir(self._root)
+            ensure_dir(self._files, attempt.path)
+            self._files.sync_dir(attempt.path.parent)
+        return attempt
+
+    def _write(self, path: Path, blocks: Iterable[memoryview], nbytes: int) -> None:
+        fd = self._files.create(path)
+        try:
+            self._files.allocate(fd, nbytes)
+            done = 0
+            for block in blocks:
+                self._files.pwrite(fd, block, done)
+                # Written out little by little: a sync of everything at once would hold up whoever saves.
+                self._files.start_writeback(fd, done, len(block))
+                done += len(block)
+            assert done == nbytes, f"{path.name}: {done} bytes of {nbytes}"
+            self._files.sync(fd)
+        finally:
+            self._files.close(fd)
+
+    @contextmanager
+    def _names(self) -> Iterator[None]:
+        """The right to change names, and every name in its place that a kill has left aside."""
+        self._make()
+        with held(RootLock(self._root, files=self._files), busy_s=self._busy_s, url=self.url):
+            bring_back(self._root, files=self._files)
+            yield
+
+    def _present(self, copy: Copy) -> str | None:
+        """The attempt that has the name of a copy."""
+        path = self._root / copy.target
+        if not is_real_dir(path):
+            return None  # a file or a link of that name is found by `place`
+        try:
+            return self._looked.fresh(copy.target).attempt
+        except FileNotFoundError as exc:
+            if copy.directory is None:
+                self._set_aside_as_corrupt(copy.target)
+                return None
+            text = f"{path} is somebody else's: it has no {MANIFEST_NAME}. Move it away"
+            raise Away(f"{self.url}: {text}", hopeless=True, step=copy.step) from exc
+        except CorruptCheckpoint:
+            self._set_aside_as_corrupt(copy.target)
+            return None
+        except CkptError as exc:
+            raise Away(str(exc), hopeless=True, step=copy.step) from exc
+
+    def _set_aside_as_corrupt(self, name: str) -> None:
+        ensure_dir(self._files, self._root / CORRUPT)
+        self._files.sync_dir(self._root)
+        aside = self._root / CORRUPT / f"{name}-{secrets.token_hex(4)}"
+        self._files.rename(self._root / name, aside)
+        self._files.sync_dir(self._root / CORRUPT)
+        self._files.sync_dir(self._root)
+        logger.warning("%s: %s cannot be read as a step: moved it to %s", self.url, name, aside)
+
+    def _place(self, copy: Copy, there: Manifest, manifest: bytes) -> Path | None:
+        """Publish; what had the name before."""
+        attempt = self._attempt(copy)
+        found = dict(files_in(attempt.path))
+        missing = [entry.file for entry in there.ranks if found.get(entry.file) != entry.nbytes]
+        if missing:
+            text = f"{self.url}: {missing[0]} of {copy.target} is gone: the copy begins anew"
+            raise Away(text, step=copy.step)
+        for path in attempt.path.rglob(f".*{_PART}"):
+            with suppress(FileNotFoundError):
+                self._files.unlink(path)
+        fresh = attempt.path / f".{MANIFEST_NAME}.{secrets.token_hex(4)}{_PART}"
+        self._files.write_new(fresh, manifest)
+        self._files.rename(fresh, attempt.path / MANIFEST_NAME)
+        # Order matters: names in the attempt are durable before it has the step's name.
+        self._files.sync_dir(attempt.path)
+        return place(self._files, attempt, self._root / copy.target)
+
+    def _set_aside(self, name: str) -> Path:
+        ensure_dir(self._files, self._root / INFLIGHT)
+        aside = self._root / INFLIGHT / f"{secrets.token_hex(8)}{_RETIRED}"
+        self._files.rename(self._root / name, aside)
+        return aside
+
+    def _delete(self, path: Path) -> None:
+        """Give space back; what cannot be deleted is swept later."""
+        try:
+            if path.suffix not in ("", _RETIRED) and is_real_dir(path):
+                # What was replaced has a name that `bring_back` knows: it loses it before its files go.
+                gone = path.with_name(f"{secrets.token_hex(8)}{_RETIRED}")
+                self._files.rename(path, gone)
+                path = gone
+            remove_tree(self._files, path)
+        except OSError as exc:
+            logger.warning("could not delete %s: %s; it takes space only", path, exc)
+
+    def _pointed(self, path: Path) -> str | None:
+        data = read_whole(path, 1000, files=self._files)
+        with suppress(UnicodeDecodeError):
+            name = (data or b"").decode()
+            if is_directory_name(name) and is_real_dir(self._root / name):
+                return name
+        return None
+
+    @contextmanager
+    def _asked(self, doing: str, *, step: int | None = None) -> Iterator[None]:
+        """The one boundary at which trouble with this directory becomes `Away`."""
+        try:
+            yield
+        except OSError as exc:
+            text = f"{self.url}: could not {doing}: {exc.strerror or exc}. Nothing is lost. {advice(exc)}"
+            raise Away(text, hopeless=exc.errno in HOPELESS, step=step) from exc
+        except PersistError as exc:
+            raise Away(f"{self.url}: could not {doing}: {exc}", step=step) from exc

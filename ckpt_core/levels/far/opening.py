@@ -1,0 +1,38 @@
+"""`open_far`: the door that fits a URL."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from ckpt_core.errors import ConfigError
+from ckpt_core.levels.far.door import Far
+from ckpt_core.options import scheme_of
+from ckpt_core.system.files import Files
+
+
+def open_far(url: str, *, files: Files | None = None) -> Far:
+    """The level at `url`, as `Level.url` has it. Opens no connection, and writes nothing.
+
+    Raises:
+        ConfigError: an object store, and the extra that brings its client is not installed.
+    """
+    if scheme_of(url) is None:
+        from ckpt_core.levels.far.directory import DirectoryFar
+
+        return DirectoryFar(Path(url), files=files or Files())
+    check_extra(url)
+    # Never imported by a process that trains: it may be forked, which the client's threads do not survive.
+    from ckpt_core.levels.far.objects import ObjectFar
+
+    return ObjectFar(url)
+
+
+def check_extra(url: str) -> None:
+    """Be sure that the client for object stores is installed, without importing it.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if importlib.util.find_spec("obstore") is None:
+        raise ConfigError(f"{url} is in an object store: pip install 'ckpt-core[remote]'")

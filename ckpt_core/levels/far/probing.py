@@ -1,0 +1,71 @@
+"""Whether an object store can hold a level: asked with a key of our own, before a run relies on it."""
+
+from __future__ import annotations
+
+import contextlib
+from uuid import uuid4
+
+from ckpt_core.errors import ConfigError
+from ckpt_core.levels.far.bucket import CREATE, Bucket, Refused
+from ckpt_core.levels.far.door import Away
+
+_REQUEST_S = 4.0
+_RETRIES = 1
+
+
+def probe(url: str) -> None:
+    """Write, read, list and delete a small object there, and see that conditions are honoured.
+
+    Leaves nothing behind, unless it is cut off.
+
+    Raises:
+        ConfigError: it cannot hold a level before somebody does something; says what.
+        Away: it cannot be told now: it does not answer, or is out of order.
+    """
+    bucket = Bucket(url, request_s=_REQUEST_S, retries=_RETRIES)
+    key = f".probe-{uuid4().hex[:12]}"
+    try:
+        problem = _problem(bucket, key)
+    except Away as exc:
+        if exc.hopeless:
+            raise ConfigError(str(exc)) from None
+        raise
+    if problem:
+        with contextlib.suppress(Away):
+            bucket.delete([key])
+        raise ConfigError(f"{url}: {problem}")
+
+
+def _problem(bucket: Bucket, key: str) -> str:
+    """What is wrong; "" when nothing is."""
+    first = bucket.put(key, b"first", over=CREATE)
+    found = bucket.get(key)
+    if found is None or found[0] != b"first":
+        return "what was written is not what is read back: use another store"
+    if bytes(bucket.read(key, 1, 3)) != b"irs":
+        return "ranges are not read as they are asked for: use another store"
+    if not _refuses(bucket, key, CREATE):
+        return _ignored("If-None-Match")
+    bucket.put(key, b"second", over=first)
+    if not _refuses(bucket, key, first):
+        return _ignored("If-Match")
+    bucket.look()
+    bucket.delete([key])
+    if bucket.size(key) is not None:
+        return "what was deleted is still there: use another store"
+    return ""
+
+
+def _refuses(bucket: Bucket, key: str, over: dict[str, str]) -> bool:
+    try:
+        bucket.put(key, b"other", over=over)
+    except Refused:
+        return True
+    return False
+
+
+def _ignored(header: str) -> str:
+    return (
+        f"the server accepts conditions and ignores them ({header} on PUT), so two agents could overwrite "
+        "one another's steps: use a server that honours them"
+    )

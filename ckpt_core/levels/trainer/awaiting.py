@@ -1,0 +1,95 @@
+"""What of a root is still to be taken on: retention leaves that alone, and `wait` waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ckpt_core.errors import CommitError
+from ckpt_core.levels.far.directory import DirectoryFar
+from ckpt_core.levels.far.door import Copy
+from ckpt_core.levels.far.looking import Looked
+from ckpt_core.levels.mailbox import LevelStatus
+from ckpt_core.levels.named import NamedFiles, wanted_directories
+from ckpt_core.levels.wants import wanted
+from ckpt_core.options import Level
+from ckpt_core.store import committed_steps
+from ckpt_core.system.files import Files
+from ckpt_core.types import step_dir_name
+
+
+def awaited(
+    here: Mapping[int, str], levels: Sequence[Level], seen: Sequence[LevelStatus | None]
+) -> set[int]:
+    """Steps of the root that some level still wants, and that no directory before that level holds. Pure.
+
+    Of each level the newest `backlog`, and the one that is on its way.
+
+    Args:
+        here: committed steps of the root, with their attempts.
+        seen: what is known of each level; None: nothing, so that it may want all.
+    """
+    stay: set[int] = set()
+    held: dict[int, str] = {}
+    for level, status in zip(levels, seen, strict=True):
+        there = {} if status is None else status.steps
+        open_ones = {step: attempt for step, attempt in here.items() if held.get(step) != attempt}
+        stay.update(wanted(open_ones, level, there=there))
+        if status is not None:
+            stay.update(step for step in here if step == status.sending)
+        if level.scheme is None:
+            # It is the source of what comes after.
+            held.update(there)
+    return stay
+
+
+class Attempts:
+    """The attempts of committed steps of a root, each manifest read once."""
+
+    def __init__(self, root: Path) -> None:
+        self._looked = Looked(root, files=Files())
+
+    def of(self, steps: Sequence[int]) -> dict[int, str]:
+        """step -> attempt; "", which is nobody's, for one that cannot be read."""
+        names = {step: step_dir_name(step) for step in steps}
+        self._looked.forget_others(names.values())
+        return {step: self._of(name) for step, name in names.items()}
+
+    def _of(self, name: str) -> str:
+        try:
+            manifest = self._looked.manifest(name)
+        except OSError:
+            return ""
+        return "" if manifest is None else manifest.attempt
+
+
+class Due:
+    """What is committed in a root, due at a level, and not there. Used by one thread at a time."""
+
+    def __init__(self, root: Path, *, files: Files) -> None:
+        self._root = root
+        self._attempts = Attempts(root)
+        self._named = NamedFiles(DirectoryFar(root, files=files))
+
+    def left(self, level: Level, seen: LevelStatus | None) -> list[str]:
+        """Steps and directories of files, for people.
+
+        Raises:
+            CommitError: nothing is left but steps that never go there.
+            Away: the root cannot be read.
+        """
+        seen = seen or LevelStatus(level.url)
+        here = self._attempts.of(committed_steps(self._root))
+        due = wanted(here, level, there=seen.steps)
+        there = {
+            name: Copy(int(attempt.partition("-")[0]), attempt, name)
+            for name, attempt in seen.files.items()
+        }
+        named = wanted_directories(self._named.look(), level, there=there)
+        left = [f"step {step}" for step in due if step not in seen.skipped]
+        left += [one.name for one in named]
+        if due and not left:
+            why = seen.problem or "agent.log says why"
+            text = f"steps {list(due)} were passed over at {level.url}: {why}"
+            raise CommitError(f"{text}. They are safe where they are", step=max(due))
+        return left

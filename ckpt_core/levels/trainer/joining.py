@@ -1,0 +1,210 @@
+"""The ranks of a job join the run that its levels hold, or begin one there: all of them, or none.
+
+rank 0      claims the levels: nobody else's run is there, and this session is the newest
+leaders     look whether their machine reaches the levels too, and which of them it has for itself
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckpt_core.coordination import Coordination
+from ckpt_core.errors import CkptError, PersistError
+from ckpt_core.levels.claiming import RUN as RUN_WORD
+from ckpt_core.levels.errands import Errands, errand
+from ckpt_core.levels.helping import run_here
+from ckpt_core.levels.mailbox import LEVELS, read_plan
+from ckpt_core.options import Level
+from ckpt_core.save import error_text, raise_first
+from ckpt_core.store import committed_steps
+from ckpt_core.system.files import Files, advice
+
+_log = logging.getLogger("ckpt_core")
+
+RUN = "run"
+"""The file in `.levels/` that holds the id of the run."""
+
+_NOT_JOINED = {"failed": "use the levels", "so": "No rank goes on"}
+_ANSWERS_WITHIN_S = 60.0
+_CLAIMED_WITHIN_S = 120.0
+_RUN = re.compile(r"[0-9a-f]{8,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What all ranks of a job go by.
+
+    Attributes:
+        run: id of the run.
+        session: the newest of it.
+        token: of this Checkpointer.
+        own: directories among the levels that each node has for itself.
+    """
+
+    run: str
+    session: int
+    token: str
+    own: tuple[str, ...] = ()
+
+
+def claim_together(
+    root: Path,
+    levels: Sequence[Level],
+    coordination: Coordination,
+    *,
+    errands: Errands,
+    timeout_s: float,
+) -> Claim:
+    """Claim the levels for the run of this root. Called on every rank, with the root locked.
+
+    Raises:
+        ConfigError: a level cannot be used; what is wrong, and what to do.
+        RootBusy: a level belongs to another run, or to a job that is running elsewhere.
+        Away: a level cannot be reached.
+        CommitError: what went wrong on another rank.
+        CoordinationTimeout: a rank did not come.
+    """
+    error: CkptError | None = None
+    claim = None
+    try:
+        if coordination.info.rank == 0:
+            claim = claim_here(root, levels, errands)
+    except CkptError as exc:
+        error = exc
+    # Whoever joins a run looks on for a while whether somebody is at work there.
+    within_s = max(timeout_s, _CLAIMED_WITHIN_S)
+    told = coordination.gather("levels", [error_text(error), claim], within_s)
+    raise_first(error, [text for text, _ in told], **_NOT_JOINED)
+    answer = told[0][1]
+    claimed = Claim(answer["run"], answer["session"], answer["token"])
+    if coordination.info.group is None:
+        return claimed
+    found = coordination.gather("places", _unclaimed(levels, claimed, coordination), within_s)
+    numbers = {number for one in found for number in one}
+    own = tuple([level.url for number, level in enumerate(levels) if number in numbers])
+    return dataclasses.replace(claimed, own=own)
+
+
+def check(levels: Sequence[Level], errands: Errands) -> None:
+    """Be sure that this machine reaches the levels too.
+
+    Raises:
+        ConfigError, Away: see `claim_together`.
+    """
+    _warn(_ask("check", {"levels": [level.to_json() for level in levels]}, levels, errands))
+
+
+def settle_together(
+    error: CkptError | None, coordination: Coordination, *, timeout_s: float
+) -> None:
+    """All ranks have an agent at work, or none goes on. Called on every rank.
+
+    Raises:
+        CkptError: `error`, which is this rank's.
+        CommitError, CoordinationTimeout: another rank's.
+    """
+    raise_first(error, coordination.gather("agents", error_text(error), timeout_s), **_NOT_JOINED)
+
+
+def read_run(root: Path) -> str | None:
+    """The id of the run of a root; None: it has none that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        text = (root / LEVELS / RUN).read_text().strip()
+        return text if _RUN.fullmatch(text) else None
+    return None
+
+
+def write_run(root: Path, run: str, *, files: Files) -> None:
+    """Keep the id of the run in the root, durably; a no-op where it is there.
+
+    Raises:
+        PersistError: it cannot be written.
+    """
+    if read_run(root) == run:
+        return
+    folder = root / LEVELS
+    fresh = folder / f".{RUN}.{secrets.token_hex(4)}"
+    try:
+        with contextlib.suppress(FileExistsError):
+            files.mkdir(folder)
+        files.sync_dir(root)
+        files.write_new(fresh, f"{run}\n".encode())
+        files.rename(fresh, folder / RUN)
+        files.sync_dir(folder)
+    except OSError as exc:
+        raise PersistError(
+            f"the id of the run could not be kept in {folder}: {exc.strerror}. Committed steps are safe. "
+            f"{advice(exc)}",
+            path=folder,
+        ) from exc
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def claim_here(root: Path, levels: Sequence[Level], errands: Errands) -> dict[str, Any]:
+    """Claim the levels for the run of this root: `run`, `session` and `token`. Raises as `claim_together`."""
+    run, before = read_run(root), read_plan(root)
+    request = {
+        "levels": [level.to_json() for level in levels],
+        "run": run,
+        "fresh": run is None and not committed_steps(root),
+        "leads": True,
+        "session": before.session if before is not None and before.run == run else 0,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+    answer = _ask("claim", request, levels, errands)
+    _warn(answer)
+    return {
+        "run": answer["run"],
+        "session": answer["session"],
+        "token": secrets.token_hex(8),
+    }
+
+
+def _unclaimed(levels: Sequence[Level], claim: Claim, coordination: Coordination) -> list[int]:
+    """Numbers of levels on disks of this machine which are not those that rank 0 has claimed just now.
+
+    A network filesystem is never taken for one: it may be slow to show what another machine has written.
+    """
+    if coordination.info.rank == 0 or not coordination.info.leads:
+        return []
+    paths = {n: Path(level.url) for n, level in enumerate(levels) if level.scheme is None}
+    return [n for n, path in paths.items() if not _is_claimed(path, claim) and _is_local(path)]
+
+
+def _is_claimed(path: Path, claim: Claim) -> bool:
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        word = json.loads((path / LEVELS / RUN_WORD).read_text())
+        return bool(word.get("run") == claim.run and word.get("session") == claim.session)
+    return False
+
+
+def _is_local(path: Path) -> bool:
+    there = next(one for one in (path, *path.parents) if one.is_dir())
+    return Files().is_local(there)
+
+
+def _warn(answer: dict[str, Any]) -> None:
+    for text in answer["warnings"]:
+        _log.warning("levels: %s; training goes on, and it is tried again", text)
+
+
+def _ask(name: str, request: dict[str, Any], levels: Sequence[Level], errands: Errands) -> Any:
+    """In this process where no client of an object store is needed, and so no thread of one."""
+    if any(level.scheme is not None for level in levels):
+        return errands.run(name, request, timeout_s=_ANSWERS_WITHIN_S)
+    # On another thread: it waits for futures, which an interrupt of this one could leave locked.
+    return run_here(lambda tell: errand(name)(request, tell), timeout_s=_ANSWERS_WITHIN_S)

@@ -1,0 +1,372 @@
+"""What a process that trains has of its levels: a thread that reads a small file, and an agent beside it.
+
+    start -> open -> follow(save) -> reached(level) | wait(level) -> close        or give_up
+
+The thread alone starts the agent, writes the plan and settles futures, so that no interrupt of the training
+thread leaves one of these half done. It opens no connection; `joining` has that done by another process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+from ckpt_core._version import __version__
+from ckpt_core.coordination import Coordination
+from ckpt_core.errors import CkptError, CommitError, ConfigError, PersistError
+from ckpt_core.levels.errands import Errands
+from ckpt_core.levels.mailbox import (
+    AGENT_LOG,
+    LEVELS,
+    STATUS,
+    Plan,
+    Status,
+    read_status,
+    write_plan,
+)
+from ckpt_core.levels.trainer.awaiting import Attempts, Due, awaited
+from ckpt_core.levels.trainer.following import Following
+from ckpt_core.levels.trainer.joining import (
+    Claim,
+    check,
+    claim_together,
+    settle_together,
+    write_run,
+)
+from ckpt_core.levels.trainer.places import check_places, same_disk
+from ckpt_core.levels.trainer.rhythm import Rhythm
+from ckpt_core.levels.trainer.spawning import Agent
+from ckpt_core.observe import EventLog
+from ckpt_core.options import Level
+from ckpt_core.save import Followed, LevelGauge, NoLevels, Reaching
+from ckpt_core.store import committed_steps
+from ckpt_core.system.files import Files
+from ckpt_core.system.threads import Monitor, Worker
+
+_log = logging.getLogger("ckpt_core")
+
+_LOOK_S = 0.2
+_BEGINS_WITHIN_S = 30.0
+_ENDS_WITHIN_S = 5.0
+
+_SILENT_S = 60.0
+"""An agent says something every ten seconds, and oftener when there is something to say."""
+
+_CLOSED = (
+    "was not there yet when the Checkpointer was closed; the agent goes on, see `ckpt-core ls`"
+)
+_FENCED = "is taken there no more by this process: another Checkpointer goes on with this run"
+
+
+class Levels(NoLevels):
+    """The further levels of one Checkpointer, as one rank has them.
+
+    Attributes:
+        errands: the process that has claimed the levels; a restore that follows has its errands done by it.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        levels: Sequence[Level],
+        coordination: Coordination,
+        *,
+        files: Files,
+        events: EventLog,
+        timeout_s: float,
+    ) -> None:
+        """Starts nothing.
+
+        Raises:
+            ConfigError: the places do not fit together, or a client is missing.
+        """
+        self.stays = False
+        self.errands = Errands()
+        self._levels = tuple(levels)
+        self._root, self._files = root, files
+        check_places(root, self._levels)
+        self._coordination = coordination
+        self._timeout_s = timeout_s
+        self._pid = os.getpid()
+        self._claim: Claim | None = None
+        self._following = Following(self._levels, events)
+        self._rhythm = Rhythm(self._levels)
+        self._attempts, self._due = Attempts(root), Due(root, files=files)
+        self._agent = Agent(root)
+        self._works = False
+        self._closed_plan = False
+        self._problem = ""
+        self._heard_s = time.monotonic()
+        self._is_silent = False
+        self._sign: object = None
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._changed = Monitor()
+        self._worker = Worker(self._run, name="ckpt-levels")
+
+    # -- training thread: the beginning and the end ------------------------------------------------
+
+    def start(self) -> None:
+        """See `NoLevels.start`."""
+        self._worker.start()
+
+    def open(self) -> None:
+        """Claim the levels on all ranks, and have an agent at work for each root.
+
+        Raises:
+            ConfigError, RootBusy, Away, PersistError: a level cannot be used; says which, and what to do.
+            CommitError, CoordinationTimeout: another rank's error.
+        """
+        info = self._coordination.info
+        self._following.begin(committed_steps(self._root))
+        claim = claim_together(
+            self._root,
+            self._levels,
+            self._coordination,
+            errands=self.errands,
+            timeout_s=self._timeout_s,
+        )
+        error: CkptError | None = None
+        try:
+            if info.leads:
+                for text in same_disk(self._root, self._levels):
+                    _log.warning("%s", text)
+                if info.rank != 0:
+                    check(self._levels, self.errands)
+                write_run(self._root, claim.run, files=self._files)
+                self._on_thread(lambda: self._begin(claim))
+        except CkptError as exc:
+            error = exc
+        settle_together(error, self._coordination, timeout_s=self._timeout_s)
+        self._heard_s = time.monotonic()
+        # Last: from here on statuses count.
+        self._claim = claim
+
+    def close(self) -> None:
+        """See `NoLevels.close`. It can be called again where it was interrupted."""
+        self._closed_plan = self._works and self._claim is not None
+        if not self._end():
+            _log.warning("the thread ckpt-levels hangs on storage, and is left behind")
+
+    def give_up(self) -> None:
+        """See `NoLevels.give_up`."""
+        self._end()
+
+    def _end(self) -> bool:
+        self._tasks.put(None)
+        ended = self._worker.join(deadline=time.monotonic() + _ENDS_WITHIN_S)
+        # Order matters: until then the thread looks after it.
+        self.errands.close()
+        return ended
+
+    def _on_thread(self, work: Callable[[], None]) -> None:
+        done: list[BaseException | None] = []
+
+        def run() -> None:
+            error: BaseException | None = None
+            try:
+                work()
+            except Exception as exc:
+                error = exc
+            with self._changed.lock:
+                done.append(error)
+                self._changed.notify_all()
+
+        self._tasks.put(run)
+        deadline = time.monotonic() + _BEGINS_WITHIN_S
+        if not self._changed.wait_for(lambda: bool(done), deadline=deadline):
+            raise PersistError(
+                f"the agent of {self._root} could not be started within {_BEGINS_WITHIN_S:g} s: storage "
+                f"hangs. Committed steps are safe",
+                path=self._root,
+            )
+        if done[0] is not None:
+            raise done[0]
+
+    # -- training thread: saves --------------------------------------------------------------------
+
+    def follow(self, save: Followed) -> Reaching:
+        """See `NoLevels.follow`."""
+        first = save.destination is None and self._following.note(save.step)
+        if save.destination is None:
+            self._rhythm.follow(save)
+
+        def reached(level: int | str) -> Future[None]:
+            number = self._number(level)
+            if os.getpid() != self._pid:
+                raise ConfigError(
+                    f"step {save.step} was saved by process {self._pid}, and this is a fork of it: ask there"
+                )
+            return self._following.ask(save, number, first=first)
+
+        return reached
+
+    def wait(self, level: int | str, *, deadline: float) -> None:
+        """Block until all that is committed and due at a level has come there, directories of files too.
+
+        Raises:
+            ConfigError: there is no such level.
+            CommitError: it does not come there; says why.
+            Away: the root cannot be read.
+        """
+        number = self._number(level)
+        while left := self._due.left(self._levels[number], self._following.seen[number]):
+            status = self._following.seen[number]
+            problem = self._problem or ("" if status is None else status.problem)
+            hopeless = status is not None and status.hopeless
+            if hopeless or self._problem == _FENCED or time.monotonic() >= deadline:
+                raise CommitError(
+                    f"{self._levels[number].url} has not got {', '.join(left)}"
+                    f"{': ' + problem if problem else ' within `timeout`'}. All of it is safe where it is, "
+                    f"and is taken there once that is possible"
+                )
+            time.sleep(_LOOK_S / 4)
+
+    def _number(self, level: int | str) -> int:
+        urls = [one.url for one in self._levels]
+        if isinstance(level, int) and not isinstance(level, bool) and 1 <= level <= len(urls):
+            return level - 1
+        if isinstance(level, str) and (url := Level(level).url) in urls:
+            return urls.index(url)
+        known = ", ".join(f"{number} ({url})" for number, url in enumerate(urls, 1))
+        raise ConfigError(
+            f"level={level!r} is no level of this Checkpointer: its levels are {known}"
+        )
+
+    # -- any thread --------------------------------------------------------------------------------
+
+    def awaited(self, committed: Sequence[int]) -> Collection[int]:
+        """See `NoLevels.awaited`. Called by one thread at a time."""
+        seen = self._following.seen
+        there = {step for one in seen if one is not None for step in one.steps}
+        # No manifest is read of a step that is nowhere else.
+        known = self._attempts.of([step for step in committed if step in there])
+        return awaited({step: known.get(step, "") for step in committed}, self._levels, seen)
+
+    def gauges(self) -> tuple[LevelGauge, ...]:
+        """See `NoLevels.gauges`."""
+        newest = max(committed_steps(self._root), default=None)
+        return self._following.gauges(newest, problem=self._problem)
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failed = False
+        while True:
+            try:
+                task = self._tasks.get(timeout=_LOOK_S)
+                if task is None:
+                    break
+                task()
+            except queue.Empty:
+                pass
+            try:
+                self._look()
+            except Exception:
+                if not failed:
+                    _log.exception("looking after the levels failed; later errors are not logged")
+                failed = True
+        self._finish()
+
+    def _begin(self, claim: Claim) -> None:
+        self._write_plan(claim, closed=False)
+        self._works = True
+        self._agent.start()
+
+    def _write_plan(self, claim: Claim, *, closed: bool) -> None:
+        sweeps = self._coordination.info.rank == 0
+        plan = Plan(
+            claim.run,
+            claim.session,
+            claim.token,
+            self._levels,
+            closed=closed,
+            own=claim.own,
+            sweeps=sweeps,
+            release=__version__,
+        )
+        try:
+            write_plan(self._root, plan)
+        except OSError as exc:
+            raise PersistError(
+                f"the plan for the agent of {self._root} could not be written: {exc.strerror}. Committed "
+                f"steps are safe",
+                path=self._root,
+            ) from exc
+
+    def _look(self) -> None:
+        self.errands.look()
+        claim = self._claim
+        if claim is None:
+            return
+        status = self._news(claim)
+        if status is not None:
+            self._heard_s = time.monotonic()
+            self._following.take(status)
+        if status is not None and status.ended.startswith("fenced"):
+            self._fence()
+        elif self._works and self._problem != _FENCED:
+            self._problem = self._agent.look() or self._silence()
+        self._rhythm.look()
+        self._following.settle()
+
+    def _silence(self) -> str:
+        """What is to be said of an agent that is there, and says nothing."""
+        silent_s = time.monotonic() - self._heard_s
+        if silent_s < _SILENT_S:
+            self._is_silent = False
+            return ""
+        if not self._is_silent:
+            self._is_silent = True
+            log = self._root / LEVELS / AGENT_LOG
+            text = "the agent of %s has said nothing for %.0f s: nothing may be taken on; see %s"
+            _log.warning(text, self._root, silent_s, log)
+        return f"its agent has said nothing for {silent_s:.0f} s"
+
+    def _news(self, claim: Claim) -> Status | None:
+        """The status, if it is a new one of the agent that goes by our plan."""
+        try:
+            found = os.stat(self._root / LEVELS / STATUS)
+        except OSError:
+            return None
+        sign = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if sign == self._sign:
+            return None
+        status = read_status(self._root)
+        if status is None or status.token != claim.token:
+            return None
+        self._sign = sign
+        return status
+
+    def _fence(self) -> None:
+        if self._problem != _FENCED:
+            self._problem = _FENCED
+            _log.warning(
+                "the levels of %s: another Checkpointer goes on with this run, so that nothing of this one "
+                "is taken there any more; training and its root go on",
+                self._root,
+            )
+            self._following.end(_FENCED)
+
+    def _finish(self) -> None:
+        try:
+            self._look_last()
+        finally:
+            self._following.end(_CLOSED)
+
+    def _look_last(self) -> None:
+        claim = self._claim
+        if not self.stays:
+            self._agent.kill()
+            return
+        if self._closed_plan and claim is not None:
+            try:
+                # Before the root is unlocked: whoever locks it next writes a plan of its own.
+                self._write_plan(claim, closed=True)
+            except PersistError as exc:
+                _log.warning("%s. The agent ends all the same", exc)
+        self._look()

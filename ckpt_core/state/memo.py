@@ -1,0 +1,267 @@
+"""What `flatten` remembers of a state: while the next one is alike, nothing of it is worked out again.
+
+Alike are trees whose tensors have the same names, kinds, dtypes, shapes, strides and places in storages, by
+their values now. Nothing here keeps a tensor, or trusts that an object is still the one it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ckpt_core.state.eager import larger_than, must_be_eager
+from ckpt_core.state.flat import FlatState, first_freed, straight
+from ckpt_core.state.freeze import Run, Walker
+from ckpt_core.state.leaf import build_many, dtype_name
+from ckpt_core.state.nodes import LeafTable, Node, RefTable
+from ckpt_core.state.origin import Origin
+from ckpt_core.state.skeleton import Skeleton
+from ckpt_core.types import LeafSpec, Placement
+
+_dtype, _shape = attrgetter("dtype"), attrgetter("shape")
+_storage_id = attrgetter("_cdata")
+_AT_A_TIME = 256
+"""Tensors whose traits are read in one go: what torch knows of them stays in the processor's cache."""
+
+_ALWAYS: tuple[tuple[Callable[[Tensor], Any], Any], ...] = (
+    (attrgetter("is_nested"), False),
+    (attrgetter("layout"), torch.strided),
+    (attrgetter("is_meta"), False),
+    (Tensor.is_neg, False),
+)
+"""Of all tensors that are remembered; asked first, since others have no strides."""
+
+_TRAITS: tuple[Callable[[Tensor], Any], ...] = (
+    type,
+    _dtype,
+    _shape,
+    Tensor.stride,
+    attrgetter("requires_grad"),
+    attrgetter("is_cpu"),
+)
+_SpecKey = tuple[list[str], list[torch.dtype], list[torch.Size], dict[str, Placement]]
+
+
+def storages(tensors: Iterable[Tensor]) -> list[int]:
+    """Equal for tensors in one storage, among tensors that are all alive."""
+    return list(map(_storage_id, map(Tensor.untyped_storage, tensors)))
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What tensors were like.
+
+    Attributes:
+        columns: each of the traits, of each tensor.
+        storages: of each tensor.
+        apart: no two of them were the same.
+        shared: tensors that were not alone in theirs, or not contiguous.
+        places: where those lay in it.
+    """
+
+    columns: tuple[list[Any], ...]
+    storages: list[int]
+    apart: bool
+    shared: list[int]
+    places: list[int]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], shared: list[int]) -> Traits | None:
+        """None where they are of kinds that are looked at each time."""
+        columns = tuple([list(map(trait, tensors)) for trait in _TRAITS])
+        kinds, dtypes, _, _, grads, _ = columns
+        if any(dtype.is_complex for dtype in set(dtypes)) or not _all_are(tensors, _ALWAYS):
+            return None
+        if any(grad and kind is Tensor for kind, grad in zip(kinds, grads, strict=True)):
+            return None  # Some of these are leaves of a graph, and some are not.
+        where = storages(tensors)
+        apart = len(set(where)) == len(where)
+        return cls(columns, where, apart, shared, _places(tensors, shared))
+
+    def pointers(self, tensors: Sequence[Tensor]) -> list[int] | None:
+        """The address of each tensor, of as many as there were; None if they are not alike, or not there."""
+        found: list[int] = []
+        where: list[int] = []
+        for start in range(0, len(tensors), _AT_A_TIME):
+            some = tensors[start : start + _AT_A_TIME]
+            stop = start + len(some)
+            if not _all_are(some, _ALWAYS) or any(
+                list(map(trait, some)) != column[start:stop]
+                for trait, column in zip(_TRAITS, self.columns, strict=True)
+            ):
+                return None
+            found += map(Tensor.data_ptr, some)
+            where += storages(some)
+        if where != self.storages and not (self.apart and len(set(where)) == len(where)):
+            return None
+        if first_freed(tensors, found) is not None:
+            return None
+        return found if _places(tensors, self.shared) == self.places else None
+
+
+def _all_are(
+    tensors: Sequence[Tensor], expected: Iterable[tuple[Callable[[Tensor], Any], Any]]
+) -> bool:
+    return all(set(map(trait, tensors)) <= {value} for trait, value in expected)
+
+
+def _places(tensors: Sequence[Tensor], indices: Iterable[int]) -> list[int]:
+    return [int(tensors[index].storage_offset()) for index in indices]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How tensors became leaves.
+
+    Attributes:
+        firsts: the tensor that each leaf is; None: each tensor is one.
+        shared: tensors that were not alone in their storage, or not contiguous.
+        odd: leaves that need `straight`.
+    """
+
+    firsts: Sequence[int] | None
+    shared: list[int]
+    odd: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was made of a state.
+
+    Attributes:
+        runs, names, flags, placements, arrays: of the walk; see `Walker`.
+        traits: of its tensors.
+        large: tensors that are not eager for their size alone.
+        forced: those that are, all the same, and arrays.
+        shown: how they became leaves.
+        refs, table: of the skeleton.
+        specs, eager, ready, placed: of the leaves; see `FlatState`.
+    """
+
+    runs: Sequence[Run]
+    names: Sequence[str]
+    flags: dict[int, str]
+    placements: dict[int, Placement]
+    arrays: Sequence[int]
+    traits: Traits
+    large: Sequence[int]
+    forced: frozenset[int]
+    shown: Shown
+    refs: RefTable
+    table: LeafTable
+    specs: Sequence[LeafSpec]
+    eager: Sequence[bool]
+    ready: Sequence[bool]
+    placed: Mapping[str, Placement]
+
+    def again(self, walker: Walker, tree: Node) -> FlatState | None:
+        """The state of a walk, if it is like this one; then hardly anything is done for each leaf."""
+        found = walker.tensors
+        if not self._walked_alike(walker):
+            return None
+        pointers = self.traits.pointers(found)
+        if pointers is None or must_be_eager(walker, self.large, {}) != self.forced:
+            return None
+        tensors, firsts = found, self.shown.firsts
+        if firsts is not None:
+            tensors = [found[first] for first in firsts]
+            pointers = [pointers[first] for first in firsts]
+        return FlatState(
+            Skeleton(tree, self.refs, self.table),
+            self.specs,
+            self.eager,
+            self._to_read(tensors),
+            self.ready,
+            pointers,
+            self.placed,
+            Origin(walker.segments, found),
+        )
+
+    def _walked_alike(self, walker: Walker) -> bool:
+        return (
+            len(walker.runs) == len(self.runs)
+            and all(map(is_, walker.runs, self.runs))
+            and walker.names == self.names
+            and walker.flags == self.flags
+            and walker.arrays == self.arrays
+            and walker.placements == self.placements
+        )
+
+    def _to_read(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Aliases of all leaves but those that are ready."""
+        if all(self.ready):
+            return tensors
+        if not any(self.ready):
+            made = list(map(Tensor.detach, tensors))
+        else:
+            made = [
+                tensor if ready else tensor.detach()
+                for tensor, ready in zip(tensors, self.ready, strict=True)
+            ]
+        for index in self.shown.odd:
+            made[index] = straight(made[index])
+        return made
+
+
+class SpecMemo:
+    """What the last state was like, used again while names, dtypes and shapes stay the same.
+
+    Lets the caller see by identity that the structure is the old one. One owner, one thread.
+    """
+
+    def __init__(self) -> None:
+        # Invariant: what belongs together is swapped in one assignment, since an interrupt may come between
+        # two: specs of one state beside the names of another would store its tensors under wrong shapes.
+        self.last: Known | None = None
+        self.placements: dict[Placement, Placement] = {}
+        self._specs: tuple[_SpecKey | None, list[LeafSpec]] = (None, [])
+
+    def specs(
+        self, names: list[str], tensors: Sequence[Tensor], placements: dict[str, Placement]
+    ) -> list[LeafSpec]:
+        """A spec for each tensor; the same list object as last time if nothing changed."""
+        key = names, list(map(_dtype, tensors)), list(map(_shape, tensors)), placements
+        last_key, specs = self._specs
+        if key != last_key:
+            dtypes = map({kind: dtype_name(kind) for kind in set(key[1])}.__getitem__, key[1])
+            specs = build_many(LeafSpec, names, dtypes, map(tuple, key[2]))
+            # Copies: the caller goes on to use its list of names.
+            self._specs = (list(names), *key[1:]), specs
+        return specs
+
+    def remember(
+        self, flat: FlatState, walker: Walker, shown: Shown, limit: int, forced: frozenset[int]
+    ) -> None:
+        """Keep what was made of a state without special tensors, and without views made for leaves."""
+        traits = Traits.of(walker.tensors, shown.shared)
+        if traits is None:
+            self.last = None
+            return
+        ready = [
+            early and tensor.is_cpu and tensor.is_contiguous()
+            for early, tensor in zip(flat.eager, flat.tensors, strict=True)
+        ]
+        for index in shown.odd:
+            ready[index] = False
+        self.last = Known(
+            walker.runs,
+            walker.names,
+            walker.flags,
+            walker.placements,
+            walker.arrays,
+            traits,
+            larger_than(limit, walker.tensors),
+            forced,
+            shown,
+            flat.skeleton.refs,
+            flat.skeleton.leaves,
+            flat.specs,
+            flat.eager,
+            ready,
+            flat.placements,
+        )

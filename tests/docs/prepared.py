@@ -1,0 +1,125 @@
+"""What the code of each page finds when it begins: names that the page speaks of and does not make.
+
+A page's blocks run in its order, in one namespace and one empty directory; a page that needs a framework
+runs with the tests of that framework, and the README's program in a process of its own (tests/test_docs.py).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.docs.snippets import EXCERPT, TOP, blocks_of
+
+
+def _nothing() -> dict[str, Any]:
+    return {}
+
+
+def _training() -> dict[str, Any]:
+    """A model, its optimizer and what a loop needs."""
+    torch.manual_seed(7)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3, 4)).sum().backward()
+
+    def loss_of(model: torch.nn.Module, step: int) -> torch.Tensor:
+        return model(torch.full((3, 4), float(step))).square().mean()
+
+    return {
+        "torch": torch,
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 100),
+        "StepLR": torch.optim.lr_scheduler.StepLR,
+        "state": {"model": model, "optimizer": optimizer},
+        "loss_of": loss_of,
+        "total_steps": 200,
+    }
+
+
+def _one_rank() -> dict[str, Any]:
+    """What torchrun tells a job of one rank, beside the above."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    return _training() | {"residual": torch.zeros(2048)}
+
+
+def _deepspeed() -> dict[str, Any]:
+    names = _training()
+    config = {
+        "train_micro_batch_size_per_gpu": 3,
+        "zero_optimization": {"stage": 1},
+        "bf16": {"enabled": False},
+    }
+    return names | {"config": config}
+
+
+def _lightning() -> dict[str, Any]:
+    from tests.integrations.lightning import models
+
+    torch.manual_seed(7)
+    return {
+        "MyModule": models.Net,
+        "model": models.Net(),
+        "dataset": models.Noisy(),
+        "train_loader": models.train_loader(),
+        "val_loader": models.val_loader(),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a page finds, the framework that it needs, and whether each of its blocks begins anew."""
+
+    names: Callable[[], dict[str, Any]] = _nothing
+    framework: str = ""
+    apart: bool = False
+
+
+PREPARED = {
+    "docs/data.md": Prepared(),
+    "docs/deepspeed.md": Prepared(_deepspeed, "deepspeed"),
+    "docs/from-dcp.md": Prepared(_one_rank, apart=True),
+    "docs/from-deepspeed.md": Prepared(_deepspeed, "deepspeed", apart=True),
+    "docs/from-model-checkpoint.md": Prepared(_lightning, "lightning", apart=True),
+    "docs/from-torch-save.md": Prepared(_training, apart=True),
+    "docs/horovod.md": Prepared(_training, "horovod"),
+    "docs/lightning.md": Prepared(_lightning, "lightning"),
+    "docs/policy.md": Prepared(_training),
+    "docs/presets.md": Prepared(),
+    "docs/ranks.md": Prepared(_one_rank),
+    "docs/start.md": Prepared(),
+}
+
+
+def pages_of(framework: str) -> list[str]:
+    """The pages whose code needs this framework; "" for none."""
+    return [page for page, prepared in PREPARED.items() if prepared.framework == framework]
+
+
+def run_page(page: str) -> dict[str, Any]:
+    """Run all blocks of a page but its excerpts, here and now; the names that they leave."""
+    prepared = PREPARED[page]
+    names = prepared.names()
+    for block in blocks_of(Path(TOP, page)):
+        if block.language == "python" and block.kind != EXCERPT:
+            names = prepared.names() if prepared.apart else names
+            # As many lines down as in the page, so that an error names the line there.
+            code = compile("\n" * (block.line - 1) + block.text, block.page, "exec")
+            exec(code, names)
+    return names

@@ -1,0 +1,100 @@
+"""Saves of a state that is as it was: what is kept from the last one never says what is not so any more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckpt_core
+from ckpt_core import Checkpointer, ConfigError, Options, StateMismatch
+
+
+def files(root: Path, step: int) -> tuple[bytes, dict[str, Any]]:
+    """The shard file of a step, and its rank manifest."""
+    folder = root / f"step-{step:012d}"
+    manifest = json.loads((folder / "rank-00000.json").read_text())
+    return (folder / "shard-00000-0.safetensors").read_bytes(), manifest
+
+
+def make() -> dict[str, Any]:
+    net = nn.Sequential(nn.Linear(5, 300), nn.BatchNorm1d(300), nn.Linear(300, 5))
+    adam = torch.optim.AdamW(net.parameters(), lr=0.5)
+    table = {f"{i}": torch.full((i % 7,), float(i)) for i in range(500)}
+    return {"net": net, "adam": adam, "table": table, "big": torch.ones(9000), "step": 0}
+
+
+def train(state: dict[str, Any], step: int) -> None:
+    state["net"](torch.ones(3, 5) * step).sum().backward()
+    state["adam"].step()
+    state["step"] = step
+    state["table"]["1"] = torch.full((1,), float(step))
+    state["table"]["2"].data = torch.full((2,), float(step))
+    state["table"]["3"].fill_(step)
+    state["big"].fill_(step)
+
+
+def test_the_files_of_later_saves_are_those_of_first_ones(tmp_path: Path) -> None:
+    state = make()
+    with Checkpointer(tmp_path / "one", Options(keep_last=9)) as ck:
+        for step in range(1, 6):
+            train(state, step)
+            if step == 4:
+                state["table"]["8"] = torch.ones(3, dtype=torch.int16)
+                del state["table"]["9"]
+            ck.save(step, state).committed.result(60)
+            ck.wait_staged()
+            with Checkpointer(tmp_path / f"{step}") as fresh:
+                fresh.save(step, state).committed.result(60)
+            assert files(tmp_path / "one", step) == files(tmp_path / f"{step}", step)
+    found = ckpt_core.load(tmp_path / "one")
+    assert found["step"] == 5
+    assert torch.equal(found["table"]["2"], torch.full((2,), 5.0))
+
+
+@pytest.mark.parametrize("count", [0, 1, 1024])
+def test_a_state_that_ends_with_empty_leaves_is_saved_again_and_again(
+    tmp_path: Path, count: int
+) -> None:
+    state = {"w": torch.ones(count), "x": torch.empty(0), "y": torch.empty(0, 3)}
+    with Checkpointer(tmp_path) as ck:
+        for step in range(3):
+            state["w"].fill_(step)
+            ck.save(step, state).committed.result(60)
+            assert ckpt_core.load(tmp_path)["w"].tolist() == [step] * count
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+@pytest.mark.parametrize("saves_before", [0, 1, 2])
+def test_a_tensor_without_its_memory_is_refused_by_name_and_later_saves_go_on(
+    tmp_path: Path, size: int, saves_before: int
+) -> None:
+    freed, other = torch.randn(size), torch.randn(7)
+    state = {"freed": freed, "other": other, "empty": torch.empty(0)}
+    with Checkpointer(tmp_path) as ck:
+        for step in range(saves_before):
+            ck.save(step, state).committed.result()
+        nbytes = freed.untyped_storage().nbytes()
+        freed.untyped_storage().resize_(0)
+        with pytest.raises(ConfigError, match="'freed': its memory has been freed"):
+            ck.save(10, state)
+        freed.untyped_storage().resize_(nbytes)
+        freed.fill_(3)
+        path = ck.save(11, state).committed.result()
+    assert torch.equal(ckpt_core.load(path)["freed"], freed)
+
+
+def test_a_tensor_without_its_memory_is_not_restored_into(tmp_path: Path) -> None:
+    freed, other = torch.ones(100), torch.ones(7)
+    state = {"freed": freed, "other": other}
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, state).committed.result()
+        other.zero_()
+        freed.untyped_storage().resize_(0)
+        with pytest.raises(StateMismatch, match="freed: the memory of the live tensor"):
+            ck.restore(state)
+        assert not other.any()
