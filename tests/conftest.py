@@ -94,10 +94,11 @@ def _engine_threads() -> set[threading.Thread]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    """A file of tests that leaves a thread of the engine alive fails, not one that runs after it."""
+def _nothing_is_left() -> Iterator[None]:
+    """A file of tests that leaves an engine thread alive, or gradients off, fails, not one after it."""
     before = _engine_threads()
     yield
+    assert torch.is_grad_enabled(), "gradients were left off"
     until = time.monotonic() + _ENDS_WITHIN_S
     while left := _engine_threads() - before:
         if time.monotonic() > until:

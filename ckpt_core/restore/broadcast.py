@@ -119,10 +119,9 @@ class Broadcast:
         it returns, every stream of a device finds the bytes.
         """
         device = _device_of(self._group)
-        with torch.no_grad():
-            for member, rank in enumerate(self._ranks):
-                for pieces in _buffers(shares.of(member), destinations):
-                    self._send(pieces, rank, device=device, mine=member == self._member)
+        for member, rank in enumerate(self._ranks):
+            for pieces in _buffers(shares.of(member), destinations):
+                self._send(pieces, rank, device=device, mine=member == self._member)
         devices = Devices()
         devices.queued(devices.of_all(destinations.values())).wait()
 

@@ -293,7 +293,7 @@ class Restorer:
     @contextmanager
     def _reading(self, step: int, search: Search) -> Iterator[None]:
         """While a step is read: it is protected, and errors say what happened to the live tensors."""
-        self._guard.protect(step)
+        hold = self._guard.protect(step)
         try:
             yield
         except RestoreError as exc:
@@ -301,7 +301,7 @@ class Restorer:
                 exc.add_note(TOUCHED)
             raise
         finally:
-            self._guard.unprotect(step)
+            hold.release()
 
     def _suspect(self, step: int) -> None:
         if self._info.leads:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,14 +12,18 @@ class RestoreWarning(UserWarning):
     values are not this rank's own; the text says which and why."""
 
 
+class Hold(Protocol):
+    """What keeps a step in its place, while somebody has it."""
+
+    def release(self) -> None:
+        """The step is read."""
+
+
 class Guard(Protocol):
     """What restore tells the owner of the root (a StepStore)."""
 
-    def protect(self, step: int) -> None:
-        """This process begins to read a step: it must not be retired."""
-
-    def unprotect(self, step: int) -> None:
-        """Undo one `protect`."""
+    def protect(self, step: int) -> Hold:
+        """This process begins to read a step: it must not be retired while the result is kept."""
 
     def suspect(self, step: int) -> None:
         """A step was found corrupt, or was passed over because another node has lost it."""
@@ -28,10 +32,11 @@ class Guard(Protocol):
 class NoGuard:
     """For readers that do not own the root: another process may retire what they read."""
 
-    def protect(self, step: int) -> None:
-        """Nothing to do."""
+    def protect(self, step: int) -> Hold:
+        """Nothing is kept."""
+        return self
 
-    def unprotect(self, step: int) -> None:
+    def release(self) -> None:
         """Nothing to do."""
 
     def suspect(self, step: int) -> None:
@@ -55,7 +60,7 @@ class RestoredStep:
 
     step: int
     path: Path
-    state: Any
+    state: Any = field(repr=False)
     skipped: tuple[tuple[int, str], ...] = ()
     read_bytes: int = 0
     world_size: int = 1

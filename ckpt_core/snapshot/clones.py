@@ -54,7 +54,6 @@ def _runs(items: Sequence[StageItem], devices: Devices, *, one_dtype: bool) -> I
         yield run
 
 
-@torch.no_grad()
 def frozen(items: Sequence[StageItem], devices: Devices) -> list[StageItem]:
     """Queue copies of leaves on the streams that are current on this thread; those of the host are made.
 
@@ -65,7 +64,9 @@ def frozen(items: Sequence[StageItem], devices: Devices) -> list[StageItem]:
         The same bytes in few items, in file order.
     """
     found: list[StageItem] = []
-    for run in _runs(items, devices, one_dtype=True):
+    # No gradients are recorded, and not for `no_grad`: see `homes`.
+    plain = [(tensor.detach(), offset, nbytes) for tensor, offset, nbytes in items]
+    for run in _runs(plain, devices, one_dtype=True):
         nbytes = run.end - run.offset
         if len(run.tensors) == 1:
             found.append((devices.clone(run.tensors[0]), run.offset, nbytes))

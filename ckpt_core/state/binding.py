@@ -144,12 +144,11 @@ class Binding:
         if not self._checked:
             self.check()
         builder = self._skeleton.builder(self._shown, trusted=self._trusted)
-        with torch.no_grad():
-            for home in self._plan.copies:
-                fill_home(home, builder.ref(home.number))
-            for path, live, value in self._plan.literals:
-                with self._loading(path, live):
-                    put(live, value)
+        for home in self._plan.copies:
+            fill_home(home, builder.ref(home.number))
+        for path, live, value in self._plan.literals:
+            with self._loading(path, live):
+                put(live, value)
         generators = [load for load in self._plan.loads if isinstance(load.live, RngState)]
         for load in self._plan.loads:
             if load not in generators:

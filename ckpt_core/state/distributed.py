@@ -44,8 +44,7 @@ def local_of(tensor: Tensor) -> Tensor:
         return tensor
     local: Tensor = tensor._local_tensor  # type: ignore[attr-defined]
     if type(local) is not Tensor and hasattr(local, "wait"):
-        with torch.no_grad():
-            local = tensor.to_local()  # type: ignore[attr-defined]
+        local = tensor.to_local()  # type: ignore[attr-defined]
     return local.detach()
 
 

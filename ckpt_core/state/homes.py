@@ -1,4 +1,8 @@
-"""Homes: live memory that takes what a tensor of the checkpoint shows."""
+"""Homes: live memory that takes what a tensor of the checkpoint shows.
+
+Live parameters are filled as `detach` shows them: an interrupt between the calls of `with torch.no_grad():`
+would leave gradients off for as long as the process lives.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ def fill_home(home: Home, source: Tensor) -> None:
     """Fill a live tensor or array from the tensor of an occurrence, which may be distributed alike."""
     source = source_of(home, source)
     if home.array is None:
-        _copy(home.tensor, source)
+        _copy(home.tensor.detach() if home.tensor.layout is torch.strided else home.tensor, source)
     else:
         home.array[...] = source.numpy()
 
@@ -68,7 +72,12 @@ def _copy(home: Tensor, source: Tensor) -> None:
             for part, rest in zip(home.unbind(), source.unbind(), strict=True):
                 _copy(part, rest)
             return
-    home.copy_(source)
+        home.copy_(source)
+    else:
+        with (
+            torch.no_grad()
+        ):  # What is sparse gets new memory, which the live tensor alone would see.
+            home.copy_(source)
 
 
 def _is_same_memory(home: Tensor, source: Tensor) -> bool:

@@ -117,8 +117,8 @@ def _keep_tensors(before: list[dict[str, Any]], groups: list[dict[str, Any]]) ->
             if not isinstance(value, Tensor) or not isinstance(now, Tensor) or id(value) in shared:
                 continue
             if (value.dtype, value.shape) == (now.dtype, now.shape):
-                with torch.no_grad():
-                    new[name] = value.copy_(now)
+                value.detach().copy_(now.detach())
+                new[name] = value
 
 
 def _is_optimizer_state(value: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import rank_manifest_name
 from ckpt_core.store.failures import mapped
+from ckpt_core.store.kept import Hold
 from ckpt_core.store.lock import owner_of
 from ckpt_core.store.names import INFLIGHT, committed_steps, entries
 from ckpt_core.store.publish import Attempt
@@ -123,11 +124,9 @@ class GuestStore:
         """The leader's."""
         return ()
 
-    def protect(self, step: int) -> None:
+    def protect(self, step: int) -> Hold:
         """The leader retires nothing while ranks restore: saves come after."""
-
-    def unprotect(self, step: int) -> None:
-        """See `protect`."""
+        return Hold(step)
 
     def suspect(self, step: int) -> None:
         """The leader restores the same step, and hears what other ranks found in it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -14,6 +14,20 @@ from ckpt_core.store.pins import add_pin, pinned_steps, remove_pin
 from ckpt_core.store.repair import step_of_attempt
 from ckpt_core.system.files import Files
 from ckpt_core.types import check_step
+
+
+class Hold:
+    """Keeps a step while a reader of this process has it, or until it is released.
+
+    An interrupt may come between the calls of a reader: with its frames, its hold is gone.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step: int | None = step
+
+    def release(self) -> None:
+        """Let retention decide again. Idempotent."""
+        self.step = None
 
 
 class KeptSteps:
@@ -29,21 +43,20 @@ class KeptSteps:
         self._files = files
         self._names = threading.RLock()
         self._state = threading.Lock()
-        self._protected: Counter[int] = Counter()
+        self._holds: weakref.WeakSet[Hold] = weakref.WeakSet()
         self._suspects: set[int] = set()
         self.awaited: Callable[[Sequence[int]], Collection[int]] = _nothing
         """Which of the committed steps are still to be taken elsewhere; asked with the locks held."""
 
-    def protect(self, step: int) -> None:
-        """Keep a step while this process reads it. Call before opening its files; counts."""
+    def protect(self, step: int) -> Hold:
+        """Keep a step as long as what this returns. Call before opening its files."""
+        hold = Hold(step)
         with self._state:
-            self._protected[step] += 1
+            self._holds.add(hold)
+        return hold
 
-    def unprotect(self, step: int) -> None:
-        """Undo one `protect`."""
-        with self._state:
-            self._protected[step] -= 1
-            self._protected = +self._protected
+    def _protected(self) -> set[int]:
+        return {hold.step for hold in self._holds if hold.step is not None}
 
     def pin(self, step: int, *, committed: bool = False) -> None:
         """Keep a step for ever, durably. It may be one that is still to come.

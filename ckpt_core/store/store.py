@@ -244,7 +244,7 @@ class StepStore(KeptSteps):
         if replaced is not None:
             # Whoever protects the step from now on reads the new files. Files of a directory are never
             # overwritten: programs that know nothing of us may have mapped them.
-            recycle = to is None and not self._protected[attempt.step]
+            recycle = to is None and attempt.step not in self._protected()
             self._trash.add(replaced, recycle=recycle)
 
     def _point(self, attempt: Attempt, to: Destination) -> None:
@@ -321,7 +321,7 @@ class StepStore(KeptSteps):
                 committed,
                 keep_last=self._keep_last,
                 keep_every=self._keep_every,
-                kept=pinned.union(self._protected, self._rewinds.kept(), self.awaited(committed)),
+                kept=pinned.union(self._protected(), self._rewinds.kept(), self.awaited(committed)),
                 suspect=self._suspects,
             )
             left = take_away(self.root, doomed, files=self._files)
@@ -354,7 +354,7 @@ class StepStore(KeptSteps):
         if missing:
             text = f"steps {missing} are not committed in {self.root}; nothing was removed"
             raise NotCommitted(text, step=missing[0], path=self.root)
-        kept = sorted(set(wanted) & (pinned_steps(self.root) | set(self._protected)))
+        kept = sorted(set(wanted) & (pinned_steps(self.root) | self._protected()))
         if kept:
             raise self._kept(kept)
 
@@ -394,7 +394,7 @@ class StepStore(KeptSteps):
 
     def _move_suspects(self) -> None:
         with moving(self.root, files=self._files), self._state:
-            doomed = sorted(self._suspects - set(self._protected))
+            doomed = sorted(self._suspects - self._protected())
             for step in doomed:
                 if step in self.steps():
                     move_aside(self.root, step, files=self._files)

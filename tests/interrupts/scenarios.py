@@ -115,6 +115,7 @@ class Run:
         # The threads that end a checkpoint tell of it before they are through.
         assert pool is None or pool.wait_idle(deadline=time.monotonic() + SOON_S)
         assert gc.isenabled()
+        assert torch.is_grad_enabled()
 
     def close(self) -> None:
         began = time.monotonic()

@@ -151,6 +151,13 @@ def flip(path: Path, offset: int, bit: int = 0) -> None:
         file.write(bytes([byte ^ (1 << bit)]))
 
 
+@dataclass
+class Held:
+    """What a witness gives."""
+
+    release: Callable[[], None]
+
+
 class Witness:
     """A guard that remembers what it was told."""
 
@@ -159,12 +166,10 @@ class Witness:
         self.protected: list[int] = []
         self.seen: list[int] = []
 
-    def protect(self, step: int) -> None:
+    def protect(self, step: int) -> Held:
         self.protected.append(step)
         self.seen.append(step)
-
-    def unprotect(self, step: int) -> None:
-        self.protected.remove(step)
+        return Held(lambda: self.protected.remove(step))
 
     def suspect(self, step: int) -> None:
         self.suspects.append(step)

@@ -89,12 +89,11 @@ def test_pinned_and_protected_steps_stay_until_they_are_let_go(store: StepStore)
     store.pin(1)
     for step in range(1, 6):
         save(store, step)
-    store.protect(2)
-    store.protect(2)
+    first, second = store.protect(2), store.protect(2)
     assert store.retire() == (3,)
-    store.unprotect(2)
+    first.release()
     assert store.retire() == ()
-    store.unprotect(2)
+    del second
     assert store.retire() == (2,)
     assert store.pinned() == {1}
     store.unpin(1)
@@ -132,11 +131,11 @@ def test_a_suspect_does_not_count_and_is_moved_aside_whole(store: StepStore) -> 
 
 def test_a_suspect_that_is_being_read_is_moved_later(store: StepStore) -> None:
     save(store, 4)
-    store.protect(4)
+    hold = store.protect(4)
     store.suspect(4)
     store.quarantine_suspects()
     assert store.steps() == (4,)
-    store.unprotect(4)
+    hold.release()
     store.quarantine_suspects()
     assert store.steps() == ()
 

@@ -84,10 +84,11 @@ def test_a_file_that_a_user_linked_elsewhere_is_never_overwritten(root: Path) ->
 def test_a_step_that_is_being_read_is_replaced_without_touching_its_bytes(store: StepStore) -> None:
     old = save(store, 1, mark=1)
     with open(old / SHARD, "rb") as reader:
-        store.protect(1)
+        hold = store.protect(1)
         save(store, 1, mark=2)
         save(store, 2, mark=3)
         assert reader.read() == bytes([1]) * 4096
+        hold.release()
     assert left(store.root, ".slots") == []
 
 
@@ -131,13 +132,13 @@ def test_a_save_that_cannot_fit_is_refused_before_it_is_written(root: Path) -> N
     store = make_store(root, Nearly(), keep_last=1)
     store.open()
     store.check_space(1000)
-    with pytest.raises(PersistError, match=r"1,000 bytes free.*needs 4,096 more.*keep_last"):
+    with pytest.raises(PersistError, match=r"1000 B free.*needs 4.0 KiB more.*keep_last"):
         store.check_space(4096)
     save(store, 1)
     save(store, 2)
     store.retire()
     store.check_space(4096)
     store.check_space(5096)
-    with pytest.raises(PersistError, match="needs 1,001 more"):
+    with pytest.raises(PersistError, match="needs 1001 B more"):
         store.check_space(5097)
     store.close()

@@ -25,10 +25,10 @@ def test_many_threads_save_retire_and_read_at_once(root: Path) -> None:
             step = store.latest()
             if step is None:
                 continue
-            store.protect(step)
+            hold = store.protect(step)
             if step in store.steps():
                 mark_of(step_path(root, step))
-            store.unprotect(step)
+            hold.release()
 
     def write(first: int) -> None:
         for step in range(first, 120, 3):
