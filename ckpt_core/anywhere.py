@@ -27,6 +27,7 @@ def load(
     rank: int | None = None,
     trusted: bool = False,
     readers: int = 8,
+    progress: bool = True,
     files: Files | None = None,
 ) -> Any:
     """The tree that was saved, with fresh CPU tensors; what several ranks stored together is whole again.
@@ -42,6 +43,7 @@ def load(
             rank that is there.
         trusted: allow objects that could run code when they are loaded.
         readers: threads that read.
+        progress: show on standard error how far it is, once it takes more than a second (`Options.progress`).
         files: how files of a directory are read.
 
     Raises:
@@ -54,13 +56,14 @@ def load(
             there, or the root is that of one node and the rest of a leaf is in another one.
     """
     url = url_of(path)
+    how: Any = {"rank": rank, "trusted": trusted, "readers": readers, "progress": progress}
     if url is None:
-        return restore.load(local(path), rank=rank, trusted=trusted, readers=readers, files=files)
+        return restore.load(local(path), files=files, **how)
     from ckpt_core.levels import look_at
 
     with look_at(url) as look:
         step = look.ready(store.resolve(look.path))
-        return restore.load(step, rank=rank, trusted=trusted, readers=readers, files=look.files)
+        return restore.load(step, files=look.files, **how)
 
 
 def verify(

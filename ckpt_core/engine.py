@@ -162,6 +162,7 @@ class Engine:
             coordination=self.coordination,
             devices=self.pipeline.devices,
             further=self._further(),
+            shown=self.options.progress,
         )
 
     def _further(self) -> BringsBack | None:

@@ -13,11 +13,11 @@ from typing import IO, TYPE_CHECKING
 
 from ckpt_core.cli.exported import Exported
 from ckpt_core.cli.parts import Part, weights_of
-from ckpt_core.cli.progress import progress_bar
 from ckpt_core.cli.steps import opened, rank_of
 from ckpt_core.cli.text import note, say, say_json, shorten
 from ckpt_core.cli.tree import read_tree
 from ckpt_core.errors import ConfigError
+from ckpt_core.observe import progress_bar
 from ckpt_core.restore import RankLeaves
 from ckpt_core.system.files import Files
 from ckpt_core.units import count_text, size_text
@@ -58,7 +58,7 @@ def export_step(request: ExportRequest) -> bool:
         raise ConfigError("--weights takes a whole module: name it with --only, not with --prefix")
     kind = _format(request)
     with (
-        progress_bar(shown=not request.no_progress) as show,
+        progress_bar(shown=not request.no_progress, tell=note) as show,
         replacing(request.file, force=request.force) as file,
     ):
         made = Exported(show=partial(show, request.file.name))

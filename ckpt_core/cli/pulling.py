@@ -6,11 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_core.cli.places import directory_of
-from ckpt_core.cli.progress import progress_bar
 from ckpt_core.cli.pushing import name_of
-from ckpt_core.cli.text import say, say_json
+from ckpt_core.cli.text import note, say, say_json
 from ckpt_core.errors import ConfigError
 from ckpt_core.levels import Pulled, pull
+from ckpt_core.observe import progress_bar
 from ckpt_core.options import Level
 from ckpt_core.types import parse_step_dir
 from ckpt_core.units import size_text
@@ -25,7 +25,7 @@ def pull_save(request: PullRequest) -> bool:
         raise ConfigError("say which root is to hold it: --to ROOT")
     root = directory_of(request.to, command="ckpt-core pull --to")
     url, name = _meant(request)
-    with progress_bar(shown=not request.no_progress) as show:
+    with progress_bar(shown=not request.no_progress, tell=note) as show:
         label = f"{name or 'newest step'} of {url}"
         done = pull(url, name, root, replace=request.force, progress=partial(show, label))
     if request.json:

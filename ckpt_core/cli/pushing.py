@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_core.cli.places import directory_of
-from ckpt_core.cli.progress import progress_bar
-from ckpt_core.cli.text import say, say_json
+from ckpt_core.cli.text import note, say, say_json
 from ckpt_core.errors import ConfigError
 from ckpt_core.levels import Copy, Pushed, Sent, push
+from ckpt_core.observe import progress_bar
 from ckpt_core.options import Level
 from ckpt_core.store import resolve, step_path
 from ckpt_core.units import size_text
@@ -26,7 +26,7 @@ def push_save(request: PushRequest) -> bool:
     root = directory_of(request.root, command="ckpt-core push")
     level = Level(request.to, bandwidth=request.bandwidth)
     path = _path(root, request.step)
-    with progress_bar(shown=not request.no_progress) as show:
+    with progress_bar(shown=not request.no_progress, tell=note) as show:
         done = push(path, level, progress=partial(show, f"{path.name} to {level.url}"))
     if request.json:
         copy = {"step": done.copy.step, "directory": done.copy.directory}

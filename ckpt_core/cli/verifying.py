@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_core.cli.at_levels import url_of_level
 from ckpt_core.cli.places import directory_of, seen
-from ckpt_core.cli.progress import progress_bar
 from ckpt_core.cli.steps import elsewhere_text, find_step, held_text
 from ckpt_core.cli.text import note, say, say_json, say_wrong, shorten
 from ckpt_core.errors import CkptError, NotCommitted
 from ckpt_core.layout import RankManifest, parse_shard_name, rank_manifest_name
+from ckpt_core.observe import progress_bar
 from ckpt_core.restore import BadChunk, StepReport, verify
 from ckpt_core.store import committed_steps, step_path
 from ckpt_core.types import parse_step_dir
@@ -39,7 +39,7 @@ def verify_path(request: VerifyRequest) -> bool:
         place = url_of_level(root, request.level)
     reports: list[StepReport] = []
     retired: list[int | None] = []
-    with progress_bar(shown=not request.no_progress) as show, seen(place) as there:
+    with progress_bar(shown=not request.no_progress, tell=note) as show, seen(place) as there:
         paths, is_root = _steps(there.path, request.step)
         if len(paths) > 1:
             there.outline()

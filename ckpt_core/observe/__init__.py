@@ -7,6 +7,7 @@
     event_file("run.jsonl", log, ...)  or write each one down as it happens (`Options.events_file`)
     EventLines().read(path)            and read them back
     open_metrics("ckpt.prom", Figures(log, ...), ...)   or count them, for Prometheus (`Options.metrics`)
+    with progress_bar() as show: ...   or show how far a reader of many bytes is
 
 Idea: layers emit facts, and every view (the log, counters, progress bars, timelines) is made from them.
 """
@@ -19,6 +20,7 @@ from ckpt_core.observe.log import EventLog
 from ckpt_core.observe.metrics import NoMetrics, open_metrics
 from ckpt_core.observe.narrator import Narrator
 from ckpt_core.observe.picture import check_plot
+from ckpt_core.observe.progress import Show, progress_bar
 from ckpt_core.observe.timeline import timeline
 
 __all__ = [
@@ -30,8 +32,10 @@ __all__ = [
     "Narrator",
     "NoEventFile",
     "NoMetrics",
+    "Show",
     "check_plot",
     "event_file",
     "open_metrics",
+    "progress_bar",
     "timeline",
 ]

@@ -23,7 +23,7 @@ ENV_PREFIX = "CKPT_CORE_"
 _SIZES = ("staging_bytes", "chunk_bytes", "eager_leaf_bytes")
 _COUNTS = {"in_flight": 1, "writers": 1, "readers": 1, "keep_last": 1, "keep_every": 1}
 _MODES: dict[str, type[StrEnum]] = {"mode": Mode, "direct_io": DirectIO, "on_error": OnError}
-_FLAGS = ("checksum", "debug_barrier", "pipelined", "blocking")
+_FLAGS = ("checksum", "debug_barrier", "pipelined", "blocking", "progress")
 _PLACES = ("levels", "events_file", "metrics")
 _NONE_ALLOWED = frozenset({"staging_bytes", "keep_last", "keep_every", "events_file", "metrics"})
 
@@ -64,6 +64,8 @@ class Options:
         metrics: tell Prometheus the figures of the run: a file whose name ends in .prom, which is replaced
             after each save (each rank has one, with its number in the name), or HOST:PORT to answer at, a
             port alone for 127.0.0.1 (each rank adds its number); None: do not.
+        progress: `restore` shows how far it is, once it takes more than a second: a bar where standard error
+            is a terminal, elsewhere a line in the log every few seconds. Of several ranks the first one does.
         levels: more roots, in their order, to which committed steps are taken behind training: `Level`s, or
             what makes one (mappings of its fields, URLs; in the environment JSON of that).
     """
@@ -86,6 +88,7 @@ class Options:
     blocking: bool = False
     events_file: str | os.PathLike[str] | None = None
     metrics: str | os.PathLike[str] | int | None = None
+    progress: bool = True
     levels: Sequence[Level | Mapping[str, Any] | str] = ()
 
     def __new__(cls, *given: Any, **named: Any) -> Self:

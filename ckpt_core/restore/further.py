@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ckpt_core.restore.reading import Progress
+
 
 class FurtherLevels(Protocol):
     """Where else steps may be. Asked by the rank that leads a root, inside `restore`."""
@@ -17,13 +19,16 @@ class FurtherLevels(Protocol):
     def away(self) -> tuple[str, ...]:
         """Which levels the last `steps` could not ask, and why: one text for each."""
 
-    def bring(self, step: int, attempt: str, *, whole: bool = False) -> None:
+    def bring(
+        self, step: int, attempt: str, *, whole: bool = False, progress: Progress | None = None
+    ) -> None:
         """Make that save of a step a committed step of the root, every byte verified, from the nearest level.
 
         What the root has of that step is replaced as a whole.
 
         Args:
             whole: the files of all ranks, also where those of the root's own might do.
+            progress: told bytes done and in all, by one thread at a time.
 
         Raises:
             CorruptCheckpoint: no level holds it whole.
@@ -42,6 +47,8 @@ class NoFurtherLevels:
         """None."""
         return ()
 
-    def bring(self, step: int, attempt: str, *, whole: bool = False) -> None:
+    def bring(
+        self, step: int, attempt: str, *, whole: bool = False, progress: Progress | None = None
+    ) -> None:
         """Never called, since there are no steps."""
         raise AssertionError(f"step {step} is nowhere else")

@@ -13,6 +13,7 @@ from ckpt_core.restore.filling import Need, fill, plan_reads
 from ckpt_core.restore.leaves import StepLeaves
 from ckpt_core.restore.manifests import read_manifests
 from ckpt_core.restore.reading import ParallelReader
+from ckpt_core.restore.telling import telling
 from ckpt_core.restore.watch import undisturbed
 from ckpt_core.state import Skeleton
 from ckpt_core.store import resolve
@@ -28,6 +29,7 @@ def load(
     trusted: bool = False,
     readers: int = 8,
     files: Files | None = None,
+    progress: bool = False,
 ) -> Any:
     """`ckpt_core.load` of a directory: the arguments, what it returns and its errors are those.
 
@@ -35,7 +37,17 @@ def load(
         files: how its files are read; also those of a stand-in (`ckpt_core.levels`).
     """
     path = Path(path) if isinstance(path, str) else path
-    how = ParallelReader(files=files or Files(), readers=readers, timeout_s=READ_TIMEOUT_S)
+    with telling(shown=progress) as show:
+        how = ParallelReader(
+            files=files or Files(),
+            readers=readers,
+            timeout_s=READ_TIMEOUT_S,
+            progress=partial(show, f"loading {path.name}"),
+        )
+        return _load_newest(path, how, rank=rank, trusted=trusted)
+
+
+def _load_newest(path: Path, how: ParallelReader, *, rank: int | None, trusted: bool) -> Any:
     for _ in range(_MOST_TRIES):
         step_dir = within(READ_TIMEOUT_S, lambda: resolve(path), path=path)
         read = partial(_load, step_dir, how, rank=rank, trusted=trusted)

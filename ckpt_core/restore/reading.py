@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ckpt_core.system.devices import Devices
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all, from the thread that waits."""
+"""Called with the bytes done and the bytes in all."""
 
 _NOTHING = memoryview(b"")
 _TICK_S = 0.1
@@ -86,6 +86,7 @@ class ParallelReader:
             when tensors on devices are filled.
         slot_bytes: of each buffer that devices are filled from, whole pages; None: no tensor is on one.
         devices: the door to those; None: the real one, which whoever only verifies never opens.
+        progress: called now and then by the thread that waits.
     """
 
     files: Files
@@ -95,15 +96,14 @@ class ParallelReader:
     new_buffer: Callable[[int], memoryview] = page_buffer
     slot_bytes: int | None = None
     devices: Devices | None = None
+    progress: Progress | None = None
 
     @property
     def read_bytes(self) -> int:
         """Of one read from storage, and of each reader's buffer."""
         return max(READ_BYTES, self.files.best_read_bytes)
 
-    def run(
-        self, jobs: Sequence[ReadJob], *, keep_going: bool = False, progress: Progress | None = None
-    ) -> Outcome:
+    def run(self, jobs: Sequence[ReadJob], *, keep_going: bool = False) -> Outcome:
         """Read every job's file whole. Returns when no reader touches a sink any more.
 
         Args:
@@ -117,7 +117,7 @@ class ParallelReader:
         run = _Run(self, jobs, keep_going=keep_going)
         try:
             run.start()
-            run.wait(progress)
+            run.wait()
         finally:
             run.halt()
         crashed = run.outcome.crashed
@@ -176,12 +176,12 @@ class _Run:
                     raise NoMeans(next(iter(self.shards)), exc) from exc
                 break  # Fewer readers read as well.
 
-    def wait(self, progress: Progress | None) -> None:
+    def wait(self) -> None:
         """Block until every reader has ended; raises ReadHung when one is stuck."""
         while not self._ended(_TICK_S):
             self._check_deadline()
-            self._show(progress)
-        self._show(progress)
+            self._show()
+        self._show()
 
     def halt(self) -> None:
         """Make the readers stop, and wait for those that can. Also after KeyboardInterrupt."""
@@ -237,10 +237,10 @@ class _Run:
         deadline = time.monotonic() + timeout_s
         return self._changed.wait_for(lambda: self._running == 0, deadline=deadline)
 
-    def _show(self, progress: Progress | None) -> None:
+    def _show(self) -> None:
         self.outcome.done_bytes = sum(worker.done_bytes for worker in self._workers)
-        if progress is not None:
-            progress(self.outcome.done_bytes, self._total_bytes)
+        if self.how.progress is not None:
+            self.how.progress(self.outcome.done_bytes, self._total_bytes)
 
     def _stuck(self) -> _Worker | None:
         now = time.monotonic()

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from ckpt_core.restore.further import FurtherLevels, NoFurtherLevels
 from ckpt_core.restore.one_step import ReadStep, Search, borrowed_entries, read_step, unused_ranks
 from ckpt_core.restore.reading import ParallelReader
 from ckpt_core.restore.results import Guard, NoGuard, RestoredStep
+from ckpt_core.restore.telling import telling
 from ckpt_core.restore.trail import GONE, TOUCHED, Trail, warn
 from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import step_path
@@ -60,6 +62,7 @@ class Restorer:
         coordination: Coordination | None = None,
         devices: Devices | None = None,
         further: FurtherLevels | None = None,
+        shown: bool = False,
     ) -> None:
         """
         Args:
@@ -71,6 +74,7 @@ class Restorer:
             coordination: the other ranks, which restore at the same time; None: there are none.
             devices: the door to those that the state is on.
             further: where else steps may be, for the rank that leads; None: nowhere.
+            shown: the first rank shows how far it is, once a step takes more than a second.
         """
         self._root = root
         self._guard: Guard = NoGuard() if store is None else store
@@ -84,6 +88,7 @@ class Restorer:
         self._together = Together(coordination or NoCoordination(), root=root, timeout_s=timeout_s)
         self._info = self._together.info
         self._further: FurtherLevels = further or NoFurtherLevels()
+        self._shown = shown and self._info.rank == 0
 
     def restore(
         self,
@@ -197,7 +202,9 @@ class Restorer:
 
     def _bring(self, step: int, attempt: str, *, whole: bool) -> None:
         try:
-            self._further.bring(step, attempt, whole=whole)
+            with telling(shown=self._shown) as show:
+                progress = partial(show, f"bringing step {step}")
+                self._further.bring(step, attempt, whole=whole, progress=progress)
         except CorruptCheckpoint:
             raise
         except RestoreError as exc:
@@ -280,10 +287,14 @@ class Restorer:
         Raises:
             NotCommitted: it was retired meanwhile, or is from another save than the one that ranks agreed on.
         """
-        path = step_path(self._root, step)
+        path, count = step_path(self._root, step), self._info.world_size
+        label = f"restoring step {step}" + (f" on rank 0 of {count}" if count > 1 else "")
 
         def read() -> ReadStep:
-            found = read_step(path, search, self._info, how=self._how)
+            # One for each step that is tried: it is gone when a warning says why an older one is.
+            with telling(shown=self._shown) as show:
+                how = replace(self._how, progress=partial(show, label))
+                found = read_step(path, search, self._info, how=how)
             if attempt not in ("", found.leaves.step.manifest.attempt):
                 raise Retired(path)
             return found

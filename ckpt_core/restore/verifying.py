@@ -120,8 +120,10 @@ def verify(
     number, count = share
     if not 0 <= number < count:
         raise ConfigError(f"share={share}: give (number, count) with number in 0 .. count-1")
-    reader = ParallelReader(files=files or Files(), readers=readers, timeout_s=READ_TIMEOUT_S)
-    how = _How(reader, share, progress)
+    reader = ParallelReader(
+        files=files or Files(), readers=readers, timeout_s=READ_TIMEOUT_S, progress=progress
+    )
+    how = _How(reader, share)
     found = resolve(path)
     if found == path:
         return Report(path, (_verify_step(path, how),))
@@ -134,11 +136,10 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """How files are read, which of them, and who is told."""
+    """How files are read, and which of them."""
 
     reader: ParallelReader
     share: tuple[int, int]
-    progress: Progress | None
 
 
 class _Faulty(Exception):
@@ -187,7 +188,7 @@ def _verify_files(step: StepManifest, how: _How) -> StepReport:
     jobs = jobs[number::count]
     gaps, elsewhere = _coverage(step)
     problems += gaps
-    outcome = reader.run(jobs, keep_going=True, progress=how.progress)
+    outcome = reader.run(jobs, keep_going=True)
     problems += [f"{path}: cannot be read: {error}" for path, error in outcome.failed]
     unchecked = sum(_unchecked_bytes(job.entry) for job in jobs)
     return StepReport(

@@ -120,7 +120,9 @@ def test_damage_is_red_where_there_are_colours_and_nothing_else_is(
 def test_progress_is_drawn_on_a_terminal_beside_the_answer(ckpts: Path) -> None:
     leader, follower = pty.openpty()
     program = (
-        "from ckpt_core.cli import main, progress; progress._SHORT_S = 0.0  # as if it took long\n"
+        "from ckpt_core.cli import main\n"
+        "from ckpt_core.observe import progress\n"
+        "progress._SHORT_S = progress._DRAWN_S = 0.0  # as if it took long\n"
         "main()"
     )
     command = [sys.executable, "-c", program, "verify", str(ckpts)]

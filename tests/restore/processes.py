@@ -50,13 +50,14 @@ class Rank:
         texts = [self._store.get(f"{key}/{rank}") for rank in range(self.info.world_size)]
         return tuple(json.loads(text) for text in texts)
 
-    def restorer(self) -> Restorer:
+    def restorer(self, *, shown: bool = False) -> Restorer:
         return Restorer(
             self.root,
             files=Files(),
             readers=2,
             timeout_s=TIMEOUT_S,
             coordination=self,  # type: ignore[arg-type]
+            shown=shown,
         )
 
 

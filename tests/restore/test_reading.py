@@ -103,9 +103,9 @@ def test_readers_stop_when_the_waiting_thread_is_interrupted(file: Path, data: b
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    how = ParallelReader(files=Cold(), readers=2, timeout_s=30)
+    how = ParallelReader(files=Cold(), readers=2, timeout_s=30, progress=interrupt)
     with pytest.raises(KeyboardInterrupt):
-        how.run([job(file, data, 4096)], progress=interrupt)
+        how.run([job(file, data, 4096)])
     assert_no_reader_is_left()
 
 

@@ -169,7 +169,9 @@ class BringsBack:
         """See `FurtherLevels`."""
         return self._away
 
-    def bring(self, step: int, attempt: str, *, whole: bool = False) -> None:
+    def bring(
+        self, step: int, attempt: str, *, whole: bool = False, progress: Progress | None = None
+    ) -> None:
         """See `FurtherLevels`."""
         ranks = () if whole else self._info.members
         problems: list[CkptError] = []
@@ -177,7 +179,7 @@ class BringsBack:
             if level.steps.get(step) != attempt:
                 continue
             try:
-                self._bring(level.url, Copy(step, attempt), ranks)
+                self._bring(level.url, Copy(step, attempt), ranks, progress)
             except (PersistError, CommitError, RootBusy) as exc:
                 raise RestoreError(str(exc), step=step, path=self._store.root) from exc
             except CkptError as exc:
@@ -206,7 +208,9 @@ class BringsBack:
         self._away = tuple(away)
         return levels
 
-    def _bring(self, url: str, copy: Copy, ranks: tuple[int, ...]) -> None:
+    def _bring(
+        self, url: str, copy: Copy, ranks: tuple[int, ...], progress: Progress | None
+    ) -> None:
         began = time.monotonic()
         logger.info("bringing step %d from %s", copy.step, url)
         # An interrupt comes while bytes are fetched, and nowhere else: names are changed undisturbed.
@@ -217,7 +221,7 @@ class BringsBack:
                 # Noted where it is begun: this thread may fail before it hears of it.
                 self._change(lambda: begun.append(self._store.begin(copy.step, brought=True)))
                 with held.allowed():
-                    size = self._fetch(url, copy, begun[0].path, ranks)
+                    size = self._fetch(url, copy, begun[0].path, ranks, progress)
                 self._change(lambda: self._store.publish(begun[0]))
             except BaseException:
                 for attempt in begun:
@@ -226,7 +230,14 @@ class BringsBack:
         seconds = time.monotonic() - began
         logger.info("brought step %d from %s: %d bytes, %.1f s", copy.step, url, size, seconds)
 
-    def _fetch(self, url: str, copy: Copy, directory: Path, ranks: tuple[int, ...]) -> int:
+    def _fetch(
+        self,
+        url: str,
+        copy: Copy,
+        directory: Path,
+        ranks: tuple[int, ...],
+        progress: Progress | None,
+    ) -> int:
         request = {
             "url": url,
             "step": copy.step,
@@ -236,19 +247,36 @@ class BringsBack:
             "world_size": self._info.world_size,
             "patience_s": min(PATIENCE_S, self._timeout_s / 2),
         }
-        answer = self._done("bring", request, [url], timeout_s=self._timeout_s)
+        answer = self._done("bring", request, [url], timeout_s=self._timeout_s, progress=progress)
         return int(answer["bytes"])
 
     def _change(self, action: Callable[[], _Result]) -> _Result:
         """Something that may block on storage."""
         return run_here(lambda _: action(), timeout_s=self._timeout_s)
 
-    def _done(self, name: str, request: Json, urls: Sequence[str], *, timeout_s: float) -> Json:
+    def _done(
+        self,
+        name: str,
+        request: Json,
+        urls: Sequence[str],
+        *,
+        timeout_s: float,
+        progress: Progress | None = None,
+    ) -> Json:
         """An errand; where only directories are asked it needs no process of its own."""
         if any(scheme_of(url) is not None for url in urls):
-            return self._errand(name, request, timeout_s=timeout_s)
+            return self._errand(name, request, timeout_s=timeout_s, progress=progress)
         action = {"steps": steps, "bring": bring}[name]
-        return run_here(lambda tell: action(request, tell, files=self._files), timeout_s=timeout_s)
+
+        def act(tell: Progress) -> Json:
+            def told(done: int, total: int) -> None:
+                tell(done, total)
+                if progress is not None:
+                    progress(done, total)
+
+            return action(request, told, files=self._files)
+
+        return run_here(act, timeout_s=timeout_s)
 
     def _nowhere(self, step: int, problems: Sequence[CkptError]) -> RestoreError:
         text = "; ".join(map(str, problems)) or "no level holds it any more"
