@@ -26,6 +26,7 @@ from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
 from ckpt_core.system.threads import at_exit
 from ckpt_core.types import check_step
+from ckpt_core.units import html_table
 
 _log = logging.getLogger("ckpt_core")
 
@@ -361,6 +362,12 @@ class Checkpointer(Looks):
         return (
             f"<Checkpointer of {self.root}: {'closed' if self._closing else self._engine.said()}>"
         )
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        said = "closed" if self._closing else self._engine.said()
+        rows = {"root": self.root, "holds": said, "options": self._engine.options}
+        return html_table("Checkpointer", rows)
 
     def __enter__(self) -> Self:
         return self

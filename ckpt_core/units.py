@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import html
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 from ckpt_core.errors import ConfigError
@@ -107,6 +108,13 @@ def clean(text: str) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def html_table(title: str, rows: Mapping[str, object]) -> str:
+    """What a notebook shows of an object: a heading, and a line for each thing that it says."""
+    cells = [[html.escape(clean(str(cell))) for cell in row] for row in rows.items()]
+    body = "".join([f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in cells])
+    return f"<table><caption>{html.escape(clean(title))}</caption>{body}</table>"
 
 
 def known_names(given: str, known: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from ckpt_core.options.addresses import parse_metrics
 from ckpt_core.options.level import Level, parse_levels, scheme_of
 from ckpt_core.options.presets import preset_fields
 from ckpt_core.types import DirectIO, Mode, OnError
-from ckpt_core.units import ALIGN_BYTES, known_names, parse_bytes, parse_duration
+from ckpt_core.units import ALIGN_BYTES, html_table, known_names, parse_bytes, parse_duration
 
 ENV_PREFIX = "CKPT_CORE_"
 _SIZES = ("staging_bytes", "chunk_bytes", "eager_leaf_bytes")
@@ -106,6 +106,11 @@ class Options:
             f"{name}={value!r}" for name, value in fields if value != getattr(_plain(), name)
         ]
         return f"Options({', '.join(changed)})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: all of them."""
+        fields = dataclasses.fields(self)
+        return html_table("Options", {field.name: getattr(self, field.name) for field in fields})
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from ckpt_core.units import count_text, html_table, size_text
+
 
 class RestoreWarning(UserWarning):
     """A step was passed over for an older one or had to be brought anew, a further level is away, or private
@@ -65,3 +67,13 @@ class RestoredStep:
     read_bytes: int = 0
     world_size: int = 1
     borrowed_from: int | None = None
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what was restored, and why nothing newer."""
+        ranks = count_text(self.world_size, "rank")
+        whose = (
+            "" if self.borrowed_from is None else f", private values of rank {self.borrowed_from}"
+        )
+        rows = {"from": self.path, "read": size_text(self.read_bytes), "saved by": ranks + whose}
+        passed_over = {f"step {step} passed over": why for step, why in self.skipped}
+        return html_table(f"Restored step {self.step}", rows | passed_over)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ckpt_core.save.further import Reaching
 from ckpt_core.save.in_flight import InFlight
+from ckpt_core.units import html_table, time_text
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -31,6 +32,11 @@ class SaveHandle:
 
     def __repr__(self) -> str:
         return f"<SaveHandle of step {self.step}: {self._stage()}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        waited = f"training waited {time_text(self.stall_s)} in the call"
+        return html_table(f"Save of step {self.step}", {self._stage(): waited})
 
     def _stage(self) -> str:
         for future, text in (

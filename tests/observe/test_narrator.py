@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -123,3 +124,22 @@ def test_what_people_print_says_something_in_a_line(tmp_path: Path) -> None:
         restored = ck.restore(STATE)
         assert "tensor" not in repr(restored) and "step=5" in repr(restored)
     assert repr(ck) == f"<Checkpointer of {tmp_path}: closed>"
+
+
+def test_a_notebook_shows_them_as_tables_and_runs_nothing_of_what_they_hold(tmp_path: Path) -> None:
+    root = tmp_path / "<img src=x onerror=alert(1)>"
+    with Checkpointer(root, Options(in_flight=3)) as ck:
+        handle = ck.save(5, STATE)
+        handle.committed.result()
+        restored = ck.restore(STATE)
+        assert restored is not None
+        shown = [one._repr_html_() for one in (ck, handle, restored, ck.options)]
+    for text, said in zip(
+        shown,
+        ("the newest is 5", "committed in", "1.0 MiB", "<th>in_flight</th><td>3"),
+        strict=True,
+    ):
+        assert text.startswith("<table>") and said in text
+        assert "<img" not in text
+    older = dataclasses.replace(restored, skipped=((7, "chunk 2 <b>"),))
+    assert "<th>step 7 passed over</th><td>chunk 2 &lt;b&gt;</td>" in older._repr_html_()
