@@ -94,16 +94,12 @@ def test_a_root_alone_says_its_newest_step_and_that_nobody_writes(cli: Cli, ckpt
     assert [row["step"] for row in told["roots"][0]["steps"]] == [10, 20, 30]
 
 
-def test_what_is_not_there_yet_is_said_and_no_error(cli: Cli, tmp_path: Path) -> None:
-    answer = cli("watch", tmp_path / "nope", "--once")
-    assert answer.code == 0
-    assert f"{tmp_path / 'nope'} is not there yet" in answer.out
-
-
 def test_what_cannot_be_read_is_said_beside_the_rest(cli: Cli, tmp_path: Path, ckpts: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    answer = cli("watch", tmp_path / "pipe", ckpts / "step-000000000010", ckpts, "--once")
+    odd = (tmp_path / "nope", tmp_path / "pipe", ckpts / "step-000000000010")
+    answer = cli("watch", *odd, ckpts, "--once")
     assert answer.code == 0
+    assert f"{tmp_path / 'nope'} is not there yet" in answer.out
     assert "pipe is neither a root nor a file" in answer.out
     assert "is one step, not a root" in answer.out
     assert re.search("newest step +30", answer.out)
