@@ -27,6 +27,12 @@ SOON_S = 60.0
 
 LAZY, EAGER = 3, 2
 
+KEPT = 2
+"""So many steps, as `keep_last` says."""
+
+SIZES = 5
+"""Of states by which a run is checked: all are larger than that which is struck."""
+
 
 def options(**changes: Any) -> Options:
     given = {
@@ -35,7 +41,7 @@ def options(**changes: Any) -> Options:
         "staging_bytes": "256KiB",
         "writers": 1,
         "readers": 1,
-        "keep_last": 2,
+        "keep_last": KEPT,
         "timeout": 600.0,
     }
     return Options(**(given | changes))
@@ -43,7 +49,9 @@ def options(**changes: Any) -> Options:
 
 @dataclass
 class Run:
-    """A training run in small: its tensors change, and grow, from step to step.
+    """A training run in small: its tensors change from step to step, and are larger where it is checked.
+
+    What is struck has the same tensors, and so the same lines, at each strike: no line is passed over.
 
     Attributes:
         step: the last one that a save was tried of.
@@ -53,7 +61,6 @@ class Run:
     root: Path
     changes: dict[str, Any] = field(default_factory=dict)
     lazy: int = LAZY
-    grows: bool = True
     step: int = 0
     good: int = 0
     ck: Checkpointer = field(init=False)
@@ -68,10 +75,10 @@ class Run:
     def open(self) -> None:
         self.ck = Checkpointer(self.root, options(**self.changes), files=QuickFiles())
 
-    def train(self) -> int:
-        """The next step."""
+    def train(self, *, longer: int = 0) -> int:
+        """The next step, of longer tensors."""
         self.step += 1
-        size = 1500 + (self.step % 7 if self.grows else 0) * 400
+        size = 1500 + longer
         self.state = {f"w{i}": torch.full((size + i,), float(self.step)) for i in range(self.lazy)}
         self.state |= {f"b{i}": torch.full((i + 5,), -float(self.step)) for i in range(EAGER)}
         self.state |= {"none": torch.empty(0, 3), "step": self.step}
@@ -88,7 +95,7 @@ class Run:
         assert gc.isenabled()
         began = time.monotonic()
         self.ck.wait_staged()
-        self.train()
+        self.train(longer=400 * (1 + self.step % SIZES))
         self.save().committed.result(SOON_S)
         self.ck.wait()
         assert time.monotonic() - began < SOON_S
@@ -107,6 +114,11 @@ class Run:
         for name, tensor in self.tensors().items():
             assert torch.equal(found[name], tensor), name
 
+    def settle(self) -> None:
+        """Have the memory and files that states of all sizes need: what is struck then does not grow them."""
+        for _ in range(SIZES):
+            self.check()
+
     def check_idle(self) -> None:
         engine = self.ck._engine
         assert engine.flights.active() == ()
@@ -116,6 +128,8 @@ class Run:
         assert pool is None or pool.wait_idle(deadline=time.monotonic() + SOON_S)
         assert gc.isenabled()
         assert torch.is_grad_enabled()
+        # A step that were kept for good would move the lines, and so the place of each strike that follows.
+        until(lambda: len(self.ck.steps()) <= KEPT, f"retirement: {self.ck.steps()}")
 
     def close(self) -> None:
         began = time.monotonic()
@@ -131,10 +145,15 @@ class Run:
             return [name for name in names if name.startswith("ckpt-") and name != "ckpt-sigterm"]
 
         # Whoever has been told of the end of a thread may be a moment ahead of it.
-        until = time.monotonic() + SOON_S
-        while alive() and time.monotonic() < until:
-            time.sleep(0.001)
-        assert not (left := alive()), f"threads are left: {left}"
+        until(lambda: not alive(), f"threads are left: {alive()}")
+
+
+def until(reached: Callable[[], bool], what: str) -> None:
+    """Wait a moment."""
+    deadline = time.monotonic() + SOON_S
+    while not reached():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.001)
 
 
 @dataclass
@@ -298,6 +317,8 @@ def prepare(run: Run, trap: Trap) -> None:
 
 
 def restore(run: Run, trap: Trap) -> None:
+    run.train()
+    run.save().committed.result(SOON_S)
     into = {key: torch.zeros_like(value) for key, value in run.tensors().items()} | {"step": 0}
     strike(trap, lambda: run.ck.restore(into))
     found = run.ck.restore(into)

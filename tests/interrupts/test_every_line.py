@@ -16,7 +16,7 @@ import pytest
 
 from tests import places
 from tests.interrupts import scenarios
-from tests.interrupts.scenarios import Run
+from tests.interrupts.scenarios import SOON_S, Run
 from tests.interrupts.trap import Boom, Trap
 
 Call = Callable[[Run, Trap], None]
@@ -55,10 +55,21 @@ NAMES = [f"{call.__name__}-{'-'.join(changes) or 'plain'}" for call, changes in 
 
 
 def lines_of(run: Run, call: Call, kind: type[BaseException], most: int = MOST) -> list[int]:
-    """Where it strikes: lines of the call, by number."""
+    """Where it strikes: lines of the call, by number.
+
+    At its second time here, as at all that follow: it is to have the same lines at each strike.
+    """
+    run.settle()
+    call(run, Trap(-1, kind))
+    run.check()
     counting = Trap(-1, kind)
     call(run, counting)
-    return places.some(range(counting.lines), most, of=f"{call.__name__} {kind} {run.changes}")
+    return some_of(run, call, counting, most)
+
+
+def some_of(run: Run, call: Call, counting: Trap, most: int = MOST) -> list[int]:
+    of = f"{call.__name__} {counting.kind} {run.changes}"
+    return places.some(range(counting.lines), most, of=of)
 
 
 def seconds_of(counted: Trap, n: int) -> list[int]:
@@ -73,7 +84,6 @@ def test_the_run_goes_on_after_an_interrupt_or_an_error_at_any_line(
     tmp_path: Path, kind: type[BaseException], call: Call, changes: dict[str, Any]
 ) -> None:
     run = Run(tmp_path / "root", changes)
-    run.check()
     for n in lines_of(run, call, kind):
         trap = Trap(n, kind)
         call(run, trap)
@@ -81,15 +91,23 @@ def test_the_run_goes_on_after_an_interrupt_or_an_error_at_any_line(
     run.close()
 
 
+@pytest.mark.parametrize("shorter", [0, 1000], ids=["first", "first of its size"])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, Boom])
 def test_a_first_save_that_is_cut_short_anywhere_poisons_nothing(
-    tmp_path: Path, kind: type[BaseException]
+    tmp_path: Path, kind: type[BaseException], shorter: int
 ) -> None:
-    run = Run(tmp_path / "counted")
-    lines = lines_of(run, scenarios.save, kind)
+    def opened(name: str) -> Run:
+        run = Run(tmp_path / name)
+        if shorter:
+            run.train(longer=-shorter)
+            run.save().committed.result(SOON_S)
+        return run
+
+    run, counting = opened("counted"), Trap(-1, kind)
+    scenarios.save(run, counting)
     run.close()
-    for n in lines:
-        run = Run(tmp_path / str(n))
+    for n in some_of(run, scenarios.save, counting):
+        run = opened(str(n))
         scenarios.save(run, Trap(n, kind))
         run.check()
         run.close()
@@ -100,7 +118,6 @@ def test_the_run_goes_on_after_a_second_interrupt_of_what_the_first_one_set_off(
     tmp_path: Path, call: Call, changes: dict[str, Any]
 ) -> None:
     run = Run(tmp_path / "root", changes)
-    run.check()
     for n in lines_of(run, call, KeyboardInterrupt, FIRST):
         counting = Trap(n, then=-1)
         call(run, counting)
@@ -114,7 +131,7 @@ def test_the_run_goes_on_after_a_second_interrupt_of_what_the_first_one_set_off(
 
 def test_an_interrupt_between_two_calls_of_one_line_is_no_other(tmp_path: Path) -> None:
     run = Run(tmp_path / "root")
-    run.check()
+    run.settle()
     counting = Trap(-1, event="opcode")
     scenarios.save(run, counting)
     for n in places.some(range(counting.lines), MOST, of="instructions"):
