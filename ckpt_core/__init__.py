@@ -122,8 +122,8 @@ def _imported(module: str) -> ModuleType:
     """Import with no look for garbage: with torch's objects, two of them take as long as the import."""
     if not gc.isenabled():
         return import_module(module)
-    gc.disable()
     try:
+        gc.disable()  # in here: an interrupt may come as it returns
         return import_module(module)
     finally:
         gc.enable()

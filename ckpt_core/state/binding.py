@@ -167,6 +167,8 @@ class Binding:
     def _loading(self, path: str, live: object) -> Iterator[None]:
         try:
             yield
+        except RestoreError:
+            raise  # the values could not be made: whoever was to load them has not seen them
         except Exception as exc:
             raise RestoreError(
                 f"{path or 'the state itself'}: {type(live).__name__}.load_state_dict"

@@ -74,10 +74,12 @@ def _copy(home: Tensor, source: Tensor) -> None:
             return
         home.copy_(source)
     else:
-        with (
-            torch.no_grad()
-        ):  # What is sparse gets new memory, which the live tensor alone would see.
+        gradients = torch.is_grad_enabled()
+        try:  # What is sparse gets new memory, which the live tensor alone would see.
+            torch._C._set_grad_enabled(False)
             home.copy_(source)
+        finally:
+            torch._C._set_grad_enabled(gradients)
 
 
 def _is_same_memory(home: Tensor, source: Tensor) -> bool:

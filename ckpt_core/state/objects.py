@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -14,6 +13,7 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from ckpt_core.state.distributed import is_distributed, local_of
+from ckpt_core.state.quiet import quietly
 from ckpt_core.state.special import decompose, is_uninitialized
 
 _METHODS = (
@@ -92,8 +92,8 @@ def takes(module: Module, saved_of: Callable[[], Mapping[str, Any]]) -> bool:
         for tensor in _tensors(module)
         if not is_uninitialized(tensor) and tensor.layout is torch.strided
     }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+
+    def found_out() -> bool:
         try:
             twin, saved = copy.deepcopy(module, memo), saved_of()
             wanted = _signature(saved)
@@ -101,6 +101,8 @@ def takes(module: Module, saved_of: Callable[[], Mapping[str, Any]]) -> bool:
             return _signature(twin.state_dict()) == wanted
         except Exception:
             return False
+
+    return quietly(found_out)
 
 
 def _stand_in(tensor: Tensor) -> Tensor:

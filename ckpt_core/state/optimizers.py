@@ -8,7 +8,6 @@ into that of a generator, fails for arrays and named tuples, and puts copies in 
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from ckpt_core.state.quiet import quietly
 
 
 def load_exactly(live: Any, saved_of: Callable[[], Any]) -> None:
@@ -28,10 +29,9 @@ def load_exactly(live: Any, saved_of: Callable[[], Any]) -> None:
         saved_of: gives the saved state, in new containers each time, since a load may change them.
     """
     groups = [dict(group) for group in live.param_groups] if isinstance(live, Optimizer) else []
-    with warnings.catch_warnings():
-        # What this tells of is put back below.
-        warnings.filterwarnings("ignore", message="Casting complex values to real")
-        live.load_state_dict(_loadable(live, saved_of()))
+    # What this tells of is put back below.
+    casting = "Casting complex values to real"
+    quietly(lambda: live.load_state_dict(_loadable(live, saved_of())), casting)
     if isinstance(live, Optimizer):
         _keep_states(live, saved_of())
         _keep_tensors(groups, live.param_groups)

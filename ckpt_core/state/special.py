@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any
@@ -13,6 +12,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.state.leaf import dtype_name, dtypes, typed_view
+from ckpt_core.state.quiet import quietly
 
 QUANTIZED: dict[torch.dtype, torch.dtype] = {
     torch.qint8: torch.int8,
@@ -139,25 +139,41 @@ def _quantized(tensor: Tensor) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
 
 
 def rebuild(kind: str, meta: Mapping[str, Any], parts: Mapping[str, Tensor]) -> Tensor:
-    """The tensor that `decompose` took apart. Raises whatever torch finds wrong with the parts."""
+    """The tensor that `decompose` took apart. Raises whatever torch finds wrong with the parts.
+
+    Torch warns that these kinds of tensors are in beta, or deprecated, and 2.11 that invariants of sparse
+    ones are not checked, although it is asked to check them.
+    """
     values = parts["values"]
     if kind == "bits":
         return values.view(dtypes()[meta["dtype"]])
     if kind == "coo":
-        with _quiet(), values.device:
-            made = torch.sparse_coo_tensor(
-                parts["indices"], values, tuple(meta["shape"]), check_invariants=True
+        made = quietly(
+            lambda: torch.sparse_coo_tensor(
+                parts["indices"],
+                values,
+                tuple(meta["shape"]),
+                device=values.device,
+                check_invariants=True,
             )
+        )
         if meta["coalesced"] and not _is_ordered(made._indices()):
             raise ValueError("coalesced indices that are not in order")
         return made._coalesced_(bool(meta["coalesced"]))
     if kind == "compressed":
         layout = LAYOUTS[meta["layout"]]
         first, second = (parts[name] for name in _COMPRESSED[layout])
-        with _quiet(), values.device:
-            return torch.sparse_compressed_tensor(
-                first, second, values, tuple(meta["shape"]), layout=layout, check_invariants=True
+        return quietly(
+            lambda: torch.sparse_compressed_tensor(
+                first,
+                second,
+                values,
+                tuple(meta["shape"]),
+                layout=layout,
+                device=values.device,
+                check_invariants=True,
             )
+        )
     return _rebuild_quantized(meta, parts)
 
 
@@ -182,13 +198,12 @@ def _rebuild_quantized(meta: Mapping[str, Any], parts: Mapping[str, Tensor]) -> 
         packed is None and tuple(values.shape) != shape
     ):
         raise ValueError(f"{values.numel()} quantized values cannot fill shape {shape}")
-    with _quiet():
-        made = _empty_quantized(dtype, shape, meta, parts)
-        if packed:
-            made.untyped_storage().copy_(values.contiguous().untyped_storage())
-            return made
-        offset = values.storage_offset()
-        return made.set_(values.untyped_storage(), offset, shape, values.stride())
+    made = quietly(lambda: _empty_quantized(dtype, shape, meta, parts))
+    if packed:
+        made.untyped_storage().copy_(values.contiguous().untyped_storage())
+        return made
+    offset = values.storage_offset()
+    return made.set_(values.untyped_storage(), offset, shape, values.stride())
 
 
 def _empty_quantized(
@@ -205,21 +220,6 @@ def _empty_quantized(
     return torch._empty_per_channel_affine_quantized(
         shape, scales=scales, zero_points=zeros, axis=axis, dtype=dtype
     )
-
-
-class _quiet:
-    """Torch warns that these kinds of tensors are in beta, or deprecated: the caller knows.
-
-    And torch 2.11 that invariants of sparse ones are not checked, although we ask it to check them.
-    """
-
-    def __enter__(self) -> None:
-        self._context = warnings.catch_warnings()
-        self._context.__enter__()
-        warnings.simplefilter("ignore")
-
-    def __exit__(self, *error: object) -> None:
-        self._context.__exit__(None, None, None)
 
 
 def part_items(parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

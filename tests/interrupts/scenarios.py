@@ -6,6 +6,7 @@ import contextlib
 import gc
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,7 +128,6 @@ class Run:
         # The threads that end a checkpoint tell of it before they are through.
         assert pool is None or pool.wait_idle(deadline=time.monotonic() + SOON_S)
         assert gc.isenabled()
-        assert torch.is_grad_enabled()
         # A step that were kept for good would move the lines, and so the place of each strike that follows.
         until(lambda: len(self.ck.steps()) <= KEPT, f"retirement: {self.ck.steps()}")
 
@@ -164,9 +164,14 @@ class Struck:
     error: BaseException | None = None
 
 
+def of_the_process() -> tuple[object, ...]:
+    """What a call changes for a while, and others notice if it stays."""
+    return torch.is_grad_enabled(), list(warnings.filters), torch.get_default_device()
+
+
 def strike(trap: Trap, call: Callable[[], Any]) -> Struck:
     """Run `call` with the trap; the error must be the trap's own, and must come if it has struck."""
-    struck = Struck()
+    struck, before = Struck(), of_the_process()
 
     def keep() -> None:
         # At once: what the call gave must not be lost in the frames of the test.
@@ -183,6 +188,7 @@ def strike(trap: Trap, call: Callable[[], Any]) -> Struck:
         struck.error = exc
     if trap.struck and not trap.dropped:
         assert struck.error is not None, f"swallowed: {trap.struck}"
+    assert of_the_process() == before, f"changed by an interrupt at {trap.struck}"
     return struck
 
 
@@ -324,6 +330,35 @@ def restore(run: Run, trap: Trap) -> None:
     found = run.ck.restore(into)
     assert found is not None and found.state["step"] == run.step
     assert all(torch.equal(into[key], value) for key, value in run.tensors().items())
+
+
+class Renamed(torch.nn.Linear):
+    """Loads in a way of its own."""
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return super().load_state_dict(*args, **kwargs)
+
+
+def objects(value: float) -> dict[str, Any]:
+    """What is loaded by calls of torch, which change the state of the process meanwhile."""
+    model = Renamed(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.full((1, 3), value)).sum().backward()
+    optimizer.step()
+    sparse = (torch.eye(3) * value).to_sparse().requires_grad_()
+    return {"model": model, "optimizer": optimizer, "sparse": sparse}
+
+
+def restore_objects(run: Run, trap: Trap) -> None:
+    run.train()
+    saved, into = objects(float(run.step)), objects(-1.0)
+    run.ck.save(run.step, saved).committed.result(SOON_S)
+    strike(trap, lambda: run.ck.restore(into))
+    assert run.ck.restore(into) is not None
+    assert torch.equal(into["model"].weight, saved["model"].weight)
+    assert torch.equal(into["sparse"].to_dense(), saved["sparse"].to_dense())
+    moments = [one["optimizer"].state_dict()["state"][0]["exp_avg"] for one in (into, saved)]
+    assert torch.equal(*moments)
 
 
 def close(run: Run, trap: Trap) -> None:

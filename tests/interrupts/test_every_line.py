@@ -47,6 +47,7 @@ CALLS: list[tuple[Call, dict[str, Any]]] = [
     (scenarios.wait, {}),
     (scenarios.prepare, {}),
     (scenarios.restore, {}),
+    (scenarios.restore_objects, {}),
     (scenarios.close, {}),
     (scenarios.leave, {}),
     (scenarios.make, {}),
@@ -61,7 +62,7 @@ def lines_of(run: Run, call: Call, kind: type[BaseException], most: int = MOST) 
     """
     run.settle()
     call(run, Trap(-1, kind))
-    run.check()
+    run.settle()
     counting = Trap(-1, kind)
     call(run, counting)
     return some_of(run, call, counting, most)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,20 +50,37 @@ def others(tmp_path: Path) -> Run:
     return run
 
 
-def count(bench: Bench, kind: type[BaseException]) -> range:
-    counting = Trap(-1, kind)
-    ck = made(bench, counting)
-    assert ck is not None
-    ck.close()
-    until(lambda: not processes(bench.root), "the end of the agent")
+def remove(bench: Bench) -> None:
+    """None has, nor one of another root with this level, which would wait for the end of the other one."""
+    for place in (bench.root, Path(bench.url)):
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def keep(bench: Bench) -> None:
+    """Another Checkpointer has been made there before."""
+
+
+def count(
+    bench: Bench, kind: type[BaseException], prepare: Callable[[Bench], None] = keep
+) -> range:
+    """At its second time, as at all that follow: it is to have the same lines at each strike."""
+    for counting in Trap(-1, kind), Trap(-1, kind):
+        prepare(bench)
+        ck = made(bench, counting)
+        assert ck is not None
+        ck.close()
+        until(lambda: not processes(bench.root), "the end of the agent")
     return range(counting.lines)
 
 
+@pytest.mark.parametrize("prepare", [remove, keep])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, Boom])
 def test_a_checkpointer_whose_making_is_cut_short_leaves_nothing(
-    bench: Bench, others: Run, kind: type[BaseException]
+    bench: Bench, others: Run, kind: type[BaseException], prepare: Callable[[Bench], None]
 ) -> None:
-    for n in places.some(count(bench, kind), MOST, of=f"make with levels {kind}"):
+    of = f"make with levels {kind} {prepare.__name__}"
+    for n in places.some(count(bench, kind, prepare), MOST, of=of):
+        prepare(bench)
         trap = Trap(n, kind)
         ck = made(bench, trap)
         if ck is not None:
@@ -101,11 +120,28 @@ def test_asking_where_a_save_is_can_be_cut_short_anywhere(
             strike(Trap(n, kind), lambda: handle.reached(1))
         bench.say(LevelStatus(bench.url, steps={1: attempt_of(bench.root, 1)}, reached=[1]))
         assert early.result(SOON_S) is handle.reached(1).result(SOON_S) is None
-        counting = Trap(-1, kind)
-        strike(counting, lambda: ck.wait(level=1))
-        for n in places.some(range(counting.lines), MOST, of=f"wait for a level {kind}"):
-            strike(Trap(n, kind), lambda: ck.wait(level=1))
-        ck.wait(level=1)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Boom])
+def test_waiting_for_a_level_can_be_cut_short_anywhere(
+    bench: Bench, kind: type[BaseException]
+) -> None:
+    with bench.open() as ck:
+        ck.save(1, {"w": torch.ones(3)}).committed.result(SOON_S)
+    until(lambda: not processes(bench.root), "the end of the agent")
+
+    def waited(trap: Trap) -> None:
+        # By a Checkpointer of its own: one that has looked at a level knows the answer for a while.
+        with bench.open() as ck:
+            bench.say(LevelStatus(bench.url, steps={1: attempt_of(bench.root, 1)}, reached=[1]))
+            strike(trap, lambda: ck.wait(level=1))
+            ck.wait(level=1)
+
+    waited(Trap(-1, kind))
+    counting = Trap(-1, kind)
+    waited(counting)
+    for n in places.some(range(counting.lines), FIRST, of=f"wait for a level {kind}"):
+        waited(Trap(n, kind))
 
 
 def test_a_close_that_is_cut_short_can_be_repeated(bench: Bench, others: Run) -> None:

@@ -14,17 +14,28 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
+
+import torch
+from torch.utils._device import DeviceContext
 
 import ckpt_core
 
 _PACKAGE = str(Path(ckpt_core.__file__).parent)
-_LIBRARY = (threading.__file__, str(Path(threading.__file__).parent / "contextlib.py"))
-_ANSWERS = "_host_room"
-"""The one function to which a MemoryError is an answer: nothing is free."""
+_LIBRARY = (
+    threading.__file__,
+    str(Path(threading.__file__).parent / "contextlib.py"),
+    *(
+        kind.__enter__.__code__.co_filename
+        for kind in (warnings.catch_warnings, torch.no_grad, DeviceContext)
+    ),
+)
+_ANSWERS = ("_host_room", "_Subscriber.call")
+"""The functions to which a MemoryError is an answer: nothing is free; who listens to events failed."""
 
 
 class Boom(MemoryError):
@@ -110,9 +121,9 @@ class Trap:
             name in _LIBRARY and self.kind is KeyboardInterrupt
         ):
             return None
-        if self.kind is Boom and frame.f_code.co_name == _ANSWERS:
+        if self.kind is Boom and _is_inside(frame, lambda code: code.co_qualname in _ANSWERS):
             return None
-        if _starts_thread(frame):
+        if _is_inside(frame, lambda code: code is threading.Thread.start.__code__):
             return None  # Python's own: a thread whose start is interrupted may never begin
         frame.f_trace_opcodes = self._event == "opcode"
         return functools.partial(self._line, [0])
@@ -140,9 +151,9 @@ class Trap:
         return None
 
 
-def _starts_thread(frame: FrameType | None) -> bool:
+def _is_inside(frame: FrameType | None, wanted: Callable[[CodeType], bool]) -> bool:
     while frame is not None:
-        if frame.f_code is threading.Thread.start.__code__:
+        if wanted(frame.f_code):
             return True
         frame = frame.f_back
     return False

@@ -1,0 +1,25 @@
+"""Calls of torch that warn of what the caller knows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def quietly(call: Callable[[], T], message: str = "") -> T:
+    """What `call` returns; warnings that begin like this, by default all, are not shown meanwhile."""
+    filters, gradients = warnings.filters, torch.is_grad_enabled()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=message)
+            return call()
+    finally:
+        # An interrupt between the calls of a `with`, of the one above or of torch's `no_grad` in a load,
+        # would leave warnings or gradients off for as long as the process lives.
+        warnings.filters = filters
+        torch._C._set_grad_enabled(gradients)
