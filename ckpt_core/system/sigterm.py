@@ -314,19 +314,24 @@ class _Watch:
                 after_in_parent=self._after_fork,
                 after_in_child=self._after_fork_in_child,
             )
+            # Once more: Ctrl-C while the system forks is raised in a hook, before that does a thing.
+            os.register_at_fork(after_in_parent=self._after_fork)
         self._pid = os.getpid()
 
     def _before_fork(self) -> None:
         # A signal to the child that comes before its hooks would ring in the parent: the pipe is shared.
         if self._bell is not None:
-            me = threading.get_ident()
-            self._masks[me] = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+            # Not a mask that an interrupt has left behind, but the one before it.
+            self._masks.setdefault(
+                threading.get_ident(), signal.pthread_sigmask(signal.SIG_BLOCK, [])
+            )
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
     def _after_fork(self) -> None:
-        mask = self._masks.pop(threading.get_ident(), None)
+        mask = self._masks.get(me := threading.get_ident())
         if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            self._masks.pop(me, None)
 
     def _after_fork_in_child(self) -> None:
         self._forget()

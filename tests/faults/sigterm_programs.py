@@ -5,6 +5,7 @@ Each says `ready` when the signal may come. Status 143 is ours, -15 is what SIGT
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import logging
 import multiprocessing
@@ -204,6 +205,20 @@ def _ended_child(*, wait: bool) -> int:
     raise AssertionError(f"the child has outlived SIGTERM, status {os.waitpid(child, 0)[1]}")
 
 
+def interrupt_a_fork(root: Path) -> None:
+    """Ctrl-C while the system forks: Python raises it in the first hook after that is no C."""
+    press = ctypes.pythonapi.PyErr_SetInterrupt
+    press.restype = None
+    os.register_at_fork(after_in_parent=press)
+    guard = SigtermGuard(30.0)
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    left = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    guard.close()
+    _ready(*left)
+
+
 def save_in_a_child(root: Path) -> None:
     """A forked child has a guard of its own, and its SIGTERM is its own."""
     guard = SigtermGuard(30.0)
@@ -231,6 +246,7 @@ PROGRAMS = {
         keep_a_handler_in_c,
         leave_a_daemonic_child,
         end_children,
+        interrupt_a_fork,
         save_in_a_child,
     )
 }

@@ -295,3 +295,15 @@ def test_without_a_thread_there_is_no_guard_and_sigterm_is_as_before() -> None:
             SigtermGuard(30.0)
     finally:
         threading.stack_size(usual)
+
+
+def test_an_interrupt_of_a_fork_leaves_no_signal_blocked(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.sigterm_programs", "interrupt_a_fork", str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=_WAIT_S,
+    )
+    assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
+    assert "KeyboardInterrupt" in done.stderr, "it came elsewhere"
