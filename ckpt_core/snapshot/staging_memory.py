@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from ckpt_core.errors import StagingError
 from ckpt_core.options import Options
-from ckpt_core.snapshot.planning import PoolDemand, budget_bytes, plan_pool, too_small
+from ckpt_core.snapshot.planning import PoolDemand, PoolPlan, budget_bytes, plan_pool, too_small
 from ckpt_core.snapshot.pool import StagingPool
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import advice
@@ -16,6 +16,8 @@ from ckpt_core.system.memory_limit import free_memory
 from ckpt_core.units import parse_bytes
 
 _LOOK_AGAIN_S = 10.0
+_PLENTY = 1 << 62
+"""Bytes of memory with which a pool is as large as one is ever wanted."""
 _NOTHING_SERVED: tuple[StagingPool | None, PoolDemand | None, float] = (None, None, 0.0)
 
 
@@ -84,15 +86,12 @@ class StagingMemory:
         """
         if self._pool is not None and (self._fits(demand) or self._served_lately(demand)):
             return self._pool
-        plan = plan_pool(
-            demand,
-            chunk_bytes=self._options.chunk_size,
-            staging_bytes=self._staging_bytes(),
-            free_bytes=self._free_bytes(),
-        )
         old = self._pool
-        if old is not None and old.plan.serves(plan) and old.plan.holds(demand):
-            self._served = (old, demand, time.monotonic())
+        # Asking for free memory takes a millisecond: not where no more is wanted than there is.
+        if old is not None and self._serves(old, self._plan(demand, free_bytes=_PLENTY), demand):
+            return old
+        plan = self._plan(demand, free_bytes=self._free_bytes())
+        if old is not None and self._serves(old, plan, demand):
             return old
         # The old memory goes before the new comes, so that the bound holds meanwhile too.
         self.close(deadline=deadline)
@@ -145,6 +144,20 @@ class StagingMemory:
             self._outgrown.close()
             self._outgrown = None
 
+    def _plan(self, demand: PoolDemand, *, free_bytes: int) -> PoolPlan:
+        return plan_pool(
+            demand,
+            chunk_bytes=self._options.chunk_size,
+            staging_bytes=self._staging_bytes(),
+            free_bytes=free_bytes,
+        )
+
+    def _serves(self, pool: StagingPool, plan: PoolPlan, demand: PoolDemand) -> bool:
+        served = pool.plan.serves(plan) and pool.plan.holds(demand)
+        if served:
+            self._served = (pool, demand, time.monotonic())
+        return served
+
     def _fits(self, demand: PoolDemand) -> bool:
         assert self._pool is not None
         plan = self._pool.plan
@@ -160,12 +173,14 @@ class StagingMemory:
         )
 
     def _served_lately(self, demand: PoolDemand) -> bool:
-        """Whether this pool was found to do some seconds ago: asking for free memory takes a millisecond."""
+        """Whether this pool was found to do some seconds ago."""
         pool, served, when = self._served
         return pool is self._pool and served == demand and time.monotonic() - when < _LOOK_AGAIN_S
 
     def _free_bytes(self) -> int:
-        """This rank's share; only read where no `staging_bytes` is given."""
+        """This rank's share; not asked for where `staging_bytes` is given."""
+        if self._options.staging_bytes is not None:
+            return _PLENTY
         return free_memory() // self._neighbours
 
     def _staging_bytes(self) -> int | None:
