@@ -39,8 +39,7 @@ class Channel:
 
     def put_first(self, key: str, value: str) -> str:
         """Set a key that is not set; the value that it then has: the first one wins."""
-        won = self._clients.call(lambda client: client.compare_set(key, "", value), self._limit_s())
-        return bytes(won).decode()
+        return self._clients.call(lambda client: _set_first(client, key, value), self._limit_s())
 
     def count(self, key: str, by: int = 1) -> int:
         """Add to a counter; the sum."""
@@ -107,3 +106,12 @@ class Channel:
 
     def _limit_s(self) -> float:
         return max(self._last - time.monotonic(), _LEAST_S)
+
+
+def _set_first(client: Store, key: str, value: str) -> str:
+    won = bytes(client.compare_set(key, "", value)).decode()
+    if won == value:
+        # Danger: torch's older store, which USE_LIBUV=0 asks for, leaves those asleep who wait for this key;
+        # `set` wakes them. It changes nothing: whoever comes later finds the first value.
+        client.set(key, value)
+    return won

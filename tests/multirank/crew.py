@@ -18,6 +18,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,6 @@ def run_ranks(
     arguments: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """Run every rank to its end: [{"signal": 0, "problem": "", "result": ...}] in rank order."""
-    import torch.distributed as dist
-
     signal.alarm(LIMIT_S)
     # Listens before there are ranks, so that none of them ever connects to nobody.
     listener = socket.create_server(("127.0.0.1", 0))
@@ -70,22 +69,35 @@ def run_ranks(
                 listener.close()
                 _run_rank(call, who, arguments or {}, Path(place))
             pids.append(pid)
-        # After the forks: it has threads.
-        store = dist.TCPStore(
-            "127.0.0.1",
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=30),
-            master_listen_fd=listener.detach(),
-        )
+        store: Any = None
         try:
+            store = _keep_store(listener)  # after the forks: it has threads
             return _collect(pids, Path(place))
         finally:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
                     os.kill(pid, signal.SIGKILL)
             del store
+
+
+def _keep_store(listener: socket.socket) -> Any:
+    """A store that serves who has connected to `listener`, and who will."""
+    import torch.distributed as dist
+
+    host, port = listener.getsockname()
+    serve = partial(
+        dist.TCPStore,
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=30),
+        master_listen_fd=listener.detach(),
+    )
+    try:
+        return serve()
+    except NotImplementedError:  # torch 2.6: the newer of its two stores takes no open socket
+        return serve(use_libuv=False)
 
 
 def run_several(
