@@ -37,8 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def configure(config: pytest.Config) -> None:
     if config.getoption("--quick"):
-        usual = hypothesis.settings.get_profile(hypothesis.settings.get_current_profile_name())
-        hypothesis.settings.register_profile("quick", usual, max_examples=_EXAMPLES)
+        hypothesis.settings.register_profile("quick", hypothesis.settings(), max_examples=_EXAMPLES)
         hypothesis.settings.load_profile("quick")
 
 
