@@ -33,7 +33,7 @@ def run(request: AgentRequest) -> bool:
     root = directory_of(request.root, command="ckpt-core agent")
     if not root.is_dir():
         raise NotCommitted(f"{root}: there is no such directory", path=root)
-    with _spoken():
+    with spoken():
         plan = settle_plan(root, _levels(request))
         status = serve_agent(root, once=request.once)
     left = {} if status is None else due_steps(root, plan, status)
@@ -63,7 +63,7 @@ def _levels(request: AgentRequest) -> tuple[Level, ...]:
 
 
 @contextmanager
-def _spoken() -> Iterator[None]:
+def spoken() -> Iterator[None]:
     """What the agent has to say is said here, too; its log is in `.levels/agent.log`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Clean("%(asctime)s %(message)s", datefmt="%H:%M:%S"))

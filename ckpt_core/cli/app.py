@@ -28,6 +28,7 @@ from ckpt_core.cli.requests import (
     PushRequest,
     RemoveRequest,
     ReportRequest,
+    ServeRequest,
     ShowRequest,
     VerifyRequest,
     WatchRequest,
@@ -186,6 +187,15 @@ def pull_step(request: PullRequest) -> bool:
     from ckpt_core.cli.pulling import pull_save
 
     return pull_save(request)
+
+
+@app.command()
+@takes(ServeRequest)
+def serve(request: ServeRequest) -> bool:
+    """Keep steps of other nodes in a directory here: their level peer://. Until Ctrl-C or SIGTERM."""
+    from ckpt_core.cli.serving import serve_directory
+
+    return serve_directory(request)
 
 
 @app.command()

@@ -160,6 +160,24 @@ class AgentRequest:
 
 
 @dataclass(frozen=True)
+class ServeRequest:
+    """`serve`."""
+
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Where the steps are kept.")]
+    bind: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS:PORT",
+            help="Listen at this address of the network between the nodes. all:PORT: at each.",
+        ),
+    ] = ""
+    token_file: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="The token that the nodes share; its owner's alone."),
+    ] = ""
+
+
+@dataclass(frozen=True)
 class PushRequest:
     """`push`."""
 

@@ -5,6 +5,7 @@
     agent                                    takes committed steps on: copy, verify, publish, retire
     mailbox                                  what the Checkpointer and the agent tell one another
     Levels                                   what a process that trains has of it
+    PeerServer(folder, keys, address)        this node, as a level of others
     errands                                  what needs a connection, done by a process of its own
     BringsBack(urls, store, info, ...)       what a restore asks: which steps there are, and to bring one
 
@@ -32,6 +33,7 @@ from ckpt_core.levels.mailbox import (
     write_plan,
     write_status,
 )
+from ckpt_core.levels.tokens import TOKEN_VARIABLE, read_keys
 from ckpt_core.levels.wants import meets, wanted
 
 if TYPE_CHECKING:
@@ -43,19 +45,25 @@ if TYPE_CHECKING:
     from ckpt_core.levels.by_hand.pushing import Pushed, push
     from ckpt_core.levels.far.reading import Look, look_at
     from ckpt_core.levels.far.trial import upload_speed
+    from ckpt_core.levels.serving.binding import ALL, Address, parse_address
+    from ckpt_core.levels.serving.server import PeerServer
     from ckpt_core.levels.trainer.levels import Levels
 
 # Only whoever reads or sends a level needs these, and only who saves what sees torch.
 _LAZY = {
+    "ALL": "ckpt_core.levels.serving.binding",
+    "Address": "ckpt_core.levels.serving.binding",
     "BringsBack": "ckpt_core.levels.bring.bringing",
     "Levels": "ckpt_core.levels.trainer.levels",
     "Look": "ckpt_core.levels.far.reading",
+    "PeerServer": "ckpt_core.levels.serving.server",
     "Pulled": "ckpt_core.levels.by_hand.pulling",
     "Pushed": "ckpt_core.levels.by_hand.pushing",
     "Sent": "ckpt_core.levels.agent.copying",
     "bring_directory": "ckpt_core.levels.bring.named_bringing",
     "due_steps": "ckpt_core.levels.by_hand.agent",
     "look_at": "ckpt_core.levels.far.reading",
+    "parse_address": "ckpt_core.levels.serving.binding",
     "pull": "ckpt_core.levels.by_hand.pulling",
     "push": "ckpt_core.levels.by_hand.pushing",
     "serve_agent": "ckpt_core.levels.by_hand.agent",
@@ -64,7 +72,10 @@ _LAZY = {
 }
 
 __all__ = [
+    "ALL",
     "LEVELS",
+    "TOKEN_VARIABLE",
+    "Address",
     "Away",
     "BringsBack",
     "Conflict",
@@ -73,6 +84,7 @@ __all__ = [
     "LevelStatus",
     "Levels",
     "Look",
+    "PeerServer",
     "Plan",
     "Pulled",
     "Pushed",
@@ -85,8 +97,10 @@ __all__ = [
     "look_at",
     "meets",
     "open_far",
+    "parse_address",
     "pull",
     "push",
+    "read_keys",
     "read_plan",
     "read_status",
     "serve_agent",

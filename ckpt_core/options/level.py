@@ -13,10 +13,16 @@ from typing import Any
 from ckpt_core.errors import ConfigError
 from ckpt_core.units import known_names, parse_bytes
 
-SCHEMES = ("s3", "gs", "az")
-"""Object stores, as the beginning of a URL names them."""
+PEER = "peer"
+"""The scheme of another node, which serves a directory of its own: `ckpt-core serve`."""
+
+SCHEMES = ("s3", "gs", "az", PEER)
+"""Object stores, as the beginning of a URL names them; a peer speaks as one."""
 
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
+_PEER = re.compile(
+    r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):([0-9]{1,5})/([^/.][^/]*)(/.*)?", re.ASCII | re.DOTALL
+)
 _SIGNED = re.compile(r"\?.*(sig|signature|token|credential|key|secret)[^/&=]*=", re.IGNORECASE)
 """A query as signed URLs have it, pasted with the place."""
 
@@ -28,8 +34,9 @@ class Level:
     Committed steps are taken to it behind training, by a process of its own. It has the format of every root.
 
     Attributes:
-        url: a directory, or "s3://bucket/prefix", "gs://bucket/prefix", "az://container/prefix". Credentials
-            are no part of it: they come from the environment, as the store's own tools take them.
+        url: a directory; or "s3://bucket/prefix", "gs://bucket/prefix", "az://container/prefix"; or
+            "peer://host:port/name", a node where `ckpt-core serve` runs. Credentials are no part of it: they
+            come from the environment, as the store's own tools take them.
         every: steps that are multiples of it go there; so does the last step of a run.
         keep_last: newest steps to keep there; None keeps all.
         keep_every: steps that are multiples of this are kept there for ever; None keeps none of them.
@@ -149,7 +156,17 @@ def _checked_url(url: object) -> str:
         raise ConfigError(f"url={text!r} has an unknown scheme: known are {known} and directories")
     if not place:
         raise ConfigError(f"url={text!r} names no bucket: write it like {scheme}://bucket/run")
+    if scheme == PEER and not _is_peer(rest):
+        raise ConfigError(
+            f"url={text!r} is no place at a peer: write it like peer://node-b:7070/run"
+        )
     return f"{scheme}://{rest}"
+
+
+def _is_peer(rest: str) -> bool:
+    found = _PEER.fullmatch(rest)
+    names = rest.split("/")[1:]
+    return found is not None and 0 < int(found[2]) < 65536 and not {"", ".", ".."} & {*names}
 
 
 def _checked_bandwidth(value: object) -> int:

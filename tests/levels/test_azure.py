@@ -140,7 +140,7 @@ def test_a_connection_string_says_where_the_store_is(text: str) -> None:
     from ckpt_core.levels.far.clients import endpoint, open_store
 
     with in_environment({"AZURE_STORAGE_CONNECTION_STRING": text}):
-        assert endpoint("az") == CONNECTION_STRINGS[text]
+        assert endpoint("az://container/run") == CONNECTION_STRINGS[text]
         open_store("az://bucket/run", request_s=1.0, retries=0)
 
 

@@ -31,6 +31,7 @@ from tests.levels.servers.faulty import (
 )
 from tests.levels.servers.like_google import GoogleServer
 from tests.levels.servers.moto import MotoServer, needs_store
+from tests.levels.servers.peer import PeerServer
 
 pytestmark = needs_store
 
@@ -67,10 +68,21 @@ def google() -> Iterator[GoogleServer]:
         yield server
 
 
-@pytest.fixture(params=["moto", pytest.param("azurite", marks=needs_azurite), "google", "server"])
+@pytest.fixture(scope="module")
+def peer() -> Iterator[PeerServer]:
+    with PeerServer() as server:
+        yield server
+
+
+SERVERS = ["moto", pytest.param("azurite", marks=needs_azurite), "google", "server", "peer"]
+
+
+@pytest.fixture(params=SERVERS)
 def far(request: pytest.FixtureRequest) -> Iterator[Far]:
     """A level where nothing is yet, at each server."""
-    there: MotoServer | AzuriteServer | FaultServer = request.getfixturevalue(request.param)
+    there: MotoServer | AzuriteServer | FaultServer | PeerServer = request.getfixturevalue(
+        request.param
+    )
     prefix = f"team/run {next(_prefixes)}"
     with in_environment(there.environ()), open_far(there.url(prefix)) as far:
         yield far

@@ -22,6 +22,8 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.levels.far.door import Away
+from ckpt_core.levels.tokens import PEER_BUCKET, PEER_REGION, TOKEN_VARIABLE, read_keys
+from ckpt_core.options import PEER
 
 Store = S3Store | GCSStore | AzureStore
 
@@ -54,6 +56,7 @@ _CREDENTIALS = {
     "gs": "set GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS, or give the machine a role",
     "az": "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or another credential; or "
     "AZURE_STORAGE_CONNECTION_STRING",
+    PEER: f"let the file that {TOKEN_VARIABLE} names have the token of `ckpt-core serve`'s",
 }
 
 _CAUSES = (
@@ -142,10 +145,10 @@ _CAUSES = (
 
 
 def split(url: str) -> tuple[str, str, str]:
-    """Scheme, bucket and prefix of a level's URL."""
+    """Scheme, bucket and prefix of a level's URL; all that is at a peer is in one bucket."""
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
-    return scheme, bucket, prefix
+    return scheme, PEER_BUCKET if scheme == PEER else bucket, prefix
 
 
 def open_store(url: str, *, request_s: float, retries: int) -> Store:
@@ -165,7 +168,7 @@ def open_store(url: str, *, request_s: float, retries: int) -> Store:
             "cannot. Start it by spawn (multiprocessing), or read there in one of the two alone"
         )
     scheme, bucket, prefix = split(url)
-    plain = endpoint(scheme).startswith("http://")
+    plain = endpoint(url).startswith("http://")
     client: Any = {
         "connect_timeout": timedelta(seconds=min(_CONNECT_S, request_s)),
         "timeout": timedelta(seconds=request_s),
@@ -183,6 +186,9 @@ def open_store(url: str, *, request_s: float, retries: int) -> Store:
             return GCSStore(bucket, **shared)
         if scheme == "az":
             return AzureStore(bucket, config=_azure_config(), **shared)
+        if scheme == PEER:
+            keys = _peer_keys()
+            return S3Store(bucket, config=_peer_config(url), credential_provider=keys, **shared)
         return S3Store(bucket, config=_s3_config(plain), **shared)
     except ERRORS as exc:
         raise ConfigError(
@@ -200,9 +206,9 @@ def away(url: str, what: str, error: BaseException, *, step: int | None = None) 
     scheme, bucket, _ = split(url)
     said = f"{type(error).__name__} {error}"
     names = {
-        "place": f"{scheme}://{bucket}",
+        "place": url if scheme == PEER else f"{scheme}://{bucket}",
         "credentials": _CREDENTIALS[scheme],
-        "endpoint": re.sub(r"//.*@", "//", endpoint(scheme).partition("?")[0]) or "the store's own",
+        "endpoint": re.sub(r"//.*@", "//", endpoint(url).partition("?")[0]) or "the store's own",
     }
     cause, remedy, hopeless = _cause(said)
     text = f"{url}: could not {what}: {cause}; committed steps are untouched: {remedy}"
@@ -214,8 +220,11 @@ def is_missing(error: BaseException) -> bool:
     return isinstance(error, FileNotFoundError) and not re.search(_CAUSES[0][0], str(error))
 
 
-def endpoint(scheme: str) -> str:
-    """Where the environment says that a store is; "" for the store's own."""
+def endpoint(url: str) -> str:
+    """Where a peer is, or where the environment says that a store is; "" for the store's own."""
+    scheme, _, rest = url.partition("://")
+    if scheme == PEER:
+        return f"http://{rest.partition('/')[0]}"
     azure = _azure_config() if scheme == "az" else {}
     named = [azure.get("endpoint"), *map(os.environ.get, _ENDPOINTS[scheme])]
     if azure.get("use_emulator", os.environ.get("AZURE_STORAGE_USE_EMULATOR")) == "true":
@@ -241,7 +250,53 @@ def s3_settings() -> dict[str, str]:
     return found
 
 
+def peer_settings() -> dict[str, str]:
+    """What requests to a peer are signed with, likewise.
+
+    Raises:
+        ConfigError: the environment names no file with a token, or what is wrong with that.
+    """
+    name = os.environ.get(TOKEN_VARIABLE)
+    if not name:
+        raise ConfigError(f"levels on other nodes need the token of the job: {_CREDENTIALS[PEER]}")
+    keys = read_keys(name)
+    return {
+        "access_key_id": keys.access_key_id,
+        "secret_access_key": keys.secret_access_key,
+        "region": PEER_REGION,
+    }
+
+
 # -- inside ----------------------------------------------------------------------------------------
+
+
+def _peer_keys() -> Any:
+    settings = peer_settings()
+    keys = {name: settings[name] for name in ("access_key_id", "secret_access_key")}
+    return lambda: {**keys, "token": None, "expires_at": None}
+
+
+def _peer_config(url: str) -> Any:
+    """Every setting that the client would take from the environment, where it stands for another store.
+
+    Danger: what is left out here goes to the peer, in clear: a session's token, or a key for encryption.
+    """
+    config: dict[str, Any] = {
+        "endpoint": endpoint(url),
+        "region": PEER_REGION,
+        "virtual_hosted_style_request": False,
+        "s3_express": False,
+        "request_payer": False,
+        "skip_signature": False,
+        # Sums of the bytes are signed, so that the peer refuses what is not as it was sent.
+        "unsigned_payload": False,
+        "conditional_put": "etag",
+    }
+    if "AWS_ENDPOINT_URL_S3" in os.environ:
+        config["aws_endpoint_url_s3"] = config["endpoint"]
+    if any(name.upper().startswith(("AWS_SERVER_SIDE", "AWS_SSE_")) for name in os.environ):
+        config["server_side_encryption"] = "AES256"
+    return config
 
 
 def _cause(said: str) -> tuple[str, str, bool]:

@@ -8,8 +8,6 @@ knows, nothing is done: a lifecycle rule of the bucket does the same.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import html
 import logging
 import re
@@ -20,8 +18,10 @@ from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from urllib.parse import quote, urlencode, urlsplit
 
-from ckpt_core.levels.far.clients import endpoint, s3_settings, split
+from ckpt_core.levels.far.clients import endpoint, peer_settings, s3_settings, split
 from ckpt_core.levels.far.door import Copy
+from ckpt_core.levels.signing import ALGORITHM, MOMENT, NOTHING, signature
+from ckpt_core.options import PEER
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,6 @@ OLD = timedelta(hours=24)
 """Nobody sends one file for so long, except with a very small `bandwidth`; and then it is only sent again."""
 
 _TIMEOUT_S = 10.0
-_NOTHING = hashlib.sha256(b"").hexdigest()
 _UPLOAD = re.compile(r"<Upload>(.*?)</Upload>", re.DOTALL)
 _OURS = re.compile(r"[^/]+/([0-9a-f]{8})/.+")
 
@@ -49,16 +48,17 @@ def abort_leftovers(
         mine: which files nobody else sends: of those all are aborted.
     """
     scheme, bucket, prefix = split(url)
-    settings = s3_settings()
-    if scheme != "s3" or "access_key_id" not in settings:
+    settings = peer_settings() if scheme == PEER else s3_settings()
+    if scheme not in ("s3", PEER) or "access_key_id" not in settings:
         return 0
+    home = endpoint(url) or f"https://s3.{settings['region']}.amazonaws.com"
     below = f"{prefix}/" if prefix else ""
     kept = {copy.folder for copy in keep}
     count = 0
     # OSError: what the network does; ValueError: what is no answer of S3.
     with contextlib.suppress(OSError, HTTPException, ValueError, KeyError):
-        path = f"/{bucket}"
-        text, now = _ask("GET", path, {"prefix": below, "uploads": ""}, settings)
+        place = f"{home.rstrip('/')}/{bucket}"
+        text, now = _ask("GET", place, {"prefix": below, "uploads": ""}, settings)
         for upload in _UPLOAD.findall(text):
             key, name, began = (_field(upload, one) for one in ("Key", "UploadId", "Initiated"))
             ours = _OURS.fullmatch(key.removeprefix(below))
@@ -66,7 +66,7 @@ def abort_leftovers(
                 continue
             old = datetime.fromisoformat(began) < now - OLD
             if mine(ours[0]) or (old and ours[1] not in kept):
-                _ask("DELETE", f"{path}/{key}", {"uploadId": name}, settings)
+                _ask("DELETE", f"{place}/{quote(key)}", {"uploadId": name}, settings)
                 count += 1
     if count:
         logger.info("%s: the parts of %d uploads that were cut off have been deleted", url, count)
@@ -77,34 +77,27 @@ def signed(method: str, url: str, settings: Mapping[str, str], *, when: datetime
     """Headers of a request without a body, the signature among them.
 
     Args:
-        url: its query is in the order of names, and quoted.
+        url: quoted.
         settings: access_key_id, secret_access_key, region; session_token where there is one.
     """
     place = urlsplit(url)
-    day, moment = when.strftime("%Y%m%d"), when.strftime("%Y%m%dT%H%M%SZ")
-    headers = {"host": place.netloc, "x-amz-content-sha256": _NOTHING, "x-amz-date": moment}
+    day, moment = when.strftime("%Y%m%d"), when.strftime(MOMENT)
+    headers = {"host": place.netloc, "x-amz-content-sha256": NOTHING, "x-amz-date": moment}
     if token := settings.get("session_token"):
         headers["x-amz-security-token"] = token
-    lines = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
-    names = ";".join(sorted(headers))
-    request = "\n".join([method, place.path, place.query, lines, names, _NOTHING])
     scope = f"{day}/{settings['region']}/s3/aws4_request"
-    digest = hashlib.sha256(request.encode()).hexdigest()
-    key = f"AWS4{settings['secret_access_key']}".encode()
-    for part in (*scope.split("/"), f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{digest}"):
-        key = hmac.digest(key, part.encode(), "sha256")
+    secret = settings["secret_access_key"]
+    sign = signature(method, place.path, place.query, headers, secret=secret, scope=scope)
     credential = f"Credential={settings['access_key_id']}/{scope}"
-    value = f"AWS4-HMAC-SHA256 {credential}, SignedHeaders={names}, Signature={key.hex()}"
-    return {**headers, "Authorization": value}
+    names = f"SignedHeaders={';'.join(sorted(headers))}"
+    return {**headers, "Authorization": f"{ALGORITHM} {credential}, {names}, Signature={sign}"}
 
 
 def _ask(
-    method: str, path: str, query: Mapping[str, str], settings: Mapping[str, str]
+    method: str, place: str, query: Mapping[str, str], settings: Mapping[str, str]
 ) -> tuple[str, datetime]:
     """What the server answers, and its time."""
-    home = endpoint("s3") or f"https://s3.{settings['region']}.amazonaws.com"
-    asked = urlencode(sorted(query.items()), quote_via=quote)
-    url = f"{home.rstrip('/')}{quote(path)}?{asked}"
+    url = f"{place}?{urlencode(query, quote_via=quote)}"
     headers = signed(method, url, settings, when=datetime.now(UTC))
     request = urllib.request.Request(url, method=method, headers=headers)
     with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:

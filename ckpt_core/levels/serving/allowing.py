@@ -1,0 +1,75 @@
+"""Who may ask: whoever signs with the keys of the job's token, now, for this very request."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from datetime import UTC, datetime, timedelta
+
+from ckpt_core.levels.serving.wire import Refusal, Request
+from ckpt_core.levels.signing import ALGORITHM, MOMENT, signature
+from ckpt_core.levels.tokens import Keys
+
+HOLDS = timedelta(minutes=15)
+"""A signature that somebody has overheard is worth nothing after that."""
+
+_AUTHORIZATION = re.compile(
+    rf"{ALGORITHM} Credential=([^/,]+)/([0-9]{{8}}/[a-z0-9-]+/s3/aws4_request), ?"
+    r"SignedHeaders=([a-z0-9;-]+), ?Signature=([0-9a-f]{64})"
+)
+_ALWAYS = {"host", "x-amz-date", "x-amz-content-sha256"}
+_ACTED_ON = {"range", "if-match", "if-none-match", "content-md5", "expect", "transfer-encoding"}
+"""Where they are there they have to be signed, as all that begins with x-amz-."""
+
+
+def check_allowed(request: Request, keys: Keys, *, now: datetime | None = None) -> None:
+    """Be sure that somebody with the token asks for exactly this. Reads no body.
+
+    Raises:
+        Refusal: 403, and nothing is done.
+    """
+    found = _AUTHORIZATION.fullmatch(request.headers.get("authorization", ""))
+    if found is None:
+        raise Refusal(403, "AccessDenied")
+    access, scope, names, given = found.groups()
+    signed = names.split(";")
+    if not hmac.compare_digest(access, keys.access_key_id):
+        raise Refusal(403, "InvalidAccessKeyId")
+    acted_on = {name for name in request.headers if name in _ACTED_ON or name.startswith("x-amz-")}
+    if not _ALWAYS | acted_on <= {*signed} <= {*request.headers} or len({*signed}) != len(signed):
+        raise Refusal(403, "SignatureDoesNotMatch")
+    headers = {name: " ".join(request.headers[name].split()) for name in signed}
+    wanted = signature(
+        request.method,
+        request.path,
+        request.query,
+        headers,
+        secret=keys.secret_access_key,
+        scope=scope,
+    )
+    if not hmac.compare_digest(given, wanted):
+        raise Refusal(403, "SignatureDoesNotMatch")
+    _check_moment(headers["x-amz-date"], scope, now or datetime.now(UTC))
+
+
+def check_content_is_signed(request: Request) -> str:
+    """The sum of the body, which is signed; without it somebody on the way could change the body.
+
+    Raises:
+        Refusal: there is none.
+    """
+    text = request.headers["x-amz-content-sha256"]
+    if re.fullmatch("[0-9a-f]{64}", text):
+        return text
+    if text.startswith("STREAMING-"):
+        raise Refusal(501, "NotImplemented")
+    raise Refusal(403, "AccessDenied")
+
+
+def _check_moment(text: str, scope: str, now: datetime) -> None:
+    try:
+        moment = datetime.strptime(text, MOMENT).replace(tzinfo=UTC)
+    except ValueError:
+        raise Refusal(403, "AccessDenied") from None
+    if abs(now - moment) > HOLDS or not scope.startswith(text[:8]):
+        raise Refusal(403, "RequestTimeTooSkewed")

@@ -1,0 +1,180 @@
+"""`PeerServer`: listens where it is told to, and nowhere else; a thread for each connection.
+
+with PeerServer(folder, keys, Address("10.0.0.5", 7070)) as server:
+    stop.wait()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Self
+
+from ckpt_core.levels.serving.allowing import check_allowed
+from ckpt_core.levels.serving.answering import Desk, refused
+from ckpt_core.levels.serving.binding import Address, bound
+from ckpt_core.levels.serving.tree import Tree
+from ckpt_core.levels.serving.wire import Connection, FilePart, Gone, Refusal
+from ckpt_core.levels.tokens import Keys
+from ckpt_core.system.files import Files, advice
+
+logger = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 256
+_WAITING = 128
+_END_S = 5.0
+_SAID_AGAIN_S = 60.0
+
+
+class PeerServer:
+    """Serves from construction until `close`.
+
+    Args:
+        folder: where objects are kept; made if it is not there.
+        address: of this machine.
+
+    Attributes:
+        address: with the port that the system chose, where 0 was asked for.
+
+    Raises:
+        ConfigError: the address is none of this machine's, or is taken.
+        RootBusy: another server, or a job, has the folder.
+        PersistError: it cannot be made or locked.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keys: Keys,
+        address: Address,
+        *,
+        files: Files | None = None,
+        most_connections: int = MOST_CONNECTIONS,
+    ) -> None:
+        self._files = files or Files()
+        self._keys, self._most = keys, most_connections
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, threading.Thread] = {}
+        self._busy: set[socket.socket] = set()
+        self._ends = False
+        self._said: dict[str, float] = {}
+        self._listening = bound(address)
+        try:
+            self.address = Address(address.host, self._listening.getsockname()[1])
+            self._tree = Tree(folder, files=self._files)
+        except BaseException:
+            self._listening.close()
+            raise
+        self._desk = Desk(self._tree, files=self._files)
+        self._listening.listen(_WAITING)
+        self._accepting = threading.Thread(target=self._accept, name="ckpt-serve", daemon=True)
+        self._accepting.start()
+
+    def close(self) -> None:
+        """Take no further request, let those that are being answered end, for seconds. Idempotent."""
+        with self._lock:
+            self._ends = True
+            threads = dict(self._open)
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+        self._accepting.join()
+        self._listening.close()
+        deadline = time.monotonic() + _END_S
+        for sock, thread in threads.items():
+            if sock in self._busy:
+                thread.join(max(0.0, deadline - time.monotonic()))
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in threads.values():
+            thread.join(max(1.0, deadline - time.monotonic()))
+        self._desk.close()
+        self._tree.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listening.accept()
+            except OSError:
+                if self._ends:
+                    return
+                time.sleep(0.05)  # too many open files: those that there are will end
+                continue
+            thread = threading.Thread(
+                target=self._serve, args=(sock,), name="ckpt-served", daemon=True
+            )
+            with self._lock:
+                full = self._ends or len(self._open) >= self._most
+                if not full:
+                    self._open[sock] = thread
+            if full:
+                sock.close()
+                continue
+            thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            peer = sock.getpeername()[0]
+            connection = Connection(sock)
+            while not self._ends and self._one(sock, connection, str(peer)):
+                pass
+        except (Gone, OSError):
+            pass
+        finally:
+            with self._lock:
+                del self._open[sock]
+                self._busy.discard(sock)
+            sock.close()
+
+    def _one(self, sock: socket.socket, connection: Connection, peer: str) -> bool:
+        """Answer one request; whether another one may follow."""
+        trusted = False
+        try:
+            request = connection.request()
+            if request is None:
+                return False
+            check_allowed(request, self._keys)
+            trusted = True
+            connection.trust()
+            self._busy.add(sock)
+            answer = self._desk.answer(request, connection)
+        except Refusal as refusal:
+            self._tell(refusal, peer)
+            connection.drain(trusted=trusted)
+            answer = refused(refusal)
+        finally:
+            self._busy.discard(sock)
+        is_head = trusted and request is not None and request.method == "HEAD"
+        try:
+            connection.answer(answer, close=not trusted, silent=is_head)
+        finally:
+            if isinstance(answer.content, FilePart):
+                self._files.close(answer.content.fd)
+        return trusted
+
+    def _tell(self, refusal: Refusal, peer: str) -> None:
+        """What somebody has to look at, once a minute; never what was asked with."""
+        what = refusal.code if refusal.status in (403, 500, 507) else ""
+        now = time.monotonic()
+        key = f"{peer} {what}"
+        if not what or now < self._said.get(key, float("-inf")) + _SAID_AGAIN_S:
+            return
+        if len(self._said) > 1000:
+            self._said.clear()
+        self._said[key] = now
+        cause = refusal.__cause__
+        if isinstance(cause, OSError):
+            logger.warning("%s: %s. %s", self._tree.folder, cause.strerror or cause, advice(cause))
+        else:
+            logger.warning("%s was refused: %s", peer, what)
