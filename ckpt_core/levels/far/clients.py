@@ -168,6 +168,7 @@ def open_store(url: str, *, request_s: float, retries: int) -> Store:
             "cannot. Start it by spawn (multiprocessing), or read there in one of the two alone"
         )
     scheme, bucket, prefix = split(url)
+    keys = _peer_keys() if scheme == PEER else None
     plain = endpoint(url).startswith("http://")
     client: Any = {
         "connect_timeout": timedelta(seconds=min(_CONNECT_S, request_s)),
@@ -187,7 +188,6 @@ def open_store(url: str, *, request_s: float, retries: int) -> Store:
         if scheme == "az":
             return AzureStore(bucket, config=_azure_config(), **shared)
         if scheme == PEER:
-            keys = _peer_keys()
             return S3Store(bucket, config=_peer_config(url), credential_provider=keys, **shared)
         return S3Store(bucket, config=_s3_config(plain), **shared)
     except ERRORS as exc:
