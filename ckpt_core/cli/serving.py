@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 import signal
@@ -41,7 +40,7 @@ def serve_directory(request: ServeRequest) -> bool:
             say(line)
         sys.stdout.flush()
         stop.wait()
-        logging.getLogger("ckpt_core").info("%s is not served any more", folder)
+    say(f"{os.fspath(folder)} is not served any more")
     return True
 
 

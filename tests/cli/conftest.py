@@ -24,6 +24,7 @@ from tests.cli.far_places import (  # noqa: F401
     azurite,
     faulty,
     moto,
+    peer,
     place,
 )
 from tests.cli.several import JOB

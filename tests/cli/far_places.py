@@ -13,6 +13,7 @@ import pytest
 from tests.levels.servers.azurite import AzuriteServer, needs_azurite
 from tests.levels.servers.faulty import FaultServer
 from tests.levels.servers.moto import MotoServer, needs_store
+from tests.levels.servers.peer import PeerServer
 
 Cli = Callable[..., Any]
 
@@ -32,6 +33,12 @@ def moto() -> Iterator[MotoServer]:
 
 
 @pytest.fixture(scope="module")
+def peer() -> Iterator[PeerServer]:
+    with PeerServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def azurite() -> Iterator[AzuriteServer]:
     with AzuriteServer() as server:
         yield server
@@ -40,6 +47,7 @@ def azurite() -> Iterator[AzuriteServer]:
 STORES = [
     pytest.param("moto", marks=needs_store, id="store"),
     pytest.param("azurite", marks=[needs_store, needs_azurite]),
+    pytest.param("peer", marks=needs_store),
 ]
 
 
@@ -48,7 +56,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """An empty level."""
     if request.param == "directory":
         return Place(str(tmp_path / "level"))
-    server: MotoServer | AzuriteServer = request.getfixturevalue(request.param)
+    server: MotoServer | AzuriteServer | PeerServer = request.getfixturevalue(request.param)
     return Place(server.url(uuid.uuid4().hex), server.environ())
 
 

@@ -29,6 +29,7 @@ from tests.levels.servers.azurite import AzuriteServer, needs_azurite
 from tests.levels.servers.faulty import FaultServer, Request, always, at, in_environment
 from tests.levels.servers.like_google import GoogleServer
 from tests.levels.servers.moto import MotoServer
+from tests.levels.servers.peer import PeerServer
 from tests.restore.harness import assert_same, small_state
 from tests.restore.ranks import write_ranks
 from tests.restore.test_together import job, live
@@ -268,10 +269,10 @@ def _kill_children() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [MotoServer, pytest.param(AzuriteServer, marks=needs_azurite), GoogleServer]
+    "kind", [MotoServer, pytest.param(AzuriteServer, marks=needs_azurite), GoogleServer, PeerServer]
 )
 def test_a_step_comes_back_from_servers_of_each_kind(
-    kind: type[MotoServer | AzuriteServer | GoogleServer], root: Path, tmp_path: Path
+    kind: type[MotoServer | AzuriteServer | GoogleServer | PeerServer], root: Path, tmp_path: Path
 ) -> None:
     from ckpt_core.levels import Copy
     from ckpt_core.levels.far.opening import open_far

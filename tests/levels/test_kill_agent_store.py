@@ -12,9 +12,11 @@ from tests.levels.agents import Agents, plan_of
 from tests.levels.making import CHUNK_BYTES, make_store, save
 from tests.levels.servers.azurite import AzuriteServer, needs_azurite
 from tests.levels.servers.before_azurite import BeforeAzurite
+from tests.levels.servers.before_peer import BeforePeer
 from tests.levels.servers.faulty import FaultServer, Request, never
 from tests.levels.servers.like_google import GoogleServer
 from tests.levels.servers.moto import needs_store
+from tests.levels.servers.peer import PeerServer
 from tests.levels.stores import level_of, look_at, opened
 
 pytestmark = needs_store
@@ -29,12 +31,21 @@ def azurite() -> Iterator[AzuriteServer]:
         yield server
 
 
-@pytest.fixture(params=["s3", "gs", pytest.param("az", marks=needs_azurite)])
+@pytest.fixture(scope="module")
+def peer() -> Iterator[PeerServer]:
+    with PeerServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["s3", "gs", pytest.param("az", marks=needs_azurite), "peer"])
 def made(request: pytest.FixtureRequest) -> Callable[[str], FaultServer]:
     """A store where nothing is yet; its name."""
     if request.param == "az":
         azurite = request.getfixturevalue("azurite")
         return lambda name: BeforeAzurite(azurite, name)
+    if request.param == "peer":
+        peer = request.getfixturevalue("peer")
+        return lambda name: BeforePeer(peer, name)
     return lambda _: FaultServer() if request.param == "s3" else GoogleServer()
 
 

@@ -32,6 +32,8 @@ from ckpt_core.levels.mailbox import (
         (["file:///data/run"], Level("/data/run")),
         ([Path("/data/run/")], Level("/data/run")),
         (["run"], Level(os.path.abspath("run"))),
+        (["PEER://node-b:7070/run/a/"], Level("peer://node-b:7070/run/a")),
+        (["peer://[fd00::5]:7070/run"], Level("peer://[fd00::5]:7070/run")),
     ],
 )
 def test_levels_are_given_as_objects_mappings_urls_or_json(given: Any, level: Level) -> None:
@@ -42,6 +44,19 @@ def test_levels_are_given_as_objects_mappings_urls_or_json(given: Any, level: Le
     ("levels", "text"),
     [
         (["http://host/run"], "unknown scheme: known are s3://"),
+        *[
+            ([f"peer://{place}"], "no place at a peer: write it like peer://node-b:7070/run")
+            for place in (
+                "h",
+                "h/run",
+                "h:1",
+                "h:0/run",
+                "h:99999/run",
+                "h:1/.run",
+                "h:1/a/../b",
+                ":1/r",
+            )
+        ],
         (["s3://"], "names no bucket"),
         ([{"every": 10}], "number 1: url is missing"),
         (

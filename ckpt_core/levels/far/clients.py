@@ -56,7 +56,7 @@ _CREDENTIALS = {
     "gs": "set GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS, or give the machine a role",
     "az": "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or another credential; or "
     "AZURE_STORAGE_CONNECTION_STRING",
-    PEER: f"let the file that {TOKEN_VARIABLE} names have the token of `ckpt-core serve`'s",
+    PEER: f"let {TOKEN_VARIABLE} name a file with the token that `ckpt-core serve` has there",
 }
 
 _CAUSES = (
@@ -168,7 +168,7 @@ def open_store(url: str, *, request_s: float, retries: int) -> Store:
             "cannot. Start it by spawn (multiprocessing), or read there in one of the two alone"
         )
     scheme, bucket, prefix = split(url)
-    keys = _peer_keys() if scheme == PEER else None
+    keys = _peer_keys(url) if scheme == PEER else None
     plain = endpoint(url).startswith("http://")
     client: Any = {
         "connect_timeout": timedelta(seconds=min(_CONNECT_S, request_s)),
@@ -258,7 +258,7 @@ def peer_settings() -> dict[str, str]:
     """
     name = os.environ.get(TOKEN_VARIABLE)
     if not name:
-        raise ConfigError(f"levels on other nodes need the token of the job: {_CREDENTIALS[PEER]}")
+        raise ConfigError(f"another node asks for the token of the job: {_CREDENTIALS[PEER]}")
     keys = read_keys(name)
     return {
         "access_key_id": keys.access_key_id,
@@ -270,8 +270,11 @@ def peer_settings() -> dict[str, str]:
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def _peer_keys() -> Any:
-    settings = peer_settings()
+def _peer_keys(url: str) -> Any:
+    try:
+        settings = peer_settings()
+    except ConfigError as exc:
+        raise ConfigError(f"{url}: {exc}") from None
     keys = {name: settings[name] for name in ("access_key_id", "secret_access_key")}
     return lambda: {**keys, "token": None, "expires_at": None}
 

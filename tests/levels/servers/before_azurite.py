@@ -23,13 +23,18 @@ class BeforeAzurite(FaultServer):
         return {**self._azurite.environ(), "AZURE_STORAGE_ENDPOINT": endpoint}
 
     def _do(self, request: Request) -> Reply:
-        there = http.client.HTTPConnection("127.0.0.1", self._azurite.port, timeout=30)
-        try:
-            there.request(request.method, request.target, request.body, request.headers)
-            answer = there.getresponse()
-            body = answer.read()
-        finally:
-            there.close()
-        hops = ("connection", "keep-alive", "transfer-encoding", "date")
-        headers = {name: text for name, text in answer.getheaders() if name.lower() not in hops}
-        return Reply(answer.status, body, headers)
+        return handed_on(request, self._azurite.port)
+
+
+def handed_on(request: Request, port: int) -> Reply:
+    """What the server on another port answers."""
+    there = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        there.request(request.method, request.target, request.body, request.headers)
+        answer = there.getresponse()
+        body = answer.read()
+    finally:
+        there.close()
+    hops = ("connection", "keep-alive", "transfer-encoding", "date")
+    headers = {name: text for name, text in answer.getheaders() if name.lower() not in hops}
+    return Reply(answer.status, body, headers)

@@ -1,0 +1,129 @@
+"""A peer as a level: what is sent to it, and what of the environment is not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_core.errors import CkptError, ConfigError
+from ckpt_core.levels import Away, Copy, open_far
+from tests.levels.servers.faulty import SECRET, FaultServer, Request, always, in_environment
+from tests.levels.servers.moto import needs_store
+from tests.levels.servers.peer import TOKEN, PeerServer
+
+pytestmark = needs_store
+
+OTHERS = {
+    "AWS_ACCESS_KEY_ID": "AKIDOTHER",
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "AWS_SESSION_TOKEN": f"token{SECRET}",
+    "AWS_REGION": "eu-central-1",
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+    "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
+    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
+    "AWS_SKIP_SIGNATURE": "true",
+    "AWS_UNSIGNED_PAYLOAD": "true",
+    "AWS_REQUEST_PAYER": "true",
+    "AWS_CONDITIONAL_PUT": "disabled",
+    "AWS_CHECKSUM_ALGORITHM": "SHA256",
+    "AWS_SERVER_SIDE_ENCRYPTION": "sse-c",
+    "AWS_SSE_CUSTOMER_KEY_BASE64": "c2VjcmV0IGtleSBvZiAzMiBieXRlcywgYmFzZTY0IQ==",
+}
+COPY = Copy(7, "000000000007-0123abcd")
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[PeerServer]:
+    with PeerServer() as server:
+        yield server
+
+
+def test_settings_of_another_store_change_nothing(peer: PeerServer) -> None:
+    with in_environment(OTHERS | peer.environ()), open_far(peer.url("others")) as far:
+        far.check()
+        data = memoryview(os.urandom(9 << 20))
+        far.put(COPY, "large", iter([data]), len(data))
+        assert far.files(COPY) == {"large": len(data)}
+        assert far.read(COPY, "large", len(data)) == data
+
+
+def test_nothing_secret_of_another_store_or_of_the_job_is_sent(peer: PeerServer) -> None:
+    heard: list[Request] = []
+
+    def fault(request: Request) -> None:
+        heard.append(request)
+
+    with FaultServer(buckets=("steps",)) as server:
+        server.fault = fault
+        url = f"peer://127.0.0.1:{server.port}/run"
+        with in_environment(OTHERS | peer.environ()), open_far(url) as far:
+            far.check()
+            far.put(COPY, "large", iter([memoryview(bytes(9 << 20))]), 9 << 20)
+            far.sweep([])
+    assert len(heard) > 12
+    for request in heard:
+        text = f"{request.target} {request.headers}"
+        for secret in (TOKEN, SECRET, OTHERS["AWS_SSE_CUSTOMER_KEY_BASE64"], "AKIDOTHER"):
+            assert secret not in text
+        assert "x-amz-security-token" not in request.headers
+        assert request.headers["authorization"].startswith("AWS4-HMAC-SHA256 ")
+        assert request.headers["x-amz-content-sha256"] != "UNSIGNED-PAYLOAD"
+
+
+def test_no_text_holds_the_token_or_what_is_made_of_it(
+    peer: PeerServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from ckpt_core.levels.tokens import read_keys
+
+    caplog.set_level(logging.DEBUG)
+    keys = read_keys(peer.token)
+    other = tmp_path / "other"
+    other.touch(mode=0o600)
+    other.write_text(TOKEN[::-1])
+    texts = [repr(keys)]
+    with FaultServer(buckets=("steps",)) as server, in_environment(peer.environ()):
+        places = [f"peer://127.0.0.1:{port}/run" for port in (server.port, peer.port, 1)]
+        for word in ("400", "403", "503", "reset"):
+            server.fault = always(word)
+            for url, environ in (
+                (places[0], {}),
+                (places[1], {"CKPT_PEER_TOKEN_FILE": str(other)}),
+            ):
+                with in_environment(environ), pytest.raises(CkptError) as caught:
+                    open_far(url).check()
+                texts.append("".join(traceback.format_exception(caught.value)))
+    for text in [*texts, caplog.text]:
+        assert TOKEN not in text and TOKEN[::-1] not in text
+        assert keys.secret_access_key not in text and "Signature=" not in text
+    assert len(texts) == 9
+
+
+def test_without_a_token_it_is_said_where_it_belongs(
+    peer: PeerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CKPT_PEER_TOKEN_FILE", raising=False)
+    with pytest.raises(ConfigError, match=r"let CKPT_PEER_TOKEN_FILE name a file"):
+        open_far(peer.url())
+
+
+def test_a_wrong_token_is_hopeless_and_a_dead_peer_is_not(peer: PeerServer, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.touch(mode=0o600)
+    other.write_text(TOKEN[::-1])
+    with in_environment({"CKPT_PEER_TOKEN_FILE": str(other)}), open_far(peer.url()) as far:
+        with pytest.raises(Away, match="credentials are refused") as caught:
+            far.steps()
+        assert caught.value.hopeless
+        with pytest.raises(Away, match="credentials are refused"):
+            far.put(COPY, "large", iter([memoryview(bytes(9 << 20))]), 9 << 20)
+    with in_environment(peer.environ()), open_far("peer://127.0.0.1:1/run") as far:
+        with pytest.raises(
+            Away, match=r"cannot be reached.*endpoint \(http://127.0.0.1:1\)"
+        ) as caught:
+            far.check()
+        assert not caught.value.hopeless
