@@ -192,7 +192,10 @@ def pull_step(request: PullRequest) -> bool:
 @app.command()
 @takes(ServeRequest)
 def serve(request: ServeRequest) -> bool:
-    """Keep steps of other nodes in a directory here: their level peer://. Until Ctrl-C or SIGTERM."""
+    """Keep steps of other nodes in a directory here.
+
+    Their level is peer://ADDRESS:PORT/NAME. Until SIGTERM or Ctrl-C.
+    """
     from ckpt_core.cli.serving import serve_directory
 
     return serve_directory(request)

@@ -23,6 +23,7 @@ COMMANDS = (
     "pin",
     "unpin",
     "agent",
+    "serve",
     "push",
     "pull",
     "doctor",

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from ckpt_core import Checkpointer, Level, Options
+from ckpt_core import Checkpointer, Level
 from ckpt_core.cli.doctor.levels import check_levels
 from ckpt_core.levels import TOKEN_VARIABLE
-from ckpt_core.store import committed_steps
 from tests.levels.servers.moto import needs_store
 from tests.levels.servers.peer import TOKEN, PeerServer
 from tests.levels.trainers import agent_of, end_agent, until
@@ -112,26 +111,34 @@ def test_the_root_of_a_job_is_not_served_beside_it(cli: Cli, tmp_path: Path, tok
 
 
 @needs_store
-def test_a_lost_node_goes_on_from_its_peer(
+def test_a_node_and_its_peer_are_lost_and_the_job_goes_on_from_the_other_peer(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with PeerServer() as server:
-        monkeypatch.setenv(TOKEN_VARIABLE, str(server.token))
-        url = server.url("run/node a")
-        options = Options(levels=[Level(url, keep_last=None)])
-        with Checkpointer(tmp_path / "root", options) as ck:
-            for step in (1, 2):
-                ck.save(step, {"w": torch.full((10,), step)}).reached(url).result(60)
-        until(lambda: agent_of(tmp_path / "root") is None, "the end of the agent")
-        # What is kept there is a root as any other, where it lies.
-        assert cli("verify", server.kept / "run" / "node a").code == 0
-        with Checkpointer(tmp_path / "another", options) as ck:
-            state = {"w": torch.zeros(10, dtype=torch.int64)}
-            restored = ck.restore(state)
-            assert restored is not None and restored.step == 2 and state["w"].tolist() == [2] * 10
-        end_agent(tmp_path / "another")
-        assert 2 in committed_steps(tmp_path / "another")
-        texts = [path.read_text() for path in tmp_path.rglob(".levels/*") if path.is_file()]
+    with PeerServer() as other:
+        monkeypatch.setenv(TOKEN_VARIABLE, str(other.token))
+        with PeerServer() as lost:
+            levels = [Level(server.url("run/a job")) for server in (lost, other)]
+            with Checkpointer(tmp_path / "root", levels=levels) as ck:
+                for step in (1, 2):
+                    handle = ck.save(step, {"w": torch.full((10,), step)})
+                    for level in levels:
+                        handle.reached(level.url).result(60)
+            until(lambda: agent_of(tmp_path / "root") is None, "the end of the agent")
+            # What is kept there is a root as any other, where it lies.
+            for server in (lost, other):
+                assert cli("verify", server.kept / "run" / "a job").code == 0
+        with PeerServer() as replacement:
+            levels[0] = Level(replacement.url("run/a job"))
+            with Checkpointer(tmp_path / "fresh", levels=levels) as ck:
+                state = {"w": torch.zeros(10, dtype=torch.int64)}
+                restored = ck.restore(state)
+                assert restored is not None and restored.step == 2
+                assert state["w"].tolist() == [2] * 10
+                # It is caught up: the next loss is survived, too.
+                ck.save(3, state).reached(levels[0].url).result(60)
+            assert cli("verify", replacement.kept / "run" / "a job").code == 0
+            end_agent(tmp_path / "fresh")
+    texts = [path.read_text() for path in tmp_path.rglob(".levels/*") if path.is_file()]
     assert texts and not any(TOKEN in text for text in texts)
 
 
