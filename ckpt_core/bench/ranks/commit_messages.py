@@ -80,7 +80,7 @@ def commit(rank: int, ranks: int, on_verdict: Callable[[], None]) -> Client:
     yield Request(Verb.SET, (vote,))
     count = yield Request(Verb.ADD, ("count",))
     if count >= ranks:
-        yield Request(Verb.SET_FIRST, ("gate",))
+        yield from _set_first("gate")
     if rank == 0:
         yield from _decide(tuple([_vote(number) for number in range(ranks)]))
     else:
@@ -99,12 +99,18 @@ def _decide(votes: tuple[str, ...]) -> _Messages:
     yield from _read(("gate",))
     yield Request(Verb.WAIT, votes)
     yield from _read(votes)
-    yield Request(Verb.SET_FIRST, ("decision",))
+    yield from _set_first("decision")
     yield from _read(votes)  # what the ranks of this root have to say to its leader
-    yield Request(Verb.SET_FIRST, ("report/0",))
+    yield from _set_first("report/0")
     yield Request(Verb.WAIT, ("report/0",))
     yield from _read(("report/0",))
-    yield Request(Verb.SET_FIRST, ("verdict",))
+    yield from _set_first("verdict")
+
+
+def _set_first(key: str) -> _Messages:
+    """Of whoever comes first: see `Channel.put_first`."""
+    yield Request(Verb.SET_FIRST, (key,))
+    yield Request(Verb.SET, (key,))
 
 
 def _read(keys: tuple[str, ...]) -> _Messages:
