@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ckpt_core.cli.agent import spoken
@@ -20,6 +20,9 @@ from ckpt_core.levels import ALL, TOKEN_VARIABLE, Address, PeerServer, parse_add
 
 if TYPE_CHECKING:
     from ckpt_core.cli.requests import ServeRequest
+
+_NICE = 10
+"""As an agent: whoever trains on this node comes first."""
 
 
 def serve_directory(request: ServeRequest) -> bool:
@@ -35,6 +38,8 @@ def serve_directory(request: ServeRequest) -> bool:
         raise ConfigError("say which file has the token that the nodes share: --token-file FILE")
     folder = directory_of(request.folder, command="ckpt-core serve")
     keys, address = read_keys(request.token_file), parse_address(request.bind)
+    with suppress(OSError):
+        os.nice(_NICE)
     with _stopped() as stop, spoken(), PeerServer(folder, keys, address) as server:
         for line in _told(folder, server.address, request.token_file):
             say(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import traceback
@@ -11,10 +12,16 @@ from pathlib import Path
 import pytest
 
 from ckpt_core.errors import CkptError, ConfigError
-from ckpt_core.levels import Away, Copy, open_far
+from ckpt_core.levels import Address, Away, Copy, Far, open_far, read_keys, read_status
+from ckpt_core.levels import PeerServer as Serving
+from tests.levels.agents import Agents, plan_of, until
+from tests.levels.making import make_store, save
+from tests.levels.servers.before_peer import BeforePeer
 from tests.levels.servers.faulty import SECRET, FaultServer, Request, always, in_environment
 from tests.levels.servers.moto import needs_store
 from tests.levels.servers.peer import TOKEN, PeerServer
+from tests.levels.stores import level_of, look_at, opened
+from tests.store.harness import Fault, QuickFiles, interrupted
 
 pytestmark = needs_store
 
@@ -78,8 +85,6 @@ def test_nothing_secret_of_another_store_or_of_the_job_is_sent(peer: PeerServer)
 def test_no_text_holds_the_token_or_what_is_made_of_it(
     peer: PeerServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from ckpt_core.levels.tokens import read_keys
-
     caplog.set_level(logging.DEBUG)
     keys = read_keys(peer.token)
     other = tmp_path / "other"
@@ -127,3 +132,50 @@ def test_a_wrong_token_is_hopeless_and_a_dead_peer_is_not(peer: PeerServer, tmp_
         ) as caught:
             far.check()
         assert not caught.value.hopeless
+
+
+def far_of(url: str) -> Far:
+    """A level that is not asked for long."""
+    from ckpt_core.levels.far.objects import ObjectFar
+
+    return ObjectFar(url, request_s=1.0)
+
+
+def test_a_full_disk_of_a_peer_is_a_problem_that_may_pass(peer: PeerServer, tmp_path: Path) -> None:
+    fault = Fault("pwrite", errno.ENOSPC)
+    files = interrupted(QuickFiles, fault)
+    address = Address("127.0.0.1", 0)
+    with (
+        in_environment(peer.environ()),
+        Serving(tmp_path / "kept", read_keys(peer.token), address, files=files) as server,
+        far_of(f"peer://{server.address}/run") as far,
+    ):
+        for nbytes in (10, 9 << 20):
+            with pytest.raises(Away, match=r"it is full.*make room there") as caught:
+                far.put(COPY, "shard", iter([memoryview(bytes(nbytes))]), nbytes)
+            assert not caught.value.hopeless and far.files(COPY) == {}
+        fault.armed = False
+        far.put(COPY, "shard", iter([memoryview(bytes(10))]), 10)
+        assert far.files(COPY) == {"shard": 10}
+
+
+def test_an_agent_goes_on_by_itself_when_its_peer_was_killed_and_started_anew(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    store = make_store(root)
+    (tmp_path / "home").mkdir()
+    with PeerServer(tmp_path / "home") as first, BeforePeer(first, "runs") as server:
+        agents.environ = server.environ()
+        first.close()  # SIGKILL
+        save(store, 1)
+        process = agents.start(root, plan_of(level_of(server)), again_s=0.1)
+        until(lambda: (status := read_status(root)) and status.levels[0].problem)
+        with PeerServer(tmp_path / "home") as second, opened(server) as far:
+            server.peer = second
+            until(lambda: far.steps())
+            assert look_at(far) == {1: 0}
+            save(store, 2)
+            until(lambda: 2 in far.steps())
+            store.close()
+            status = agents.ended(process, root)
+            assert look_at(far) == {1: 0, 2: 0} and not status.levels[0].problem

@@ -35,4 +35,6 @@ def check_extra(url: str) -> None:
         ConfigError: it is not.
     """
     if importlib.util.find_spec("obstore") is None:
-        raise ConfigError(f"{url} is in an object store: pip install 'ckpt-core[remote]'")
+        raise ConfigError(
+            f"{url} needs the client of object stores: pip install 'ckpt-core[remote]'"
+        )

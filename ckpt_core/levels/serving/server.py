@@ -121,7 +121,11 @@ class PeerServer:
             if full:
                 sock.close()
                 continue
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no threads are left: those that there are will end
+                del self._open[sock]
+                sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
         try:

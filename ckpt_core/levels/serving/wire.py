@@ -205,7 +205,7 @@ class Connection:
             "latin-1"
         )
         if isinstance(content, FilePart):
-            self._send(head, socket.MSG_MORE)
+            self._send(head, socket.MSG_MORE if content.nbytes else 0)
             self._send_file(content)
         else:
             self._send(head if silent else head + content)

@@ -48,4 +48,4 @@ class PeerServer(SpokenServer):
         """End it."""
         super().close()
         if self._temporary:
-            shutil.rmtree(self.home)
+            shutil.rmtree(self.home, ignore_errors=True)
