@@ -43,6 +43,10 @@ def signature(
 
 
 def _in_order(query: str) -> str:
-    fields = parse_qsl(query, keep_blank_values=True)
-    quoted = [(quote(name, safe="-_.~"), quote(value, safe="-_.~")) for name, value in fields]
+    fields = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
+    quoted = [(_quoted(name), _quoted(value)) for name, value in fields]
     return "&".join(f"{name}={value}" for name, value in sorted(quoted))
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="-_.~", errors="surrogateescape")

@@ -176,6 +176,10 @@ def open_store(url: str, *, request_s: float, retries: int) -> Store:
         "allow_http": plain or os.environ.get("AWS_ALLOW_HTTP", "") == "true",
         "user_agent": "ckpt-core",
     }
+    if scheme == PEER:
+        # Nodes of a job are no business of a proxy that the environment names for the world outside.
+        host = str(urlsplit(endpoint(url)).hostname)
+        client |= {"proxy_url": endpoint(url), "proxy_excludes": host}
     retry: Any = {
         "max_retries": retries,
         "retry_timeout": timedelta(seconds=request_s),

@@ -52,13 +52,15 @@ def abort_leftovers(
     if scheme not in ("s3", PEER) or "access_key_id" not in settings:
         return 0
     home = endpoint(url) or f"https://s3.{settings['region']}.amazonaws.com"
+    direct = [urllib.request.ProxyHandler({})] if scheme == PEER else []
+    opener = urllib.request.build_opener(*direct)
     below = f"{prefix}/" if prefix else ""
     kept = {copy.folder for copy in keep}
     count = 0
     # OSError: what the network does; ValueError: what is no answer of S3.
     with contextlib.suppress(OSError, HTTPException, ValueError, KeyError):
         place = f"{home.rstrip('/')}/{bucket}"
-        text, now = _ask("GET", place, {"prefix": below, "uploads": ""}, settings)
+        text, now = _ask(opener, "GET", place, {"prefix": below, "uploads": ""}, settings)
         for upload in _UPLOAD.findall(text):
             key, name, began = (_field(upload, one) for one in ("Key", "UploadId", "Initiated"))
             ours = _OURS.fullmatch(key.removeprefix(below))
@@ -66,7 +68,7 @@ def abort_leftovers(
                 continue
             old = datetime.fromisoformat(began) < now - OLD
             if mine(ours[0]) or (old and ours[1] not in kept):
-                _ask("DELETE", f"{place}/{quote(key)}", {"uploadId": name}, settings)
+                _ask(opener, "DELETE", f"{place}/{quote(key)}", {"uploadId": name}, settings)
                 count += 1
     if count:
         logger.info("%s: the parts of %d uploads that were cut off have been deleted", url, count)
@@ -94,13 +96,17 @@ def signed(method: str, url: str, settings: Mapping[str, str], *, when: datetime
 
 
 def _ask(
-    method: str, place: str, query: Mapping[str, str], settings: Mapping[str, str]
+    opener: urllib.request.OpenerDirector,
+    method: str,
+    place: str,
+    query: Mapping[str, str],
+    settings: Mapping[str, str],
 ) -> tuple[str, datetime]:
     """What the server answers, and its time."""
     url = f"{place}?{urlencode(query, quote_via=quote)}"
     headers = signed(method, url, settings, when=datetime.now(UTC))
     request = urllib.request.Request(url, method=method, headers=headers)
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+    with opener.open(request, timeout=_TIMEOUT_S) as answer:
         return answer.read().decode(), parsedate_to_datetime(answer.headers["Date"])
 
 

@@ -32,7 +32,7 @@ from ckpt_core.system.files import Files
 PAGE_ROWS = 1000
 _RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{0,18})")
 _PART = re.compile(r"<Part>(.*?)</Part>", re.DOTALL)
-_KNOWN_FIELDS = {"delete", "uploads", "partNumber", "uploadId", "x-id"}
+_KNOWN_FIELDS = {"delete", "uploads", "partNumber", "uploadId"}
 _KNOWN_FIELDS |= {
     "list-type",
     "prefix",
@@ -66,7 +66,7 @@ class Desk:
             raise Refusal(501, "NotImplemented")
         check_content_is_signed(request)
         match request.method:
-            case "GET" | "HEAD" if key and not asked - {"x-id"}:
+            case "GET" | "HEAD" if key and not asked:
                 return self._get(request, key)
             case "GET" if not key and "uploads" in asked:
                 return self._begun(request.fields.get("prefix", ""))
@@ -74,12 +74,12 @@ class Desk:
                 return self._list(request.fields)
             case "PUT" if key and "uploadId" in asked:
                 return self._put_part(request, key, connection)
-            case "PUT" if key and not asked - {"x-id"}:
+            case "PUT" if key and not asked:
                 return self._put(request, key, connection)
             case "DELETE" if key and "uploadId" in asked:
                 self._uploads.abort(request.fields["uploadId"], key)
                 return Answer(204)
-            case "DELETE" if key and not asked - {"x-id"}:
+            case "DELETE" if key and not asked:
                 self._tree.delete([key])
                 return Answer(204)
             case "POST":
