@@ -138,6 +138,19 @@ def test_the_stores_own_tools_sign_likewise(server: PeerServer) -> None:
     assert answer.status == 200 and b"<Key>run/there</Key>" in answer.body
 
 
+def test_who_was_refused_is_said_once_and_never_what_was_asked_with(
+    server: PeerServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in ("one", "other"):
+        for keys in (Keys("OTHER", "seCret"), Keys("ACCESS", "other")):
+            ask(server, "GET", f"/steps/run/{key}", keys=keys)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "127.0.0.1 was refused: InvalidAccessKeyId",
+        "127.0.0.1 was refused: SignatureDoesNotMatch",
+    ]
+
+
 def test_no_answer_says_what_was_asked_with(server: PeerServer) -> None:
     answers = [ask(server, "GET", f"/steps/run/{name}") for name in ("no", "..", "%00")]
     answers.append(send(server, "GET", "/steps/run/there", b"", {"authorization": "seCret"}))
