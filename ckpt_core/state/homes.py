@@ -15,6 +15,7 @@ from torch import Tensor
 from ckpt_core.state.distributed import is_distributed, local_of, take_box
 from ckpt_core.state.leaf import overlaps_itself
 from ckpt_core.state.nodes import Ref
+from ckpt_core.state.quiet import quietly
 from ckpt_core.state.special import subbyte_dtypes
 from ckpt_core.types import Block
 
@@ -73,13 +74,14 @@ def _copy(home: Tensor, source: Tensor) -> None:
                 _copy(part, rest)
             return
         home.copy_(source)
-    else:
-        gradients = torch.is_grad_enabled()
-        try:  # What is sparse gets new memory, which the live tensor alone would see.
-            torch._C._set_grad_enabled(False)
-            home.copy_(source)
-        finally:
-            torch._C._set_grad_enabled(gradients)
+    else:  # What is sparse gets new memory, which only the live tensor would see.
+        quietly(lambda: _copy_unseen(home, source))
+
+
+def _copy_unseen(home: Tensor, source: Tensor) -> None:
+    """Fill a tensor without a record of gradients; the caller puts that back."""
+    torch._C._set_grad_enabled(False)
+    home.copy_(source)
 
 
 def _is_same_memory(home: Tensor, source: Tensor) -> bool:

@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 
 def quietly(call: Callable[[], T], message: str = "") -> T:
-    """What `call` returns; warnings that begin like this, by default all, are not shown meanwhile."""
+    """What `call` returns; warnings that begin like this, by default all, are not shown meanwhile.
+
+    Whether gradients are recorded is as before, whatever `call` has made of it.
+    """
     filters, gradients = warnings.filters, torch.is_grad_enabled()
     try:
         with warnings.catch_warnings():

@@ -24,6 +24,7 @@ import torch
 from torch.utils._device import DeviceContext
 
 import ckpt_core
+from ckpt_core.state.quiet import quietly
 
 _PACKAGE = str(Path(ckpt_core.__file__).parent)
 _LIBRARY = (
@@ -34,8 +35,8 @@ _LIBRARY = (
         for kind in (warnings.catch_warnings, torch.no_grad, DeviceContext)
     ),
 )
-_ANSWERS = ("_host_room", "_Subscriber.call")
-"""The functions to which a MemoryError is an answer: nothing is free; who listens to events failed."""
+_ANSWERS = ("_host_room", "_Subscriber.call", "_Progress.show", "_Progress.end")
+"""The functions to which a MemoryError is an answer: nothing is free; who listens, or looks on, failed."""
 
 
 class Boom(MemoryError):
@@ -123,6 +124,8 @@ class Trap:
             return None
         if self.kind is Boom and _is_inside(frame, lambda code: code.co_qualname in _ANSWERS):
             return None
+        if self.kind is Boom and frame.f_code is quietly.__code__:
+            return None  # what puts two flags back cannot fail
         if _is_inside(frame, lambda code: code is threading.Thread.start.__code__):
             return None  # Python's own: a thread whose start is interrupted may never begin
         frame.f_trace_opcodes = self._event == "opcode"
