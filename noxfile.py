@@ -5,19 +5,32 @@ from __future__ import annotations
 import nox
 
 CONSTRAINTS = ".ci/constraints.txt"
+OLDEST = ".ci/oldest.txt"
 
 # Two at a time: many tests wait, for disks, deadlines or ranks.
 PARALLEL = ("-n", "2", "--dist", "loadscope", "--max-worker-restart", "0")
+
+# What `nox -s compat` runs of the tests that `--quick` leaves out.
+ON_RANKS = (
+    *("tests/multirank/test_save.py", "tests/multirank/test_fsdp2.py"),
+    *("tests/integrations/lightning/test_resume.py", "tests/integrations/deepspeed/test_engine.py"),
+)
+
+# What old releases warn of, of themselves.
+OLD_WARNINGS = (
+    *("-W", "ignore:TypedStorage is deprecated:UserWarning"),
+    *("-W", "ignore:DTensor random operators may not:UserWarning"),
+)
 
 nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["lint", "docs", "tests"]
 nox.options.reuse_venv = "yes"
 
 
-def install(session: nox.Session, *requirements: str) -> None:
+def install(session: nox.Session, *requirements: str, constraints: str = CONSTRAINTS) -> None:
     # Order matters: torch comes first and alone, so that no other requirement picks another build.
-    session.install("-c", CONSTRAINTS, "torch")
-    session.install("-c", CONSTRAINTS, *requirements)
+    session.install("-c", constraints, "torch")
+    session.install("-c", constraints, *requirements)
 
 
 @nox.session
@@ -59,6 +72,17 @@ def quick(session: nox.Session) -> None:
     """The tests that need no framework, no ranks and no kill: an answer in two minutes."""
     install(session, "-e", ".[test,bench,remote]")
     session.run("pytest", "--quick", *PARALLEL, *session.posargs)
+
+
+@nox.session(default=False, python=["3.11", "3.12", "3.13"])
+def compat(session: nox.Session) -> None:
+    """A part of the tests: the oldest releases on the oldest Python, the newest on newer ones."""
+    is_old = session.python == "3.11"
+    constraints = OLDEST if is_old else CONSTRAINTS
+    install(session, "-e", ".[test,bench,lightning,deepspeed,remote]", constraints=constraints)
+    how = [*PARALLEL, *(OLD_WARNINGS if is_old else ()), *session.posargs]
+    session.run("pytest", "--quick", *how)
+    session.run("pytest", *ON_RANKS, *how)
 
 
 @nox.session(default=False)

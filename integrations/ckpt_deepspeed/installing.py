@@ -88,9 +88,9 @@ def check_release() -> None:
         ConfigError: it is too old, or names that are used are gone.
     """
     numbers = tuple(int(part) for part in deepspeed.__version__.split("+")[0].split(".")[:3])
-    if numbers < (0, 18, 4):
+    if numbers < (0, 18, 6):
         raise ConfigError(
-            f"deepspeed {deepspeed.__version__} is too old: ckpt_deepspeed needs 0.18.4 or newer"
+            f"deepspeed {deepspeed.__version__} is too old: ckpt_deepspeed needs 0.18.6 or newer"
         )
     missing = [name for name in ("create_checkpoint_engine",) if not hasattr(runtime, name)]
     methods = ("save_checkpoint", "load_checkpoint", "_take_model_step", "_configure_checkpointing")
