@@ -56,6 +56,7 @@ class KeptSteps:
         return hold
 
     def _protected(self) -> set[int]:
+        """Called with `_state` held: no thread may add one meanwhile."""
         return {hold.step for hold in self._holds if hold.step is not None}
 
     def pin(self, step: int, *, committed: bool = False) -> None:

@@ -244,7 +244,8 @@ class StepStore(KeptSteps):
         if replaced is not None:
             # Whoever protects the step from now on reads the new files. Files of a directory are never
             # overwritten: programs that know nothing of us may have mapped them.
-            recycle = to is None and attempt.step not in self._protected()
+            with self._state:
+                recycle = to is None and attempt.step not in self._protected()
             self._trash.add(replaced, recycle=recycle)
 
     def _point(self, attempt: Attempt, to: Destination) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 
@@ -55,4 +56,29 @@ def test_many_threads_save_retire_and_read_at_once(root: Path) -> None:
     store.retire()
     assert store.steps() == (119, 120)
     assert left(root) == []
+    store.close()
+
+
+def test_a_step_is_replaced_while_others_begin_and_end_to_read(root: Path) -> None:
+    store = make_store(root)
+    store.open()
+    kept = [store.protect(2) for _ in range(1000)]
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            store.protect(1).release()
+
+    reader = threading.Thread(target=read)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        reader.start()
+        for mark in range(100):
+            save(store, 1, mark=mark)
+    finally:
+        done.set()
+        reader.join()
+        sys.setswitchinterval(before)
+    assert mark_of(step_path(root, 1)) == 99 and len(kept) == 1000
     store.close()
