@@ -95,7 +95,7 @@ class _Looks:
             return tag
         if self._brought(directory=tag) is not None:
             return tag
-        whole = self._whole(tag)
+        whole, _ = self._whole(tag)
         hint = "no other tag is whole" if whole is None else f"the newest whole tag is {whole!r}"
         if not there:
             raise NotCommitted(
@@ -115,13 +115,14 @@ class _Looks:
             if found is None:
                 return str(named)
             problem = f"tag {named!r} in {self.root} is damaged: {found}"
-        whole = self._whole(named)
+        whole, others = self._whole(named)
         empty = _shared(lambda: _is_empty(self.root))
         brought = self._brought(pointer=LATEST, newer_than=whole)
         if brought is not None:
             if not empty:
                 _warn(f"{problem}. Loading {brought!r} instead, which a further level had")
             return brought
+        problem = "; ".join([problem, *others])
         if whole is not None:
             _warn(f"{problem}. Loading {whole!r} instead, the newest tag that is whole")
             return whole
@@ -133,10 +134,18 @@ class _Looks:
             path=self.root,
         )
 
-    def _whole(self, but: str | None) -> str | None:
+    def _whole(self, but: str | None) -> tuple[str | None, list[str]]:
+        """The newest whole tag, and what is wrong with newer ones."""
         names: tuple[str, ...] = _shared(lambda: committed_directories(self.root))
-        others = [name for name in names if name != but]
-        return next((name for name in others if self._problem(name) is None), None)
+        problems: list[str] = []
+        for name in names:
+            if name == but:
+                continue
+            problem = self._problem(name)
+            if problem is None:
+                return name, problems
+            problems.append(f"tag {name!r} is damaged too: {problem}")
+        return None, problems
 
     def _brought(
         self,

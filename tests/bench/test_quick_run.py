@@ -60,10 +60,12 @@ def test_throughput_is_there_for_the_disk_too(report: dict[str, Any]) -> None:
     assert set(report["results"]["persist"]["contenders"]) == ran(report)
 
 
-def test_all_numbers_are_positive_and_ordered(report: dict[str, Any]) -> None:
+def test_all_numbers_are_ordered_and_positive_unless_differences(report: dict[str, Any]) -> None:
     for key, result in report["results"].items():
         for name, row in result["contenders"].items():
-            assert 0 < row["min"] <= row["median"] <= row["max"], (key, name)
+            assert row["min"] <= row["median"] <= row["max"], (key, name)
+            # Training with saves less training without: of two short runs, either may work longer.
+            assert row["min"] > 0 or key.startswith("train_processor"), (key, name)
             assert row["min"] == min(row["values"])
             assert row["max"] == max(row["values"])
 
@@ -71,9 +73,11 @@ def test_all_numbers_are_positive_and_ordered(report: dict[str, Any]) -> None:
 def test_ours_is_the_measure_of_all_ratios(report: dict[str, Any]) -> None:
     for result in report["results"].values():
         ours = result["contenders"][OURS]
-        assert ours["ratio_to_ours"] == 1
         for row in result["contenders"].values():
-            assert row["ratio_to_ours"] == pytest.approx(row["median"] / ours["median"])
+            if min(ours["min"], row["min"]) < 0:
+                assert row["ratio_to_ours"] is None
+            else:
+                assert row["ratio_to_ours"] == pytest.approx(row["median"] / ours["median"])
 
 
 def test_each_round_gives_one_value(report: dict[str, Any]) -> None:

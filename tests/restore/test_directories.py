@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,15 @@ def flip(path: Path) -> None:
 
 
 def test_directories_are_listed_newest_first(tmp_path: Path) -> None:
+    save(tmp_path, "b", "c", "a")
+    assert committed_directories(tmp_path) == ("a", "c", "b")
+
+
+def test_directories_are_listed_newest_first_when_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = time.time()
+    monkeypatch.setattr(time, "time", lambda: 2 * started - time.monotonic())
     save(tmp_path, "b", "c", "a")
     assert committed_directories(tmp_path) == ("a", "c", "b")
 

@@ -129,7 +129,7 @@ def client_state(folder: Path) -> dict[str, Any]:
 
 
 def damaged(folder: Path) -> dict[str, Any]:
-    """The newest tag loses a byte: without a tag the one before is taken, with one it is refused."""
+    """The newest tag is damaged, and asked for by name, too; then the one before is damaged as well."""
     root = folder / "c"
     made = engine(1, "bf16")
     for step in range(3):
@@ -137,28 +137,33 @@ def damaged(folder: Path) -> dict[str, Any]:
         made.save_checkpoint(str(root), client_state={"step": step + 1})
     ckpt_deepspeed.wait(root)
     dist.barrier()
-    if dist.get_rank() == 0:
-        path = next((root / "global_step3").glob("*rank_1*optim_states.pt"), None)
-        path = path or next((root / "global_step3").glob("*optim_states.pt"))
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-    dist.barrier()
+    _damage(root / "global_step3")
     again = engine(1, "bf16", seed=5)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        path, client = again.load_checkpoint(str(root))
+    found = _loaded(again, root)
     refused = ""
     try:
         again.load_checkpoint(str(root), tag="global_step3")
     except ckpt_core.CorruptCheckpoint as exc:
         refused = str(exc)
-    return {
-        "path": path,
-        "step": client["step"],
-        "refused": refused,
-        "told": [str(one.message) for one in told if "damaged" in str(one.message)],
-    }
+    _damage(root / "global_step2")
+    return {**found, "refused": refused, "then": _loaded(again, root)}
+
+
+def _damage(tag: Path) -> None:
+    if dist.get_rank() == 0:
+        path = next(tag.glob("*rank_1*optim_states.pt"), None) or next(tag.glob("*optim_states.pt"))
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    dist.barrier()
+
+
+def _loaded(made: Any, root: Path) -> dict[str, Any]:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        path, client = made.load_checkpoint(str(root))
+    damaged = [str(one.message) for one in told if "damaged" in str(one.message)]
+    return {"path": path, "step": client["step"], "told": damaged}
 
 
 def failing(folder: Path) -> dict[str, Any]:

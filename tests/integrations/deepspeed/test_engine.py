@@ -72,9 +72,13 @@ def test_what_may_change_at_once_is_saved_as_it_was(results: dict[Any, Any]) -> 
 
 def test_a_damaged_tag_is_refused_and_the_newest_whole_one_offered(results: dict[Any, Any]) -> None:
     for rank, found in enumerate(results["damaged"]):
-        assert "global_step2" in found["path"] and found["step"] == 2
+        assert found["path"] and found["step"] == 2, found
+        assert "/global_step2/" in found["path"], found
         assert "global_step3" in found["refused"] and "'global_step2'" in found["refused"]
         assert len(found["told"]) == (rank == 0)
+        assert found["then"]["step"] == 1, found
+        for text in found["then"]["told"]:
+            assert "tag 'global_step3'" in text and "tag 'global_step2' is damaged too: " in text
 
 
 def test_a_save_that_fails_is_reported_and_a_later_one_works(results: dict[Any, Any]) -> None:
