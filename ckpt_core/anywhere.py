@@ -13,7 +13,7 @@ from ckpt_core import restore, store
 from ckpt_core.options import Level, scheme_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ckpt_core.system.files import Files
 
@@ -29,6 +29,7 @@ def load(
     readers: int = 8,
     progress: bool = True,
     files: Files | None = None,
+    only: Iterable[str] | None = None,
 ) -> Any:
     """The tree that was saved, with fresh CPU tensors; what several ranks stored together is whole again.
 
@@ -45,9 +46,12 @@ def load(
         readers: threads that read.
         progress: show on standard error how far it is, once it takes more than a second (`Options.progress`).
         files: how files of a directory are read.
+        only: entries that are wanted, with all that is in them, such as "model" or "model.encoder"; nothing
+            else is read, and the tree has nothing else. None: all.
 
     Raises:
-        ConfigError: a URL with an unknown scheme, or without the extra that it needs.
+        ConfigError: a URL with an unknown scheme, or without the extra that it needs; `only` names what is
+            not there.
         NotCommitted: there is no step, or it was retired by its writer while it was read.
         CorruptCheckpoint: bytes differ from what was saved.
         UntrustedData: it holds objects that need `trusted=True`.
@@ -57,6 +61,7 @@ def load(
     """
     url = url_of(path)
     how: Any = {"rank": rank, "trusted": trusted, "readers": readers, "progress": progress}
+    how["only"] = only if only is None or isinstance(only, str) else list(only)
     if url is None:
         return restore.load(local(path), files=files, **how)
     from ckpt_core.levels import look_at

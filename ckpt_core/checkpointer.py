@@ -21,6 +21,7 @@ from ckpt_core.observe import EventName
 from ckpt_core.options import Level, Options, checked_options, checked_root
 from ckpt_core.restore import RestoredStep, tell_empty
 from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle, stalling
+from ckpt_core.state import Selection
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
@@ -261,6 +262,9 @@ class Checkpointer(Looks):
         strict: bool = False,
         trusted: bool = False,
         broadcast: torch.distributed.ProcessGroup | bool = False,
+        only: Iterable[str] | None = None,
+        partial: bool = False,
+        rename: Mapping[str, str] | Callable[[str], str] | None = None,
     ) -> RestoredStep | None:
         """Fill `state` in place from the newest valid step; None when there is no step.
 
@@ -280,9 +284,16 @@ class Checkpointer(Looks):
             trusted: allow objects that could run code when they are loaded.
             broadcast: ranks that read what all of them take whole only once, each its share, and send it
                 to one another; True for all ranks. For storage that is slower than the network.
+            only: entries of `state` that are wanted, with all in them, such as "model" or "model.encoder";
+                nothing else is read or changed. None: all.
+            partial: fill what fits, and leave the rest as it is: `.left_out` of the result, and a warning,
+                say what that is. What has a `load_state_dict` and is no module is taken whole or not at all.
+            rename: paths in the checkpoint, with all that is below them, and what they are called in
+                `state`; or a function from the one to the other.
 
         Raises:
-            StateMismatch: names, shapes or dtypes differ; nothing was changed.
+            ConfigError: `only` or `rename` does not fit; nothing was changed.
+            StateMismatch: names, shapes or dtypes differ, or nothing fits; nothing was changed.
             CorruptCheckpoint: no step is valid (or the one asked for is not).
             NotCommitted: `step` is not there, or no step is held by every node.
             UntrustedData, UnknownFormat: see there.
@@ -291,11 +302,11 @@ class Checkpointer(Looks):
         """
         self._check_usable()
         step = None if step is None else check_step(step)
+        selection = Selection.of(only, partial=partial, rename=rename)
         self._engine.wait_empty()
         began = time.monotonic()
-        found = self._engine.restorer().restore(
-            state, step=step, strict=strict, trusted=trusted, broadcast=broadcast
-        )
+        how: Any = {"strict": strict, "trusted": trusted, "broadcast": broadcast}
+        found = self._engine.restorer().restore(state, step=step, selection=selection, **how)
         if found is not None:
             self.events.tell(EventName.RESTORED, found.step, seconds=time.monotonic() - began)
         elif self.rank == 0:

@@ -13,7 +13,7 @@ from ckpt_core.restore.filling import Need, fill, plan_reads
 from ckpt_core.restore.leaves import StepLeaves, StoredLeaf
 from ckpt_core.restore.manifests import read_manifests
 from ckpt_core.restore.reading import ParallelReader
-from ckpt_core.state import Binding, Skeleton, bind
+from ckpt_core.state import Binding, Selection, Skeleton, bind
 from ckpt_core.types import RankInfo
 
 if TYPE_CHECKING:
@@ -27,12 +27,14 @@ class Search:
     Attributes:
         live: the state to fill.
         trusted: as in `restore`.
+        selection: what of a step is wanted; None: all of it.
         broadcast: the ranks that read for each other; None: each reads for itself.
         touched: live tensors may hold bytes of a step that was not restored.
     """
 
     live: Any
     trusted: bool
+    selection: Selection | None = None
     broadcast: Broadcast | None = None
     touched: bool = False
 
@@ -46,7 +48,6 @@ class ReadStep:
         binding: to finish once all ranks have come so far.
         leaves: of the step.
         owner: whose skeleton and private leaves were taken.
-        skeleton: that of the owner.
         read_bytes: bytes that were read from shard files.
         shares: what is to be broadcast; None: nothing.
     """
@@ -55,7 +56,6 @@ class ReadStep:
     binding: Binding
     leaves: StepLeaves
     owner: RankManifest
-    skeleton: Skeleton
     read_bytes: int
     shares: Shares | None = None
 
@@ -76,7 +76,10 @@ def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader
     named = leaves.of(owner, skeleton.leaf_names())
     # Order matters: every difference is found here, before a live byte changes.
     specs = {name: leaf.spec for name, leaf in named.items()}
-    binding = bind(skeleton, specs, search.live, trusted=search.trusted)
+    binding = bind(skeleton, specs, search.live, trusted=search.trusted, selection=search.selection)
+    if search.selection is not None:
+        named = {name: named[name] for name in binding.destinations}
+        specs = {name: specs[name] for name in named}
     shares = None
     if search.broadcast is not None:
         whole = specs.keys() & leaves.shared.keys() - binding.blocks.keys() - binding.doubtful
@@ -93,16 +96,16 @@ def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader
     jobs = plan_reads(leaves, needs, how.devices)
     search.touched = True
     read_bytes += fill(step, jobs, list(binding.destinations.values()), how=how)
-    return ReadStep(path, binding, leaves, owner, skeleton, read_bytes, shares)
+    return ReadStep(path, binding, leaves, owner, read_bytes, shares)
 
 
 def borrowed_entries(read: ReadStep) -> list[str]:
     """Top-level entries of the state whose private values were taken from another rank."""
     if read.leaves.step.manifest.world_size > 1:
-        names = read.leaves.private[read.owner.rank]
+        names = read.leaves.private[read.owner.rank].keys() & read.binding.destinations.keys()
         return sorted({name.split(".", 1)[0] for name in names})
     # One rank saved it and did not say what was its own; generators always are.
-    return read.skeleton.entries_with_generators()
+    return read.binding.skeleton.entries_with_generators()
 
 
 def unused_ranks(leaves: StepLeaves, world_size: int) -> list[int]:

@@ -27,12 +27,14 @@ from ckpt_core.restore.deadline import within
 from ckpt_core.restore.exchange import Exchange, Kind, Together
 from ckpt_core.restore.failures import NotBrought, Retired
 from ckpt_core.restore.further import FurtherLevels, NoFurtherLevels
+from ckpt_core.restore.leaves import first_few
 from ckpt_core.restore.one_step import ReadStep, Search, borrowed_entries, read_step, unused_ranks
 from ckpt_core.restore.reading import ParallelReader
 from ckpt_core.restore.results import Guard, NoGuard, RestoredStep
 from ckpt_core.restore.telling import telling
 from ckpt_core.restore.trail import GONE, TOUCHED, Trail, warn
 from ckpt_core.restore.watch import undisturbed
+from ckpt_core.state import Selection
 from ckpt_core.store import step_path
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
@@ -98,6 +100,7 @@ class Restorer:
         strict: bool = False,
         trusted: bool = False,
         broadcast: ProcessGroup | bool = False,
+        selection: Selection | None = None,
     ) -> RestoredStep | None:
         """Fill `state` in place from the newest valid step, or from `step`; None when there is none.
 
@@ -110,6 +113,7 @@ class Restorer:
         Args:
             broadcast: ranks that read leaves which all of them take whole only once, each its share, and
                 send them to one another; True for all ranks.
+            selection: what of the step is wanted; None: all of it.
 
         Raises:
             CorruptCheckpoint: `strict` or `step` forbids falling back, or no step is valid; the text
@@ -118,11 +122,11 @@ class Restorer:
                 one that all ranks hold (the text says which node holds which).
             StateMismatch: names, shapes or dtypes differ; found before anything is changed on this rank.
             UntrustedData, UnknownFormat: see there; likewise.
-            ConfigError: `broadcast` is no group of these ranks.
+            ConfigError: `broadcast` is no group of these ranks; `selection` names what is not there.
             RestoreError: no step can be read, a read hangs, or another rank failed; names it.
             CoordinationTimeout, CommitError: the other ranks cannot be asked.
         """
-        search, trail = Search(state, trusted), Trail(self._root, step, strict)
+        search, trail = Search(state, trusted, selection), Trail(self._root, step, strict)
         while True:
             listings = self._list(search, trail, broadcast)
             found = common_step(listings, asked=step, tried=trail.tried)
@@ -329,6 +333,12 @@ class Restorer:
                 f"rank {self._info.rank} took {', '.join(names)} from rank {read.owner.rank}: {read.path} "
                 f"was saved by {count_text(saved_by, 'rank')} and has none of its own for it here"
             )
+        left_out = read.binding.left_out
+        if left_out:
+            warn(
+                f"step {read.leaves.step.manifest.step} fits the state in part: "
+                f"{count_text(len(left_out), 'place')} stay as they were: {first_few(left_out)}"
+            )
         unused = unused_ranks(read.leaves, self._info.world_size)
         if unused and self._info.leads:
             warn(
@@ -347,4 +357,5 @@ class Restorer:
             read_bytes=read.read_bytes,
             world_size=read.leaves.step.manifest.world_size,
             borrowed_from=read.owner.rank if borrowed else None,
+            left_out=read.binding.left_out,
         )

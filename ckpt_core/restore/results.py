@@ -58,6 +58,8 @@ class RestoredStep:
         world_size: how many ranks saved it.
         borrowed_from: the rank whose private values were taken, because the step (or this root) has none
             of this rank; None: they are its own.
+        left_out: with `partial`, each place where checkpoint and state differ, which is as it was before,
+            and how they differ.
     """
 
     step: int
@@ -67,6 +69,7 @@ class RestoredStep:
     read_bytes: int = 0
     world_size: int = 1
     borrowed_from: int | None = None
+    left_out: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
         """For notebooks: what was restored, and why nothing newer."""
@@ -76,4 +79,5 @@ class RestoredStep:
         )
         rows = {"from": self.path, "read": size_text(self.read_bytes), "saved by": ranks + whose}
         passed_over = {f"step {step} passed over": why for step, why in self.skipped}
-        return html_table(f"Restored step {self.step}", rows | passed_over)
+        left_out = {"left as they were": "; ".join(self.left_out)} if self.left_out else {}
+        return html_table(f"Restored step {self.step}", rows | passed_over | left_out)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         one_thread_limit,
     )
     from ckpt_core.state.rng import RngState
+    from ckpt_core.state.selection import Selection
     from ckpt_core.state.skeleton import Skeleton
 
 # These import torch: whoever only looks at a skeleton starts without it.
@@ -45,6 +46,7 @@ _LAZY = {
     name: f"ckpt_core.state.{module}"
     for module, names in {
         "binding": "Binding bind",
+        "selection": "Selection",
         "distributed": "local_of",
         "flat": "FlatState",
         "flattening": "flatten",
@@ -66,6 +68,7 @@ __all__ = [
     "Leaf",
     "Map",
     "RngState",
+    "Selection",
     "Seq",
     "Skeleton",
     "SpecMemo",

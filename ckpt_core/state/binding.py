@@ -19,6 +19,7 @@ from ckpt_core.state.optimizers import load_exactly
 from ckpt_core.state.overlaps import find_doubtful, first_contradiction
 from ckpt_core.state.pickled import Literal, put
 from ckpt_core.state.rng import RngState
+from ckpt_core.state.selection import Selection, told_of
 from ckpt_core.state.skeleton import Skeleton
 from ckpt_core.types import Block, LeafSpec
 from ckpt_core.units import count_text
@@ -26,7 +27,14 @@ from ckpt_core.units import count_text
 _SHOWN = 20
 
 
-def bind(skeleton: Skeleton, specs: Mapping[str, LeafSpec], live: Any, *, trusted: bool) -> Binding:
+def bind(
+    skeleton: Skeleton,
+    specs: Mapping[str, LeafSpec],
+    live: Any,
+    *,
+    trusted: bool,
+    selection: Selection | None = None,
+) -> Binding:
     """Pair a checkpoint with a live state; changes nothing yet. Called by `restore`.
 
     Args:
@@ -35,17 +43,33 @@ def bind(skeleton: Skeleton, specs: Mapping[str, LeafSpec], live: Any, *, truste
             whatever was saved, in the tree that `finish` returns. A DTensor takes its local part of
             a leaf of its whole shape, whether the leaf was one when it was saved or not.
         trusted: unpickle any type and import modules.
+        selection: what of the checkpoint is wanted; None: all, as it was saved.
 
     Raises:
+        ConfigError: `selection` does not fit.
         StateMismatch: names, shapes, dtypes or kinds differ; `.problems` lists all differences.
         CorruptCheckpoint: skeleton and leaves contradict each other.
         UntrustedData: it holds something that only `trusted=True` loads.
     """
-    matcher = Matcher(skeleton, specs, trusted=trusted)
-    matcher.check_refs()
-    matcher.match(skeleton.tree, live, "")
-    if matcher.problems:
-        raise _mismatch(matcher.problems, skeleton)
+    left_out: list[str] = []
+    while True:
+        part = skeleton if selection is None else selection.cut(skeleton)
+        matcher = Matcher(part, specs, trusted=trusted, selection=selection)
+        matcher.check_refs()
+        matcher.match(part.tree, live, "")
+        if selection is not None:
+            selection.check_seen()
+        if not matcher.problems:
+            break
+        units = [problem.unit for problem in matcher.problems]
+        if selection is None or not selection.partial or "" in units:
+            raise _mismatch(list(map(str, matcher.problems)), skeleton)
+        left_out += told_of(matcher.problems)
+        selection = selection.without(units)
+    if left_out and not (matcher.homes or matcher.loads or matcher.literals):
+        raise _mismatch(left_out, skeleton)
+    if selection is not None:
+        skeleton, specs = part, {name: specs[name] for name in part.leaf_names()}
     doubtful = find_doubtful([*matcher.homes, *matcher.loaded], skeleton.refs, specs)
     unsure = {skeleton.refs.leaf[home.number] for cluster in doubtful for home in cluster}
     direct, rest = _choose(skeleton, specs, matcher.homes, unsure)
@@ -58,7 +82,7 @@ def bind(skeleton: Skeleton, specs: Mapping[str, LeafSpec], live: Any, *, truste
     # What cannot be built must show before anything is filled.
     skeleton.builder(targets.shown, trusted=trusted, rehearsal=True).tree(skeleton.tree)
     plan = _Plan(rest, matcher.literals, matcher.loads, doubtful)
-    return Binding(skeleton, targets, plan, trusted=trusted)
+    return Binding(skeleton, targets, plan, trusted=trusted, left_out=tuple(left_out))
 
 
 @dataclass(frozen=True)
@@ -89,6 +113,8 @@ class Binding:
     """Destinations to fill, then `finish`; before the others, those that are `doubtful`, then `check`.
 
     Attributes:
+        skeleton: of what is restored.
+        left_out: places that differ and stay as they are, and how.
         destinations: leaf name -> tensor of any strides and device; live where there is a live
             tensor of the same dtype and shape, else fresh. Its elements take the leaf's bytes in
             row-major order. No two of them overlap, so they may be filled in parallel.
@@ -99,12 +125,19 @@ class Binding:
     """
 
     def __init__(
-        self, skeleton: Skeleton, targets: _Targets, plan: _Plan, *, trusted: bool
+        self,
+        skeleton: Skeleton,
+        targets: _Targets,
+        plan: _Plan,
+        *,
+        trusted: bool,
+        left_out: tuple[str, ...] = (),
     ) -> None:
+        self.left_out = left_out
         self.destinations = targets.tensors
         self.blocks = targets.blocks
         self._shown = targets.shown
-        self._skeleton = skeleton
+        self.skeleton = skeleton
         self._plan = plan
         self._trusted = trusted
         self._checked = False
@@ -117,7 +150,7 @@ class Binding:
         Raises:
             StateMismatch: two places have different values for one piece of memory; nothing was changed.
         """
-        builder = self._skeleton.builder(self._shown, trusted=self._trusted)
+        builder = self.skeleton.builder(self._shown, trusted=self._trusted)
         problems, self._checked = [], True
         for cluster in self._plan.doubtful:
             values = [builder.ref(home.number) for home in cluster]
@@ -129,7 +162,7 @@ class Binding:
                     f"{one}: shares memory with {what} here, and has another value there"
                 )
         if problems:
-            raise _mismatch(problems, self._skeleton)
+            raise _mismatch(problems, self.skeleton)
 
     def finish(self) -> Any:
         """Complete the live state and return the tree as loaded; call when all bytes are there.
@@ -143,7 +176,7 @@ class Binding:
         """
         if not self._checked:
             self.check()
-        builder = self._skeleton.builder(self._shown, trusted=self._trusted)
+        builder = self.skeleton.builder(self._shown, trusted=self._trusted)
         for home in self._plan.copies:
             fill_home(home, builder.ref(home.number))
         for path, live, value in self._plan.literals:
@@ -153,7 +186,7 @@ class Binding:
         for load in self._plan.loads:
             if load not in generators:
                 self._load(builder, load)
-        tree = builder.tree(self._skeleton.tree)
+        tree = builder.tree(self.skeleton.tree)
         # Order matters: whatever loads, or is unpickled, may have drawn random numbers.
         for load in generators:
             self._load(builder, load)
@@ -161,7 +194,7 @@ class Binding:
 
     def _load(self, builder: Builder, load: Load) -> None:
         with self._loading(load.path, load.live):
-            load_exactly(load.live, lambda: builder.tree(load.node))
+            load_exactly(load.live, lambda: builder.tree(load.node), partial=load.partial)
 
     @contextmanager
     def _loading(self, path: str, live: object) -> Iterator[None]:
@@ -173,7 +206,7 @@ class Binding:
             raise RestoreError(
                 f"{path or 'the state itself'}: {type(live).__name__}.load_state_dict"
                 f" refused the saved state: {type(exc).__name__}: {exc}",
-                path=self._skeleton.path,
+                path=self.skeleton.path,
             ) from exc
 
 
@@ -183,8 +216,8 @@ def _mismatch(problems: list[str], skeleton: Skeleton) -> StateMismatch:
     return StateMismatch(
         f"the checkpoint does not fit the state, in {count_text(len(problems), 'place')}; "
         f"nothing was changed:\n  {lines}{more}\n"
-        "Build the state as it was when it was saved, or read the checkpoint with"
-        " ckpt_core.load(path) and pick what fits.",
+        "Build the state as it was when it was saved, or say what is wanted of it: restore(only=...,"
+        " rename=...), or partial=True for what fits.",
         problems=problems,
     )
 

@@ -33,6 +33,7 @@ from ckpt_core.state.plain import (
     live_form,
     shown,
 )
+from ckpt_core.state.selection import Difference, Selection
 from ckpt_core.state.skeleton import Skeleton
 from ckpt_core.state.special import is_uninitialized
 from ckpt_core.types import LeafSpec
@@ -46,11 +47,15 @@ _LIKE_PARAMETER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An object whose `load_state_dict` must be called with the tree of `node`."""
+    """An object whose `load_state_dict` must be called with the tree of `node`.
+
+    `partial`: the tree lacks entries of a module, which stay as they are.
+    """
 
     node: Node
     live: Any
     path: str
+    partial: bool = False
 
 
 class Matcher:
@@ -60,25 +65,37 @@ class Matcher:
     `loaded` are live tensors that a `load_state_dict` will fill, for what they share with others.
     """
 
-    def __init__(self, skeleton: Skeleton, specs: Mapping[str, LeafSpec], *, trusted: bool) -> None:
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        specs: Mapping[str, LeafSpec],
+        *,
+        trusted: bool,
+        selection: Selection | None = None,
+    ) -> None:
         self.homes: list[Home] = []
         self.loaded: list[Home] = []
         self.literals: list[Literal] = []
         self.loads: list[Load] = []
-        self.problems: list[str] = []
+        self.problems: list[Difference] = []
         self._skeleton = skeleton
         self._specs = specs
         self._keys = skeleton.builder({}, trusted=trusted)
+        self._selection = selection
+        self._unit: str | None = None
         self._fill = True
         self._placer = Placer()
 
     def check_refs(self) -> None:
         """Raise CorruptCheckpoint when an occurrence does not fit the leaves that are listed."""
         refs = self._skeleton.refs
-        for name in refs.leaf:
+        names = self._skeleton.leaf_names()
+        for name in names:
             if name not in self._specs:
                 raise self._skeleton.corrupt(f"the leaf {name!r} is not listed")
         for number, view in refs.views.items():
+            if refs.leaf[number] not in names:
+                continue
             spec = self._specs[refs.leaf[number]]
             size = math.prod(self._skeleton.check_spec(spec)) * dtypes()[spec.dtype].itemsize
             check_view(view, size, spec.name, self._skeleton.path)
@@ -105,7 +122,7 @@ class Matcher:
             self._sequence(node, live, path)
 
     def _problem(self, path: str, text: str) -> None:
-        self.problems.append(f"{path or 'the state itself'}: {text}")
+        self.problems.append(Difference(path, text, path if self._unit is None else self._unit))
 
     def _differ(self, node: Node, live: Any, path: str) -> None:
         self._problem(path, f"{shown(node)} in the checkpoint, {type(live).__name__} here")
@@ -125,13 +142,18 @@ class Matcher:
     def _pairs(self, saved: Mapping[Any, Node], live: Mapping[Any, Any], path: str) -> None:
         prefix = f"{path}." if path else ""
         for key, value in saved.items():
+            if not self._takes(f"{prefix}{key}"):
+                continue
             if key in live:
                 self.match(value, live[key], f"{prefix}{key}")
             else:
                 self._problem(f"{prefix}{key}", "unexpected: in the checkpoint, not here")
         for key in live:
-            if key not in saved:
+            if key not in saved and self._takes(f"{prefix}{key}"):
                 self._problem(f"{prefix}{key}", "missing: here, not in the checkpoint")
+
+    def _takes(self, path: str) -> bool:
+        return self._selection is None or self._selection.takes(path)
 
     def _fields(self, node: Node, names: Sequence[str], live: Any, path: str) -> None:
         if not isinstance(node, Record):
@@ -152,7 +174,10 @@ class Matcher:
         try:
             return list(pair_up(self._keys.tree(node), live, path))
         except Unlike as exc:
-            self._problem(*exc.args)
+            place, text = exc.args
+            self.problems.append(
+                Difference(place, text, path if self._unit is None else self._unit)
+            )
             return []
 
     # -- tensors -------------------------------------------------------------------------------
@@ -253,8 +278,12 @@ class Matcher:
         elif isinstance(live, torch.nn.Module):
             self._module(state, live, path)
         else:
+            if self._selection is not None:
+                self._selection.check_whole(path, live)
             if isinstance(live, Optimizer):
+                before, self._unit = self._unit, path if self._unit is None else self._unit
                 self._optimizer(state, live, path)
+                self._unit = before
             self.loads.append(Load(state, live, path))
 
     def _module(self, state: Node, live: torch.nn.Module, path: str) -> None:
@@ -272,7 +301,8 @@ class Matcher:
             for noted, count in zip(found, counts, strict=True):
                 del noted[count:]
         if custom:
-            self.loads.append(Load(state, live, path))
+            partial = self._selection is not None and not self._selection.is_whole(path)
+            self.loads.append(Load(state, live, path, partial))
 
     def _module_values(self, state: Node, here: Any, path: str) -> None:
         """Compare all but extra state, which has any form that the module takes."""
@@ -291,7 +321,7 @@ class Matcher:
     def _stand_ins(self, state: Node) -> Any:
         """What `load_state_dict` would be given, of the right names and shapes, before bytes are read."""
         made = {}
-        for name in set(self._skeleton.refs.leaf):
+        for name in self._skeleton.leaf_names():
             spec = self._specs[name]
             shape, dtype = self._skeleton.check_spec(spec), dtypes()[spec.dtype]
             made[name] = torch.zeros((), dtype=dtype, device="cpu").expand(

@@ -20,18 +20,20 @@ from torch.optim import Optimizer
 from ckpt_core.state.quiet import quietly
 
 
-def load_exactly(live: Any, saved_of: Callable[[], Any]) -> None:
+def load_exactly(live: Any, saved_of: Callable[[], Any], *, partial: bool = False) -> None:
     """Call `live.load_state_dict`, and put back what torch's optimizers made of the saved values.
 
     Whatever a class of its own makes of them on purpose stays. The device is that of the parameter.
 
     Args:
         saved_of: gives the saved state, in new containers each time, since a load may change them.
+        partial: it has only some of a module's entries.
     """
     groups = [dict(group) for group in live.param_groups] if isinstance(live, Optimizer) else []
     # What this tells of is put back below.
     casting = "Casting complex values to real"
-    quietly(lambda: live.load_state_dict(_loadable(live, saved_of())), casting)
+    how = {"strict": False} if partial else {}
+    quietly(lambda: live.load_state_dict(_loadable(live, saved_of()), **how), casting)
     if isinstance(live, Optimizer):
         _keep_states(live, saved_of())
         _keep_tensors(groups, live.param_groups)

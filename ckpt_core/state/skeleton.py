@@ -30,8 +30,21 @@ class Skeleton:
     """The frozen tree. Immutable: any thread may encode it while training goes on."""
 
     def __init__(
-        self, tree: Node, refs: RefTable, leaves: LeafTable, *, path: str | Path = "memory"
+        self,
+        tree: Node,
+        refs: RefTable,
+        leaves: LeafTable,
+        *,
+        path: str | Path = "memory",
+        names: frozenset[str] | None = None,
     ) -> None:
+        """
+        Args:
+            refs: may have more occurrences than the tree.
+            path: names the file in errors.
+            names: of the leaves that the tree refers to, if those are not all that `refs` knows.
+        """
+        self._names = names
         self.tree = tree
         self.refs = refs
         self.leaves = leaves
@@ -72,7 +85,7 @@ class Skeleton:
 
     def leaf_names(self) -> set[str]:
         """Names of the leaves that the tree refers to, staged ones included."""
-        return set(self.refs.leaf)
+        return set(self.refs.leaf if self._names is None else self._names)
 
     def entries_with_generators(self) -> list[str]:
         """Top-level entries of the state in which an `RngState` was saved."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,11 +85,13 @@ def _lightning() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a page finds, the framework that it needs, and whether each of its blocks begins anew."""
+    """What a page finds, the framework that it needs, whether each of its blocks begins anew, and the warning
+    that it speaks of."""
 
     names: Callable[[], dict[str, Any]] = _nothing
     framework: str = ""
     apart: bool = False
+    warning: str = ""
 
 
 PREPARED = {
@@ -100,6 +103,7 @@ PREPARED = {
     "docs/from-torch-save.md": Prepared(_training, apart=True),
     "docs/horovod.md": Prepared(_training, "horovod"),
     "docs/lightning.md": Prepared(_lightning, "lightning"),
+    "docs/parts.md": Prepared(_training, warning="step 100 fits the state in part"),
     "docs/policy.md": Prepared(_training),
     "docs/presets.md": Prepared(),
     "docs/ranks.md": Prepared(_one_rank),
@@ -121,5 +125,8 @@ def run_page(page: str) -> dict[str, Any]:
             names = prepared.names() if prepared.apart else names
             # As many lines down as in the page, so that an error names the line there.
             code = compile("\n" * (block.line - 1) + block.text, block.page, "exec")
-            exec(code, names)
+            with warnings.catch_warnings():
+                if prepared.warning:
+                    warnings.filterwarnings("ignore", prepared.warning)
+                exec(code, names)
     return names

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ckpt_core.errors import ConfigError, CorruptCheckpoint, RestoreError
 from ckpt_core.layout import MANIFEST_NAME, RankManifest
 from ckpt_core.restore import RestoreWarning, broadcast
+from ckpt_core.state import Selection
 from tests.restore.harness import assert_same, flip, restore, small_state, write_step, zeros_like
 from tests.restore.processes import Rank, run_ranks
 from tests.restore.ranks import Job, write_ranks
@@ -66,6 +67,30 @@ def _in_small_buffers(me: Rank) -> None:
 def test_replicated_leaves_are_read_once_and_sent_to_all(tmp_path: Path, world: int) -> None:
     write_ranks(tmp_path / "ckpts", 7, job(7, world))
     run_ranks(world, tmp_path, _restores_by_broadcast)
+
+
+def _broadcasts_a_part(me: Rank) -> None:
+    world, rank = me.info.world_size, me.info.rank
+    state = live(world)
+    wanted = Selection.of(["shared.large", "shared.bytes"])
+    found = me.restorer().restore(state, broadcast=True, selection=wanted)
+    assert found is not None and found.borrowed_from is None
+    replicated = job(7, world).replicated
+    assert_same(
+        found.state, {"shared": {"large": replicated["large"], "bytes": replicated["bytes"]}}
+    )
+    assert_same(state["shared"]["large"], replicated["large"])
+    assert not state["shared"]["strided"].any()
+    assert found.read_bytes < 0.6 * sum(path.stat().st_size for path in me.root.rglob("shard-*"))
+    # One rank wants another part than the others: nobody is left alone in a collective.
+    other = Selection.of(["shared.large" if rank else "shared.strided"])
+    with pytest.raises(RestoreError):
+        me.restorer().restore(live(world), broadcast=True, selection=other)
+
+
+def test_a_part_is_read_once_and_sent_to_all(tmp_path: Path) -> None:
+    write_ranks(tmp_path / "ckpts", 7, job(7, 2))
+    run_ranks(2, tmp_path, _broadcasts_a_part)
 
 
 def test_leaves_that_are_longer_than_a_buffer_go_in_several(tmp_path: Path) -> None:

@@ -1,0 +1,288 @@
+"""Restoring a part of a step, what fits of it, and under other names. What is left out stays as it is, to the
+bit, and its bytes are not read."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckpt_core
+from ckpt_core import Checkpointer, ConfigError, StateMismatch
+from ckpt_core.restore import RestoreWarning
+
+
+class Net(nn.Module):
+    """An encoder and a head, trained for some steps."""
+
+    def __init__(self, classes: int = 3, *, hidden: int = 64) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(8, hidden), nn.BatchNorm1d(hidden))
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(x))
+
+
+def made(seed: int, classes: int = 3) -> dict[str, Any]:
+    """A state after two steps of training."""
+    torch.manual_seed(seed)
+    model = Net(classes)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "epoch": seed}
+
+
+def plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What each entry says of itself, copied."""
+    given = {
+        name: entry.state_dict() if hasattr(entry, "state_dict") else entry
+        for name, entry in state.items()
+    }
+    return copy.deepcopy(given)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    with Checkpointer(tmp_path) as ck:
+        ck.save(5, made(1)).committed.result(60)
+    return tmp_path
+
+
+def restore(root: Path, state: Any, **how: Any) -> Any:
+    with Checkpointer(root) as ck:
+        return ck.restore(state, **how)
+
+
+SAVED = plain(made(1))
+
+
+def test_what_is_named_is_restored_and_nothing_else_is_read_or_changed(root: Path) -> None:
+    state = made(2)
+    before = plain(state)
+    found = restore(root, state, only=["model"])
+    after = plain(state)
+    assert same(after["model"], SAVED["model"])
+    assert same(after["optimizer"], before["optimizer"])
+    assert same(after["scheduler"], before["scheduler"])
+    assert found.state.keys() == {"model"} and found.left_out == ()
+
+
+@pytest.mark.parametrize("only", ["model.encoder", ["model.encoder.0", "model.encoder.1"]])
+def test_a_part_of_a_module_is_restored_alone(root: Path, only: Any) -> None:
+    state = made(2)
+    before = plain(state)
+    restore(root, state, only=only)
+    after = plain(state)["model"]
+    for name, value in after.items():
+        source = SAVED if name.startswith("encoder.") else before
+        assert torch.equal(value, source["model"][name]), name
+
+
+def test_a_state_of_fewer_entries_takes_its_part(root: Path) -> None:
+    model = Net()
+    found = restore(root, {"model": model}, only=["model"])
+    assert same(model.state_dict(), SAVED["model"]) and found.state.keys() == {"model"}
+    with pytest.raises(StateMismatch, match="optimizer"):
+        restore(root, {"model": model})
+
+
+def test_what_fits_is_filled_and_what_does_not_is_told_and_left(root: Path) -> None:
+    state = made(2, classes=5)
+    state["extra"] = torch.ones(3)
+    before = plain(state)
+    with pytest.warns(RestoreWarning, match="fits the state in part: 4 places stay") as told:
+        found = restore(root, state, partial=True)
+    assert len(told) == 1
+    after = plain(state)
+    for name, value in after["model"].items():
+        source = before if name.startswith("head.") else SAVED
+        assert torch.equal(value, source["model"][name]), name
+    # It has moments of the old head: as a whole or not at all.
+    assert same(after["optimizer"], before["optimizer"])
+    assert same(after["scheduler"], SAVED["scheduler"])
+    assert torch.equal(state["extra"], torch.ones(3))
+    assert found.state["epoch"] == 1 and "optimizer" not in found.state
+    text = "\n".join(found.left_out)
+    for part in (
+        "model.head.weight: shape [3, 64]",
+        "model.head.bias: shape [3]",
+        "extra: missing",
+    ):
+        assert part in text
+    assert "optimizer: left as a whole, for optimizer.state." in text
+
+
+def test_nothing_is_told_or_left_where_all_fits(root: Path) -> None:
+    state = made(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = restore(root, state, partial=True)
+    after = plain(state)
+    assert found.left_out == ()
+    assert all(same(after[name], SAVED[name]) for name in ("model", "optimizer", "scheduler"))
+
+
+def test_a_step_of_which_nothing_fits_is_refused(root: Path) -> None:
+    other = {"net": torch.ones(2)}
+    with pytest.raises(StateMismatch, match="net: missing"):
+        restore(root, other, partial=True)
+    assert torch.equal(other["net"], torch.ones(2))
+
+
+class Custom(Net):
+    """A module whose `load_state_dict` does more than fill tensors."""
+
+    loads = 0
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.loads += 1
+        super()._load_from_state_dict(*args)
+
+
+@pytest.mark.parametrize("how", [{"partial": True}, {"only": ["model.encoder"]}])
+def test_a_module_that_loads_itself_takes_a_part_too(root: Path, how: dict[str, Any]) -> None:
+    model = Custom(5)
+    before = copy.deepcopy(model.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RestoreWarning)
+        restore(root, {"model": model}, **how)
+    assert model.loads
+    for name, value in model.state_dict().items():
+        source = before if name.startswith("head.") else SAVED["model"]
+        assert torch.equal(value, source[name]), name
+
+
+class Renamed(nn.Module):
+    """The same model, called otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        net = Net()
+        self.body, self.top = net.encoder, net.head
+
+
+BY_FUNCTION: list[Callable[[str], str]] = [
+    lambda path: path.replace("model.encoder", "model.body").replace("model.head", "model.top")
+]
+
+
+@pytest.mark.parametrize(
+    "rename", [{"model.encoder": "model.body", "model.head": "model.top"}, *BY_FUNCTION]
+)
+def test_names_of_the_checkpoint_are_mapped_to_names_here(root: Path, rename: Any) -> None:
+    model = Renamed()
+    restore(root, {"model": model}, only=["model"], rename=rename)
+    assert torch.equal(model.top.weight, SAVED["model"]["head.weight"])
+    assert torch.equal(model.body[1].running_mean, SAVED["model"]["encoder.1.running_mean"])
+
+
+def test_an_entry_and_what_is_in_it_are_renamed_together(root: Path) -> None:
+    net = Renamed()
+    names = {"model": "net", "model.encoder": "net.body", "model.head": "net.top"}
+    restore(root, {"net": net}, only=["net.body"], rename=names)
+    assert torch.equal(net.body[0].weight, SAVED["model"]["encoder.0.weight"])
+    assert not torch.equal(net.top.weight, SAVED["model"]["head.weight"])
+
+
+def test_a_wrapper_is_taken_off_by_name(tmp_path: Path) -> None:
+    wrapped = nn.Module()
+    wrapped.module = Net()
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, {"model": wrapped}).committed.result(60)
+    bare = Net()
+    restore(tmp_path, {"model": bare}, rename={"model.module": "model"})
+    assert same(bare.state_dict(), wrapped.module.state_dict())
+
+
+def test_tied_weights_are_tied_and_items_of_lists_keep_their_places(tmp_path: Path) -> None:
+    tied = torch.arange(6.0)
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, {"a": tied, "b": tied, "rows": [torch.ones(2), torch.ones(3)]}).committed.result(
+            60
+        )
+    live = torch.zeros(6)
+    state = {"a": live, "b": live, "rows": [torch.zeros(4), torch.zeros(3), torch.zeros(1)]}
+    with pytest.warns(RestoreWarning):
+        found = restore(tmp_path, state, partial=True)
+    assert torch.equal(live, tied)
+    assert [row.tolist() for row in state["rows"]] == [[0] * 4, [1] * 3, [0]]
+    assert found.state["rows"][0] is None and len(found.left_out) == 2
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"only": ["models"]}, r"only='models'.*there is model"),
+    ({"only": ["model.encodr"]}, r"only='model.encodr'.*model.encoder"),
+    ({"only": []}, r"only=\[\]: name entries"),
+    ({"only": [3]}, r"only=\[3\]: name entries"),
+    ({"only": ["optimizer.state"]}, r"only='optimizer.state'.*AdamW.*name 'optimizer'"),
+    ({"rename": 3}, "rename=3: give a mapping"),
+    ({"rename": {"model.head": "head"}}, "'model.head.weight' cannot become 'head.weight'"),
+    ({"rename": {"model.head": "model.encoder.0"}}, "both be 'model.encoder.0.weight'"),
+    ({"rename": lambda path: None}, "cannot become None"),
+]
+
+
+@pytest.mark.parametrize(("how", "text"), WRONG)
+def test_what_makes_no_sense_is_refused_before_anything_changes(
+    root: Path, how: dict[str, Any], text: str
+) -> None:
+    state = made(2)
+    before = plain(state)
+    with pytest.raises(ConfigError, match=text):
+        restore(root, state, **how)
+    assert same(plain(state), before)
+
+
+def test_a_name_that_is_on_one_side_alone_is_a_difference(root: Path) -> None:
+    state = made(2)
+    del state["model"]
+    with pytest.raises(StateMismatch, match="model: unexpected"):
+        restore(root, state, only=["model", "scheduler"])
+
+
+def test_load_gives_a_part_and_reads_no_more(root: Path) -> None:
+    found = ckpt_core.load(root, only=["model.head", "epoch"])
+    assert found.keys() == {"model", "epoch"} and found["epoch"] == 1
+    assert same(
+        dict(found["model"]), {k: v for k, v in SAVED["model"].items() if k.startswith("head.")}
+    )
+    with pytest.raises(ConfigError, match="only='head'"):
+        ckpt_core.load(root, only=["head"])
+
+
+def test_damage_in_what_is_left_out_is_no_matter(root: Path) -> None:
+    """Chunks that hold none of the wanted bytes are not read."""
+    big = {"large": torch.randn(3 << 20), "small": torch.randn(5)}
+    with Checkpointer(root) as ck:
+        path = ck.save(9, big).committed.result(60)
+    (shard,) = path.glob("*.safetensors")
+    data = bytearray(shard.read_bytes())
+    place = len(data) * 9 // 10
+    data[place] ^= 1
+    shard.write_bytes(data)
+    small = torch.zeros(5)
+    found = restore(root, {"small": small}, only=["small"])
+    assert found.step == 9 and torch.equal(small, big["small"])
+    assert found.read_bytes < 0.8 * len(data)
