@@ -15,11 +15,16 @@ import pytest
 import torch
 
 from tests import gpus, places, quick
+from tests.levels.servers.shared import azurite, google, moto, peer
 from tests.quick import pytest_addoption, pytest_ignore_collect
 from tests.seconds import pytest_terminal_summary
 from tests.workers import pytest_xdist_make_scheduler
 
 __all__ = [
+    "azurite",
+    "google",
+    "moto",
+    "peer",
     "pytest_addoption",
     "pytest_ignore_collect",
     "pytest_terminal_summary",

@@ -71,9 +71,10 @@ class CtrlC:
 def tune_at(line: int, disk: Path, code: str, files: list[str]) -> tuple[bool, str]:
     """Whether Ctrl-C was sent, and how the tuner ended; nothing of it is left."""
     settings = TuneSettings(root=disk, command=(sys.executable, "-I", "-S", "-c", code, "{root}"))
+    before = psutil.Process().children(recursive=True)
     ctrl_c = CtrlC(files, line)
     how = ctrl_c.within(lambda: running.tune(settings))
-    left = psutil.Process().children(recursive=True)
+    left = [one for one in psutil.Process().children(recursive=True) if one not in before]
     for process in left:
         process.kill()
     assert (left, list(disk.iterdir())) == ([], []), f"left by Ctrl-C at line {line}"

@@ -21,10 +21,7 @@ from tests.cli.far_places import (  # noqa: F401
     alone,
     at_faulty,
     at_place,
-    azurite,
     faulty,
-    moto,
-    peer,
     place,
 )
 from tests.cli.several import JOB

@@ -26,24 +26,6 @@ class Place:
     environ: dict[str, str] = field(default_factory=dict)
 
 
-@pytest.fixture(scope="module")
-def moto() -> Iterator[MotoServer]:
-    with MotoServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def peer() -> Iterator[PeerServer]:
-    with PeerServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def azurite() -> Iterator[AzuriteServer]:
-    with AzuriteServer() as server:
-        yield server
-
-
 STORES = [
     pytest.param("moto", marks=needs_store, id="store"),
     pytest.param("azurite", marks=[needs_store, needs_azurite]),

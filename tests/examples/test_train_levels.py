@@ -18,8 +18,8 @@ import pytest
 from ckpt_core.levels import LEVELS, read_status
 from ckpt_core.store import writer_of
 from tests.examples.runs import EXAMPLES, LIMIT_S, Job, Run
-from tests.levels.servers.azurite import AzuriteServer, needs_azurite
-from tests.levels.servers.moto import MotoServer, needs_store
+from tests.levels.servers.azurite import needs_azurite
+from tests.levels.servers.moto import needs_store
 
 EXAMPLE = EXAMPLES / "train_levels.py"
 STEPS, EVERY, LEVEL_EVERY = 24, 2, 4
@@ -66,21 +66,8 @@ class Levelled(Job):
             time.sleep(0.01)
 
 
-@pytest.fixture(scope="module")
-def store() -> Iterator[MotoServer]:
-    """A server of its own."""
-    with MotoServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def azurite() -> Iterator[AzuriteServer]:
-    with AzuriteServer() as server:
-        yield server
-
-
 STORES = [
-    pytest.param("store", marks=needs_store),
+    pytest.param("moto", marks=needs_store, id="store"),
     pytest.param("azurite", marks=[needs_store, needs_azurite]),
 ]
 

@@ -46,12 +46,6 @@ __all__ = [  # the agent's promises, on the server of this module
 _prefixes = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def azurite() -> Iterator[AzuriteServer]:
-    with AzuriteServer() as server:
-        yield server
-
-
 @pytest.fixture(autouse=True)
 def nothing_of_azure(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AZUR")]:

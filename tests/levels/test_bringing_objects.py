@@ -269,22 +269,24 @@ def _kill_children() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [MotoServer, pytest.param(AzuriteServer, marks=needs_azurite), GoogleServer, PeerServer]
+    "kind", ["moto", pytest.param("azurite", marks=needs_azurite), "google", "peer"]
 )
 def test_a_step_comes_back_from_servers_of_each_kind(
-    kind: type[MotoServer | AzuriteServer | GoogleServer | PeerServer], root: Path, tmp_path: Path
+    kind: str, request: pytest.FixtureRequest, root: Path, tmp_path: Path
 ) -> None:
     from ckpt_core.levels import Copy
     from ckpt_core.levels.far.opening import open_far
 
     fill(tmp_path / "sent", 20)
     copy, path = Copy(20, "000000000020-0123abcd"), step_path(tmp_path / "sent", 20)
-    with kind() as server, in_environment(server.environ()):
-        with open_far(server.url()) as far:
+    server: MotoServer | AzuriteServer | GoogleServer | PeerServer = request.getfixturevalue(kind)
+    url = server.url("brought")
+    with in_environment(server.environ()):
+        with open_far(url) as far:
             for file in sorted(path.iterdir()):
                 if file.name != "manifest.json":
                     data = file.read_bytes()
                     far.put(copy, file.name, [memoryview(data)], len(data))
             assert far.publish(copy, (path / "manifest.json").read_bytes())
-        assert restored_state(root, [server.url()])[0] == 20
+        assert restored_state(root, [url])[0] == 20
     assert verify(root).ok

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,31 +10,18 @@ import pytest
 from tests import places
 from tests.levels.agents import Agents, plan_of
 from tests.levels.making import CHUNK_BYTES, make_store, save
-from tests.levels.servers.azurite import AzuriteServer, needs_azurite
+from tests.levels.servers.azurite import needs_azurite
 from tests.levels.servers.before_azurite import BeforeAzurite
 from tests.levels.servers.before_peer import BeforePeer
 from tests.levels.servers.faulty import FaultServer, Request, never
 from tests.levels.servers.like_google import GoogleServer
 from tests.levels.servers.moto import needs_store
-from tests.levels.servers.peer import PeerServer
 from tests.levels.stores import level_of, look_at, opened
 
 pytestmark = needs_store
 
 MOST = 2
 _NEVER = 1_000_000
-
-
-@pytest.fixture(scope="module")
-def azurite() -> Iterator[AzuriteServer]:
-    with AzuriteServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def peer() -> Iterator[PeerServer]:
-    with PeerServer() as server:
-        yield server
 
 
 @pytest.fixture(params=["s3", "gs", pytest.param("az", marks=needs_azurite), "peer"])

@@ -18,7 +18,7 @@ from ckpt_core.levels import Copy, Far, open_far
 from tests import places
 from tests.levels.making import bytes_of, make_store, save
 from tests.levels.sending import sent_to
-from tests.levels.servers.azurite import AzuriteServer, needs_azurite
+from tests.levels.servers.azurite import needs_azurite
 from tests.levels.servers.before_azurite import BeforeAzurite
 from tests.levels.servers.faulty import FaultServer, Request, at, in_environment, never
 from tests.levels.servers.like_google import GoogleServer
@@ -31,12 +31,6 @@ STEP = 100
 PLACES = 2
 MANIFEST = "/step-000000000100/manifest.json"
 ENDS_WITHIN_S = 60
-
-
-@pytest.fixture(scope="module")
-def azurite() -> Iterator[AzuriteServer]:
-    with AzuriteServer() as server:
-        yield server
 
 
 @pytest.fixture(params=["s3", "gs", pytest.param("az", marks=needs_azurite)])

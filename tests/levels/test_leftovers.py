@@ -77,10 +77,10 @@ def test_the_signature_is_what_the_stores_own_tools_make() -> None:
     assert ours["Authorization"] == request.headers["Authorization"]
 
 
-def test_another_server_tells_of_them_in_the_same_way() -> None:
+def test_another_server_tells_of_them_in_the_same_way(moto: MotoServer) -> None:
     from ckpt_core.levels.far import leftovers
 
-    with MotoServer() as moto, in_environment(moto.environ()):
+    with in_environment(moto.environ()):
         for key in (CUT_OFF, FOREIGN):
             url = f"http://127.0.0.1:{moto.port}/bucket/{key.replace(' ', '%20')}?uploads"
             direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))

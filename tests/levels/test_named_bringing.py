@@ -182,30 +182,31 @@ def test_only_a_newer_one_is_brought_where_one_will_do(root: Path, level: Path) 
 
 
 @needs_store
-@pytest.mark.parametrize("others", [MotoServer, pytest.param(AzuriteServer, marks=needs_azurite)])
+@pytest.mark.parametrize("others", ["moto", pytest.param("azurite", marks=needs_azurite)])
 def test_directories_go_to_an_object_store_and_come_back_with_their_pointer(
-    others: type[MotoServer | AzuriteServer],
+    others: str,
+    request: pytest.FixtureRequest,
     root: Path,
     agents: Agents,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with others() as server:
-        for name, value in server.environ().items():
-            monkeypatch.setenv(name, value)
-        level = Level(server.url("named"), every=10, backlog=5)
-        old, new = save(root, 10), save(root, 20)
-        status = agents.run(root, plan_of(level))
-        assert set(status.levels[0].files) == {old, new}, status
-        saved = content(root / new)
-        shutil.rmtree(root)
-        assert bring_directory(root, [level], pointer="latest") == new
-        assert content(root / new) == saved
-        assert (root / "latest").read_text() == new
-        save(root, 30, old)  # another save of a name that is there
-        assert agents.run(root, plan_of(level, session=2)).levels[0].problem == ""
-        shutil.rmtree(root)
-        assert bring_directory(root, [level], directory=old) == old
-        assert whole(root) == {old: 30}
+    server: MotoServer | AzuriteServer = request.getfixturevalue(others)
+    for name, value in server.environ().items():
+        monkeypatch.setenv(name, value)
+    level = Level(server.url("named"), every=10, backlog=5)
+    old, new = save(root, 10), save(root, 20)
+    status = agents.run(root, plan_of(level))
+    assert set(status.levels[0].files) == {old, new}, status
+    saved = content(root / new)
+    shutil.rmtree(root)
+    assert bring_directory(root, [level], pointer="latest") == new
+    assert content(root / new) == saved
+    assert (root / "latest").read_text() == new
+    save(root, 30, old)  # another save of a name that is there
+    assert agents.run(root, plan_of(level, session=2)).levels[0].problem == ""
+    shutil.rmtree(root)
+    assert bring_directory(root, [level], directory=old) == old
+    assert whole(root) == {old: 30}
 
 
 def test_files_that_wait_to_be_written_again_are_left(root: Path, level: Path) -> None:

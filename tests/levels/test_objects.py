@@ -47,33 +47,7 @@ def server() -> Iterator[FaultServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def moto() -> Iterator[MotoServer]:
-    with MotoServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def azurite() -> Iterator[AzuriteServer]:
-    with AzuriteServer() as server:
-        yield server
-
-
 _prefixes = itertools.count()
-
-
-@pytest.fixture
-def google() -> Iterator[GoogleServer]:
-    with GoogleServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def peer() -> Iterator[PeerServer]:
-    with PeerServer() as server:
-        yield server
-
-
 SERVERS = ["moto", pytest.param("azurite", marks=needs_azurite), "google", "server", "peer"]
 
 

@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,12 +46,6 @@ OTHERS = {
     "AWS_SSE_CUSTOMER_KEY_BASE64": "c2VjcmV0IGtleSBvZiAzMiBieXRlcywgYmFzZTY0IQ==",
 }
 COPY = Copy(7, "000000000007-0123abcd")
-
-
-@pytest.fixture(scope="module")
-def peer() -> Iterator[PeerServer]:
-    with PeerServer() as server:
-        yield server
 
 
 def test_settings_of_another_store_change_nothing(peer: PeerServer) -> None:
