@@ -1,4 +1,4 @@
-"""What `pytest --quick` leaves out: whatever needs a framework, ranks or a kill, or takes very long.
+"""What `pytest --quick` leaves out: a framework, ranks, a kill, agents of levels, or what takes very long.
 
 `nox -s quick` runs the rest, and draws fewer examples where a test draws any. Whole files, so that nothing
 of what is left out is even imported.
@@ -16,6 +16,7 @@ TESTS = Path(__file__).parent
 FOLDERS = (
     *("crash", "deepspeed", "examples", "horovod", "interrupts", "lightning", "multirank"),
     *("faults",),  # whole jobs on disks that fail or hang; many of them end at a deadline
+    *("far",),  # commands at servers and beside agents: each is a process of its own
 )
 FILES = (
     *("test_*_suite.py", "test_quick_run.py"),  # benchmarks, in processes of their own
@@ -23,10 +24,13 @@ FILES = (
     # Ranks as threads of one process.
     *("test_agreement.py", "test_auto_engine.py", "test_elastic.py"),
     *("test_beside_a_writer.py",),  # a job that saves as often as it can
+    # Agents of levels, and errands: processes that are killed, or waited for until they end by themselves.
+    *("test_agent*.py", "test_azure.py", "test_bringing*.py", "test_by_hand.py", "test_peer.py"),
+    *("test_named_carrying.py", "test_named_kills.py", "test_train*.py"),
     *("test_exit.py", "test_interrupts.py", "test_kill*.py", "test_sigterm.py", "test_tune.py"),
     # Long, and seldom concerned.
-    *("test_horovod_wheel.py", "test_model.py", "test_workers.py"),
-    *("test_fuzz_*.py", "test_papers.py"),
+    *("test_gpus.py", "test_horovod_wheel.py", "test_model.py", "test_workers.py"),
+    *("test_fuzz_*.py", "test_hostile*.py", "test_papers.py"),
 )
 _EXAMPLES = 25
 

@@ -23,12 +23,15 @@ IMPORTED = FRAMEWORKS.keys() & sys.modules.keys()
         ("state/test_distributed.py", True),
         ("faults/test_stuck.py", True),
         ("restore/test_elastic.py", True),
+        ("cli/far/test_serve.py", True),
+        ("levels/test_training.py", True),
+        ("levels/test_objects.py", False),
         ("store/test_lock.py", False),
         ("integrations/test_doors.py", False),
         ("store", False),
     ],
 )
-def test_frameworks_ranks_and_kills_are_left_out(path: str, left_out: bool) -> None:
+def test_frameworks_ranks_kills_and_agents_are_left_out(path: str, left_out: bool) -> None:
     assert is_left_out(TESTS / path) == left_out
 
 
