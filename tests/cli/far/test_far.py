@@ -40,19 +40,20 @@ def _answer(answer: Any) -> Any:
 
 
 def test_a_pushed_step_reads_as_in_the_root_by_every_command(
-    alone: Cli, ckpts: Path, place: Place, tmp_path: Path
+    alone: Cli, cli: Cli, ckpts: Path, place: Place, tmp_path: Path
 ) -> None:
     for step in (20, 30):
         assert f"step {step} is at {place.url}" in alone("push", ckpts, step, "--to", place.url).out
     there = _answer(alone("ls", place.url, "--json"))
     assert there["root"] == place.url
     assert [(row["step"], row["problem"]) for row in there["steps"]] == [(20, None), (30, None)]
-    here = {row["step"]: row for row in _answer(alone("ls", ckpts, "--json"))["steps"]}
+    here = {row["step"]: row for row in _answer(cli("ls", ckpts, "--json"))["steps"]}
     for row in there["steps"]:
         for name in ("attempt", "file_bytes", "state_bytes", "ranks", "pinned"):
             assert row[name] == here[row["step"]][name]
         assert row["path"] == f"{place.url}/step-{row['step']:012d}"
-    first, second = (_answer(alone("show", root, "--json")) for root in (place.url, ckpts))
+    first = _answer(alone("show", place.url, "--json"))
+    second = _answer(cli("show", ckpts, "--json"))
     assert first.pop("path") == f"{place.url}/step-000000000030"
     second.pop("path")
     assert first == second
@@ -62,8 +63,8 @@ def test_a_pushed_step_reads_as_in_the_root_by_every_command(
     assert alone("diff", f"{place.url}/step-000000000020", ckpts / "step-000000000020").code == 0
     assert alone("diff", place.url, f"{place.url}/step-000000000020").code == 1
     files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
-    for root, file in zip((place.url, ckpts), files, strict=True):
-        assert alone("export", root, file, "--only", "model").code == 0
+    for run, root, file in zip((alone, cli), (place.url, ckpts), files, strict=True):
+        assert run("export", root, file, "--only", "model").code == 0
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
