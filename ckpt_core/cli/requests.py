@@ -25,6 +25,16 @@ OfRank = Annotated[
 NoProgress = Annotated[
     bool, typer.Option("--no-progress", help="Do not tell meanwhile how far it is.")
 ]
+Folder = Annotated[str, typer.Argument(metavar="ROOT", help="Directory that holds the steps.")]
+Taken = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="STEP", help="A step's number, or a directory of files; default: the newest step."
+    ),
+]
+Bandwidth = Annotated[
+    str | None, typer.Option(metavar="BYTES/S", help="Most bytes for each second: 200MB/s.")
+]
 AtStep = Annotated[int | None, typer.Option("--step", min=0, help="This step of the root.")]
 
 
@@ -141,7 +151,7 @@ class PinRequest:
 class AgentRequest:
     """`agent`."""
 
-    root: Annotated[str, typer.Argument(metavar="ROOT", help="Directory that holds the steps.")]
+    root: Folder
     level: Annotated[
         list[str] | None,
         typer.Option(
@@ -150,9 +160,7 @@ class AgentRequest:
     ] = None
     every: Annotated[int, typer.Option(min=1, help="Multiples of N go there.")] = 1
     keep_last: Annotated[int, typer.Option(min=0, help="Newest steps to keep there; 0: all.")] = 2
-    bandwidth: Annotated[
-        str | None, typer.Option(metavar="BYTES/S", help="Most bytes for each second: 200MB/s.")
-    ] = None
+    bandwidth: Bandwidth = None
     once: Annotated[
         bool, typer.Option("--once", help="End when all that is committed is where it is to be.")
     ] = False
@@ -181,20 +189,12 @@ class ServeRequest:
 class PushRequest:
     """`push`."""
 
-    root: Annotated[str, typer.Argument(metavar="ROOT", help="Directory that holds the steps.")]
-    step: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="STEP",
-            help="A step's number, or a directory of files; default: the newest step.",
-        ),
-    ] = None
+    root: Folder
+    step: Taken = None
     to: Annotated[
         str, typer.Option(metavar="URL", help="Where to: s3://bucket/run, a directory.")
     ] = ""
-    bandwidth: Annotated[
-        str | None, typer.Option(metavar="BYTES/S", help="Most bytes for each second: 200MB/s.")
-    ] = None
+    bandwidth: Bandwidth = None
     no_progress: NoProgress = False
     json: Json = False
 
@@ -206,13 +206,7 @@ class PullRequest:
     url: Annotated[
         str, typer.Argument(metavar="URL", help="A root elsewhere: s3://bucket/run, a directory.")
     ]
-    step: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="STEP",
-            help="A step's number, or a directory of files; default: the newest step.",
-        ),
-    ] = None
+    step: Taken = None
     to: Annotated[str, typer.Option(metavar="ROOT", help="The root that is to hold the step.")] = ""
     force: Annotated[
         bool, typer.Option("--force", help="Replace another save of the step that is there.")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PAPER = "LightCheck"
-
 MTBF_S = 3600.0
 """Section IV-B, Total Training Time."""
 

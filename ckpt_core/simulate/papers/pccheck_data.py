@@ -1,22 +1,19 @@
-"""Numbers of PCcheck (ASPLOS '25) and of its published artifact, each with its source."""
+"""Numbers of PCcheck (ASPLOS '25) and of its published artifact, each with its source.
+
+The artifact is public, MIT license: github.com/eth-easl/pccheck, artifact_evaluation/evaluation/throughput.
+It holds the trace (gpus_trace.csv) and the CSV files of figures 8 and 9.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-PAPER = "PCcheck"
-ARTIFACT = "github.com/eth-easl/pccheck, artifact_evaluation/evaluation/throughput"
-"""Public, MIT license; holds the trace (gpus_trace.csv) and the CSV files of figures 8 and 9."""
-
 TRACE_S = 13482.0
 """First to last row of the trace (gpus_trace.csv of the artifact)."""
 
 ROLLBACKS = 51
-"""What the artifact's run_goodput_model.py counts in that trace: |change| // 4 for each row, summed,
-where the 56 GPUs at the start count as a change from 0."""
-
-GPUS_PER_VM = 4
-"""The divisor there."""
+"""What the artifact's run_goodput_model.py counts in that trace: |change| // 4 for each row (4 GPUs in a
+VM), summed, where the 56 GPUs at the start count as a change from 0."""
 
 LINK = 12e9
 """Bytes per second of PCIe 3 x16 with pinned memory (section 5.1 names the link, 3.3 the pinning)."""
@@ -62,9 +59,6 @@ OPT_2_7B_BYTES = 45e9 / 2
 
 OPT_2_7B_GEMINI = ((10, 1.62), (100, 1.06))
 """Interval and slowdown, section 5.2.1."""
-
-VGG16_BYTES = 1.1e9
-"""Table 3."""
 
 VGG16_LOAD_S = 0.881171464920044
 """Artifact, loading_log_vgg16.txt."""
