@@ -21,7 +21,7 @@ from tests.interrupts.trap import Boom, Trap
 
 Call = Callable[[Run, Trap], None]
 
-MOST = 12
+MOST = 20
 """So many of one scenario; a call of fewer lines is tried at each."""
 
 FIRST, SECOND = 4, 3
