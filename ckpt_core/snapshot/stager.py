@@ -30,6 +30,9 @@ _log = logging.getLogger("ckpt_core")
 _KEPT_S = 0.5
 """How long the thread holds on to its last job."""
 
+_NOBODY = 1 << 62
+"""A place that no copy reaches: nobody waits for one."""
+
 StageItem = tuple[torch.Tensor, int, int]
 """A live leaf, its offset in the shard file, and its bytes."""
 
@@ -62,6 +65,7 @@ class Snapshot:
         self._handed = 0
         self._before_all = 0
         self._copied = 0
+        self._awaited = _NOBODY
         # How many had been copied when, for the last time, so much was queued on devices.
         self._behind: list[tuple[int, Queued]] = []
         self._busy = 0
@@ -135,7 +139,7 @@ class Snapshot:
         with self._changed.lock:
             waits = not self._settled and self._copied < last
         if waits:
-            self._wait(lambda: self._settled or self._copied >= last, deadline)
+            self._wait(lambda: self._settled or self._reached(last), deadline)
         self._hold_back(last)
         return waits
 
@@ -149,7 +153,7 @@ class Snapshot:
             self._copied += count
             if behind.events:
                 self._behind.append((self._copied, behind))
-            self._changed.notify_all()
+            self._tell()
 
     def complete(self) -> None:
         """All leaves have been copied."""
@@ -188,6 +192,13 @@ class Snapshot:
         """The stager no longer reads live leaves."""
         with self._changed.lock:
             self._busy -= 1
+            self._tell()
+
+    def _tell(self) -> None:
+        """Wake those who wait, if one of them may find what it waits for. Called with the lock."""
+        # To be woken for each leaf, and to look, takes two cores from the copy that is waited for.
+        if self._settled or self._copied >= self._awaited:
+            self._awaited = _NOBODY
             self._changed.notify_all()
 
     def is_clear(self, names: Iterable[str] | None) -> bool:
@@ -231,9 +242,18 @@ class Snapshot:
     def _clear(self, names: Iterable[str] | None) -> bool:
         if self._settled:
             return self._busy == 0
-        if names is None:
-            return self._copied >= self._handed and self._busy == 0
-        return self._last_of(names) <= self._copied
+        return self._reached(self._last_of(names), idle=names is None)
+
+    def _reached(self, place: int, *, idle: bool = False) -> bool:
+        """Whether so many leaves have been copied; if not, whoever asks is woken then. With the lock.
+
+        Args:
+            idle: and no copy may be under way.
+        """
+        if self._copied >= place and not (idle and self._busy):
+            return True
+        self._awaited = min(self._awaited, place)
+        return False
 
     def _last_of(self, names: Iterable[str] | None) -> int:
         """How many leaves must have been copied before training may change all of these."""
