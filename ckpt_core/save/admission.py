@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -11,6 +12,8 @@ from ckpt_core.save.flights import Flights
 from ckpt_core.save.in_flight import InFlight, Surroundings
 from ckpt_core.save.journal import Journal
 from ckpt_core.types import RAISED_TO_CALLER, Destination, check_step
+
+_LATER_S = 1e-3
 
 
 class Admission:
@@ -23,6 +26,7 @@ class Admission:
         self._around = around
         self._flights = flights
         self._timeout_s = timeout_s
+        self._newest_unix_s = 0.0
 
     def announce(self, step: int, to: Callable[[], Destination] | None = None) -> InFlight:
         """The checkpoint that is about to be started: if the call ends in an error, so does it.
@@ -64,9 +68,18 @@ class Admission:
         inflight.start_clock(self._timeout_s)
         self._flights.admit(inflight, deadline=inflight.deadline)
         inflight.start_clock(self._timeout_s)
+        inflight.created_unix_s = self._now_unix_s()
         if inflight.destination is None:
             self._around.store.admitted(inflight.attempt_id)
         self._around.events.tell(EventName.BEGIN, inflight.step)
+
+    def _now_unix_s(self) -> float:
+        """Later for each save, since directories of files are ordered by it.
+
+        The clock may be set back, and of several ranks' saves a later one may be published first.
+        """
+        self._newest_unix_s = max(time.time(), self._newest_unix_s + _LATER_S)
+        return self._newest_unix_s
 
     def give_up(self, inflight: InFlight, error: BaseException) -> None:
         """End it from the training thread, which does not touch it again. Idempotent.

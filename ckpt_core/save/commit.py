@@ -38,7 +38,6 @@ from ckpt_core.system.files import Files, advice
 _log = logging.getLogger("ckpt_core")
 
 _LOOK_AGAIN_S = 0.05
-_LATER_S = 1e-3
 _SEEN_WITHIN_S = 10.0
 """Network filesystems may show a file of another host only after a while."""
 
@@ -60,7 +59,6 @@ class Committer:
         self._files = files
         self._events = events
         self._auditor = auditor
-        self._created_unix_s = 0.0
 
     def finish(self, inflight: InFlight) -> None:
         """Publish a checkpoint that is complete and apply retention, or clean up one that failed."""
@@ -222,7 +220,7 @@ class Committer:
         manifest = Manifest(
             step=inflight.step,
             attempt=attempt.id,
-            created_unix_s=self._now_unix_s(),
+            created_unix_s=inflight.created_unix_s,
             ranks=tuple([one.entry for one in written]),
             state_bytes=sum(one.state_bytes for one in written),
             world_size=self._coordination.info.world_size,
@@ -232,11 +230,6 @@ class Committer:
         self._files.write_new(attempt.path / MANIFEST_NAME, manifest.encode())
         # Commit point: the rename inside publish.
         store.publish(attempt)
-
-    def _now_unix_s(self) -> float:
-        """Later for each checkpoint of a run: the clock may be set back, and named tags are ordered by it."""
-        self._created_unix_s = max(time.time(), self._created_unix_s + _LATER_S)
-        return self._created_unix_s
 
     def _await_files(
         self, attempt: Attempt, written: Sequence[RankManifestFile], *, deadline: float

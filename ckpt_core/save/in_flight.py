@@ -81,6 +81,7 @@ class InFlight:
         destination: where named files go; None: it becomes a step.
         images: everything that may hold chunks for it.
         open_ended: it waits for its caller, and only the stager touches its images.
+        created_unix_s: when it was let in, later than the one before it.
     """
 
     def __init__(self, step: int, around: Surroundings) -> None:
@@ -88,6 +89,7 @@ class InFlight:
         self.destination: Destination | None = None
         self.attempt_id = ""
         self.began = self.deadline = time.monotonic()
+        self.created_unix_s = 0.0
         self.snapshot = Snapshot(step, devices=around.devices, on_staged=self._note_staged)
         self.committed: Future[Path] = Future()
         self.shards: list[ShardFile] = []

@@ -232,3 +232,23 @@ def slow_rank(who: Rank, root: str, gate: str) -> list[bool]:
         for handle in handles:
             handle.committed.result(60)
     return [*pending, pointed]
+
+
+def publishes_the_second_first(who: Rank, root: str) -> list[str]:
+    """Two saves are in flight, and the ranks come to the commit of the later one first."""
+    coordination: Any = who.meet()
+    agree = coordination.agree
+
+    def agree_late(attempt_id: str, step: int, *more: Any) -> Any:
+        found = agree(attempt_id, step, *more)
+        while step == 1 and not (Path(root) / "tag2").exists():
+            time.sleep(0.001)
+        return found
+
+    coordination.agree = agree_late
+    with Checkpointer(root, options(in_flight=2), coordination=coordination) as ck:
+        handles = []
+        for step in (1, 2):
+            handles.append(start(ck, who, step, f"tag{step}"))
+            ck.wait_staged()
+        return [outcome_of(handle) for handle in handles]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_core import verify
+from ckpt_core import committed_directories, verify
 from tests.crash.warm import Warm
 from tests.multirank.crew import all_well
 from tests.multirank.file_jobs import POINTER, check
@@ -196,3 +196,12 @@ def test_training_never_waits_for_the_commit_of_a_slow_rank(warm: Warm, tmp_path
     # Rank 0 had staged two saves and could train on while the last rank had written nothing.
     assert found[0] == [True, True, False]
     assert (tmp_path / "root" / POINTER).read_text() == "tag2"
+
+
+def test_directories_are_listed_newest_first_whichever_was_published_first(
+    warm: Warm, tmp_path: Path
+) -> None:
+    found = run_well(warm, "publishes_the_second_first", 2, root=str(tmp_path))
+    assert found == [["tag1", "tag2"]] * 2
+    assert committed_directories(tmp_path) == ("tag2", "tag1")
+    assert (tmp_path / POINTER).read_text() == "tag2"
