@@ -149,7 +149,8 @@ def committed_directories(root: Place) -> tuple[str, ...]:
 
     Raises:
         ConfigError: a URL with an unknown scheme, or without the extra that it needs.
-        RestoreError: the root cannot be listed, or the store cannot be reached.
+        RestoreError: the root cannot be listed, the store cannot be reached or hangs, or there is no memory
+            or thread to read with.
     """
     url = url_of(root)
     if url is None:

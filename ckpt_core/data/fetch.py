@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -52,10 +51,23 @@ class Fetcher(Dataset[Any]):
     def __getitem__(self, ticket: Ticket) -> Any:
         # A worker's generators are its own; those of the training process belong to training.
         guarded = self._seeded and get_worker_info() is None
-        with _generators_kept() if guarded else nullcontext():
-            samples = self._samples(ticket)
-            self._seed(ticket.stream, ticket.samples[0], _COLLATE)
-            return self._collate(samples if self._batched else samples[0])
+        if not guarded:
+            return self._batch(ticket)
+        # No `with`: an interrupt between its calls would put them back when the garbage is collected.
+        put_back = _generators()
+        try:
+            return self._batch(ticket)
+        finally:
+            try:
+                put_back()
+            except BaseException:
+                put_back()
+                raise
+
+    def _batch(self, ticket: Ticket) -> Any:
+        samples = self._samples(ticket)
+        self._seed(ticket.stream, ticket.samples[0], _COLLATE)
+        return self._collate(samples if self._batched else samples[0])
 
     def _samples(self, ticket: Ticket) -> list[Any]:
         fetch_all = getattr(self.dataset, "__getitems__", None) if self._batched else None
@@ -94,16 +106,16 @@ class WorkerInit:
             self._user(worker_id)
 
 
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Leave the generators of this process as they were."""
+def _generators() -> Callable[[], None]:
+    """Leaves the generators of this process as they are now, however often it is called."""
     python, torch_cpu = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
     numpy_state = None if numpy is None else numpy.random.get_state()
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         random.setstate(python)
         torch.set_rng_state(torch_cpu)
         if numpy is not None:
             numpy.random.set_state(numpy_state)
+
+    return put_back

@@ -9,6 +9,7 @@ from pathlib import Path
 from ckpt_core.errors import RestoreError
 from ckpt_core.layout import is_directory_name
 from ckpt_core.restore.deadline import READ_TIMEOUT_S
+from ckpt_core.restore.failures import NoMeans, ReadHung
 from ckpt_core.restore.manifests import StepManifest, file_problems, read_json
 from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import listing
@@ -22,7 +23,8 @@ def committed_directories(root: str | os.PathLike[str]) -> tuple[str, ...]:
     is left out. Takes no lock.
 
     Raises:
-        RestoreError: the root cannot be listed.
+        RestoreError: the root cannot be listed, the storage hangs, or there is no memory or thread to read
+            with.
     """
     files, found = Files(), []
     root = root if isinstance(root, Path) else Path(root)
@@ -30,6 +32,8 @@ def committed_directories(root: str | os.PathLike[str]) -> tuple[str, ...]:
         path = root / name
         try:
             step = undisturbed(path, partial(_whole, path, files), timeout_s=READ_TIMEOUT_S)
+        except (NoMeans, ReadHung):
+            raise  # It says nothing of the directory.
         except RestoreError:
             continue  # somebody else's, or damaged
         if step is not None:

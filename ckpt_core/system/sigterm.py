@@ -33,6 +33,7 @@ import time
 import weakref
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -45,6 +46,8 @@ _SIGACTION_BYTES = 1024
 _LAST_WORDS_S = 1.0
 _LOOK, _HUNG_UP = 0, 255
 """What rings beside numbers of signals."""
+_RING_AT = partial(signal.set_wakeup_fd, warn_on_full_buffer=False)
+"""A full pipe is no loss: the byte that counts is in it, or Python calls the handler."""
 
 
 class SigtermGuard:
@@ -107,21 +110,31 @@ class _Bell:
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._earlier = -1
+        # What `set_wakeup_fd` has answered: noted in C, with the call, since Ctrl-C may come behind each.
+        self._had: list[int] = []
+        self._taken: list[int] = []
+
+    @property
+    def _earlier(self) -> int:
+        """Who had the signals before us; -1: nobody."""
+        return next((fd for fd in reversed(self._had) if fd != self._writer), -1)
 
     def hang_up(self) -> None:
         """Have every signal ring. Whoever had that before (asyncio) still gets the numbers."""
-        # A full pipe is no loss: the byte that counts is in it, or Python calls the handler.
-        earlier = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        if earlier != self._writer:
-            self._earlier = earlier
+        self._taken.clear()
+        self._had.extend(map(_RING_AT, (self._writer,)))
 
     def take_down(self) -> None:
-        """Give the signals back to whoever had them; who took them from us keeps them."""
-        later = signal.set_wakeup_fd(-1)
+        """Give the signals back to whoever had them; who took them from us keeps them.
+
+        Goes on where an earlier call of it was interrupted.
+        """
+        self._taken.extend(map(_RING_AT, (-1,)))
+        later = self._taken[0]
         back = self._earlier if later == self._writer else later
         with contextlib.suppress(OSError, ValueError):  # it has been closed meanwhile
             signal.set_wakeup_fd(back)
+        self._taken.clear()
 
     def ring(self, number: int) -> None:
         with contextlib.suppress(OSError):
@@ -140,9 +153,10 @@ class _Bell:
     def pass_on(self, numbers: bytes) -> None:
         """To whoever had the signals before."""
         signals = bytes(number for number in numbers if number != _LOOK)
-        if self._earlier != -1 and signals:
+        earlier = self._earlier
+        if earlier != -1 and signals:
             with contextlib.suppress(OSError):
-                os.write(self._earlier, signals)
+                os.write(earlier, signals)
 
     def close(self) -> None:
         os.close(self._reader)

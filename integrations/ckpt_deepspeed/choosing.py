@@ -63,7 +63,8 @@ def choose(
     Raises:
         CorruptCheckpoint: the tag that was asked for is damaged, or all are.
         NotCommitted: there is no tag of that name.
-        RestoreError: the directory cannot be read, or nothing is whole here and a level cannot be asked.
+        RestoreError: the directory cannot be read, a rank has no memory or thread to read with, or nothing is
+            whole here and a level cannot be asked.
         RootBusy, PersistError, CommitError: a tag cannot be brought back.
     """
     looks = _Looks(Path(load_dir), per_node, levels)
@@ -173,8 +174,15 @@ class _Looks:
         return None if name is None else str(name)
 
     def _problem(self, tag: str) -> str | None:
-        """What is wrong with a tag; the ranks that see the same files share them."""
-        found = _everyone(_first_problem(self.root / tag, self._share()))
+        """What is wrong with a tag; the ranks that see the same files share them.
+
+        Raises:
+            RestoreError: a rank has no memory or no thread to read with, which says nothing of the tag.
+        """
+        share = self._share()
+        mine: list[str | None] = []
+        together(lambda: mine.append(_first_problem(self.root / tag, share)))
+        found = _everyone(mine[0])
         return next((text for text in found if text is not None), None)
 
     def _share(self) -> tuple[int, int]:
@@ -235,7 +243,7 @@ def _is_empty(root: Path) -> bool:
 def _first_problem(path: Path, share: tuple[int, int]) -> str | None:
     try:
         report = verify(path, share=share)
-    except (CkptError, OSError) as exc:
+    except (NotCommitted, OSError) as exc:
         return str(exc)
     if report.ok:
         return None

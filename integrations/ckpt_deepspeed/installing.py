@@ -180,11 +180,12 @@ def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
         levels = () if out_of_reach else ours.settings.options.levels
         if ours.settings.verify or (levels and is_missing(load_dir, tag)):
             tag = choose(load_dir, tag, per_node=per_node, levels=levels)
-        token = _LOADED.set(None if tag is None else str(tag))
+        before = _LOADED.get()
         try:
+            _LOADED.set(None if tag is None else str(tag))
             return original(self, load_dir, tag, *args, **kwargs)
         finally:
-            _LOADED.reset(token)
+            _LOADED.set(before)
 
     return load_checkpoint
 

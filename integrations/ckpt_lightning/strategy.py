@@ -123,11 +123,16 @@ def _restored(
     checkpointer: Checkpointer, live: Any, trusted: bool, step: int | None = None
 ) -> RestoredStep | None:
     """`checkpointer.restore`, whose warnings are told once, by rank 0, in the words of this package."""
-    with warnings.catch_warnings():
-        # They are in `.skipped`; and `warn_about_change` says what is taken from another rank.
-        for text in (r"step \d+ was not restored", r"rank \d+ took", "private values of"):
-            warnings.filterwarnings("ignore", message=text)
-        found = checkpointer.restore(live, step=step, trusted=trusted)
+    filters = warnings.filters
+    try:
+        with warnings.catch_warnings():
+            # They are in `.skipped`; and `warn_about_change` says what is taken from another rank.
+            for text in (r"step \d+ was not restored", r"rank \d+ took", "private values of"):
+                warnings.filterwarnings("ignore", message=text)
+            found = checkpointer.restore(live, step=step, trusted=trusted)
+    finally:
+        # Ctrl-C between the calls of the `with` would leave these off; a Trainer goes on after it.
+        warnings.filters = filters
     for skipped, why in found.skipped if found is not None else ():
         tell(f"step {skipped} is corrupt, going back to the next older one: {why}")
     return found

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_wor
 
 from ckpt_core import ConfigError
 from ckpt_core.data import ResumableLoader, ResumableSampler
+from ckpt_core.data.fetch import Fetcher, Ticket
 from tests.data.data_helpers import (
     Batched,
     Noisy,
@@ -26,6 +27,8 @@ from tests.data.data_helpers import (
     same,
     take,
 )
+from tests.interrupts.scenarios import strike
+from tests.interrupts.trap import Trap
 
 LENGTH, SIZE = 13, 3
 PER_EPOCH = 5
@@ -398,3 +401,21 @@ class _Stream(IterableDataset[int]):
 
     def __len__(self) -> int:
         return 3
+
+
+def test_a_fetch_that_is_interrupted_anywhere_leaves_the_generators_of_training_as_they_were() -> (
+    None
+):
+    def fetch() -> Any:
+        return Fetcher(Noisy(LENGTH), torch.stack, batched=True, seeded=True)[Ticket(5, [0, 1])]
+
+    def generators() -> tuple[Any, ...]:
+        name, keys, *rest = np.random.get_state()
+        return random.getstate(), torch.get_rng_state().tolist(), name, keys.tolist(), rest
+
+    counting, before = Trap(-1, event="opcode"), generators()
+    strike(counting, fetch)
+    assert counting.lines > 50
+    for n in range(counting.lines):
+        struck = strike(Trap(n, event="opcode"), fetch)
+        assert generators() == before, struck.error

@@ -22,6 +22,7 @@ from ckpt_core import CkptError
 from ckpt_core.system import sigterm
 from ckpt_core.system.sigterm import SigtermGuard
 from tests.faults.test_exit import assert_saved
+from tests.interrupts.trap import Trap
 
 _WAIT_S = 120
 _BY_ITSELF, _OURS = -signal.SIGTERM, 128 + signal.SIGTERM
@@ -307,3 +308,28 @@ def test_an_interrupt_of_a_fork_leaves_no_signal_blocked(tmp_path: Path) -> None
     )
     assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
     assert "KeyboardInterrupt" in done.stderr, "it came elsewhere"
+
+
+def test_after_ctrl_c_at_any_instruction_whoever_had_the_signals_has_them_again() -> None:
+    def guarded() -> None:
+        guards.append(SigtermGuard(60))
+        guards[-1].close()
+
+    guards: list[SigtermGuard] = []
+    counting = Trap(-1, event="opcode")
+    counting.run(guarded)
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        for n in range(counting.lines):
+            trap = Trap(n, event="opcode")
+            with contextlib.suppress(KeyboardInterrupt):
+                trap.run(guarded)
+            for guard in guards:
+                guard.close()
+            SigtermGuard(60).close()  # takes over from one that was lost while it was made
+            assert signal.set_wakeup_fd(writer, warn_on_full_buffer=False) == writer, trap.struck
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)

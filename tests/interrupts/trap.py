@@ -59,6 +59,7 @@ class Trap:
         n: which one.
         error: the class.
         event: "opcode" counts the instructions instead: an interrupt may come between two calls of a line.
+        package: whose lines are counted; None: the engine's, and those of the library that it calls.
         then: an interrupt is followed by another one, when the `then`-th line after it begins; -1: that
             never comes, and the lines after the first are counted.
 
@@ -75,8 +76,10 @@ class Trap:
         error: type[BaseException] = KeyboardInterrupt,
         event: str = "line",
         then: int | None = None,
+        package: str | None = None,
     ) -> None:
         self._n = n
+        self._package = package
         self._then = then
         self.kind = error
         self._event = event
@@ -118,9 +121,8 @@ class Trap:
 
     def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
         name = frame.f_code.co_filename
-        if not name.startswith(_PACKAGE) and not (
-            name in _LIBRARY and self.kind is KeyboardInterrupt
-        ):
+        library = name in _LIBRARY and self.kind is KeyboardInterrupt and self._package is None
+        if not name.startswith(self._package or _PACKAGE) and not library:
             return None
         if self.kind is Boom and _is_inside(frame, lambda code: code.co_qualname in _ANSWERS):
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import multiprocessing
@@ -18,10 +19,12 @@ import torch.distributed as dist
 import ckpt_deepspeed
 from ckpt_core import CkptError, verify
 from ckpt_core.system.files import Files
+from ckpt_deepspeed import installing
 from ckpt_deepspeed.roots import ROOTS
 from tests.crash.layers import hooked
 from tests.integrations.deepspeed.crash_jobs import SMALL, SlowFiles, client_of, die, save_by
 from tests.integrations.deepspeed.training import engine, train
+from tests.interrupts.trap import Trap
 
 PATIENT = SMALL | {"timeout": 30.0}
 
@@ -274,3 +277,42 @@ def ending(root: str, how: str) -> str:
     if how == "sys.exit":
         raise SystemExit(3)
     return torch.__version__
+
+
+def loads_without_threads(root: str) -> list[str]:
+    """Rank 1 cannot start a thread to read with; then it can."""
+    made = engine(1, "bf16", **PATIENT)
+    for step in (1, 2):
+        train(made, step - 1, step)
+        made.save_checkpoint(root, client_state=client_of(step))
+    ckpt_deepspeed.wait()
+    dist.barrier()
+    start = threading.Thread.start
+    if dist.get_rank() == 1:
+        threading.Thread.start = _refuse  # type: ignore[method-assign]
+    raised = _raised(lambda: made.load_checkpoint(root))
+    threading.Thread.start = start  # type: ignore[method-assign]
+    path, _ = made.load_checkpoint(root)
+    return [raised, Path(path).parent.name]
+
+
+def _refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def interrupted_loads(root: str) -> dict[str, Any]:
+    """Ctrl-C at each instruction of what is around DeepSpeed's own load."""
+    made = engine(1, "bf16", **PATIENT)
+    train(made, 0, 1)
+    made.save_checkpoint(root, client_state=client_of(1))
+    ckpt_deepspeed.wait()
+
+    def struck(n: int) -> Trap:
+        trap = Trap(n, event="opcode", package=installing.__file__)
+        with contextlib.suppress(KeyboardInterrupt):
+            trap.run(lambda: made.load_checkpoint(root, tag="global_step1"))
+        return trap
+
+    count = struck(-1).lines
+    left = [n for n in range(count) if struck(n) and installing._LOADED.get() is not None]
+    return {"count": count, "left": left}

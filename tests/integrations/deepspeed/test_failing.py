@@ -126,6 +126,23 @@ def test_a_failure_that_only_one_rank_has_to_tell_is_raised_on_all_before_a_load
     assert not first[2] and not second[1]
 
 
+def test_a_lack_of_threads_on_one_rank_is_no_damage_of_any_tag(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    root = str(tmp_path / "ckpts")
+    for raised, loaded in results(ranks("failing_jobs.loads_without_threads", root=root)):
+        assert "can't start new thread" in raised and "damaged" not in raised, raised
+        assert loaded == "global_step2"
+
+
+def test_a_load_that_is_interrupted_anywhere_leaves_later_reads_to_name_their_tag(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    root = str(tmp_path / "ckpts")
+    (found,) = results(ranks("failing_jobs.interrupted_loads", ranks=1, root=root))
+    assert found["count"] > 50 and not found["left"], found
+
+
 def test_a_fork_of_a_rank_does_not_wait_for_what_only_the_rank_can_finish(
     ranks: Ranks, tmp_path: Path
 ) -> None:

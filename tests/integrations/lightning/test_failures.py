@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import Callback
 
-from ckpt_core import CkptError, ConfigError, PersistError, committed_steps
+from ckpt_core import Checkpointer, CkptError, ConfigError, PersistError, committed_steps
 from ckpt_lightning import CheckpointWarning
+from ckpt_lightning.strategy import _restored
 from tests.integrations.lightning import models
 from tests.integrations.lightning.running import differences, ending, fit, saver
+from tests.interrupts.scenarios import strike
+from tests.interrupts.trap import Trap
 
 
 class LosesItsDisk(Callback):
@@ -75,3 +79,13 @@ def test_a_failure_of_the_last_save_is_told_at_the_end(root: Path) -> None:
         fit(models.Net, models.train_loader, disk, saver(root, every_n_epochs=3))
     root.unlink()
     shutil.rmtree(root.with_name("aside"))
+
+
+def test_ctrl_c_while_a_step_is_restored_leaves_no_warning_off(root: Path) -> None:
+    with Checkpointer(root) as ck:
+        ck.save(1, {"w": torch.ones(3)}).committed.result(60)
+        counting = Trap(-1)
+        strike(counting, lambda: _restored(ck, None, trusted=False))
+        ends = 40  # where warnings are turned off, and on again
+        for n in (*range(ends), *range(counting.lines - ends, counting.lines)):
+            strike(Trap(n), lambda: _restored(ck, None, trusted=False))
