@@ -243,9 +243,16 @@ class Devices:
             return _locked_by_torch(nbytes)
         mapping = page_memory(nbytes)
         memory = (ctypes.c_char * nbytes).from_buffer(mapping)
-        # Not to open a context on another device, which may be the current one.
-        with torch.get_device_module(device).device(device):
-            code = _register(runtime, ctypes.addressof(memory), nbytes, device)
+        module = torch.get_device_module(device)
+        before = module.current_device()
+        try:
+            # Not to open a context on another device, which may be the current one.
+            with module.device(device):
+                code = _register(runtime, ctypes.addressof(memory), nbytes, device)
+        finally:
+            # Ctrl-C between the calls of the `with` would leave training on this device.
+            if module.current_device() != before:
+                module.set_device(before)
         if code != 0:
             raise RuntimeError(f"error {code}")
         unlock = weakref.finalize(memory, _unregister, runtime, ctypes.addressof(memory), mapping)

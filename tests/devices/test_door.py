@@ -103,6 +103,7 @@ class Runtime:
 def test_buffers_to_fill_devices_from_are_locked_until_nobody_has_them(backend: Backend) -> None:
     runtime = Runtime()
     backend.cudart = lambda: runtime
+    backend.current_device = lambda: 0
     backend.device = lambda device: contextlib.nullcontext()
     # Of a number of its own: torch remembers the module of each device.
     buffer = Devices().buffer(8192, torch.device(KIND, 7))
@@ -119,9 +120,36 @@ def test_buffers_to_fill_devices_from_are_locked_until_nobody_has_them(backend: 
 def test_a_refusal_to_lock_a_buffer_is_an_error_of_torchs_kind(backend: Backend) -> None:
     backend.cudart = lambda: Runtime(code=2)
     backend._lazy_init = lambda: None
+    backend.current_device = lambda: 0
     backend.device = lambda device: contextlib.nullcontext()
     with pytest.raises(RuntimeError, match="error 2"):
         Devices().buffer(8192, torch.device(KIND, 8))
+
+
+class Interrupted(contextlib.AbstractContextManager[None]):
+    """Another device, and Ctrl-C before anybody has noted which one it was before."""
+
+    def __init__(self, current: list[int], device: torch.device) -> None:
+        self._current, self._device = current, device
+
+    def __enter__(self) -> None:
+        assert self._device.index is not None
+        self._current[0] = self._device.index
+        raise KeyboardInterrupt
+
+    def __exit__(self, *exc: object) -> None:
+        raise AssertionError("it was never entered")
+
+
+def test_ctrl_c_while_a_buffer_is_locked_leaves_training_on_its_device(backend: Backend) -> None:
+    current = [3]
+    backend.cudart = Runtime
+    backend.current_device = lambda: current[0]
+    backend.set_device = lambda index: current.__setitem__(0, index)
+    backend.device = lambda device: Interrupted(current, device)
+    with pytest.raises(KeyboardInterrupt):
+        Devices().buffer(8192, torch.device(KIND, 9))
+    assert current == [3]
 
 
 def test_what_has_no_streams_counts_as_the_host() -> None:
