@@ -173,7 +173,7 @@ class Engine:
 
         assert isinstance(self.levels, Levels)
         return BringsBack(
-            [level.url for level in options.further],
+            self.levels.sources,
             store,
             self.coordination.info,
             files=self.files,

@@ -37,6 +37,21 @@ REMEMBERED = 500
 
 
 @dataclass(frozen=True)
+class Serve:
+    """What the agent of a root keeps for other nodes while it is there.
+
+    Attributes:
+        dir: where.
+        bind: the address at which it listens, as `parse_address` takes it.
+        token_file: names the file with the token that the job shares.
+    """
+
+    dir: str
+    bind: str
+    token_file: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """What the agent of a root is to do.
 
@@ -52,6 +67,7 @@ class Plan:
         sweeps: this root's agent is the one that deletes what others left at the levels (the first root's).
         protocol: see `PROTOCOL`.
         release: of ckpt_core.
+        serve: what it keeps for other nodes; None: nothing.
     """
 
     run: str
@@ -63,6 +79,7 @@ class Plan:
     own: tuple[str, ...] = ()
     protocol: int = PROTOCOL
     release: str = ""
+    serve: Serve | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
@@ -75,6 +92,8 @@ class Plan:
         known = {one.name for one in dataclasses.fields(cls)}
         values = {name: value for name, value in obj.items() if name in known}
         values["own"] = tuple(values.get("own", ()))
+        if values.get("serve") is not None:
+            values["serve"] = Serve(**values["serve"])
         return cls(**{**values, "levels": parse_levels(values["levels"])})
 
 
@@ -152,6 +171,8 @@ class Status:
         levels: in the order of the plan.
         written_s: wall-clock time of this writing, for people.
         ended: it has ended, or is about to, and why ("up to date", "fenced", ...); "" while it works.
+        serving: the address at which it keeps steps of other nodes; "" while it does not.
+        refused: why it does not, though it is to; "".
     """
 
     pid: int
@@ -160,6 +181,8 @@ class Status:
     levels: list[LevelStatus] = field(default_factory=list)
     written_s: float = 0.0
     ended: str = ""
+    serving: str = ""
+    refused: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""

@@ -16,8 +16,14 @@ from ckpt_core.units import known_names, parse_bytes
 PEER = "peer"
 """The scheme of another node, which serves a directory of its own: `ckpt-core serve`."""
 
+PEERS = "peers"
+"""What stands for a URL where the nodes of the job keep one another's steps: where that is, they find out."""
+
 SCHEMES = ("s3", "gs", "az", PEER)
 """Object stores, as the beginning of a URL names them; a peer speaks as one."""
+
+_OF_NODES = ("bind", "dir", "domain")
+_OF_PEERS = ("peers", *_OF_NODES)
 
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _PEER = re.compile(
@@ -44,17 +50,35 @@ class Level:
             (or "200MB/s"); None: no bound.
         backlog: steps that this level still wants and that are kept for it where they are, although they
             would be retired. What is behind more than that is passed over, newest first.
+        peers: 1, without a `url`: each node keeps a copy of another one's steps. The four below go with it.
+        bind: where this node listens for the others: an address of it, or the name of a network interface,
+            and a port: "ib0:7077". With port 0 the system chooses one.
+        dir: where this node keeps the copies of others. Made if it is not there.
+        domain: what fails together with this node (a rack, a switch): its copy lies with another domain, if
+            there is room for that. None: this node alone.
     """
 
-    url: str
+    url: str = ""
     every: int = 1
     keep_last: int | None = 2
     keep_every: int | None = None
     bandwidth: int | str | None = None
     backlog: int = 1
+    peers: int | None = None
+    bind: str | None = None
+    dir: str | os.PathLike[str] | None = None
+    domain: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "url", _checked_url(self.url))
+        if self.peers is None:
+            object.__setattr__(self, "url", _checked_url(self.url))
+            _check_alone(self)
+        else:
+            if self.url not in ("", PEERS):
+                raise ConfigError(f"url={self.url!r} and peers={self.peers!r}: give one of them")
+            _check_peers(self)
+            object.__setattr__(self, "url", PEERS)
+            object.__setattr__(self, "dir", _absolute(self.dir))
         for name in ("every", "backlog"):
             _check_count(name, getattr(self, name))
         for name in ("keep_last", "keep_every"):
@@ -75,8 +99,16 @@ class Level:
         return self.bandwidth
 
     def to_json(self) -> dict[str, Any]:
-        """What `parse` takes."""
-        return dataclasses.asdict(self)
+        """What `parse_levels` takes."""
+        found = dataclasses.asdict(self)
+        if self.peers is not None:
+            return {name: value for name, value in found.items() if name != "url"}
+        return {name: value for name, value in found.items() if name not in _OF_PEERS}
+
+    def for_all(self) -> dict[str, Any]:
+        """What of it all nodes have to give alike."""
+        found = dataclasses.asdict(self)
+        return {name: value for name, value in found.items() if name not in _OF_NODES}
 
 
 def scheme_of(url: str | os.PathLike[str]) -> str | None:
@@ -124,7 +156,7 @@ def _level(value: object, number: int) -> Level:
                     raise ConfigError(
                         f"{name!r} is no field of a level: {known_names(name, known)}"
                     )
-            if "url" not in value:
+            if "url" not in value and "peers" not in value:
                 raise ConfigError(
                     "url is missing: name a directory, or a place like s3://bucket/run"
                 )
@@ -143,7 +175,7 @@ def _checked_url(url: object) -> str:
     match = _URL.fullmatch(text)
     if match is None:
         # The loop may change its working directory before anything goes there.
-        return os.path.abspath(os.path.expanduser(text))
+        return _absolute(text)
     scheme, rest = match[1].lower(), match[2].rstrip("/")
     if scheme == "file":
         return os.path.abspath("/" + rest.lstrip("/"))
@@ -163,10 +195,44 @@ def _checked_url(url: object) -> str:
     return f"{scheme}://{rest}"
 
 
+def _absolute(path: str | os.PathLike[str] | None) -> str:
+    return os.path.abspath(os.path.expanduser(os.fspath(path or "")))
+
+
 def _is_peer(rest: str) -> bool:
     found = _PEER.fullmatch(rest)
     names = rest.split("/")[1:]
     return found is not None and 0 < int(found[2]) < 65536 and not {"", ".", ".."} & {*names}
+
+
+def _check_alone(level: Level) -> None:
+    for name in _OF_NODES:
+        if getattr(level, name) is not None:
+            raise ConfigError(
+                f"{name}={getattr(level, name)!r} goes with peers=1, not with a url: leave one of them out"
+            )
+
+
+def _check_peers(level: Level) -> None:
+    if type(level.peers) is not int or level.peers != 1:
+        raise ConfigError(
+            f"peers={level.peers!r}: one copy on one other node is what there is: peers=1"
+        )
+    if not isinstance(level.bind, str) or not level.bind:
+        raise ConfigError(
+            f"bind={level.bind!r} is no address: peers=1 has this node listen for the others. Name an "
+            f'address or an interface of it, on the network between the nodes, and a port: bind="ib0:7077"'
+        )
+    folder: object = level.dir
+    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+        raise ConfigError(
+            f"dir={level.dir!r} is no directory: name one in which this node keeps the copies of another one"
+        )
+    if scheme_of(folder) is not None:
+        raise ConfigError(f"dir={level.dir!r} is a URL: name a directory of this node")
+    domain: object = level.domain
+    if domain is not None and (not isinstance(domain, str) or not domain):
+        raise ConfigError(f"domain={level.domain!r} is no name: give one like 'rack-7', or None")
 
 
 def _checked_bandwidth(value: object) -> int:

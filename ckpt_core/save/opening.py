@@ -61,7 +61,7 @@ def open_together(
             owner = store.owner()
     except CkptError as exc:
         error = exc
-    mine = [level.to_json() for level in levels]
+    mine = [level.for_all() for level in levels]
     opened = coordination.gather("open", [error_text(error), owner, mine], timeout_s)
     raise_first(error, [text for text, *_ in opened], **_NOT_OPEN)
     _check_alike([given for *_, given in opened])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ckpt_core.levels import wanted
 from ckpt_core.levels.mailbox import (
     LevelStatus,
     Plan,
+    Serve,
     Status,
     read_plan,
     read_status,
@@ -34,6 +36,10 @@ from ckpt_core.levels.mailbox import (
         (["run"], Level(os.path.abspath("run"))),
         (["PEER://node-b:7070/run/a/"], Level("peer://node-b:7070/run/a")),
         (["peer://[fd00::5]:7070/run"], Level("peer://[fd00::5]:7070/run")),
+        (
+            [{"peers": 1, "bind": "ib0:7077", "dir": "copies"}],
+            Level(peers=1, bind="ib0:7077", dir=os.path.abspath("copies")),
+        ),
     ],
 )
 def test_levels_are_given_as_objects_mappings_urls_or_json(given: Any, level: Level) -> None:
@@ -68,6 +74,14 @@ def test_levels_are_given_as_objects_mappings_urls_or_json(given: Any, level: Le
         ([{"url": "/a", "keep_last": True}], "keep_last=True must be"),
         ([{"url": "/a", "bandwidth": "fast"}], "bandwidth='fast' is not a size"),
         ([{"url": "/a", "bandwidth": 0}], "bandwidth=0 lets nothing through"),
+        ([{"peers": 2, "bind": "ib0:1", "dir": "/a"}], "peers=2: one copy on one other node"),
+        ([{"peers": True, "bind": "ib0:1", "dir": "/a"}], "peers=True: one copy"),
+        ([{"peers": 1, "dir": "/a"}], "bind=None is no address: peers=1 has this node listen"),
+        ([{"peers": 1, "bind": "ib0:1"}], "dir=None is no directory"),
+        ([{"peers": 1, "bind": "ib0:1", "dir": "s3://b/a"}], "dir='s3://b/a' is a URL"),
+        ([{"peers": 1, "bind": "ib0:1", "dir": "/a", "domain": 7}], "domain=7 is no name"),
+        ([{"peers": 1, "url": "/b"}], "url='/b' and peers=1: give one of them"),
+        ([{"url": "/a", "bind": "ib0:1"}], "bind='ib0:1' goes with peers=1, not with a url"),
         ([7], "number 1: 7 is no level"),
         (7, "levels=7 is no list"),
         ("s3://bucket/run", "is no JSON"),
@@ -133,10 +147,11 @@ def test_a_level_wants_the_newest_steps_that_it_lacks(
 def test_plan_and_status_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert read_plan(tmp_path) is None and read_status(tmp_path) is None
     plan = Plan("c0ffee", 3, "t", (Level("s3://b/run", every=5), Level("/far")), closed=True)
+    plan = dataclasses.replace(plan, own=("/far",), serve=Serve("/copies", "10.0.0.1:7", "/token"))
     write_plan(tmp_path, plan)
     one = LevelStatus("/far", steps={10: "000000000010-0a0b0c0d"}, sending=20, problem="away")
     one.has_reached(10)
-    status = Status(7, "host", "t", [one])
+    status = Status(7, "host", "t", [one], serving="10.0.0.1:7")
     write_status(tmp_path, status)
     assert read_plan(tmp_path) == plan
     assert read_status(tmp_path) == status

@@ -27,6 +27,7 @@ from ckpt_core._version import __version__
 from ckpt_core.errors import CkptError, RootBusy
 from ckpt_core.levels.agent.board import Board, Timing
 from ckpt_core.levels.agent.carrier import Carrier
+from ckpt_core.levels.agent.hosting import Hosting
 from ckpt_core.levels.mailbox import (
     AGENT_LOG,
     LEVELS,
@@ -142,6 +143,7 @@ class Agent:
         self._files, self._timing = files, timing
         self._carriers: dict[str, Carrier] = {}
         self._left: list[Carrier] = []
+        self._hosting = Hosting(files=files)
         self._free_s: float | None = None
         self._said = -1
         self._said_s = float("-inf")
@@ -168,6 +170,7 @@ class Agent:
     def _follow(self, board: Board, plan: Plan) -> None:
         """Carry to the levels of a plan, and to no others."""
         self.plan = plan
+        self._hosting.follow(plan.serve)
         board.follow(plan)
         urls = [level.url for level in plan.levels]
         for url in [url for url in self._carriers if url not in urls]:
@@ -191,6 +194,8 @@ class Agent:
                 return OTHER_RELEASE
             self._follow(board, fresh)
         self._watch(board)
+        self._hosting.look()
+        board.hosts(self._hosting.address, self._hosting.refused)
         now = time.monotonic()
         fences = [carrier.fenced_s for carrier in self._carriers.values() if carrier.fenced_s]
         if fences and now - min(fences) >= self._timing.fenced_s:
@@ -198,8 +203,16 @@ class Agent:
         if board.alive:
             return ""
         if all(carrier.done_in == board.epoch for carrier in self._carriers.values()):
-            return UP_TO_DATE
+            return UP_TO_DATE if self._is_quiet(now) else ""
         return NO_PROGRESS if now - board.progress_s >= self._timing.patience_s else ""
+
+    def _is_quiet(self, now: float) -> bool:
+        """Whether no other node is on its way any more with what was saved last."""
+        gone_s = now - (now if self._free_s is None else self._free_s)
+        return (
+            not self._hosting.address
+            or min(self._hosting.quiet_s(), gone_s) >= self._timing.serves_s
+        )
 
     def _watch(self, board: Board) -> None:
         """See whether somebody trains. A root that is free for a moment may be on its way to the next one."""
@@ -225,6 +238,7 @@ class Agent:
         carriers = [*self._carriers.values(), *self._left]
         for carrier in carriers:
             carrier.stop()
+        self._hosting.close()
         deadline = time.monotonic() + self._timing.end_s
         return sum(not carrier.join(deadline=deadline) for carrier in carriers) == 0
 

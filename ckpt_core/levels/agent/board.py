@@ -34,6 +34,8 @@ class Timing:
     patience_s: float = 3600.0
     """How long an agent goes on without any progress when nobody trains."""
     end_s: float = 3.0
+    serves_s: float = 90.0
+    """How long other nodes may still come when nobody trains: longer than they pause between tries."""
 
 
 class Board:
@@ -89,6 +91,13 @@ class Board:
     def moved(self) -> None:
         """Something has been achieved."""
         self.progress_s = time.monotonic()
+
+    def hosts(self, serving: str, refused: str) -> None:
+        """Where steps of other nodes are kept, or why not."""
+        with self._lock:
+            if (self._status.serving, self._status.refused) != (serving, refused):
+                self._status.serving, self._status.refused = serving, refused
+                self.version += 1
 
     def seen(self, url: str, there: Mapping[int, str]) -> None:
         """Note what is whole at a level."""

@@ -16,7 +16,7 @@ from ckpt_core.errors import (
     UnknownFormat,
 )
 from ckpt_core.levels.agent.board import Board, Timing
-from ckpt_core.levels.agent.claims import Fenced, beat, check_fence
+from ckpt_core.levels.agent.claims import Fenced, beat, check_fence, take
 from ckpt_core.levels.agent.copying import How, Sent, complete, send
 from ckpt_core.levels.agent.named_carrying import NamedCarrier
 from ckpt_core.levels.agent.pace import Backoff, Pace, Stopped
@@ -60,6 +60,7 @@ class Carrier:
         self._begun: Copy | None = None
         self._damaged: set[tuple[int, str]] = set()
         self._abandoned = self._in_trouble = False
+        self._taken = -1
         self._backoff = Backoff(first_s=timing.again_s, most_s=timing.again_most_s)
         self._threads = [
             threading.Thread(target=target, daemon=True, name=f"ckpt-level-{target.__name__}")
@@ -179,10 +180,18 @@ class Carrier:
         age_s = time.monotonic() - self._looked_s
         is_cheap = self._waiting or scheme_of(self.url) is None
         if now or age_s >= (self._timing.others_s if is_cheap else self._timing.look_s):
-            check_fence(far, self._board.plan)
+            self._claim(far)
             self._there = dict(far.steps())
             self._looked_s = time.monotonic()
             self._board.seen(self.url, self._there)
+
+    def _claim(self, far: Far) -> None:
+        plan = self._board.plan
+        if self._is_own() and scheme_of(self.url) is not None and self._taken != plan.session:
+            take(far, plan)
+            self._taken = plan.session
+        else:
+            check_fence(far, plan)
 
     def _folders(self) -> list[Path]:
         """Where steps come from: the directories before this level, the nearest first."""

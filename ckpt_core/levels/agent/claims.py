@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 
 from ckpt_core.errors import CkptError
 from ckpt_core.levels.claiming import LEASE, RUN, parsed
@@ -36,6 +37,25 @@ def check_fence(far: Far, plan: Plan) -> None:
             f"{far.url} is at session {there['session']}, by {there.get('host')}, and this agent at "
             f"{plan.session}: it publishes and retires nothing any more"
         )
+
+
+def take(far: Far, plan: Plan) -> None:
+    """Claim a level that no other root of the job has, for the run and the session of this one.
+
+    Raises:
+        Fenced, Away: as `check_fence`; another one takes it this moment.
+    """
+    check_fence(far, plan)
+    word = far.read_word(RUN)
+    if parsed(word).get("session", -1) == plan.session:
+        return
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    mine = {"run": plan.run, "session": plan.session, "since": since}
+    mine |= {"host": socket.gethostname(), "pid": os.getpid()}
+    try:
+        far.write_word(RUN, json.dumps(mine).encode(), over=None if word is None else word.tag)
+    except Conflict as exc:
+        raise Away(str(exc)) from None
 
 
 def beat(far: Far, plan: Plan, *, closed: bool = False) -> None:

@@ -7,6 +7,8 @@ import re
 import socket
 from dataclasses import dataclass
 
+import psutil
+
 from ckpt_core.errors import ConfigError
 
 ALL = "all"
@@ -26,15 +28,15 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_address(text: str) -> Address:
-    """What a person says after --bind.
+def parse_address(text: str, *, name: str = "--bind") -> Address:
+    """What a person says after --bind, or as `name`.
 
     Raises:
         ConfigError: it is no address; or means every interface without saying so.
     """
     found = _TEXT.fullmatch(text)
     if found is None or int(found[3]) > 65535:
-        raise ConfigError(f"--bind {text} is no address: write it like 10.0.0.5:7070")
+        raise ConfigError(f"{name} {text} is no address: write it like 10.0.0.5:7070")
     host = found[1] or found[2]
     try:
         everywhere = ipaddress.ip_address(host).is_unspecified
@@ -42,10 +44,26 @@ def parse_address(text: str) -> Address:
         everywhere = host == "*"
     if everywhere:
         raise ConfigError(
-            f"--bind {text} listens on every network of this machine: name the address of the one between "
-            f"the nodes, or say --bind {ALL}:{found[3]} if all of them are meant"
+            f"{name} {text} listens on every network of this machine: name the address of the one between "
+            f"the nodes, or say {ALL}:{found[3]} if all of them are meant"
         )
     return Address(host, int(found[3]))
+
+
+def of_interface(address: Address) -> Address:
+    """The same, where the host may be the name of a network interface of this machine: its first address.
+
+    Raises:
+        ConfigError: the interface has none.
+    """
+    found = psutil.net_if_addrs().get(address.host)
+    if found is None:
+        return address
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for one in found:
+            if one.family == family and not one.address.startswith("fe80"):
+                return Address(one.address, address.port)
+    raise ConfigError(f"the interface {address.host} has no address: see `ip addr`")
 
 
 def bound(address: Address) -> socket.socket:

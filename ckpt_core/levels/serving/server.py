@@ -39,6 +39,7 @@ class PeerServer:
 
     Attributes:
         address: with the port that the system chose, where 0 was asked for.
+        changed_s: when somebody last changed something here, on the monotonic clock; 0: nobody has.
 
     Raises:
         ConfigError: the address is none of this machine's, or is taken.
@@ -57,6 +58,7 @@ class PeerServer:
     ) -> None:
         self._files = files or Files()
         self._keys, self._most = keys, most_connections
+        self.changed_s = 0.0
         self._lock = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
         self._busy: set[socket.socket] = set()
@@ -153,6 +155,8 @@ class PeerServer:
             connection.trust()
             self._busy.add(sock)
             answer = self._desk.answer(request, connection)
+            if request.method not in ("GET", "HEAD"):
+                self.changed_s = time.monotonic()
         except Refusal as refusal:
             self._tell(refusal, peer)
             connection.drain(trusted=trusted)

@@ -60,6 +60,10 @@ class Following:
         self._ended = ""
         self._told: list[_Told] = [_Told() for _ in levels]
 
+    def lead_to(self, levels: Sequence[Level]) -> None:
+        """These are the places, as many as before. Called before anything is heard of them."""
+        self._levels = tuple(levels)
+
     def begin(self, committed: Sequence[int]) -> None:
         """These steps were there when the root was opened."""
         self._newest = max(committed, default=-1)

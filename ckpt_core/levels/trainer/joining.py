@@ -25,6 +25,7 @@ from ckpt_core.levels.claiming import RUN as RUN_WORD
 from ckpt_core.levels.errands import Errands, errand
 from ckpt_core.levels.helping import run_here
 from ckpt_core.levels.mailbox import LEVELS, read_plan
+from ckpt_core.levels.trainer.ring import Known
 from ckpt_core.options import Level
 from ckpt_core.save import error_text, raise_first
 from ckpt_core.store import committed_steps
@@ -35,7 +36,8 @@ _log = logging.getLogger("ckpt_core")
 RUN = "run"
 """The file in `.levels/` that holds the id of the run."""
 
-_NOT_JOINED = {"failed": "use the levels", "so": "No rank goes on"}
+_NOTHING = Known()
+NOT_JOINED = {"failed": "use the levels", "so": "No rank goes on"}
 _ANSWERS_WITHIN_S = 60.0
 _CLAIMED_WITHIN_S = 120.0
 _RUN = re.compile(r"[0-9a-f]{8,64}")
@@ -65,8 +67,12 @@ def claim_together(
     *,
     errands: Errands,
     timeout_s: float,
+    known: Known | None = None,
 ) -> Claim:
     """Claim the levels for the run of this root. Called on every rank, with the root locked.
+
+    Args:
+        known: what other nodes know of the run, where they have told.
 
     Raises:
         ConfigError: a level cannot be used; what is wrong, and what to do.
@@ -79,13 +85,13 @@ def claim_together(
     claim = None
     try:
         if coordination.info.rank == 0:
-            claim = claim_here(root, levels, errands)
+            claim = claim_here(root, levels, errands, known=known or _NOTHING)
     except CkptError as exc:
         error = exc
     # Whoever joins a run looks on for a while whether somebody is at work there.
     within_s = max(timeout_s, _CLAIMED_WITHIN_S)
     told = coordination.gather("levels", [error_text(error), claim], within_s)
-    raise_first(error, [text for text, _ in told], **_NOT_JOINED)
+    raise_first(error, [text for text, _ in told], **NOT_JOINED)
     answer = told[0][1]
     claimed = Claim(answer["run"], answer["session"], answer["token"])
     if coordination.info.group is None:
@@ -114,7 +120,7 @@ def settle_together(
         CkptError: `error`, which is this rank's.
         CommitError, CoordinationTimeout: another rank's.
     """
-    raise_first(error, coordination.gather("agents", error_text(error), timeout_s), **_NOT_JOINED)
+    raise_first(error, coordination.gather("agents", error_text(error), timeout_s), **NOT_JOINED)
 
 
 def read_run(root: Path) -> str | None:
@@ -153,15 +159,18 @@ def write_run(root: Path, run: str, *, files: Files) -> None:
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def claim_here(root: Path, levels: Sequence[Level], errands: Errands) -> dict[str, Any]:
+def claim_here(
+    root: Path, levels: Sequence[Level], errands: Errands, *, known: Known = _NOTHING
+) -> dict[str, Any]:
     """Claim the levels for the run of this root: `run`, `session` and `token`. Raises as `claim_together`."""
-    run, before = read_run(root), read_plan(root)
+    run, before = read_run(root) or known.run, read_plan(root)
+    session = before.session if before is not None and before.run == run else 0
     request = {
         "levels": [level.to_json() for level in levels],
         "run": run,
         "fresh": run is None and not committed_steps(root),
         "leads": True,
-        "session": before.session if before is not None and before.run == run else 0,
+        "session": max(session, known.session),
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }

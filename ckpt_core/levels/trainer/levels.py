@@ -8,6 +8,7 @@ thread leaves one of these half done. It opens no connection; `joining` has that
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import queue
@@ -38,11 +39,12 @@ from ckpt_core.levels.trainer.joining import (
     settle_together,
     write_run,
 )
+from ckpt_core.levels.trainer.peering import Peers
 from ckpt_core.levels.trainer.places import check_places, same_disk
 from ckpt_core.levels.trainer.rhythm import Rhythm
 from ckpt_core.levels.trainer.spawning import Agent
 from ckpt_core.observe import EventLog
-from ckpt_core.options import Level
+from ckpt_core.options import PEERS, Level
 from ckpt_core.save import Followed, LevelGauge, NoLevels, Reaching
 from ckpt_core.store import committed_steps
 from ckpt_core.system.files import Files
@@ -89,7 +91,9 @@ class Levels(NoLevels):
         self.errands = Errands()
         self._levels = tuple(levels)
         self._root, self._files = root, files
-        check_places(root, self._levels)
+        self._plain = tuple([level for level in levels if level.peers is None])
+        check_places(root, self._plain)
+        self._peers = Peers.among(levels, root, coordination, timeout_s=timeout_s)
         self._coordination = coordination
         self._timeout_s = timeout_s
         self._pid = os.getpid()
@@ -123,28 +127,54 @@ class Levels(NoLevels):
         """
         info = self._coordination.info
         self._following.begin(committed_steps(self._root))
+        known = None if self._peers is None else self._peers.know()
         claim = claim_together(
             self._root,
-            self._levels,
+            self._plain,
             self._coordination,
             errands=self.errands,
             timeout_s=self._timeout_s,
+            known=known,
         )
         error: CkptError | None = None
         try:
             if info.leads:
-                for text in same_disk(self._root, self._levels):
+                for text in same_disk(self._root, self._plain):
                     _log.warning("%s", text)
                 if info.rank != 0:
-                    check(self._levels, self.errands)
+                    check(self._plain, self.errands)
                 write_run(self._root, claim.run, files=self._files)
                 self._on_thread(lambda: self._begin(claim))
         except CkptError as exc:
             error = exc
         settle_together(error, self._coordination, timeout_s=self._timeout_s)
+        if self._peers is not None:
+            claim = self._meet(self._peers, claim)
         self._heard_s = time.monotonic()
         # Last: from here on statuses count.
         self._claim = claim
+
+    def _meet(self, peers: Peers, claim: Claim) -> Claim:
+        """Find out where the copies of this node go, and have its agent take them there."""
+        there = peers.meet(claim.run, claim.token)
+        claim = dataclasses.replace(claim, own=(*claim.own, there.url))
+        self._levels = tuple([one if one.peers is None else there for one in self._levels])
+        self._following.lead_to(self._levels)
+        error: CkptError | None = None
+        try:
+            if self._coordination.info.leads:
+                check([there], self.errands)
+                self._on_thread(lambda: self._write_plan(claim, closed=False))
+        except CkptError as exc:
+            error = exc
+        settle_together(error, self._coordination, timeout_s=self._timeout_s)
+        return claim
+
+    @property
+    def sources(self) -> list[str]:
+        """Where steps may be brought from, the nearest first."""
+        urls = [level.url for level in self._levels]
+        return urls if self._peers is None else self._peers.and_others(urls)
 
     def close(self) -> None:
         """See `NoLevels.close`. It can be called again where it was interrupted."""
@@ -230,6 +260,8 @@ class Levels(NoLevels):
         urls = [one.url for one in self._levels]
         if isinstance(level, int) and not isinstance(level, bool) and 1 <= level <= len(urls):
             return level - 1
+        if level == PEERS and self._peers is not None:
+            level = self._peers.url
         if isinstance(level, str) and (url := Level(level).url) in urls:
             return urls.index(url)
         known = ", ".join(f"{number} ({url})" for number, url in enumerate(urls, 1))
@@ -278,7 +310,6 @@ class Levels(NoLevels):
         self._agent.start()
 
     def _write_plan(self, claim: Claim, *, closed: bool) -> None:
-        sweeps = self._coordination.info.rank == 0
         plan = Plan(
             claim.run,
             claim.session,
@@ -286,9 +317,11 @@ class Levels(NoLevels):
             self._levels,
             closed=closed,
             own=claim.own,
-            sweeps=sweeps,
+            sweeps=self._coordination.info.rank == 0,
             release=__version__,
         )
+        if self._peers is not None:
+            plan = self._peers.planned(plan)
         try:
             write_plan(self._root, plan)
         except OSError as exc:

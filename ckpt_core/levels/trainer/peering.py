@@ -1,0 +1,207 @@
+"""The nodes of a job find out who keeps whose copies: all of them, or none goes on.
+
+know      which run it is, wherever some node knows of it
+meet      where each node listens, and so where the copies of this one go, and may be already
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from ckpt_core.coordination import Coordination
+from ckpt_core.errors import CkptError, ConfigError, PersistError
+from ckpt_core.levels.far.opening import check_extra
+from ckpt_core.levels.mailbox import AGENT_LOG, LEVELS, Plan, Serve, read_plan, read_status
+from ckpt_core.levels.serving.binding import ALL, of_interface, parse_address
+from ckpt_core.levels.tokens import TOKEN_VARIABLE, read_keys
+from ckpt_core.levels.trainer import ring
+from ckpt_core.levels.trainer.joining import NOT_JOINED, read_run
+from ckpt_core.levels.trainer.ring import Held, Known, Member
+from ckpt_core.options import PEERS, Level
+from ckpt_core.save import error_text, raise_first
+
+_log = logging.getLogger("ckpt_core")
+
+_SERVES_WITHIN_S = 30.0
+_LOOK_S = 0.02
+_LEAST_BACKLOG = 2
+"""As many steps as a root keeps: after a loss any of them may be the newest that all nodes have."""
+
+
+class Peers:
+    """`Level(peers=1)` of one Checkpointer, as one rank has it.
+
+    Attributes:
+        url: where the copies of this node go; "peers" until all have met.
+
+    Args:
+        root: of this node.
+        level: as it was given.
+
+    Raises:
+        ConfigError: there are no other nodes with roots of their own, or the client is missing.
+    """
+
+    def __init__(
+        self, root: Path, level: Level, coordination: Coordination, *, timeout_s: float
+    ) -> None:
+        self._root, self._level = root, level
+        self._coordination, self._timeout_s = coordination, timeout_s
+        self.url = PEERS
+        self._sources: list[str] = []
+        self._held: dict[int, Held] = {}
+        self._serve: Serve | None = None
+        if len(coordination.info.members) == coordination.info.world_size:
+            raise ConfigError(
+                "levels: peers=1 needs at least two nodes, each with a root of its own: give "
+                'coordination=TorchStore.from_env(roots="node"), or name another node\'s disk: peer://...'
+            )
+        check_extra(PEERS)
+
+    @classmethod
+    def among(
+        cls, levels: Sequence[Level], root: Path, coordination: Coordination, *, timeout_s: float
+    ) -> Self | None:
+        """That of a Checkpointer with these levels; None: it has none."""
+        found = [level for level in levels if level.peers is not None]
+        return cls(root, found[0], coordination, timeout_s=timeout_s) if found else None
+
+    def know(self) -> Known:
+        """The run that the job goes on with. Called on every rank, with the root locked.
+
+        Raises:
+            ConfigError: this node cannot keep copies, or nobody can tell which run it is.
+            CommitError, CoordinationTimeout: another rank's error.
+        """
+        info = self._coordination.info
+        error: CkptError | None = None
+        mine = None
+        try:
+            if info.leads:
+                mine = self._known().to_json()
+        except CkptError as exc:
+            error = exc
+        told = self._coordination.gather("peers", [error_text(error), mine], self._timeout_s)
+        raise_first(error, [text for text, _ in told], **NOT_JOINED)
+        known = {rank: Known.from_json(one) for rank, (_, one) in enumerate(told) if one}
+        self._held = {rank: one.held for rank, one in known.items()}
+        return ring.joined(known)
+
+    def planned(self, plan: Plan) -> Plan:
+        """What the agent of this root is to do; until all have met: listen, and go on as before."""
+        if self._sources:
+            return dataclasses.replace(plan, serve=self._serve)
+        last = read_plan(self._root)
+        levels = [level for level in plan.levels if level.peers is None]
+        if last is None or last.run != plan.run:
+            return dataclasses.replace(plan, levels=tuple(levels), serve=self._serve)
+        urls = {level.url for level in levels}
+        levels += [one for one in last.levels if one.url in last.own and one.url not in urls]
+        own = (*plan.own, *(url for url in last.own if url not in plan.own))
+        return dataclasses.replace(plan, levels=tuple(levels), own=own, serve=self._serve)
+
+    def and_others(self, urls: Sequence[str]) -> list[str]:
+        """The same, and where else copies of this node may be: with whom they went to in an earlier ring."""
+        found: list[str] = []
+        for url in urls:
+            found += self._sources if url == self.url else [url]
+        return found
+
+    def meet(self, run: str, token: str) -> Level:
+        """Where the copies of this node go. Called on every rank, once the agents are at work.
+
+        Args:
+            run: of the job.
+            token: of the plan that the agent goes by.
+
+        Raises:
+            ConfigError: this node cannot listen where it is to, or two are at one address.
+            PersistError: its agent does not say where it listens.
+            CommitError, CoordinationTimeout: another rank's error.
+        """
+        info = self._coordination.info
+        error: CkptError | None = None
+        mine = None
+        try:
+            if info.leads:
+                mine = [self._address(token), self._level.domain]
+        except CkptError as exc:
+            error = exc
+        told = self._coordination.gather("ring", [error_text(error), mine], self._timeout_s)
+        raise_first(error, [text for text, _ in told], **NOT_JOINED)
+        members = [Member(rank, *one) for rank, (_, one) in enumerate(told) if one]
+        ring.check(members)
+        if info.rank == 0 and (text := ring.warning(members)):
+            _log.warning("%s", text)
+        return self._placed(run, members)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _known(self) -> Known:
+        """What this node knows, once it is sure that it can keep copies."""
+        level = self._level
+        assert level.bind is not None and level.dir is not None
+        address = parse_address(level.bind, name="bind")
+        if address.host == ALL:
+            raise ConfigError(
+                f"bind={level.bind!r}: the other nodes reach this one at one address: name it, or the "
+                f"interface that has it"
+            )
+        token_file = os.environ.get(TOKEN_VARIABLE, "")
+        if not token_file:
+            raise ConfigError(
+                f"peers=1: the nodes need a token that they share: let {TOKEN_VARIABLE} name its file on each"
+            )
+        read_keys(token_file)
+        folder, root = Path(os.path.realpath(level.dir)), Path(os.path.realpath(self._root))
+        if folder.is_relative_to(root) or root.is_relative_to(folder):
+            raise ConfigError(
+                f"dir={level.dir!r} is the root {self._root}, or lies inside it or above it: each has a "
+                f"place of its own"
+            )
+        self._serve = Serve(str(level.dir), str(of_interface(address)), os.path.abspath(token_file))
+        run, before = read_run(self._root), read_plan(self._root)
+        session = before.session if before is not None and before.run == run else 0
+        return Known(run, session, ring.held(folder))
+
+    def _address(self, token: str) -> str:
+        """Where the agent of this root listens."""
+        deadline = time.monotonic() + _SERVES_WITHIN_S
+        while time.monotonic() < deadline:
+            status = read_status(self._root)
+            if status is not None and status.token == token:
+                if status.serving:
+                    return status.serving
+                if status.refused:
+                    raise ConfigError(
+                        f"peers=1: {status.refused}. (A job that has just ended keeps copies for "
+                        f"others for a minute and a half more.)"
+                    )
+            time.sleep(_LOOK_S)
+        raise PersistError(
+            f"the agent of {self._root} does not say where it listens for other nodes: see "
+            f"{self._root / LEVELS / AGENT_LOG}. Committed steps are safe",
+            path=self._root,
+        )
+
+    def _placed(self, run: str, members: Sequence[Member]) -> Level:
+        first = self._coordination.info.members[0]
+        mine = next(one for one in members if one.rank == first)
+        self.url, self._sources = ring.places(mine, members, run, self._held)
+        if self._serve is not None:
+            # With the port that it has: an agent that is started anew is found where this one was.
+            self._serve = dataclasses.replace(self._serve, bind=mine.address)
+        return Level(
+            self.url,
+            every=self._level.every,
+            keep_last=self._level.keep_last,
+            keep_every=self._level.keep_every,
+            bandwidth=self._level.bandwidth,
+            backlog=max(self._level.backlog, _LEAST_BACKLOG),
+        )

@@ -1,0 +1,182 @@
+"""Where copies of nodes lie: each node's on one other node, across domains where there is room. Pure, but for
+`held`, which looks at a directory of this machine.
+
+    <dir of a node>/<run>/<part>/step-...      what a node keeps for another one: a root as any other
+
+A *part* is what one node holds of a step. It is named after the first of the node's ranks, so that a machine
+that takes a lost one's place finds what that one has saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from ckpt_core.errors import ConfigError
+from ckpt_core.levels.claiming import RUN
+from ckpt_core.options import PEER
+
+_RUN = re.compile(r"[0-9a-f]{8,64}")
+_PART = re.compile(r"node-[0-9]{5,}")
+
+Held = dict[str, dict[str, int]]
+"""run -> part -> the newest session of the run that had something sent there."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a node knows when the job starts.
+
+    Attributes:
+        run: of its root; None: it is fresh.
+        session: the newest that its root has had.
+        held: what it keeps for others.
+    """
+
+    run: str | None = None
+    session: int = 0
+    held: Held = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` takes."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, obj: dict[str, Any]) -> Self:
+        """As `to_json` gave it on another rank."""
+        return cls(**obj)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node of the ring.
+
+    Attributes:
+        rank: the first of its ranks, which leads there.
+        address: where its agent listens.
+        domain: what fails together with it; None: nothing else does.
+    """
+
+    rank: int
+    address: str
+    domain: str | None = None
+
+    @property
+    def part(self) -> str:
+        """The name of what it holds."""
+        return f"node-{self.rank:05d}"
+
+
+def held(folder: Path) -> Held:
+    """What a directory of this machine keeps for other nodes."""
+    found: Held = {}
+    for place in folder.glob(f"*/*/{RUN}"):
+        run, part = place.parts[-3:-1]
+        if _RUN.fullmatch(run) and _PART.fullmatch(part):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                session = int(json.loads(place.read_bytes())["session"])
+                found.setdefault(run, {})[part] = session
+    return found
+
+
+def joined(known: dict[int, Known]) -> Known:
+    """The run that nodes go on with, and its newest session, wherever that is known of.
+
+    Args:
+        known: by the rank that leads each node.
+
+    Returns:
+        `run` is None where there is none yet.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    runs = {one.run: rank for rank, one in known.items() if one.run is not None}
+    if len(runs) > 1:
+        rows = ", ".join(f"{run} (rank {rank})" for run, rank in runs.items())
+        raise ConfigError(
+            f"the roots of the nodes hold steps of several runs: {rows}. Empty those that do not belong to "
+            f"this one, and they are filled from their peers"
+        )
+    if not runs:
+        kept = {run: rank for rank, one in known.items() for run in one.held}
+        if len(kept) > 1:
+            rows = ", ".join(f"{run} (rank {rank})" for run, rank in kept.items())
+            raise ConfigError(
+                f"all roots are empty, and the nodes keep copies of several runs: {rows}. Remove from `dir` "
+                f"those that are not to be gone on with"
+            )
+        runs = kept
+    if not runs:
+        return Known()
+    (run,) = runs
+    sessions = [one.session for one in known.values() if one.run == run]
+    sessions += [n for one in known.values() for n in one.held.get(run, {}).values()]
+    return Known(run, max(sessions, default=0))
+
+
+def partners(members: Sequence[Member]) -> dict[int, Member]:
+    """Who keeps the copy of each node, by its rank: every node keeps just one.
+
+    Nodes are put in order by domain, and each takes the one that is as far ahead as the largest domain is
+    long. So a copy lies in another domain, unless more than half of all nodes are in one.
+    """
+    domains = [_domain(one) for one in members]
+    order = sorted(range(len(members)), key=lambda number: (domains.index(domains[number]), number))
+    jump = max(Counter(domains).values())
+    jump = jump if jump < len(members) else 1
+    ring = [members[number] for number in order]
+    return {one.rank: ring[(at + jump) % len(ring)] for at, one in enumerate(ring)}
+
+
+def warning(members: Sequence[Member]) -> str:
+    """What is to be said of copies that lie where their nodes are; "": nothing is."""
+    there = partners(members)
+    near = [one.rank for one in members if _domain(there[one.rank]) == _domain(one)]
+    if not near:
+        return ""
+    return (
+        f"peers: the nodes of ranks {near} and their copies are in one domain each: what fails with a domain "
+        f"loses both. Spread the nodes, so that no domain has more than half of them"
+    )
+
+
+def check(members: Sequence[Member]) -> None:
+    """Be sure that each node is reached at an address of its own.
+
+    Raises:
+        ConfigError: names the ranks and the address.
+    """
+    ranks: dict[str, int] = {}
+    for one in members:
+        if one.address in ranks:
+            raise ConfigError(
+                f"the nodes of ranks {ranks[one.address]} and {one.rank} are both at {one.address}: bind "
+                f"names an address that the others reach, or the interface that has it"
+            )
+        ranks[one.address] = one.rank
+
+
+def place(holder: Member, run: str, part: str) -> str:
+    """The URL of a part at a node."""
+    return f"{PEER}://{holder.address}/{run}/{part}"
+
+
+def places(
+    mine: Member, members: Sequence[Member], run: str, kept: dict[int, Held]
+) -> tuple[str, list[str]]:
+    """Where the steps of a node go to, and all places where some of them may be, that one first."""
+    target = partners(members)[mine.rank]
+    others = [one for one in members if one != target and mine.part in kept[one.rank].get(run, {})]
+    urls = [place(one, run, mine.part) for one in (target, *others)]
+    return urls[0], urls
+
+
+def _domain(member: Member) -> tuple[str | None, int | None]:
+    return (member.domain, None if member.domain is not None else member.rank)

@@ -1,0 +1,127 @@
+"""Nodes that keep one another's steps: any one of them is lost with its disk, at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_core import verify
+from ckpt_core.store import committed_steps, step_path
+from tests.crash.warm import Warm
+from tests.levels.servers.moto import needs_store
+from tests.levels.trainers import processes, until
+from tests.multirank.crew import all_well
+from tests.multirank.peer_jobs import TOKEN
+
+pytestmark = needs_store
+
+NODES = ["a", "b", "c"]
+ROUNDS = 3
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / TOKEN).touch(mode=0o600)
+    (tmp_path / TOKEN).write_text("0123456789" * 4)
+    yield tmp_path
+    for home in tmp_path.iterdir():
+        end(home)
+
+
+def end(home: Path) -> None:
+    """All that runs on a node."""
+    for pid in processes(home / "root"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: not processes(home / "root"), "the end of the agent")
+
+
+def run(warm: Warm, name: str, place: Path, nodes: list[str], **more: Any) -> list[Any]:
+    return warm.call(
+        "tests.multirank.crew:run_ranks",
+        call=f"tests.multirank.peer_jobs:{name}",
+        world_size=len(nodes),
+        nodes=nodes,
+        arguments={"place": str(place), **more},
+    )
+
+
+def test_each_node_keeps_the_steps_of_one_other_and_a_lost_one_is_filled_again(
+    warm: Warm, place: Path
+) -> None:
+    first = all_well(run(warm, "save_and_reach", place, NODES, steps=[1, 2, 3]))
+    assert [one["begun"] for one in first] == [0, 0, 0]
+    copies = {path.name: path for path in place.glob("*/copies/*/node-*")}
+    assert sorted(copies) == ["node-00000", "node-00001", "node-00002"]
+    assert [copies[name].parts[-4] for name in sorted(copies)] == ["b", "c", "a"]
+    for copy in copies.values():
+        assert 3 in committed_steps(copy) and verify(step_path(copy, 3)).ok
+
+    end(place / "b")
+    shutil.rmtree(place / "b")
+    again = all_well(run(warm, "save_and_reach", place, ["a", "fresh", "c"], steps=[4]))
+    assert [one["begun"] for one in again] == [3, 3, 3]
+    assert committed_steps(place / "fresh" / "root") == (3, 4)
+    (kept,) = (place / "fresh" / "copies").glob("*/node-*")
+    assert kept.name == "node-00000" and 4 in committed_steps(kept), "and does its part for others"
+
+
+def test_whichever_node_is_lost_at_whatever_moment_nothing_that_had_reached_its_peers_is(
+    warm: Warm, place: Path
+) -> None:
+    chance = random.Random(os.environ.get("CKPT_PLACES", "peers"))
+    nodes, least, lost = [*NODES, "d"], 0, 0
+    for round in range(ROUNDS):
+        victim, early = chance.randrange(len(nodes)), round % 3 == 2
+        if early:
+            victim = lost  # that which is being filled
+        for left in place.glob("rank-*.pid"):
+            left.unlink()
+        how = {"victim": victim, "seed": chance.randrange(1 << 30), "early": early}
+        outcomes = run(warm, "train_until_lost", place, nodes, **how)
+        assert not any(one["problem"] for one in outcomes), f"{how}: {outcomes}"
+        begun = [number(place / f"begun-{rank}") for rank in range(len(nodes))]
+        if not early:
+            assert min(begun) == max(begun) >= least, f"{how}"
+        least = min(number(place / f"reached-{rank}") for rank in range(len(nodes)))
+        lost = victim
+        nodes[victim] = f"fresh-{round}"
+    found = all_well(run(warm, "save_and_reach", place, nodes, steps=[]))
+    assert len({one["begun"] for one in found}) == 1 and found[0]["begun"] >= least > 0
+
+
+def number(path: Path) -> int:
+    return int(path.read_text()) if path.exists() else 0
+
+
+def test_what_cannot_be_is_said_on_all_ranks_before_anything_listens(
+    warm: Warm, place: Path
+) -> None:
+    one: dict[str, Any] = {}
+    (place / "open").write_text("0123456789" * 4)
+    for wrong, said in (
+        ({"bind": "all:7070"}, "the other nodes reach this one at one address"),
+        ({"bind": "203.0.113.1:0"}, "cannot listen at 203.0.113.1:0"),
+        ({"dir": str(place / "b" / "root" / "in")}, "or lies inside it or above it"),
+        ({"token": "open"}, "others can read the token's file"),
+        ({"token": "none"}, "cannot be read"),
+    ):
+        told = run_one(warm, "opens", place, each=[one, wrong])
+        assert said in told[1] and told[1].startswith("ConfigError"), told
+        assert "rank 1 could not use the levels" in told[0] and said in told[0]
+    told = run_one(warm, "opens", place, each=[{"domain": "x"}, {"every": 2}])
+    assert all("give all ranks the same" in text for text in told)
+    assert not processes(place / "a" / "root") and not processes(place / "b" / "root")
+    assert run_one(warm, "opens", place, each=[one, one]) == ["opened", "opened"]
+
+
+def run_one(warm: Warm, name: str, place: Path, **more: Any) -> list[Any]:
+    return all_well(run(warm, name, place, ["a", "b"], **more))
