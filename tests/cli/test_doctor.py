@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -206,14 +208,62 @@ def test_staging_bytes_of_the_environment_are_held_against_the_memory(process: C
     assert level == "warning" and "lower CKPT_CORE_STAGING_BYTES" in text
 
 
-def test_a_trial_that_dies_is_told_and_none_is_left_behind(
+def _told(program: str) -> Trial:
+    with trials({"one": "import json", "other": program}) as running:
+        assert running is not None
+        results = running.results()
+    assert results["one"] == Trial({})
+    return results["other"]
+
+
+@pytest.mark.parametrize(
+    ("program", "trial"),
+    [
+        ("told['x'] = 1", Trial({"x": 1})),
+        ("raise ImportError('half of it')", Trial({}, "ImportError: half of it")),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", Trial({}, "ended by SIGSEGV")),
+        ("import os; os._exit(0)", Trial({}, "ended with 0")),
+        ("import atexit, os; atexit.register(os._exit, 3)", Trial({}, "ended with 3")),
+        ("import torch, sys; assert sys.argv == ['-c']", Trial({})),
+    ],
+)
+def test_what_came_of_an_import_is_told_and_the_others_go_on(program: str, trial: Trial) -> None:
+    assert _told(program) == trial
+
+
+def test_a_torch_that_dies_is_told_of_all_and_no_process_is_left_behind(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with trials({"torch": TORCH.program}) as running:
-        assert running["torch"].result().error == "ended by SIGSEGV"
+    programs = {"torch": TORCH.program, "other": "import json"}
+    with trials(programs) as running:
+        assert running is not None
+        assert {trial.error for trial in running.results().values()} == {"ended by SIGSEGV"}
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n")
-    with trials({"torch": TORCH.program}) as running:
+    with trials(programs) as running:
         pass
-    assert running["torch"].result().error == "ended by SIGKILL"
+    assert running is not None
+    assert {trial.error for trial in running.results().values()} == {"ended by SIGKILL"}
+
+
+def _wait_for(happened: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_imports_that_go_on_are_ended_with_the_command(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    program = f"""
+import os, time
+with open({str(pid)!r} + ".new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename({str(pid)!r} + ".new", {str(pid)!r})
+time.sleep(600)
+"""
+    with trials({"slow": program}) as running:
+        assert running is not None
+        _wait_for(pid.exists)
+    _wait_for(lambda: not Path(f"/proc/{pid.read_text()}/exe").exists())

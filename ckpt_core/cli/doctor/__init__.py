@@ -1,7 +1,7 @@
 """`doctor`: would a job of this environment, root and configuration be checkpointed, and well?
 
     diagnosing -> framework              torch, and what the integrations bring: found by entry points
-               -> trials                 processes that import what a job would import
+               -> trials                 processes that import what a job would import (importing)
                -> environment, machine   (versions)
                -> root, levels           (mounts, storage, contents)
                -> findings               a table, or JSON

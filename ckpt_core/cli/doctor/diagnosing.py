@@ -49,7 +49,7 @@ def _examine(request: DoctorRequest) -> list[Finding]:
     with trials({} if request.quick else programs) as running:
         found = [] if request.root is None else check_root(request.root)
         found += check_levels(request.root, request.level or [])
-        told = {name: trial.result() for name, trial in running.items()}
+        told = {} if running is None else running.results()
     return [
         *check_environment(told, known, asked=_asks(request)),
         *check_machine(told.get("torch")),
