@@ -123,7 +123,7 @@ def diff(request: DiffRequest) -> bool:
     """Which tensors and values of two steps differ, and by how much. Ends with 1 if any does."""
     from ckpt_core.cli.comparing import compare
 
-    return compare(request.a, request.b, as_json=request.json)
+    return compare(request)
 
 
 @app.command()

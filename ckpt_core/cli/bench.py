@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from ckpt_core.cli.meanwhile import meanwhile
+from ckpt_core.cli.requests import NoProgress
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -130,6 +133,7 @@ class Request:
         typer.Option(help="Such as cuda:1 (suite device); default: the current one; cpu: a trial."),
     ] = None
     seed: Annotated[int, typer.Option(help="Of the order of turns.")] = 0
+    no_progress: NoProgress = False
 
 
 def bench(**options: Any) -> None:
@@ -152,9 +156,9 @@ def bench(**options: Any) -> None:
             _write(_read(request.from_file), request)
             return
         settings = _settings(request, suite_of(request.suite))
-        with Console(stderr=True).status("starting") as status:
-            known = partial(_keep, request, status.console)
-            report = run(settings, notify=status.update, known=known)
+        console = Console(stderr=True)
+        with meanwhile(console, shown=not request.no_progress) as tell:
+            report = run(settings, notify=tell, known=partial(_keep, request, console))
         _write(report, request)
     except ConfigError as exc:
         raise typer.BadParameter(str(exc)) from exc

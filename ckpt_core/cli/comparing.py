@@ -7,17 +7,22 @@ what a restore would give it from the other one. What ranks store together is co
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ckpt_core.cli.sides import Side
 from ckpt_core.cli.steps import opened
-from ckpt_core.cli.text import say, say_json, say_rich, table
+from ckpt_core.cli.text import note, say, say_json, say_rich, table
 from ckpt_core.cli.tree import Item
 from ckpt_core.layout import itemsize
+from ckpt_core.observe import progress_bar
 from ckpt_core.restore import LeafReader, StoredLeaf
 from ckpt_core.units import count_text
+
+if TYPE_CHECKING:
+    from ckpt_core.cli.requests import DiffRequest
 
 _PIECE_ELEMENTS = 32_000
 """Elements that are compared at once: they stay in the cache, and torch, where it compares them, starts no
@@ -66,7 +71,7 @@ class Differences:
         return not (self.only_a or self.only_b or self.tensors or self.values)
 
 
-def compare(a: str, b: str, *, as_json: bool) -> bool:
+def compare(request: DiffRequest) -> bool:
     """Print what differs; False when anything does.
 
     Raises:
@@ -74,10 +79,14 @@ def compare(a: str, b: str, *, as_json: bool) -> bool:
         CorruptCheckpoint, UnknownFormat, RestoreError: one cannot be read, or holds parts of leaves only
             (the root of one node), so nothing is known.
     """
-    with opened(a) as x, opened(b) as y:
-        found = _Comparison((x, y)).run()
+    with (
+        progress_bar(shown=not request.no_progress, tell=note) as show,
+        opened(request.a) as x,
+        opened(request.b) as y,
+    ):
         names = str(x.leaves.step.path), str(y.leaves.step.path)
-    if as_json:
+        found = _Comparison((x, y), partial(show, "compared")).run()
+    if request.json:
         say_json({"a": names[0], "b": names[1], "same": found.none, **asdict(found)})
     else:
         _print(found)
@@ -105,24 +114,34 @@ _OfRank = tuple[str | None, str, _Note]
 class _Comparison:
     """Two steps, all their ranks."""
 
-    def __init__(self, readers: tuple[LeafReader, LeafReader]) -> None:
+    def __init__(
+        self, readers: tuple[LeafReader, LeafReader], show: Callable[[int, int], None]
+    ) -> None:
         self.readers = readers
+        self._show = show
         steps = [reader.leaves.step for reader in readers]
         self.ranks = sorted({rank.rank for step in steps for rank in step.ranks})
         self.found = Differences()
         self.done: set[Hashable] = set()
+        self._done_bytes = self._all_bytes = 0
 
     def run(self) -> Differences:
         """Compare rank by rank, then unite what several of them found."""
         where: dict[Hashable, list[_OfRank]] = {}
-        for number in self.ranks:
-            rank = _Rank(self, number)
+        ranks = [_Rank(self, number) for number in self.ranks]
+        self._all_bytes = sum({key: size for rank in ranks for key, size in rank.sizes()}.values())
+        for rank in ranks:
             rank.compare()
-            for note in rank.notes:
-                where.setdefault(note.key, []).append((rank.has, rank.prefix, note))
+            for one in rank.notes:
+                where.setdefault(one.key, []).append((rank.has, rank.prefix, one))
         for notes in where.values():
             self._unite(notes)
         return self.found
+
+    def told(self, nbytes: int) -> None:
+        """So many more bytes of a side have been compared."""
+        self._done_bytes += nbytes
+        self._show(self._done_bytes, self._all_bytes)
 
     def _unite(self, notes: Sequence[_OfRank]) -> None:
         if len(notes) == len(self.ranks):
@@ -159,6 +178,13 @@ class _Rank:
         self.prefix = f"rank {rank}:" if len(whole.ranks) > 1 else ""
         self.notes: list[_Note] = []
 
+    def sizes(self) -> Iterator[tuple[Hashable, int]]:
+        """What is compared once, and its bytes."""
+        for path in self._a.items.keys() & self._b.items.keys():
+            if all(side.items[path].tensor is not None for side in (self._a, self._b)):
+                key, left, _ = self._pair(path)
+                yield key, 0 if left is None else left.nbytes
+
     def compare(self) -> None:
         """Gather tensors in what was found so far, and everything else in `notes`."""
         a, b = self._a.items, self._b.items
@@ -178,10 +204,14 @@ class _Rank:
         if a.tensor is not None and b.tensor is not None:
             self._compare_tensors(path)
 
-    def _compare_tensors(self, path: str) -> None:
+    def _pair(self, path: str) -> tuple[Hashable, StoredLeaf | None, StoredLeaf | None]:
         a, b = self._a.items[path], self._b.items[path]
         left, right = self._a.leaf(a), self._b.leaf(b)
-        key = id(left), id(right), _shown_of(a), _shown_of(b)
+        return (id(left), id(right), _shown_of(a), _shown_of(b)), left, right
+
+    def _compare_tensors(self, path: str) -> None:
+        a, b = self._a.items[path], self._b.items[path]
+        key, left, right = self._pair(path)
         if key in self._whole.done:
             return
         self._whole.done.add(key)
@@ -222,6 +252,7 @@ class _Rank:
             self._b.pieces(right, size * _PIECE_ELEMENTS),
         )
         for one, other in zip(*pieces, strict=True):
+            self._whole.told(len(one))
             if one == other:
                 continue
             if distance is None:

@@ -83,6 +83,7 @@ class DiffRequest:
 
     a: Annotated[str, typer.Argument(metavar="A", help="A step, or a root. May be a URL.")]
     b: Annotated[str, typer.Argument(metavar="B", help="The other one.")]
+    no_progress: NoProgress = False
     json: Json = False
 
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ckpt_core.cli.requests import NoProgress
+
 
 @dataclass(frozen=True)
 class TuneRequest:
@@ -83,4 +85,5 @@ class TuneRequest:
         float, typer.Option(help="Longest time without a sign of life, and of one save.")
     ] = 600.0
     plot: Annotated[Path | None, typer.Option(help="Draw what was measured into this file.")] = None
+    no_progress: NoProgress = False
     json: Annotated[bool, typer.Option("--json", help="Answer with one JSON object.")] = False

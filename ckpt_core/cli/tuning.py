@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_core import tune as tuner
+from ckpt_core.cli.meanwhile import meanwhile
 from ckpt_core.cli.text import console, note, say, say_json, say_rich, table
 from ckpt_core.errors import ConfigError
 from ckpt_core.observe import check_plot
@@ -30,7 +29,7 @@ def run_tuner(request: TuneRequest) -> bool:
             raise ConfigError(f"{str(request.plot)!r} cannot be written: no such directory")
         check_plot(request.plot)
     settings = _settings(request)
-    with _progress() as notify:
+    with meanwhile(console(stderr=True), shown=not request.no_progress) as notify:
         report = tuner.tune(settings, notify=notify)
     if request.plot is not None:
         tuner.draw_tuning(report, request.plot)
@@ -41,13 +40,6 @@ def run_tuner(request: TuneRequest) -> bool:
     for problem in report.problems:
         note(f"not met: {problem}")
     return not report.problems
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A line that tells what happens, where somebody sees it."""
-    with console(stderr=True).status("starting") as status:
-        yield status.update
 
 
 def _settings(request: TuneRequest) -> tuner.TuneSettings:

@@ -121,6 +121,7 @@ def test_the_answer_can_be_pasted_and_says_how_sure_it_is(cli: Cli, disk: Path) 
     assert "nothing else to compare with" in answer.out
     assert "f* = ceil(Tw / (N q t)) = 1" in answer.out
     assert "recommended, defaults" in answer.out
+    assert "making a state" in answer.err.splitlines()
 
 
 def test_exhaustive_measures_every_candidate(cli: Cli, disk: Path) -> None:
