@@ -22,12 +22,13 @@ def ckpt_core_bench(arguments: Sequence[str], *, columns: int = 500) -> Result:
 
 
 def quick_run(folder: Path, *arguments: str) -> Path:
-    """Run below `folder`, which then holds root, out.json, out.png and stdout; the folder."""
+    """Run below `folder`, which then holds root, out.json, out.png, stdout and stderr; the folder."""
     (folder / "root").mkdir()
     arguments = (*arguments, "--quick", "--root", str(folder / "root"))
     outputs = ("--json", str(folder / "out.json"), "--plot", str(folder / "out.png"))
     result = ckpt_core_bench([*arguments, *outputs], columns=200)
     (folder / "stdout").write_text(result.stdout)
+    (folder / "stderr").write_text(result.stderr)
     assert result.exit_code == 0, result.output
     return folder
 

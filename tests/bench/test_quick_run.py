@@ -39,6 +39,11 @@ def test_every_contender_is_listed_and_says_whether_it_fsyncs_or_why_it_did_not_
         assert entry["reason"] or (entry["fsyncs"] and entry["version"] and entry["settings"])
 
 
+def test_what_it_does_is_told_beside_the_answer(output: Path) -> None:
+    assert f"warm-up: {OURS}" in (output / "stderr").read_text()
+    assert "warm-up" not in (output / "stdout").read_text()
+
+
 def test_no_contender_failed_but_of_a_known_bug_of_its_own(report: dict[str, Any]) -> None:
     failed = {name: e["reason"] for name, e in report["contenders"].items() if e["failed"]}
     assert OURS not in failed
