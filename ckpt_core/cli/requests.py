@@ -220,6 +220,9 @@ class PullRequest:
 class DoctorRequest:
     """`doctor`."""
 
+    place: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="As --root.", show_default=False)
+    ] = None
     root: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where checkpoints go; it need not exist.")
     ] = None

@@ -56,6 +56,13 @@ def test_a_root_stays_as_it_was(cli: Cli, ckpts: Path) -> None:
     assert _tree(ckpts) == before
 
 
+def test_the_root_is_named_with_its_option_or_without(cli: Cli, ckpts: Path) -> None:
+    made = diagnosis(cli, "--quick", ckpts)
+    assert made.one("newest") == _look(cli, ckpts).one("newest")
+    both = cli("doctor", ckpts, "--root", ckpts)
+    assert both.code == 2 and "name one directory" in both.err
+
+
 def test_a_relative_root_is_meant_from_here(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

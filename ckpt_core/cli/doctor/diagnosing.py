@@ -16,6 +16,7 @@ from ckpt_core.cli.doctor.root import check_root
 from ckpt_core.cli.doctor.trials import trials
 from ckpt_core.cli.doctor.versions import is_there
 from ckpt_core.cli.text import say, say_json, say_rich, table
+from ckpt_core.errors import ConfigError
 from ckpt_core.units import count_text
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def diagnose(request: DoctorRequest) -> bool:
     """Run every check and print what they found; False if there is a problem.
 
     Raises:
-        ConfigError: a script is neither a file nor a directory with scripts.
+        ConfigError: two directories are named; a script is neither a file nor a directory with scripts.
         OSError: the configuration, or a script, cannot be read.
     """
     findings = _examine(request)
@@ -43,12 +44,15 @@ def diagnose(request: DoctorRequest) -> bool:
 
 
 def _examine(request: DoctorRequest) -> list[Finding]:
+    if request.place is not None and request.root is not None:
+        raise ConfigError(f"{request.place} and --root {request.root}: name one directory")
+    root = request.place or request.root
     known = frameworks()
     job = _job(request, known)
     programs = {one.name: one.program for one in (TORCH, *known) if is_there(one.name)}
     with trials({} if request.quick else programs) as running:
-        found = [] if request.root is None else check_root(request.root)
-        found += check_levels(request.root, request.level or [])
+        found = [] if root is None else check_root(root)
+        found += check_levels(root, request.level or [])
         told = {} if running is None else running.results()
     return [
         *check_environment(told, known, asked=_asks(request)),
