@@ -137,11 +137,9 @@ class _Looks:
 
     def _whole(self, but: str | None) -> tuple[str | None, list[str]]:
         """The newest whole tag, and what is wrong with newer ones."""
-        names: tuple[str, ...] = _shared(lambda: committed_directories(self.root))
-        problems: list[str] = []
+        names, unread = _shared(lambda: _listed(self.root, but))
+        problems = [f"tag {name!r} lacks files, or cannot be read" for name in unread]
         for name in names:
-            if name == but:
-                continue
             problem = self._problem(name)
             if problem is None:
                 return name, problems
@@ -192,6 +190,14 @@ class _Looks:
         hosts = _everyone(socket.gethostname())
         here = [member for member in range(ranks) if hosts[member] == hosts[rank]]
         return here.index(rank), len(here)
+
+
+def _listed(root: Path, but: str | None) -> tuple[list[str], list[str]]:
+    """Tags, newest first, and those of this engine that are no more to be seen as such."""
+    names = [name for name in committed_directories(root) if name != but]
+    folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+    others = [path.name for path in folders if path.name not in (*names, but) and _is_ours(path)]
+    return names, sorted(others)
 
 
 def _named(root: Path) -> tuple[str | None, str | None]:

@@ -78,6 +78,8 @@ def test_tags_of_plain_deepspeed_load_as_they_are(found: dict[str, list[Any]]) -
 def test_two_torn_tags_are_passed_over(found: dict[str, list[Any]]) -> None:
     for cases in found["others"]:
         assert cases["two are torn"]["tag"] == "global_step1"
+        for text in cases["two are torn"]["told"]:
+            assert f"tag {NEWEST!r}" in text and f"tag {BEFORE!r}" in text
 
 
 @pytest.mark.parametrize(
