@@ -251,7 +251,8 @@ def test_every_field_of_a_candidate_must_be_left_to_the_environment() -> None:
 def test_a_program_that_cannot_be_tuned_says_why(
     cli: Cli, disk: Path, program: Path, arguments: tuple[object, ...], text: str
 ) -> None:
-    answer = cli("tune", "--root", disk, "--", sys.executable, program, *arguments)
+    said = ("tune", "--no-progress", "--root", disk, "--", sys.executable, program)
+    answer = cli(*said, *arguments)
     assert answer.code == 2
     assert text in answer.err
     assert answer.err.count("\n") == 1
