@@ -6,6 +6,7 @@ One line of JSON on standard output for each child that has ended: its name, sta
 torch cannot be imported, nothing can be that needs it: this process ends as the import does.
 """
 
+import gc
 import json
 import os
 import signal
@@ -25,10 +26,12 @@ def main() -> None:
     """Import, fork, and tell."""
     programs: dict[str, str] = json.loads(sys.argv[1])
     until_s = time.monotonic() + float(sys.argv[2])
+    gc.disable()  # imports make hundreds of thousands of objects, and hardly a cycle
     import torch  # noqa: F401
 
     with suppress(Exception):  # it fails again where it is needed, and is told there
         from ckpt_core import Checkpointer  # noqa: F401
+    gc.freeze()  # so that no child looks at these, which would copy their pages
     running: dict[int, tuple[str, BinaryIO, BinaryIO]] = {}
     for name, program in programs.items():
         out, err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 - closed by _tell
@@ -53,6 +56,7 @@ def _import(program: str, out: BinaryIO, err: BinaryIO) -> None:
     sys.argv = ["-c"]
     told: dict[str, Any] = {}
     exec(program, {"__name__": "__main__", "told": told})
+    gc.freeze()  # likewise, as this process ends
     sys.stdout.write(f"\n{MARK}{json.dumps(told)}\n")
 
 
