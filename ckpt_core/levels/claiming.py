@@ -161,7 +161,13 @@ def _claimed(
         session = 1 + max([asked.least, *(int(word["session"]) for word in found.values())])
         try:
             for far, word in words:
-                _write(far, word, _data(run, session, asked), asked, warnings)
+                _write(
+                    far,
+                    word,
+                    claim_word(run, session, host=asked.host, pid=asked.pid),
+                    asked,
+                    warnings,
+                )
         except Conflict:
             continue  # somebody else is at it in this very moment: look again who it is
         return run, session
@@ -281,9 +287,10 @@ def parsed(word: Word | None) -> dict[str, Any]:
 # -- words -------------------------------------------------------------------------------------------
 
 
-def _data(run: str, session: int, asked: _Claim) -> bytes:
+def claim_word(run: str, session: int, *, host: str, pid: int) -> bytes:
+    """What `RUN` holds of a level that a session claims now."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    word = {"run": run, "session": session, "host": asked.host, "pid": asked.pid, "since": since}
+    word = {"run": run, "session": session, "host": host, "pid": pid, "since": since}
     return json.dumps(word).encode()
 
 

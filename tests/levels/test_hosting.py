@@ -9,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core.levels import Away, Copy, open_far, read_keys, read_plan, read_status, write_plan
+from ckpt_core.levels import (
+    Away,
+    Copy,
+    Word,
+    open_far,
+    read_keys,
+    read_plan,
+    read_status,
+    write_plan,
+)
 from ckpt_core.levels.agent.claims import Fenced, take
+from ckpt_core.levels.claiming import parsed
 from ckpt_core.levels.mailbox import Serve, Status
 from tests.levels.agents import Agents, plan_of, until
 from tests.levels.making import make_store, save
@@ -85,3 +95,26 @@ def test_an_agent_that_is_believed_dead_takes_nothing_from_the_next_session(tmp_
             )  # type: ignore[union-attr]
             with pytest.raises(Away, match="belongs to another run"):
                 take(far, plan_of(session=4))
+
+
+def test_what_a_later_session_claims_meanwhile_stays_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        PeerServer() as peer,
+        in_environment(peer.environ()),
+        open_far(peer.url("ab/node-00000")) as far,
+    ):
+        take(far, plan_of(session=2))
+        read_word = far.read_word
+
+        def read_and_be_late(name: str) -> Word | None:
+            word = read_word(name)
+            monkeypatch.setattr(far, "read_word", read_word)
+            take(far, plan_of(session=4))
+            return word
+
+        monkeypatch.setattr(far, "read_word", read_and_be_late)
+        with pytest.raises(Away):
+            take(far, plan_of(session=3))
+        assert parsed(read_word("run.json"))["session"] == 4

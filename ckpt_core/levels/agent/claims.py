@@ -7,11 +7,10 @@ import os
 import socket
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
 
 from ckpt_core.errors import CkptError
-from ckpt_core.levels.claiming import LEASE, RUN, parsed
-from ckpt_core.levels.far.door import Away, Conflict, Far
+from ckpt_core.levels.claiming import LEASE, RUN, claim_word, parsed
+from ckpt_core.levels.far.door import Away, Conflict, Far, Word
 from ckpt_core.levels.mailbox import Plan
 
 
@@ -26,7 +25,11 @@ def check_fence(far: Far, plan: Plan) -> None:
         Fenced: one has.
         Away: it cannot be told, or the level is another run's.
     """
-    there = parsed(far.read_word(RUN))
+    _check(far, far.read_word(RUN), plan)
+
+
+def _check(far: Far, word: Word | None, plan: Plan) -> None:
+    there = parsed(word)
     if not there:
         return
     if there.get("run") != plan.run:
@@ -45,15 +48,14 @@ def take(far: Far, plan: Plan) -> None:
     Raises:
         Fenced, Away: as `check_fence`; another one takes it this moment.
     """
-    check_fence(far, plan)
+    # Order matters: what is replaced is what was looked at, so that a later session keeps its claim.
     word = far.read_word(RUN)
+    _check(far, word, plan)
     if parsed(word).get("session", -1) == plan.session:
         return
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    mine = {"run": plan.run, "session": plan.session, "since": since}
-    mine |= {"host": socket.gethostname(), "pid": os.getpid()}
+    mine = claim_word(plan.run, plan.session, host=socket.gethostname(), pid=os.getpid())
     try:
-        far.write_word(RUN, json.dumps(mine).encode(), over=None if word is None else word.tag)
+        far.write_word(RUN, mine, over=None if word is None else word.tag)
     except Conflict as exc:
         raise Away(str(exc)) from None
 
