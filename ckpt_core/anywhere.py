@@ -61,7 +61,7 @@ def load(
     """
     url = url_of(path)
     how: Any = {"rank": rank, "trusted": trusted, "readers": readers, "progress": progress}
-    how["only"] = only if only is None or isinstance(only, str) else list(only)
+    how["only"] = only
     if url is None:
         return restore.load(local(path), files=files, **how)
     from ckpt_core.levels import look_at

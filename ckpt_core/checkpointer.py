@@ -302,11 +302,12 @@ class Checkpointer(Looks):
         """
         self._check_usable()
         step = None if step is None else check_step(step)
-        selection = Selection.of(only, partial=partial, rename=rename)
+        part = Selection.of(only, partial=partial, rename=rename)
         self._engine.wait_empty()
         began = time.monotonic()
-        how: Any = {"strict": strict, "trusted": trusted, "broadcast": broadcast}
-        found = self._engine.restorer().restore(state, step=step, selection=selection, **how)
+        found = self._engine.restorer().restore(
+            state, step=step, strict=strict, trusted=trusted, broadcast=broadcast, selection=part
+        )
         if found is not None:
             self.events.tell(EventName.RESTORED, found.step, seconds=time.monotonic() - began)
         elif self.rank == 0:

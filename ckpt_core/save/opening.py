@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ckpt_core.coordination import Coordination, Json
@@ -52,30 +52,25 @@ def open_together(
         CommitError: what went wrong on another one.
         CoordinationTimeout: a rank did not come.
     """
-    info = coordination.info
-    error: CkptError | None = None
-    owner = None
-    try:
-        if isinstance(store, StepStore):
-            store.open()
-            owner = store.owner()
-    except CkptError as exc:
-        error = exc
-    mine = [level.for_all() for level in levels]
-    opened = coordination.gather("open", [error_text(error), owner, mine], timeout_s)
-    raise_first(error, [text for text, *_ in opened], **_NOT_OPEN)
-    _check_alike([given for *_, given in opened])
-    if info.world_size == 1:
-        return
-    if isinstance(store, GuestStore):
-        leader = info.members[0]
-        try:
-            # Without an owner in the lock file (a full disk) there is nothing to compare.
-            if opened[leader][1]:
-                store.find_leader(opened[leader][1], leader=leader, timeout_s=_SEEN_WITHIN_S)
-        except CkptError as exc:
-            error = exc
-    raise_first(error, coordination.gather("joined", error_text(error), timeout_s), **_NOT_OPEN)
+    given = [level.for_all() for level in levels]
+
+    def begin() -> list[Json]:
+        if not isinstance(store, StepStore):
+            return [None, given]
+        store.open()
+        return [store.owner(), given]
+
+    opened = look_together(begin, coordination, "open", timeout_s, **_NOT_OPEN)
+    _check_alike([levels_of for _, levels_of in opened])
+
+    def find_leader() -> None:
+        leader = coordination.info.members[0]
+        # Without an owner in the lock file (a full disk) there is nothing to compare.
+        if isinstance(store, GuestStore) and opened[leader][0]:
+            store.find_leader(opened[leader][0], leader=leader, timeout_s=_SEEN_WITHIN_S)
+
+    if coordination.info.world_size > 1:
+        look_together(find_leader, coordination, "joined", timeout_s, **_NOT_OPEN)
 
 
 def _check_alike(levels: Sequence[Json]) -> None:
@@ -88,23 +83,36 @@ def _check_alike(levels: Sequence[Json]) -> None:
             )
 
 
-def error_text(error: CkptError | None) -> str | None:
-    """What a rank tells the others of its error."""
-    return None if error is None else f"{type(error).__name__}: {error}"
-
-
-def raise_first(
-    mine: CkptError | None, texts: Sequence[str | None], *, failed: str, so: str
-) -> None:
-    """Raise this rank's error, or the first of another one, if there is any.
+def look_together(
+    look: Callable[[], Json],
+    coordination: Coordination,
+    topic: str,
+    timeout_s: float,
+    *,
+    failed: str,
+    so: str,
+) -> list[Json]:
+    """What `look` gives on each rank, on all of them; where it fails on one, all raise. Called on every rank.
 
     Args:
-        texts: what each rank told, in their order.
-        failed, so: what the other rank could not do, and what follows from it.
+        failed, so: what another rank could not do, and what follows from it.
+
+    Raises:
+        CkptError: what `look` raised on this rank.
+        CommitError: what it raised on another one.
+        CoordinationTimeout: a rank did not come.
     """
-    if mine is not None:
-        raise mine
-    failures = {rank: CkptError(text, rank=rank) for rank, text in enumerate(texts) if text}
+    mine: Json = None
+    error: CkptError | None = None
+    try:
+        mine = look()
+    except CkptError as exc:
+        error = exc
+    text = None if error is None else f"{type(error).__name__}: {error}"
+    told = coordination.gather(topic, [text, mine], timeout_s)
+    if error is not None:
+        raise error
+    failures = {rank: CkptError(said, rank=rank) for rank, (said, _) in enumerate(told) if said}
     if failures:
         rank = min(failures)
         raise CommitError(
@@ -112,3 +120,4 @@ def raise_first(
             failures=dict(failures),
             rank=rank,
         )
+    return [one for _, one in told]

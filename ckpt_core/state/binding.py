@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,42 @@ def bind(
         CorruptCheckpoint: skeleton and leaves contradict each other.
         UntrustedData: it holds something that only `trusted=True` loads.
     """
+    fit = _fit(skeleton, specs, live, trusted=trusted, selection=selection)
+    skeleton, matcher = fit.skeleton, fit.matcher
+    if selection is not None:
+        specs = {name: specs[name] for name in skeleton.leaf_names()}
+    doubtful = find_doubtful([*matcher.homes, *matcher.loaded], skeleton.refs, specs)
+    unsure = {skeleton.refs.leaf[home.number] for cluster in doubtful for home in cluster}
+    direct, rest = _choose(skeleton, specs, matcher.homes, unsure)
+    fresh = skeleton.allocate({name: spec for name, spec in specs.items() if name not in direct})
+    targets = _Targets(
+        {name: direct[name].tensor if name in direct else fresh[name] for name in specs},
+        {name: home.block for name, home in direct.items() if home.block is not None},
+        {name: home.whole for name, home in direct.items() if home.whole is not None},
+    )
+    # What cannot be built must show before anything is filled.
+    skeleton.builder(targets.shown, trusted=trusted, rehearsal=True).tree(skeleton.tree)
+    plan = _Plan(rest, matcher.literals, matcher.loads, doubtful)
+    return Binding(skeleton, targets, plan, trusted=trusted, left_out=fit.left_out)
+
+
+class _Fit(NamedTuple):
+    """What of a checkpoint is restored, how it lies in the live state, and what is left out, line by line."""
+
+    skeleton: Skeleton
+    matcher: Matcher
+    left_out: tuple[str, ...]
+
+
+def _fit(
+    skeleton: Skeleton,
+    specs: Mapping[str, LeafSpec],
+    live: Any,
+    *,
+    trusted: bool,
+    selection: Selection | None,
+) -> _Fit:
+    """Walk through both, again and again with less of them while something differs and may be left out."""
     left_out: list[str] = []
     while True:
         part = skeleton if selection is None else selection.cut(skeleton)
@@ -68,21 +104,7 @@ def bind(
         selection = selection.without(units)
     if left_out and not (matcher.homes or matcher.loads or matcher.literals):
         raise _mismatch(left_out, skeleton)
-    if selection is not None:
-        skeleton, specs = part, {name: specs[name] for name in part.leaf_names()}
-    doubtful = find_doubtful([*matcher.homes, *matcher.loaded], skeleton.refs, specs)
-    unsure = {skeleton.refs.leaf[home.number] for cluster in doubtful for home in cluster}
-    direct, rest = _choose(skeleton, specs, matcher.homes, unsure)
-    fresh = skeleton.allocate({name: spec for name, spec in specs.items() if name not in direct})
-    targets = _Targets(
-        {name: direct[name].tensor if name in direct else fresh[name] for name in specs},
-        {name: home.block for name, home in direct.items() if home.block is not None},
-        {name: home.whole for name, home in direct.items() if home.whole is not None},
-    )
-    # What cannot be built must show before anything is filled.
-    skeleton.builder(targets.shown, trusted=trusted, rehearsal=True).tree(skeleton.tree)
-    plan = _Plan(rest, matcher.literals, matcher.loads, doubtful)
-    return Binding(skeleton, targets, plan, trusted=trusted, left_out=tuple(left_out))
+    return _Fit(part, matcher, tuple(left_out))
 
 
 @dataclass(frozen=True)

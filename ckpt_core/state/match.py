@@ -121,8 +121,9 @@ class Matcher:
         elif isinstance(live, SEQUENCES):
             self._sequence(node, live, path)
 
-    def _problem(self, path: str, text: str) -> None:
-        self.problems.append(Difference(path, text, path if self._unit is None else self._unit))
+    def _problem(self, path: str, text: str, *, unit: str | None = None) -> None:
+        unit = self._unit if unit is None else unit
+        self.problems.append(Difference(path, text, path if unit is None else unit))
 
     def _differ(self, node: Node, live: Any, path: str) -> None:
         self._problem(path, f"{shown(node)} in the checkpoint, {type(live).__name__} here")
@@ -174,10 +175,7 @@ class Matcher:
         try:
             return list(pair_up(self._keys.tree(node), live, path))
         except Unlike as exc:
-            place, text = exc.args
-            self.problems.append(
-                Difference(place, text, path if self._unit is None else self._unit)
-            )
+            self._problem(*exc.args, unit=path)
             return []
 
     # -- tensors -------------------------------------------------------------------------------
@@ -281,9 +279,9 @@ class Matcher:
             if self._selection is not None:
                 self._selection.check_whole(path, live)
             if isinstance(live, Optimizer):
-                before, self._unit = self._unit, path if self._unit is None else self._unit
+                self._unit = path
                 self._optimizer(state, live, path)
-                self._unit = before
+                self._unit = None
             self.loads.append(Load(state, live, path))
 
     def _module(self, state: Node, live: torch.nn.Module, path: str) -> None:

@@ -94,12 +94,11 @@ class Selection:
 
     def is_whole(self, path: str) -> bool:
         """Whether all below a place that is taken is wanted."""
-        asked = not self.only or any(_is_below(path, wanted) for wanted in self.only)
-        return asked and not any(_is_below(unit, path) for unit in self.left)
+        return self._asks_for(path) and not any(_is_below(unit, path) for unit in self.left)
 
     def check_whole(self, path: str, live: object) -> None:
         """Raise ConfigError if `only` names a part of what can only be restored as a whole."""
-        if not self.only or any(_is_below(path, wanted) for wanted in self.only):
+        if self._asks_for(path):
             return
         for wanted in self.only:
             if _is_below(wanted, path):
@@ -132,6 +131,10 @@ class Selection:
         return Skeleton(tree, skeleton.refs, skeleton.leaves, path=skeleton.path, names=names)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _asks_for(self, path: str) -> bool:
+        """Whether `only` asks for all that is below a place."""
+        return not self.only or any(_is_below(path, wanted) for wanted in self.only)
 
     def _cut(self, node: Node, path: str, saved: str) -> Node:
         """What is wanted of a node that is called `path` here, and `saved` in the checkpoint."""

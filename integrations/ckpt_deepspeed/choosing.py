@@ -178,9 +178,7 @@ class _Looks:
             RestoreError: a rank has no memory or no thread to read with, which says nothing of the tag.
         """
         share = self._share()
-        mine: list[str | None] = []
-        together(lambda: mine.append(_first_problem(self.root / tag, share)))
-        found = _everyone(mine[0])
+        found = together(lambda: _first_problem(self.root / tag, share))
         return next((text for text in found if text is not None), None)
 
     def _share(self) -> tuple[int, int]:
@@ -195,9 +193,7 @@ class _Looks:
 def _listed(root: Path, but: str | None) -> tuple[list[str], list[str]]:
     """Tags, newest first, and those of this engine that are no more to be seen as such."""
     names = [name for name in committed_directories(root) if name != but]
-    folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
-    others = [path.name for path in folders if path.name not in (*names, but) and _is_ours(path)]
-    return names, sorted(others)
+    return names, sorted(_ours(root).difference(names, [but]))
 
 
 def _named(root: Path) -> tuple[str | None, str | None]:
@@ -243,7 +239,14 @@ def _is_empty(root: Path) -> bool:
     """Whether nothing says that somebody has ever saved here by this engine."""
     if os.path.lexists(root / LATEST):
         return False
-    return not root.is_dir() or not any(_is_ours(path) for path in root.iterdir() if path.is_dir())
+    return not _ours(root)
+
+
+def _ours(root: Path) -> set[str]:
+    """Names of the directories that this engine has made in `root`."""
+    if not root.is_dir():
+        return set()
+    return {path.name for path in root.iterdir() if path.is_dir() and _is_ours(path)}
 
 
 def _first_problem(path: Path, share: tuple[int, int]) -> str | None:
@@ -260,24 +263,26 @@ def _first_problem(path: Path, share: tuple[int, int]) -> str | None:
 # -- ranks -----------------------------------------------------------------------------------------
 
 
-def together(act: Callable[[], None]) -> None:
-    """Do something on every rank before a load; what it raises on one is raised on all.
+def together(act: Callable[[], Any]) -> list[Any]:
+    """Do something on every rank before a load; what it gives on each of them, and what it raises on all.
 
     Raises:
         CkptError: what it raised here.
         RestoreError: what it raised on another rank.
     """
-    mine: CkptError | None = None
+    mine: Any = None
+    error: CkptError | None = None
     try:
-        act()
+        mine = act()
     except CkptError as exc:
-        mine = exc
-    texts = _everyone(None if mine is None else str(mine))
-    if mine is not None:
-        raise mine
-    for rank, text in enumerate(texts):
+        error = exc
+    found = _everyone([None if error is None else str(error), mine])
+    if error is not None:
+        raise error
+    for rank, (text, _) in enumerate(found):
         if text is not None:
             raise RestoreError(f"rank {rank}: {text}. Nothing was loaded", rank=rank)
+    return [one for _, one in found]
 
 
 def _shared(look: Callable[[], Any]) -> Any:
@@ -323,7 +328,7 @@ def _after_long(act: Callable[[Callable[[], None]], Any]) -> Any:
     return _shared(led)
 
 
-def _everyone(mine: str | None) -> list[Any]:
+def _everyone(mine: Any) -> list[Any]:
     """What every rank says, in the order of ranks."""
     ranks = _rank_and_ranks()[1]
     if ranks == 1:

@@ -14,20 +14,20 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.coordination import Coordination
-from ckpt_core.errors import CkptError, PersistError
+from ckpt_core.coordination import Coordination, Json
+from ckpt_core.errors import PersistError
 from ckpt_core.levels.claiming import RUN as RUN_WORD
 from ckpt_core.levels.errands import Errands, errand
 from ckpt_core.levels.helping import run_here
 from ckpt_core.levels.mailbox import LEVELS, read_plan
 from ckpt_core.levels.trainer.ring import Known
 from ckpt_core.options import Level
-from ckpt_core.save import error_text, raise_first
+from ckpt_core.save import look_together
 from ckpt_core.store import committed_steps
 from ckpt_core.system.files import Files, advice
 
@@ -37,7 +37,7 @@ RUN = "run"
 """The file in `.levels/` that holds the id of the run."""
 
 _NOTHING = Known()
-NOT_JOINED = {"failed": "use the levels", "so": "No rank goes on"}
+_NOT_JOINED = {"failed": "use the levels", "so": "No rank goes on"}
 _ANSWERS_WITHIN_S = 60.0
 _CLAIMED_WITHIN_S = 120.0
 _RUN = re.compile(r"[0-9a-f]{8,64}")
@@ -81,18 +81,15 @@ def claim_together(
         CommitError: what went wrong on another rank.
         CoordinationTimeout: a rank did not come.
     """
-    error: CkptError | None = None
-    claim = None
-    try:
-        if coordination.info.rank == 0:
-            claim = claim_here(root, levels, errands, known=known or _NOTHING)
-    except CkptError as exc:
-        error = exc
+
+    def claim() -> dict[str, Any] | None:
+        if coordination.info.rank != 0:
+            return None
+        return claim_here(root, levels, errands, known=known or _NOTHING)
+
     # Whoever joins a run looks on for a while whether somebody is at work there.
     within_s = max(timeout_s, _CLAIMED_WITHIN_S)
-    told = coordination.gather("levels", [error_text(error), claim], within_s)
-    raise_first(error, [text for text, _ in told], **NOT_JOINED)
-    answer = told[0][1]
+    answer = look_together(claim, coordination, "levels", within_s, **_NOT_JOINED)[0]
     claimed = Claim(answer["run"], answer["session"], answer["token"])
     if coordination.info.group is None:
         return claimed
@@ -102,6 +99,24 @@ def claim_together(
     return dataclasses.replace(claimed, own=own)
 
 
+def of_nodes(
+    look: Callable[[], Json], coordination: Coordination, topic: str, *, timeout_s: float
+) -> dict[int, Json]:
+    """What `look` gives on each rank that leads a node, by its number; where it fails on one, none goes on.
+
+    Called on every rank.
+
+    Raises:
+        CkptError: what `look` raised on this rank.
+        CommitError, CoordinationTimeout: another rank's.
+    """
+    leads = coordination.info.leads
+    told = look_together(
+        lambda: look() if leads else None, coordination, topic, timeout_s, **_NOT_JOINED
+    )
+    return {rank: one for rank, one in enumerate(told) if one}
+
+
 def check(levels: Sequence[Level], errands: Errands) -> None:
     """Be sure that this machine reaches the levels too.
 
@@ -109,18 +124,6 @@ def check(levels: Sequence[Level], errands: Errands) -> None:
         ConfigError, Away: see `claim_together`.
     """
     _warn(_ask("check", {"levels": [level.to_json() for level in levels]}, levels, errands))
-
-
-def settle_together(
-    error: CkptError | None, coordination: Coordination, *, timeout_s: float
-) -> None:
-    """All ranks have an agent at work, or none goes on. Called on every rank.
-
-    Raises:
-        CkptError: `error`, which is this rank's.
-        CommitError, CoordinationTimeout: another rank's.
-    """
-    raise_first(error, coordination.gather("agents", error_text(error), timeout_s), **NOT_JOINED)
 
 
 def read_run(root: Path) -> str | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ckpt_core._version import __version__
 from ckpt_core.coordination import Coordination
-from ckpt_core.errors import CkptError, CommitError, ConfigError, PersistError
+from ckpt_core.errors import CommitError, ConfigError, PersistError
 from ckpt_core.levels.errands import Errands
 from ckpt_core.levels.mailbox import (
     AGENT_LOG,
@@ -32,13 +32,7 @@ from ckpt_core.levels.mailbox import (
 )
 from ckpt_core.levels.trainer.awaiting import Attempts, Due, awaited
 from ckpt_core.levels.trainer.following import Following
-from ckpt_core.levels.trainer.joining import (
-    Claim,
-    check,
-    claim_together,
-    settle_together,
-    write_run,
-)
+from ckpt_core.levels.trainer.joining import Claim, check, claim_together, of_nodes, write_run
 from ckpt_core.levels.trainer.peering import Peers
 from ckpt_core.levels.trainer.places import check_places, same_disk
 from ckpt_core.levels.trainer.rhythm import Rhythm
@@ -125,7 +119,6 @@ class Levels(NoLevels):
             ConfigError, RootBusy, Away, PersistError: a level cannot be used; says which, and what to do.
             CommitError, CoordinationTimeout: another rank's error.
         """
-        info = self._coordination.info
         self._following.begin(committed_steps(self._root))
         known = None if self._peers is None else self._peers.know()
         claim = claim_together(
@@ -136,18 +129,9 @@ class Levels(NoLevels):
             timeout_s=self._timeout_s,
             known=known,
         )
-        error: CkptError | None = None
-        try:
-            if info.leads:
-                for text in same_disk(self._root, self._plain):
-                    _log.warning("%s", text)
-                if info.rank != 0:
-                    check(self._plain, self.errands)
-                write_run(self._root, claim.run, files=self._files)
-                self._on_thread(lambda: self._begin(claim))
-        except CkptError as exc:
-            error = exc
-        settle_together(error, self._coordination, timeout_s=self._timeout_s)
+        of_nodes(
+            lambda: self._settle(claim), self._coordination, "agents", timeout_s=self._timeout_s
+        )
         if self._peers is not None:
             claim = self._meet(self._peers, claim)
         self._heard_s = time.monotonic()
@@ -160,15 +144,21 @@ class Levels(NoLevels):
         claim = dataclasses.replace(claim, own=(*claim.own, there.url))
         self._levels = tuple([one if one.peers is None else there for one in self._levels])
         self._following.lead_to(self._levels)
-        error: CkptError | None = None
-        try:
-            if self._coordination.info.leads:
-                check([there], self.errands)
-                self._on_thread(lambda: self._write_plan(claim, closed=False))
-        except CkptError as exc:
-            error = exc
-        settle_together(error, self._coordination, timeout_s=self._timeout_s)
+
+        def settle() -> None:
+            check([there], self.errands)
+            self._on_thread(lambda: self._write_plan(claim, closed=False))
+
+        of_nodes(settle, self._coordination, "agents", timeout_s=self._timeout_s)
         return claim
+
+    def _settle(self, claim: Claim) -> None:
+        for text in same_disk(self._root, self._plain):
+            _log.warning("%s", text)
+        if self._coordination.info.rank != 0:
+            check(self._plain, self.errands)
+        write_run(self._root, claim.run, files=self._files)
+        self._on_thread(lambda: self._begin(claim))
 
     @property
     def sources(self) -> list[str]:

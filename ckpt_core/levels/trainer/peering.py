@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Self
 
 from ckpt_core.coordination import Coordination
-from ckpt_core.errors import CkptError, ConfigError, PersistError
+from ckpt_core.errors import ConfigError, PersistError
 from ckpt_core.levels.far.opening import check_extra
 from ckpt_core.levels.mailbox import AGENT_LOG, LEVELS, Plan, Serve, read_plan, read_status
 from ckpt_core.levels.serving.binding import ALL, of_interface, parse_address
 from ckpt_core.levels.tokens import TOKEN_VARIABLE, read_keys
 from ckpt_core.levels.trainer import ring
-from ckpt_core.levels.trainer.joining import NOT_JOINED, read_run
+from ckpt_core.levels.trainer.joining import of_nodes, read_run
 from ckpt_core.levels.trainer.ring import Held, Known, Member
 from ckpt_core.options import PEERS, Level
-from ckpt_core.save import error_text, raise_first
 
 _log = logging.getLogger("ckpt_core")
 
@@ -79,17 +78,13 @@ class Peers:
             ConfigError: this node cannot keep copies, or nobody can tell which run it is.
             CommitError, CoordinationTimeout: another rank's error.
         """
-        info = self._coordination.info
-        error: CkptError | None = None
-        mine = None
-        try:
-            if info.leads:
-                mine = self._known().to_json()
-        except CkptError as exc:
-            error = exc
-        told = self._coordination.gather("peers", [error_text(error), mine], self._timeout_s)
-        raise_first(error, [text for text, _ in told], **NOT_JOINED)
-        known = {rank: Known.from_json(one) for rank, (_, one) in enumerate(told) if one}
+        told = of_nodes(
+            lambda: self._known().to_json(),
+            self._coordination,
+            "peers",
+            timeout_s=self._timeout_s,
+        )
+        known = {rank: Known.from_json(one) for rank, one in told.items()}
         self._held = {rank: one.held for rank, one in known.items()}
         return ring.joined(known)
 
@@ -125,19 +120,15 @@ class Peers:
             PersistError: its agent does not say where it listens.
             CommitError, CoordinationTimeout: another rank's error.
         """
-        info = self._coordination.info
-        error: CkptError | None = None
-        mine = None
-        try:
-            if info.leads:
-                mine = [self._address(token), self._level.domain]
-        except CkptError as exc:
-            error = exc
-        told = self._coordination.gather("ring", [error_text(error), mine], self._timeout_s)
-        raise_first(error, [text for text, _ in told], **NOT_JOINED)
-        members = [Member(rank, *one) for rank, (_, one) in enumerate(told) if one]
+        told = of_nodes(
+            lambda: [self._address(token), self._level.domain],
+            self._coordination,
+            "ring",
+            timeout_s=self._timeout_s,
+        )
+        members = [Member(rank, *one) for rank, one in told.items()]
         ring.check(members)
-        if info.rank == 0 and (text := ring.warning(members)):
+        if self._coordination.info.rank == 0 and (text := ring.warning(members)):
             _log.warning("%s", text)
         return self._placed(run, members)
 
