@@ -96,7 +96,7 @@ def list_root(request: ListRequest) -> bool:
     """The steps of a root, and what else takes space there."""
     from ckpt_core.cli.listing import list_steps
 
-    return list_steps(request.root, as_json=request.json)
+    return list_steps(request)
 
 
 @app.command()

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpt_core.cli.listing_levels import Further, further_levels, told
+from ckpt_core.cli.listing_losses import Losses, losses_of
 from ckpt_core.cli.places import seen
 from ckpt_core.cli.ranking import Score, scores
 from ckpt_core.cli.text import age_text, ranks_text, say, say_json, say_rich, table
@@ -34,9 +35,13 @@ from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 from ckpt_core.units import count_text, size_text
 
+if TYPE_CHECKING:
+    from ckpt_core.cli.requests import ListRequest
+
 _MOST_TRIES = 5
 _ELSEWHERE = "at levels alone"
 _WRONG = ("corrupt", "unreadable")
+_COMMITTED = ("committed", "unreadable")
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Listing:
     roots_below: dict[str, int] = field(default_factory=dict)
 
 
-def list_steps(root: str, *, as_json: bool) -> bool:
+def list_steps(request: ListRequest) -> bool:
     """Print the listing of a root; always a success.
 
     Raises:
@@ -95,19 +100,22 @@ def list_steps(root: str, *, as_json: bool) -> bool:
         ConfigError: it is one step, not a root.
         RestoreError: it cannot be listed, or the store cannot be reached.
     """
-    with seen(root) as there:
+    with seen(request.root) as there:
         there.outline()
         there.pins()
         found = survey(there.path)
-    if as_json:
-        say_json(asdict(found))
+    losses = losses_of(Path(found.root), ask=request.ask) if found.further is not None else None
+    if losses is not None and found.further is not None:
+        found = replace(found, further=losses.corrected(found.further))
+    if request.json:
+        say_json({**asdict(found), **({} if losses is None else losses.to_json(found.steps))})
     else:
-        _print(found)
+        _print(found, losses)
     return True
 
 
 def survey(root: Path) -> Listing:
-    """What is in a root, as of now; raises as `list_steps`."""
+    """What is in a root, as of now, but for what can be lost; raises as `list_steps`."""
     if parse_step_dir(root.name) is not None and (root / MANIFEST_NAME).exists():
         raise ConfigError(f"{root} is one step, not a root: `ckpt-core show {root}` shows it")
     if not root.exists():
@@ -212,7 +220,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 # -- for people --------------------------------------------------------------------------------
 
 
-def _print(found: Listing) -> None:
+def _print(found: Listing, losses: Losses | None) -> None:
     now = time.time()
     rows = [_cells(row, now) for row in found.steps]
     further = found.further
@@ -228,12 +236,19 @@ def _print(found: Listing) -> None:
         headings.insert(4, "levels")
         for cells in rows:
             cells.insert(4, further.cell(int(cells[0])) if cells[0].isdecimal() else "")
+    if losses is not None:
+        headings.insert(5, "can be lost")
+        texts = {str(row.step): losses.text(row) for row in found.steps}
+        for cells in rows:
+            cells.insert(5, texts.get(cells[0], "") if cells[5].startswith(_COMMITTED) else "")
     if rows:
         say_rich(table(headings, rows, right=("step", "size", "ranks"), wrong=_WRONG))
     for row in found.steps:
         if row.problem is not None:
             say(f"step {row.step}: {row.problem}")
     for line in [] if further is None else told(further):
+        say(line)
+    for line in [] if losses is None else losses.told(found.steps):
         say(line)
     if found.roots_below:
         below = [[root, str(newest)] for root, newest in found.roots_below.items()]

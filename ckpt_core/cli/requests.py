@@ -43,6 +43,12 @@ class ListRequest:
     """`ls`."""
 
     root: Root
+    ask: Annotated[
+        bool,
+        typer.Option(
+            "--ask", help="Ask the levels, and the nodes that keep copies, what they have."
+        ),
+    ] = False
     json: Json = False
 
 

@@ -4,6 +4,7 @@
     open_far(url)                            the door to one level: a directory, or an object store
     agent                                    takes committed steps on: copy, verify, publish, retire
     mailbox                                  what the Checkpointer and the agent tell one another
+    can_lose(root, plan, seen)               what may be lost without losing a step
     Levels                                   what a process that trains has of it
     PeerServer(folder, keys, address)        this node, as a level of others
     errands                                  what needs a connection, done by a process of its own
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from ckpt_core.levels.by_hand.pushing import Pushed, push
     from ckpt_core.levels.far.reading import Look, look_at
     from ckpt_core.levels.far.trial import upload_speed
+    from ckpt_core.levels.losses import CanLose, ask, can_lose, known
     from ckpt_core.levels.serving.binding import ALL, Address, parse_address
     from ckpt_core.levels.serving.server import PeerServer
     from ckpt_core.levels.trainer.levels import Levels
@@ -54,14 +56,18 @@ _LAZY = {
     "ALL": "ckpt_core.levels.serving.binding",
     "Address": "ckpt_core.levels.serving.binding",
     "BringsBack": "ckpt_core.levels.bring.bringing",
+    "CanLose": "ckpt_core.levels.losses",
     "Levels": "ckpt_core.levels.trainer.levels",
     "Look": "ckpt_core.levels.far.reading",
     "PeerServer": "ckpt_core.levels.serving.server",
     "Pulled": "ckpt_core.levels.by_hand.pulling",
     "Pushed": "ckpt_core.levels.by_hand.pushing",
     "Sent": "ckpt_core.levels.agent.copying",
+    "ask": "ckpt_core.levels.losses",
     "bring_directory": "ckpt_core.levels.bring.named_bringing",
+    "can_lose": "ckpt_core.levels.losses",
     "due_steps": "ckpt_core.levels.by_hand.agent",
+    "known": "ckpt_core.levels.losses",
     "look_at": "ckpt_core.levels.far.reading",
     "parse_address": "ckpt_core.levels.serving.binding",
     "pull": "ckpt_core.levels.by_hand.pulling",
@@ -78,6 +84,7 @@ __all__ = [
     "Address",
     "Away",
     "BringsBack",
+    "CanLose",
     "Conflict",
     "Copy",
     "Far",
@@ -91,9 +98,12 @@ __all__ = [
     "Sent",
     "Status",
     "Word",
+    "ask",
     "bring_directory",
+    "can_lose",
     "check_extra",
     "due_steps",
+    "known",
     "look_at",
     "meets",
     "open_far",

@@ -52,6 +52,25 @@ class Serve:
 
 
 @dataclass(frozen=True)
+class Node:
+    """A node of those that keep one another's steps, as the plan of each of them has it.
+
+    Attributes:
+        part: the name of what it holds of a step.
+        address: where its agent listens for the others.
+        domain: what fails together with it; None: nothing else does.
+        keeper: the part of the node that keeps its copy.
+        copy: the URL of that copy.
+    """
+
+    part: str
+    address: str
+    domain: str | None
+    keeper: str
+    copy: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """What the agent of a root is to do.
 
@@ -68,6 +87,8 @@ class Plan:
         protocol: see `PROTOCOL`.
         release: of ckpt_core.
         serve: what it keeps for other nodes; None: nothing.
+        nodes: all that keep one another's steps, this one too; (): they have not met, or there are none.
+        part: which of them this one is; "": none.
     """
 
     run: str
@@ -80,6 +101,8 @@ class Plan:
     protocol: int = PROTOCOL
     release: str = ""
     serve: Serve | None = None
+    nodes: tuple[Node, ...] = ()
+    part: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
@@ -94,6 +117,7 @@ class Plan:
         values["own"] = tuple(values.get("own", ()))
         if values.get("serve") is not None:
             values["serve"] = Serve(**values["serve"])
+        values["nodes"] = tuple([Node(**one) for one in values.get("nodes", ())])
         return cls(**{**values, "levels": parse_levels(values["levels"])})
 
 

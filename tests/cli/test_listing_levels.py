@@ -13,6 +13,7 @@ import pytest
 
 from ckpt_core import Level
 from ckpt_core.levels import LEVELS, LevelStatus, Plan, Status, write_plan, write_status
+from ckpt_core.levels.tokens import TOKEN_VARIABLE
 from tests.cli.test_page import _assert_documented
 
 Cli = Callable[..., Any]
@@ -83,6 +84,38 @@ def test_an_agent_that_has_ended_says_why(cli: Cli, planned: Path) -> None:
 def test_a_plan_without_a_word_of_the_agent_is_shown(cli: Cli, planned: Path) -> None:
     (planned / LEVELS / "status.json").unlink()
     assert "nothing is known of the levels yet; no agent runs" in cli("ls", planned).out
+
+
+def test_each_step_tells_what_can_be_lost_as_far_as_it_is_known(cli: Cli, planned: Path) -> None:
+    attempt = json.loads(cli("ls", planned, "--json").out)["steps"][1]["attempt"]
+    levels = [LevelStatus("/data/run"), LevelStatus("s3://bucket/run", steps={20: attempt})]
+    write_status(planned, Status(pid=1, host="h", token="t", levels=levels))
+    found = json.loads(cli("ls", planned, "--json").out)
+    assert {one["step"]: one["what"] for one in found["can_lose"]} == {
+        10: "nothing",
+        20: "all nodes",
+        30: "nothing",
+    }
+    rows = {line.split()[0]: line for line in cli("ls", planned).out.splitlines() if line.strip()}
+    assert "  2        all nodes" in rows["20"] and "nothing" in rows["30"]
+    (planned / LEVELS / "status.json").unlink()
+    assert (
+        "  ?  " in cli("ls", planned).out
+        and not json.loads(cli("ls", planned, "--json").out)["can_lose"]
+    )
+
+
+def test_levels_that_are_asked_are_told_as_they_are_now(
+    cli: Cli, ckpts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    url, away = str(tmp_path / "level"), "peer://127.0.0.1:1/run"
+    assert cli("push", ckpts, 20, "--to", url).code == 0
+    write_plan(ckpts, Plan(run="ab", session=1, token="t", levels=(Level(url), Level(away))))
+    found = json.loads(cli("ls", ckpts, "--ask", "--json").out)
+    assert found["further"]["levels"][0]["steps"] == [20]
+    assert list(found["silent"]) == [away]
+    assert found["can_lose"] == [], "the other one may have them, and what is not known is not told"
 
 
 def test_json_has_it_in_numbers_and_the_page_names_every_field(cli: Cli, planned: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,14 +67,25 @@ def test_each_node_keeps_the_steps_of_one_other_and_a_lost_one_is_filled_again(
     assert [copies[name].parts[-4] for name in sorted(copies)] == ["b", "c", "a"]
     for copy in copies.values():
         assert 3 in committed_steps(copy) and verify(step_path(copy, 3)).ok
+    assert said_of(place, 3) == "this node" and said_of(place, 3, "--ask") == "any 1 of 3 nodes"
 
     end(place / "b")
     shutil.rmtree(place / "b")
+    assert said_of(place, 3, "--ask") is None, "the copy at b was all that node a had elsewhere"
     again = all_well(run(warm, "save_and_reach", place, ["a", "fresh", "c"], steps=[4]))
     assert [one["begun"] for one in again] == [3, 3, 3]
     assert committed_steps(place / "fresh" / "root") == (3, 4)
     (kept,) = (place / "fresh" / "copies").glob("*/node-*")
     assert kept.name == "node-00000" and 4 in committed_steps(kept), "and does its part for others"
+
+
+def said_of(place: Path, step: int, *options: str) -> str | None:
+    """What `ls` says on node a can be lost without losing a step; None: that it does not know."""
+    command = [sys.executable, "-m", "ckpt_core", "ls", str(place / "a" / "root"), "--json"]
+    found = json.loads(
+        subprocess.run([*command, *options], stdout=subprocess.PIPE, check=True).stdout
+    )
+    return {one["step"]: one["what"] for one in found["can_lose"]}.get(step)
 
 
 def test_whichever_node_is_lost_at_whatever_moment_nothing_that_had_reached_its_peers_is(

@@ -17,7 +17,7 @@ from typing import Self
 from ckpt_core.coordination import Coordination
 from ckpt_core.errors import ConfigError, PersistError
 from ckpt_core.levels.far.opening import check_extra
-from ckpt_core.levels.mailbox import AGENT_LOG, LEVELS, Plan, Serve, read_plan, read_status
+from ckpt_core.levels.mailbox import AGENT_LOG, LEVELS, Node, Plan, Serve, read_plan, read_status
 from ckpt_core.levels.serving.binding import ALL, of_interface, parse_address
 from ckpt_core.levels.tokens import TOKEN_VARIABLE, read_keys
 from ckpt_core.levels.trainer import ring
@@ -56,6 +56,8 @@ class Peers:
         self._sources: list[str] = []
         self._held: dict[int, Held] = {}
         self._serve: Serve | None = None
+        self._nodes: tuple[Node, ...] = ()
+        self._part = ""
         if len(coordination.info.members) == coordination.info.world_size:
             raise ConfigError(
                 "levels: peers=1 needs at least two nodes, each with a root of its own: give "
@@ -91,7 +93,7 @@ class Peers:
     def planned(self, plan: Plan) -> Plan:
         """What the agent of this root is to do; until all have met: listen, and go on as before."""
         if self._sources:
-            return dataclasses.replace(plan, serve=self._serve)
+            return dataclasses.replace(plan, serve=self._serve, nodes=self._nodes, part=self._part)
         last = read_plan(self._root)
         levels = [level for level in plan.levels if level.peers is None]
         if last is None or last.run != plan.run:
@@ -185,6 +187,7 @@ class Peers:
         first = self._coordination.info.members[0]
         mine = next(one for one in members if one.rank == first)
         self.url, self._sources = ring.places(mine, members, run, self._held)
+        self._nodes, self._part = ring.nodes(members, run), mine.part
         if self._serve is not None:
             # With the port that it has: an agent that is started anew is found where this one was.
             self._serve = dataclasses.replace(self._serve, bind=mine.address)

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.levels.claiming import RUN
+from ckpt_core.levels.mailbox import Node
 from ckpt_core.options import PEER
 
 _RUN = re.compile(r"[0-9a-f]{8,64}")
@@ -176,6 +177,23 @@ def places(
     others = [one for one in members if one != target and mine.part in kept[one.rank].get(run, {})]
     urls = [place(one, run, mine.part) for one in (target, *others)]
     return urls[0], urls
+
+
+def nodes(members: Sequence[Member], run: str) -> tuple[Node, ...]:
+    """The ring, as plans have it."""
+    there = partners(members)
+    return tuple(
+        [
+            Node(
+                one.part,
+                one.address,
+                one.domain,
+                there[one.rank].part,
+                place(there[one.rank], run, one.part),
+            )
+            for one in members
+        ]
+    )
 
 
 def _domain(member: Member) -> tuple[str | None, int | None]:

@@ -1,0 +1,112 @@
+"""What can be lost without losing a step: nothing is counted that is not known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckpt_core import Level
+from ckpt_core.levels import Plan, Status, can_lose, known
+from ckpt_core.levels.losses import Seen
+from ckpt_core.levels.mailbox import LevelStatus, Node, Serve
+from ckpt_core.levels.trainer.ring import Member, nodes
+
+RUN, MINE, STEP = "ab" * 8, "000000000007-0123abcd", 7
+WHOLE = {STEP: MINE}
+
+
+def plan_of(*domains: str | None, more: tuple[Level, ...] = (), serve: Serve | None = None) -> Plan:
+    """Of the first of some nodes that keep one another's steps."""
+    members = [Member(n, f"10.0.0.{n}:7077", domain) for n, domain in enumerate(domains)]
+    ring = nodes(members, RUN)
+    own = tuple([Level(one.copy) for one in ring[:1]])
+    return Plan(RUN, 1, "t", (*own, *more), nodes=ring, part="node-00000", serve=serve)
+
+
+def copies(plan: Plan, *parts: int) -> Seen:
+    """All answer, and these have the step."""
+    return {one.copy: WHOLE if number in parts else {} for number, one in enumerate(plan.nodes)}
+
+
+def text(plan: Plan, seen: Seen, root: Path) -> str | None:
+    found = can_lose(root, plan, seen)(STEP, MINE)
+    return None if found is None else found.what
+
+
+def test_any_node_can_be_lost_when_every_copy_of_every_node_is_whole(tmp_path: Path) -> None:
+    plan = plan_of(None, None, None, None)
+    assert text(plan, copies(plan, 0, 1, 2, 3), tmp_path) == "any 1 of 4 nodes"
+    found = can_lose(tmp_path, plan, copies(plan, 0, 1, 3))(STEP, MINE)
+    assert found is not None
+    assert (found.what, found.lacking, found.unknown) == ("this node", ("node-00002",), ())
+    assert text(plan, copies(plan, 1, 2, 3), tmp_path) == "nothing", "its own is what is missing"
+
+
+def test_another_save_of_the_step_is_not_the_step(tmp_path: Path) -> None:
+    plan = plan_of(None, None)
+    seen = copies(plan, 0, 1) | {plan.nodes[0].copy: {STEP: "000000000007-ffffffff"}}
+    assert text(plan, seen, tmp_path) == "nothing"
+
+
+def test_what_is_not_known_is_never_counted(tmp_path: Path) -> None:
+    plan = plan_of(None, None, None)
+    assert text(plan, {}, tmp_path) is None
+    mine = {plan.nodes[0].copy: WHOLE}
+    found = can_lose(tmp_path, plan, mine)(STEP, MINE)
+    assert found is not None
+    assert (found.what, found.unknown) == ("this node", ("node-00001", "node-00002"))
+    others = {one.copy: WHOLE for one in plan.nodes[1:]}
+    assert text(plan, others, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("domains", "said"),
+    [
+        (("a", "a", "b", "b"), "any 1 of 4 nodes, any 1 of 2 domains"),
+        (("a", "b", "c"), "any 1 of 3 nodes, any 1 of 3 domains"),
+        (("a", "a", "b"), "any 1 of 3 nodes"),
+        (("a", None), "any 1 of 2 nodes"),
+    ],
+)
+def test_a_whole_domain_can_be_lost_where_every_copy_lies_in_another(
+    domains: tuple[str | None, ...], said: str, tmp_path: Path
+) -> None:
+    plan = plan_of(*domains)
+    assert text(plan, copies(plan, *range(len(domains))), tmp_path) == said
+
+
+def test_levels_count_for_what_they_are(tmp_path: Path) -> None:
+    near, memory = str(tmp_path / "level"), Path("/dev/shm")
+    Path(near).mkdir()
+    for url, root, said in [
+        (near, tmp_path, "nothing"),
+        ("s3://bucket/run", tmp_path, "all nodes"),
+        ("peer://10.0.0.9:7070/run", tmp_path, "any 1 node"),
+        (near, memory, "the memory"),
+    ]:
+        if url == near and root == memory and tmp_path.stat().st_dev == memory.stat().st_dev:
+            continue
+        plan = Plan(RUN, 1, "t", (Level(url),))
+        assert text(plan, {url: WHOLE}, root) == said
+        assert text(plan, {url: {}}, root) == "nothing"
+        assert text(plan, {}, root) is None
+    both = plan_of(None, None, more=(Level("s3://bucket/run"),))
+    seen = {**copies(both, 0, 1), "s3://bucket/run": {}}
+    assert text(both, seen, tmp_path) == "any 1 of 2 nodes"
+    assert text(both, {**seen, "s3://bucket/run": WHOLE}, tmp_path) == "all nodes"
+
+
+def test_a_node_knows_what_its_agent_said_and_what_it_keeps(tmp_path: Path) -> None:
+    plan = plan_of(None, None, None, serve=Serve(str(tmp_path), "10.0.0.0:7077", "token"))
+    mine, _, kept = plan.nodes
+    assert kept.keeper == "node-00000" and isinstance(kept, Node)
+    old = LevelStatus("peer://10.0.0.7:7077/x", steps={1: "a"})
+    status = Status(1, "h", "t", [LevelStatus(mine.copy, steps=WHOLE), old])
+    assert known(plan, status) == {mine.copy: WHOLE, kept.copy: {}}
+    assert known(plan, None) == {kept.copy: {}}
+
+
+def test_a_plan_tells_its_nodes_to_who_reads_it() -> None:
+    plan = plan_of("a", "b", None)
+    assert Plan.from_json(plan.to_json()) == plan
