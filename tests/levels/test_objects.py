@@ -24,6 +24,7 @@ from tests.levels.servers.azurite import AzuriteServer, needs_azurite
 from tests.levels.servers.faulty import (
     SECRET,
     FaultServer,
+    Request,
     Thing,
     always,
     at,
@@ -411,6 +412,29 @@ def test_a_full_bucket_is_said_and_what_was_sent_before_is_not_sent_again(
             put(far, A, RANK)
         assert not caught.value.hopeless
         assert far.files(A) == {SHARD: 10}
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_an_upload_that_is_refused_because_another_sender_was_first_is_taken_for_done(
+    server: FaultServer, missing: int
+) -> None:
+    data = bytes(range(256)) * (17 * MIB // 256)
+
+    def first(request: Request) -> str | None:
+        if not (request.method == "POST" and "uploadId" in request.query):
+            return None
+        key = request.key.partition("/")[2]
+        server.objects[key] = Thing(data[missing:], '"other"', time.time())
+        return "400"
+
+    with at_server(server) as far:
+        server.fault = first
+        if missing:
+            with pytest.raises(Away, match="answered 400"):
+                put(far, A, data=data)
+            return
+        put(far, A, data=data)
+        assert far.files(A) == {SHARD: len(data)}
 
 
 # -- the check --------------------------------------------------------------------------------------------

@@ -127,9 +127,22 @@ class ObjectFar(Far):
     # -- writing ---------------------------------------------------------------------------------
 
     def put(self, copy: Copy, name: str, blocks: Iterable[memoryview], nbytes: int) -> None:
-        self._bucket.put_blocks(f"{_folder(copy)}/{name}", blocks, nbytes)
+        key = f"{_folder(copy)}/{name}"
+        try:
+            self._bucket.put_blocks(key, blocks, nbytes)
+        except Away:
+            # Another sender of this attempt may have ended first, with the same bytes: Azure then forgets
+            # the blocks that came here, and refuses to make an object of them.
+            if not self._is_whole(key, nbytes):
+                raise
         with self._lock:
             self._put.setdefault((copy.target, copy.folder), {})[name] = nbytes
+
+    def _is_whole(self, key: str, nbytes: int) -> bool:
+        try:
+            return self._bucket.size(key) == nbytes
+        except Away:
+            return False
 
     def publish(self, copy: Copy, manifest: bytes, *, replaces: str | None = None) -> bool:
         for _ in range(_TRIES):
