@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ _TITLES = {
     TORCH: "torch.save + fsync",
     IDEAL: "no saves",
 }
+_BREAKS = re.compile(r"(, |: | / )")
 _THREADS = 3
 """Writers of one checkpoint in PCcheck (its preset has 3 for each of 2)."""
 
@@ -73,9 +75,9 @@ class Way:
 
 
 def title(line: str) -> str:
-    """What people call a line of a figure, which may begin with the name of a contender."""
-    name, comma, rest = line.partition(",")
-    return f"{_TITLES.get(name, name)}{comma}{rest}"
+    """What people call a line of a figure, or of a comparison: names of contenders become titles."""
+    parts = _BREAKS.split(line)
+    return "".join(_TITLES.get(part, part) for part in parts)
 
 
 def all_contenders() -> tuple[Way, ...]:
