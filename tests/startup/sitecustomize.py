@@ -1,23 +1,45 @@
-"""Read by every process of a run as it starts: a framework is imported without looking for garbage meanwhile.
+"""Read by every process of a run as it starts: frameworks are imported in half of the time.
 
-A run starts hundreds of processes that import torch, and a sixth of that time is Python's search among what
-was imported so far, none of which is garbage. What a framework brings is never looked at again.
+A run starts hundreds of processes that import torch, and most of what they do is to import.
+
+- A sixth of that time is Python's search for garbage among what was imported so far. There is none, and it
+  is never looked at again.
+- The first optimizer imports torch's compiler, which takes as long as torch itself, only to leave what is
+  compiled. Where nothing is, there is nothing to leave: the compiler is imported by the first that asks more
+  of it, such as `torch.compile`.
+- DeepSpeed asks it to compile a function of one of its optimizers, wherever an engine is made. Here it is
+  asked when that function is called.
+- Lightning imports torchmetrics, which imports whatever its metrics of sound, text and plots would need.
+
+With `CKPT_PLACES=all`, which tries everything, nothing is left for later and nothing out.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.abc
+import importlib.metadata
 import importlib.util
+import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 FRAMEWORKS = ("torch", "lightning", "deepspeed", "horovod")
-LATER = ("torch._dynamo", "torch._inductor.compile_fx")
-"""Imported in the middle of the work, by the first optimizer; what is there by then may be garbage."""
+COMPILER = "torch._dynamo"
+METRICS = "torchmetrics"
+MUON = "deepspeed.runtime.zero.muon.original_muon"
+LATER = (COMPILER, "torch._inductor.compile_fx")
+"""Imported in the middle of the work; what is there by then may be garbage."""
+
+NEEDED_BY_METRICS = ("matplotlib", "scipy", "transformers")
+
+_AS_IT_IS = os.environ.get("CKPT_PLACES") == "all"
 
 
 class _Calm(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -29,7 +51,9 @@ class _Calm(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in FRAMEWORKS + LATER or name in self._loaders:
+        if name.startswith(f"{COMPILER}."):
+            _load(sys.modules[COMPILER])
+        if name not in (*FRAMEWORKS, *LATER, METRICS, MUON) or name in self._loaders:
             return None
         self._loaders[name] = None  # the search below comes here again
         spec = importlib.util.find_spec(name)
@@ -38,22 +62,136 @@ class _Calm(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        if spec.name == COMPILER and not _AS_IT_IS:
+            return _Compiler(spec.name)
         found: ModuleType | None = self._loaders[spec.name].create_module(spec)
         return found
 
     def exec_module(self, module: ModuleType) -> None:
-        loader = self._loaders[module.__name__]
         assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = loader
-        outermost = gc.isenabled()
-        gc.disable()
-        try:
-            loader.exec_module(module)
-        finally:
-            if outermost:
-                if module.__name__ in FRAMEWORKS:
-                    gc.freeze()
-                gc.enable()
+        module.__spec__.loader = module.__loader__ = self._loaders[module.__name__]
+        if isinstance(module, _Compiler):
+            return
+        around = nullcontext if _AS_IT_IS else _AROUND.get(module.__name__, nullcontext)
+        with around():
+            _execute(module)
 
+
+def _execute(module: ModuleType) -> None:
+    """What the module's own loader does, without looking for garbage."""
+    loader: Any = module.__loader__
+    outermost = gc.isenabled()
+    gc.disable()
+    try:
+        loader.exec_module(module)
+    finally:
+        if outermost:
+            if module.__name__ in FRAMEWORKS:
+                gc.freeze()
+            gc.enable()
+
+
+# -- torch's compiler ----------------------------------------------------------------------------
+
+
+class _Compiler(ModuleType):
+    """The compiler, while nobody has asked for more than not to be compiled."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not _begun:
+            if name == "graph_break":
+                return lambda *_, **__: None
+            if name == "disable":
+                return functools.partial(_disable, self)
+            if (
+                name == "trace_rules"
+            ):  # cleared as ranks meet: what was compiled before knows none of them
+                return SimpleNamespace(clear_lru_cache=lambda: None)
+        if name.startswith("__"):  # Python looks for them as it makes a module
+            raise AttributeError(name)
+        _load(self)
+        return ModuleType.__getattribute__(self, name)
+
+
+_loading = threading.RLock()
+_begun: list[ModuleType] = []
+
+
+def _load(module: ModuleType) -> None:
+    """Import it, once. What it asks of itself meanwhile is not there yet, as in any import."""
+    with _loading:
+        if isinstance(module, _Compiler) and not _begun:
+            _begun.append(module)
+            _execute(module)
+            module.__class__ = ModuleType
+
+
+def _disable(
+    module: ModuleType, fn: Callable[..., Any], recursive: bool = True, **more: Any
+) -> Callable[..., Any]:
+    """A function that the compiler shall not look into: itself, until there is a compiler."""
+    real: list[Callable[..., Any]] = []
+
+    @functools.wraps(fn)
+    def called(*args: Any, **named: Any) -> Any:
+        if isinstance(module, _Compiler):
+            return fn(*args, **named)
+        if not real:
+            real.append(module.disable(fn, recursive, **more))
+        return real[0](*args, **named)
+
+    called._torchdynamo_disable = True  # type: ignore[attr-defined]  # as the compiler marks it
+    return called
+
+
+@contextmanager
+def _compiled_later() -> Iterator[None]:
+    """What is given to `torch.compile` meanwhile is compiled when it is first called."""
+    import torch
+
+    compile_now = torch.compile
+
+    def later(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return functools.partial(later, **options)
+        compiled = functools.cache(lambda: compile_now(model, **options))
+        return functools.wraps(model)(lambda *args, **named: compiled()(*args, **named))
+
+    torch.compile = later  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = compile_now
+
+
+# -- packages that are not asked for -------------------------------------------------------------
+
+
+@contextmanager
+def _without_extras() -> Iterator[None]:
+    """Let torchmetrics find none of the packages that Lightning needs not, where it asks as we know it."""
+    asked = importlib.import_module("lightning_utilities.core.imports")
+    names = ("_version", "package_available")
+    before: dict[str, Any] = {name: vars(asked)[name] for name in names if name in vars(asked)}
+
+    def version(package: str) -> str:
+        if package in NEEDED_BY_METRICS:
+            raise importlib.metadata.PackageNotFoundError(package)
+        found: str = before["_version"](package)
+        return found
+
+    def package_available(package: str) -> bool:
+        return package not in NEEDED_BY_METRICS and before["package_available"](package)
+
+    ours = {"_version": version, "package_available": package_available}
+    vars(asked).update({name: ours[name] for name in before})
+    try:
+        yield
+    finally:
+        vars(asked).update(before)
+        asked.module_available.cache_clear()
+
+
+_AROUND = {METRICS: _without_extras, MUON: _compiled_later}
 
 sys.meta_path.insert(0, _Calm())

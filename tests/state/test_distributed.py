@@ -27,7 +27,7 @@ def warm() -> Iterator[Warm]:
     """A process that has imported the programs, whose children are the ranks."""
     environ = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
     # torch imports the second one for the first optimizer of a process, which takes each rank a second.
-    with Warm(PROGRAMS, "torch._dynamo", environ=environ) as process:
+    with Warm(PROGRAMS, "torch._dynamo.config", environ=environ) as process:
         yield process
 
 
