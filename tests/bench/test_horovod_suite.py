@@ -145,7 +145,7 @@ def test_ours_is_the_default_of_the_integration() -> None:
         "print(known['layerwise'].default)"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout.strip() == WAYS[OURS].layerwise
 
 

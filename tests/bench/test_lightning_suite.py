@@ -90,7 +90,7 @@ def test_a_way_whose_package_is_missing_says_how_to_install_it(tmp_path: Path) -
         f"print(json.dumps(FitWorker('{OURS}', pathlib.Path()).hello()))"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     reason = json.loads(done.stdout.splitlines()[-1])["reason"]
     assert "ckpt_lightning" in reason
     assert "pip install 'ckpt-core[lightning]'" in reason

@@ -20,9 +20,9 @@ from tests.crash.warm import Warm, forked
 POINTS = {"before": CHANGES, "after": NAME_CHANGES, "torn": ("pwrite",)}
 ALL: dict[str, Scenario] = {**SCENARIOS, **DIRECTORIES}
 _NEVER = 1_000_000
-_MOST = 16
+_MOST = 10
 """So many kills of one scenario, but for `CKPT_PLACES=all`."""
-_MOST_OF_A_REPAIR = 6
+_MOST_BEFORE_A_REPAIR, _MOST_OF_A_REPAIR = 16, 6
 _CHECKS_PER_CHILD = 20
 
 
@@ -59,7 +59,7 @@ def kill_twice(scenario: str, place: str) -> int:
     first = _Life(f"{scenario} twice", plan, _prepared(plan, Path(place)))
     repair = replace(plan, act=lambda run: None, started=())
     checks, seen = Checks(plan), Seen()
-    for at, root, acknowledged in first.killed(Path(place), most=_MOST):
+    for at, root, acknowledged in first.killed(Path(place), most=_MOST_BEFORE_A_REPAIR):
         if seen.is_new(root, acknowledged):
             second = _Life(f"{scenario} {at}", repair, root)
             for n, twice, _ in second.killed(Path(place) / str(at), most=_MOST_OF_A_REPAIR):

@@ -18,7 +18,7 @@ from tests.faults.layers import FaultAt
 BEFORE = (5, 10, 20)
 KNOWN = {(step, 0) for step in (*BEFORE, 30, 40, 1000)}
 _NEVER = 1_000_000
-_MOST = 16
+_MOST = 10
 """So many operations of a save fail in one run, but for `CKPT_PLACES=all`."""
 
 

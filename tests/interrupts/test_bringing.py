@@ -22,7 +22,7 @@ from tests.levels.servers.faulty import FaultServer, in_environment
 from tests.levels.test_bringing_objects import put_step
 from tests.restore.harness import assert_same, small_state, zeros_like
 
-MOST, FEW = 24, 6
+MOST, FEW = 12, 4
 
 
 def restored(root: Path, level: str, errands: Errands, trap: Trap) -> None:

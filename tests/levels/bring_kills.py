@@ -19,7 +19,7 @@ from tests.levels.restoring import brings_back, fill, opened, restored_state, sh
 from tests.restore.harness import assert_same, flip, small_state
 
 _NEVER = 1_000_000
-_MOST = 24
+_MOST = 12
 
 
 def fresh(root: Path) -> None:

@@ -115,7 +115,7 @@ def test_after_an_interrupt_at_any_file_operation_the_same_process_restores(
     counting = InterruptAt(-1)
     ROOTS[kind](tmp_path / "counted")
     bring(tmp_path / "counted", level, files=hooked(QuickFiles, counting, (*CHANGES, "preadv")))
-    for n in places.some(range(counting.count), 24, of=f"interrupts of a bring, {kind}"):
+    for n in places.some(range(counting.count), 12, of=f"interrupts of a bring, {kind}"):
         root = tmp_path / str(n)
         ROOTS[kind](root)
         trap = InterruptAt(-1)
@@ -146,7 +146,7 @@ def test_a_disk_that_fails_at_any_operation_costs_the_newer_step_and_nothing_els
     counting = InterruptAt(-1)
     fill(tmp_path / "counted", 10)
     bring(tmp_path / "counted", level, files=hooked(QuickFiles, counting))
-    for n in places.some(range(counting.count), 16, of=f"bring {code} {lasting}"):
+    for n in places.some(range(counting.count), 8, of=f"bring {code} {lasting}"):
         root = tmp_path / str(n)
         fill(root, 10)
         fault = FaultAt(None, code, lasting=lasting)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-MOST = 30
+MOST = 16
 
 
 @pytest.mark.parametrize("kind", ["exchange", "two"])
@@ -26,4 +26,4 @@ def test_a_kill_of_the_agent_at_any_operation_shows_nothing_half_and_loses_nothi
     )
     assert done.returncode == 0, done.stderr[-4000:]
     print(f"{done.stdout.strip()} kills")
-    assert int(done.stdout) >= 15, "next to nothing was killed"
+    assert int(done.stdout) >= MOST // 2 - 1, "next to nothing was killed"
