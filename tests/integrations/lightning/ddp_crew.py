@@ -17,7 +17,7 @@ from tests.ports import free_port
 
 HERE = Path(__file__).parents[3]
 PROGRAM = "tests.integrations.lightning.ddp_program"
-TIMEOUT_S = 100.0
+TIMEOUT_S = 200.0
 _GONE = '{"error": "", "traceback": "it is gone"}'
 
 

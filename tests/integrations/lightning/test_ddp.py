@@ -29,7 +29,7 @@ from tests.ports import free_port
 
 EVERY_2 = {"every_n_steps": 2}
 ALL = list(range(SAMPLES))
-pytestmark = pytest.mark.timeout(250)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
