@@ -81,12 +81,12 @@ class Engine:
         self.journal = Journal()
         auditor = Auditor()
         self.pipeline = Pipeline(options, devices, neighbours=info.neighbours)
-        committer = Committer(
+        self.committer = Committer(
             self.store, coordination, files=files, events=self.events, auditor=auditor
         )
         self.flights = Flights(
             options.in_flight,
-            finish=committer.finish,
+            finish=self.committer.finish,
             # One more than may wait for other ranks: it tells them of a step that this rank declines.
             finishers=1 if info.world_size == 1 else options.in_flight + 1,
         )
@@ -320,9 +320,15 @@ class Looks:
         """
         self._engine.store.pin(check_step(step))
 
-    def unpin(self, step: int) -> None:
-        """Give a step back to retention."""
+    def unpin(self, step: int, *, retire: bool = False) -> None:
+        """Give a step back to retention, which decides with the next commit; with `retire`, at once as well.
+
+        Raises:
+            PersistError: the change could not be made durable.
+        """
         self._engine.store.unpin(check_step(step))
+        if retire:
+            self._engine.committer.retire()
 
     @property
     def options(self) -> Options:

@@ -64,6 +64,10 @@ class Auto(Policy):
         self._asked: int | None = None
         self._next = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy sees no engine: it has measured nothing yet, and asks to be let `watch` one."""
+        return {**self.__dict__, "_meter": None, "_planner": None}
+
     def __repr__(self) -> str:
         now = "" if self.interval is None else f", now {self.interval.steps} steps"
         return f"Auto(max_overhead={self._limits.max_overhead:g}{now})"

@@ -79,8 +79,7 @@ class Committer:
             if self._coordination.info.leads or not inflight.voted or certain:
                 self._clean_up(inflight)
             return
-        for step in self.retire():
-            self._events.tell(EventName.RETIRED, step)
+        self.retire()
         if inflight.succeed(path):
             self._tell(EventName.COMMITTED, inflight)
         else:
@@ -150,15 +149,17 @@ class Committer:
                 self._store.suspect(attempt.step)
             raise
 
-    def retire(self) -> tuple[int, ...]:
+    def retire(self) -> None:
         """Apply retention; a failure is logged and tried again after the next commit."""
         try:
-            return self._store.retire()
+            retired = self._store.retire()
         except (CkptError, OSError) as exc:
             _log.warning(
                 "old steps could not be retired, which the next commit tries again: %s", exc
             )
-            return ()
+            return
+        for step in retired:
+            self._events.tell(EventName.RETIRED, step)
 
     # -- inside ----------------------------------------------------------------------------------
 

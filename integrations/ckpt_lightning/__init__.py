@@ -5,11 +5,9 @@
     trainer = Trainer(callbacks=[AsyncCheckpoint("ckpts", every_n_steps=50)])
     trainer.fit(model, datamodule)       # run the same script again after a crash: it goes on where it was
 
-`trainer.validate/test/predict(model, ckpt_path="ckpts")` takes a root or a step directory as well. Without a
-trainer, `ckpt_lightning.load(path)` gives the checkpoint as Lightning's own dict:
-
-    model = MyModule(**hparams)
-    model.load_state_dict(ckpt_lightning.load("ckpts")["state_dict"])
+`trainer.validate/test/predict(model, ckpt_path=)` takes a root, a step directory, "last" or "best" as well,
+and `MyModule.load_from_checkpoint(path)` a root or a step directory. `ckpt_lightning.load(path)` gives the
+checkpoint as Lightning's own dict.
 
 The callback translates hooks into calls of `ckpt_core.Checkpointer`, which copies, writes and reads:
 
@@ -21,7 +19,10 @@ The callback translates hooks into calls of `ckpt_core.Checkpointer`, which copi
 
 from ckpt_lightning.callback import AsyncCheckpoint
 from ckpt_lightning.checkpoint_io import StepIO
+from ckpt_lightning.naming import register
 from ckpt_lightning.resume import load
 from ckpt_lightning.texts import CheckpointWarning
 
 __all__ = ["AsyncCheckpoint", "CheckpointWarning", "StepIO", "load"]
+
+register()

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from ckpt_core import Checkpointer, ConfigError, OnError, Options, RngState
 from ckpt_lightning import resume as resuming
 from ckpt_lightning.checkpoint_io import StepIO
+from ckpt_lightning.finding import STATE_KEY
 from ckpt_lightning.lengths import measure_again
 from ckpt_lightning.loops import is_fast_dev_run
 from ckpt_lightning.paths import Paths
@@ -59,7 +60,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         monitor: name of a logged metric. Whenever it is validated, a state among the best is saved and kept.
         mode: whether the best has the smallest value ("min") or the largest ("max").
         save_top_k: how many of the best are kept, beside the newest `options.keep_last`; -1 keeps all. One
-            that has given way to a better one goes with the save after that.
+            that has given way to a better one goes once that is committed.
         save_last: save the state at the end of training, whatever was asked for.
         save_on_exception: when training fails, save the last whole step before. Costs a copy of all buffers
             at every step. Ignored with several ranks, of which one fails alone. On SIGTERM the state is
@@ -73,7 +74,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
         options: settings of the engine; `on_error` above takes the place of theirs.
 
     Raises:
-        ConfigError: an argument is wrong; or, in `trainer.fit`, resume="never" and there are steps.
+        ConfigError: an argument is wrong; or, in `trainer.fit`, resume="never" and there are steps, or the
+            monitored metric is not logged.
         RootBusy: in `trainer.fit`, another run writes to `root`.
         PersistError: in `trainer.fit`, `root` cannot be made or written to.
         StateMismatch: in `trainer.fit`, the steps in `root` are of another model.
@@ -81,7 +83,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
+        root: str | os.PathLike[str] = "",
         *,
         every_n_steps: int | None = None,
         every_n_epochs: int | None = None,
@@ -124,14 +126,9 @@ class AsyncCheckpoint(Paths, Checkpoint):
         self._counter: StepCounter | None = None
         self._averaging: AveragingSchedule | None = None
         self._resumed: dict[str, Any] | None = None
-        self._knows_root = False
+        self.knows_root = False
         self._resumes_late = False
         self._last_step: int | None = None
-
-    @staticmethod
-    def latest(root: str | os.PathLike[str]) -> str | None:
-        """The newest committed step directory of a root, for `ckpt_path=`; None when there is none."""
-        return resuming.latest(root)
 
     # -- what Lightning and loggers ask a checkpoint callback -------------------------------------
 
@@ -141,7 +138,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
 
         Two of them in one Trainer need different ones: override it in a subclass.
         """
-        return "ckpt_lightning.AsyncCheckpoint"
+        return STATE_KEY
 
     def state_dict(self) -> dict[str, Any]:
         """Saved within every step, as of that step."""
@@ -192,9 +189,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
         self._recorder = Recorder(
             session, position, schedule, self._ranking, triggers, self._teller
         )
-        self._trainer = trainer
         # A second fit of this process goes on with what it has in memory.
-        if not self._knows_root:
+        if not self.knows_root:
             steps = session.checkpointer.steps()
             if self._resume_mode == "never":
                 resuming.refuse_steps(self.root, steps)
@@ -204,7 +200,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
                 self._last_step = self._resume_together(trainer, pl_module)
             else:
                 self._last_step = resuming.resume_newest(trainer, pl_module, self.root)
-        self._knows_root = True
+        self.knows_root = True
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -363,6 +359,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
             recorder.session.close()
         finally:
             self._hear(trainer)
+            trainer._logger_connector._progress_bar_metrics.pop("ckpt", None)
             self._recorder = self._resumed = self._counter = self._averaging = None
         rank_zero_info(f"checkpoints in {self.root}: {recorder.session.meter.summary()}")
 
@@ -375,9 +372,9 @@ class AsyncCheckpoint(Paths, Checkpoint):
         for cost in session.meter.take():
             for logger in trainer.loggers:
                 logger.log_metrics(cost.as_metrics(), step=step)
-        if line := session.meter.line():
+        if session.meter.newest is not None:
             # Not self.log: that would make a tensor on the device at every step.
-            trainer._logger_connector._progress_bar_metrics["ckpt"] = line  # type: ignore[assignment]
+            trainer._logger_connector._progress_bar_metrics["ckpt"] = float(session.meter.newest)
 
     def _committed(self, step: int, path: Path) -> None:
         self._last_step = max(step, self._last_step or 0)
@@ -386,7 +383,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         """`trainer.save_checkpoint(root)` of the root that is open: one more step, durable at return."""
         if self._recorder is None or root != self.root:
             return False
-        self._recorder.save_now(self._trainer, checkpoint)
+        self._recorder.save_now(self._recorder.session.ranks.trainer, checkpoint)
         return True
 
     def _load_here(self, path: Path, trusted: bool) -> dict[str, Any] | None:

@@ -21,6 +21,12 @@ def is_fast_dev_run(trainer: Trainer) -> bool:
     return bool(getattr(trainer, "fast_dev_run", False))
 
 
+def logs_in_training(trainer: Trainer, name: str | None) -> bool:
+    """Whether the training step logs such a metric, whose value may come at the end of the epoch."""
+    logged = [result.meta.name for result in trainer.fit_loop.epoch_loop._results.values()]
+    return name in [*logged, *(f"{one}_epoch" for one in logged)]
+
+
 def ends_here(trainer: Trainer) -> bool:
     """Whether training ends after this batch, in the middle of an epoch."""
     if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:

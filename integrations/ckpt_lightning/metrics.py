@@ -1,4 +1,4 @@
-"""What saves cost, as numbers for the trainer's loggers, one line of the progress bar, and a summary.
+"""What saves cost, as numbers for the trainer's loggers, one of the progress bar, and a summary.
 
 Numbers come from the engine's events and from the clock: no device is asked, nothing synchronizes.
 """
@@ -50,15 +50,20 @@ class SaveCost:
 
 
 class Meter:
-    """Gathers the costs of saves. `on_event` may be called from any thread, the rest from training."""
+    """Gathers the costs of saves. `on_event` may be called from any thread, the rest from training.
+
+    Attributes:
+        newest: the newest step that was committed.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[int, SaveCost] = {}
         self._early: dict[int, list[Any]] = {}
         self._done: deque[SaveCost] = deque()
-        self._newest: SaveCost | None = None
+        self._begun_last: SaveCost | None = None
         self._last_step = 0
+        self.newest: int | None = None
         self.saves = 0
         self.failures = 0
         self.stall_s = 0.0
@@ -75,7 +80,7 @@ class Meter:
         cost = SaveCost(step, step - self._last_step, stall_s, in_flight)
         self._last_step = step
         with self._lock:
-            self._open[step] = self._newest = cost
+            self._open[step] = self._begun_last = cost
             early = self._early.pop(step, [])
         for event in early:
             self.on_event(event)
@@ -91,8 +96,8 @@ class Meter:
     def waited(self, seconds: float) -> None:
         """The training thread waited at a barrier, because of the newest save."""
         with self._lock:
-            if self._newest is not None:
-                self._newest.stall_s += seconds
+            if self._begun_last is not None:
+                self._begun_last.stall_s += seconds
 
     def on_event(self, event: Any) -> None:
         """Hear an event of the engine."""
@@ -118,13 +123,6 @@ class Meter:
             self._done.clear()
         return done
 
-    def line(self) -> str:
-        """For the progress bar: the save that ended last, or what is under way."""
-        with self._lock:
-            if self._open:
-                return f"saving {max(self._open)}"
-            return f"saved {self._last_step}" if self.saves else ""
-
     def summary(self) -> str:
         """One sentence about all saves of this fit."""
         if not self.saves and not self.failures:
@@ -146,6 +144,7 @@ class Meter:
             self.failures += 1
             return
         self.saves += 1
+        self.newest = max(cost.step, self.newest or 0)
         self.nbytes += cost.nbytes
         self.busy_s += cost.persist_s
         cost.failures = self.failures

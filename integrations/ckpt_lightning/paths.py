@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ckpt_core import step_path
+from ckpt_lightning import finding
 from ckpt_lightning.ranking import Ranking
+
+_OF_A_FIT = ("_recorder", "_counter", "_averaging", "_resumed")
+"""Attributes that belong to the fit that runs: a copy of the callback takes no part in it."""
 
 
 class Paths:
     """Part of `AsyncCheckpoint`: which steps are there, and which are best."""
 
     root: Path
+    knows_root: bool
     _ranking: Ranking
     _last_step: int | None
     _told_best: str = ""
+
+    @staticmethod
+    def latest(root: str | os.PathLike[str]) -> str | None:
+        """The newest committed step directory of a root, for `ckpt_path=`; None when there is none."""
+        return finding.latest(root)
+
+    @staticmethod
+    def best(root: str | os.PathLike[str]) -> str | None:
+        """The best committed step directory of a root, by whatever metric its run monitors.
+
+        Without one, the newest; None when there is none (yet). Reads a note in the newest step; needs no fit.
+        """
+        return finding.best(root)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and for other processes, of which none saves to the root that is open here."""
+        return {**self.__dict__, **dict.fromkeys(_OF_A_FIT)}
 
     @property
     def monitor(self) -> str | None:
@@ -40,9 +64,16 @@ class Paths:
 
     @property
     def best_model_path(self) -> str:
-        """Directory of the best step, for `ckpt_path="best"`: without a monitor the newest; "" for none."""
+        """Directory of the best step, for `ckpt_path="best"`: without a monitor the newest; "" for none.
+
+        Before the first fit of a process, what the root says of the runs before.
+        """
         best = self._last_step if self._ranking.monitor is None else self._ranking.best
-        return self._told_best if best is None else str(step_path(self.root, best))
+        if best is not None:
+            return str(step_path(self.root, best))
+        if self.knows_root or self._told_best:
+            return self._told_best
+        return finding.best(self.root, monitor=self._ranking.monitor) or ""
 
     @best_model_path.setter
     def best_model_path(self, path: str) -> None:
@@ -64,7 +95,9 @@ class Paths:
     @property
     def last_model_path(self) -> str:
         """Directory of the newest committed step; "" for none."""
-        return "" if self._last_step is None else str(step_path(self.root, self._last_step))
+        if self._last_step is not None:
+            return str(step_path(self.root, self._last_step))
+        return "" if self.knows_root else finding.latest(self.root) or ""
 
     @property
     def best_k_models(self) -> dict[str, torch.Tensor]:

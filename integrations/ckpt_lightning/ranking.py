@@ -48,6 +48,12 @@ class Ranking:
         given: object = self.top_k
         if isinstance(given, bool) or not isinstance(given, int) or given < -1:
             raise ConfigError(f"save_top_k={given!r} must be an int of at least -1")
+        if self.monitor is None and given != 1:
+            newest = "None" if given == -1 else str(max(given, 1))
+            raise ConfigError(
+                f"save_top_k={given!r} without monitor: there is nothing to rank by. Pass monitor=, the name "
+                f"of a logged metric; or keep the newest steps with options=Options(keep_last={newest})"
+            )
 
     @property
     def best(self) -> int | None:

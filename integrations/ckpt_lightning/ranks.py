@@ -39,7 +39,7 @@ class Ranks:
 
     def __init__(self, trainer: Trainer, module: LightningModule) -> None:
         self.several: bool = trainer.world_size > 1
-        self._trainer = trainer
+        self.trainer = trainer
         self._module = module
 
     def open(self, root: Path, options: Options) -> Checkpointer:
@@ -53,7 +53,7 @@ class Ranks:
 
     def first(self, value: T) -> T:
         """The value of rank 0. Called on every rank: a collective."""
-        found: T = self._trainer.strategy.broadcast(value) if self.several else value
+        found: T = self.trainer.strategy.broadcast(value) if self.several else value
         return found
 
     def private(self, tree: Mapping[str, Any]) -> list[str] | None:
@@ -76,8 +76,8 @@ class Ranks:
     @property
     def viewpoint(self) -> int | None:
         """Whose private values a checkpoint is loaded with: training goes on with one's own."""
-        if self.several and self._trainer.state.fn == TrainerFn.FITTING:
-            return int(self._trainer.global_rank)
+        if self.several and self.trainer.state.fn == TrainerFn.FITTING:
+            return int(self.trainer.global_rank)
         return None
 
     def decide_alike(self, schedule: Schedule) -> None:
@@ -101,7 +101,7 @@ class Ranks:
         Raises:
             ConfigError: the strategy keeps its states where Lightning's checkpoint does not show them.
         """
-        strategy = self._trainer.strategy
+        strategy = self.trainer.strategy
         if isinstance(strategy, FSDPStrategy | DeepSpeedStrategy):
             raise ConfigError(
                 f"{type(strategy).__name__} keeps parts of the state that only it can save: train with "
@@ -110,7 +110,7 @@ class Ranks:
 
     def check_optimizers(self) -> None:
         """As `check`, once there are optimizers."""
-        for optimizer in self._trainer.optimizers if self.several else ():
+        for optimizer in self.trainer.optimizers if self.several else ():
             if hasattr(optimizer, "consolidate_state_dict"):
                 raise ConfigError(
                     f"{type(optimizer).__name__} shows its whole state to rank 0 alone, so that the ranks "

@@ -20,6 +20,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from ckpt_core import ConfigError
 from ckpt_lightning.capture import (
     Moment,
     Owned,
@@ -33,7 +34,7 @@ from ckpt_lightning.capture import (
     merged,
     protected,
 )
-from ckpt_lightning.loops import batch_ends_epoch, ends_here, validation_follows
+from ckpt_lightning.loops import batch_ends_epoch, ends_here, logs_in_training, validation_follows
 from ckpt_lightning.position import DataPosition
 from ckpt_lightning.ranking import Change, Ranking
 from ckpt_lightning.session import Session
@@ -127,6 +128,8 @@ class Recorder:
         self._score = self._monitored(trainer)
         if not batch_ends_epoch(trainer, trainer.fit_loop.epoch_loop.batch_idx):
             score, self._score = self._score, None
+            if not logs_in_training(trainer, self.ranking.monitor):
+                self._insist(trainer, score)
             self._offer(trainer, after_batch(trainer, owed="validation"), score)
         self.position.next_is_fetched(trainer)
 
@@ -135,7 +138,8 @@ class Recorder:
         self.schedule.after_epoch(trainer.current_epoch + 1)
         if self._score is None and self.ranking.monitor is not None:
             self._score = self._monitored(trainer)
-            self._tell_missing(trainer)
+            if not trainer.enable_validation or trainer.fit_loop.epoch_loop.val_loop._has_run:
+                self._insist(trainer, self._score)
 
     def end(self, trainer: Trainer) -> None:
         """on_train_end."""
@@ -229,13 +233,15 @@ class Recorder:
         self.last_step = step
         return self.session.save(step, tree, change=change, began=began)
 
-    def _tell_missing(self, trainer: Trainer) -> None:
-        expected = not trainer.enable_validation or trainer.fit_loop.epoch_loop.val_loop._has_run
-        if self._score is None and expected:
+    def _insist(self, trainer: Trainer, score: float | None) -> None:
+        """Raises ConfigError when the monitored metric is not logged where it should have been."""
+        if score is None and self.ranking.monitor is not None:
             known = ", ".join(sorted(trainer.callback_metrics)) or "none"
-            self.teller.once(
-                f"monitor={self.ranking.monitor!r} was never logged, so no step counts as best (logged are: "
-                f"{known}). Call self.log({self.ranking.monitor!r}, ...) in the module, or correct monitor="
+            name = repr(self.ranking.monitor)
+            raise ConfigError(
+                f"monitor={name} was never logged, so no step can count as best (logged are: {known}). Call "
+                f"self.log({name}, ...) in the module, in each epoch that is to count, or correct monitor=. "
+                f"Steps that were saved are there"
             )
 
 

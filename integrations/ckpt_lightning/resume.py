@@ -86,12 +86,6 @@ def load_from_levels(
     return None if found is None else checked_tree(found.state, found.path)
 
 
-def latest(root: str | os.PathLike[str]) -> str | None:
-    """The newest committed step directory of a root; None when there is none (yet)."""
-    steps = committed_steps(Path(root))
-    return str(step_path(Path(root), steps[-1])) if steps else None
-
-
 def refuse_steps(root: Path, steps: tuple[int, ...]) -> None:
     """Raises ConfigError when a root that should be empty holds steps."""
     if steps:

@@ -121,14 +121,17 @@ class Session:
     # -- inside ----------------------------------------------------------------------------------
 
     def _settle_pins(self, done: Future[Path], change: Change) -> None:
-        """Runs where the engine commits, before it can commit the next step and retire this one."""
+        """Runs where the engine commits, before it can commit the next step and retire this one.
+
+        Order matters: what gives way goes once its successor is there, and is pinned.
+        """
         if done.exception() is not None:
             return
         try:
             for step in change.pin:
                 self.checkpointer.pin(step)
             for step in change.unpin:
-                self.checkpointer.unpin(step)
+                self.checkpointer.unpin(step, retire=True)
         except CkptError as exc:
             tell(f"the best steps could not be marked, so retention may take them: {exc}")
 

@@ -101,6 +101,11 @@ def test_retention_keeps_the_newest_the_multiples_and_the_pinned(tmp_path: Path)
         ck.save(11, state)
         ck.wait()
         assert ck.steps() == (4, 8, 10, 11)
+        ck.pin(10)
+        ck.save(12, state).committed.result(timeout=60)
+        assert ck.steps() == (4, 8, 10, 11, 12)
+        ck.unpin(10, retire=True)
+        assert ck.steps() == (4, 8, 11, 12)
 
 
 def test_storage_is_bounded_and_shard_files_are_recycled(tmp_path: Path) -> None:

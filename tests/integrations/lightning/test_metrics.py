@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger
 
@@ -71,12 +72,29 @@ def test_the_csv_logger_has_them_in_its_file(root: Path, tmp_path: Path) -> None
     assert sum(bool(row["ckpt/persist_s"]) for row in rows) == 4
 
 
-def test_the_progress_bar_has_one_line(root: Path) -> None:
-    bar = TQDMProgressBar()
-    trainer, module = fit(
-        models.Net, models.train_loader, saver(root), bar, enable_progress_bar=True
+def test_the_progress_bar_has_a_number_while_training_goes_on(root: Path) -> None:
+    class Looks(Callback):
+        seen: tuple[Any, ...] = ()
+
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            trainer.checkpoint_callback._recorder.session.checkpointer.wait()
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            self.seen += (bar.get_metrics(trainer, pl_module).get("ckpt"),)
+
+    bar, looks = TQDMProgressBar(), Looks()
+    trainer, _ = fit(
+        models.Net,
+        models.train_loader,
+        saver(root, every_n_steps=3),
+        bar,
+        looks,
+        max_epochs=2,
+        enable_progress_bar=True,
     )
-    assert bar.get_metrics(trainer, module)["ckpt"] == "saved 15"
+    # A save is heard of at the end of the batch after it.
+    assert looks.seen == (*[None] * 4, *[3.0] * 3, *[6.0] * 3)
+    assert "ckpt" not in trainer.progress_bar_metrics
 
 
 def test_the_end_of_fit_sums_up(root: Path, caplog: pytest.LogCaptureFixture) -> None:
