@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed
+import torch.distributed as dist
 from deepspeed.checkpoint import DeepSpeedCheckpoint, ZeROCheckpoint, ds_to_universal
 from deepspeed.runtime import engine as runtime
 from deepspeed.utils import zero_to_fp32
@@ -139,6 +140,7 @@ def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
                 "use_node_local_storage: files of several nodes have the same names, so no level can hold "
                 "them together; remove the levels, or save to storage that all nodes share"
             )
+        tag = _agreed_tag(self, tag)
         with ours.saving(
             step=self.global_steps,
             early=Early([*self.module.buffers(), client_state]),
@@ -147,6 +149,26 @@ def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, save_dir, tag, client_state, *args, **kwargs)
 
     return save_checkpoint
+
+
+def _agreed_tag(engine: Any, tag: Any) -> Any:
+    """The tag of the first rank, unless DeepSpeed is to fail where they differ. Called on every rank.
+
+    DeepSpeed by itself would write a directory for each, none of which is whole.
+    """
+    fails = engine.checkpoint_tag_validation_enabled() and engine.checkpoint_tag_validation_fail()
+    if fails or not dist.is_initialized() or dist.get_world_size() == 1:
+        return tag
+    mine = f"global_step{engine.global_steps}" if tag is None else str(tag)
+    told = [mine]
+    dist.broadcast_object_list(told, src=0)
+    if told[0] != mine and engine.checkpoint_tag_validation_enabled():
+        warnings.warn(
+            f"rank {dist.get_rank()} passed the tag {mine!r} and rank 0 {told[0]!r}: all ranks save to "
+            f"{told[0]!r}. Pass the same on all; checkpoint.tag_validation=Fail refuses it, Ignore is silent",
+            stacklevel=3,
+        )
+    return told[0]
 
 
 def _say_if_late(engine: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -326,10 +327,13 @@ def tags(folder: Path, validation: str, **how: Any) -> dict[str, Any]:
     made = start(way, {**SMALL, "timeout": 20})
     advance(made, way, 0, 1)
     problems = []
-    try:
-        made.save_checkpoint(str(root), tag=f"rank{dist.get_rank()}")
-    except AssertionError as exc:
-        problems.append(f"at once: {exc}")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            made.save_checkpoint(str(root), tag=f"rank{dist.get_rank()}")
+        except AssertionError as exc:
+            problems.append(f"at once: {exc}")
+    warned = [str(one.message) for one in caught if "passed the tag" in str(one.message)]
     try:
         ckpt_deepspeed.wait(root)
     except ckpt_core.CkptError as exc:
@@ -342,6 +346,7 @@ def tags(folder: Path, validation: str, **how: Any) -> dict[str, Any]:
     made.destroy()
     return {
         "problems": problems,
+        "warned": warned,
         "there": [
             name for name in there if name != "zero_to_fp32.py" and name != "zero_to_torch.py"
         ],
