@@ -17,7 +17,7 @@ NAMES = {
     """,
     "ckpt_deepspeed": "CkptCoreEngine EngineSettings Wait attach close register wait",
     "ckpt_horovod": "Checkpoints DistributedOptimizer Layerwise coordination",
-    "ckpt_lightning": "AsyncCheckpoint CheckpointWarning StepIO load",
+    "ckpt_lightning": "AsyncCheckpoint CheckpointWarning FabricCheckpoint StepIO load",
 }
 
 

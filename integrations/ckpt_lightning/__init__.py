@@ -19,10 +19,11 @@ The callback translates hooks into calls of `ckpt_core.Checkpointer`, which copi
 
 from ckpt_lightning.callback import AsyncCheckpoint
 from ckpt_lightning.checkpoint_io import StepIO
+from ckpt_lightning.fabric import FabricCheckpoint
 from ckpt_lightning.naming import register
 from ckpt_lightning.resume import load
 from ckpt_lightning.texts import CheckpointWarning
 
-__all__ = ["AsyncCheckpoint", "CheckpointWarning", "StepIO", "load"]
+__all__ = ["AsyncCheckpoint", "CheckpointWarning", "FabricCheckpoint", "StepIO", "load"]
 
 register()

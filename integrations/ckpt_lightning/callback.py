@@ -47,7 +47,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
     weights, optimizers, schedulers, generators, order of data. A save that fails is a warning, and training
     goes on. It stands in for ModelCheckpoint, and works beside one.
 
-    With several ranks (DDPStrategy; ModelParallelStrategy for FSDP2 and tensor parallelism), each of them
+    With several ranks (DDPStrategy, FSDPStrategy, or ModelParallelStrategy with FSDP2), each of them
     writes its share of one step, to a root that all of them see. Any number of ranks goes on from it; a
     warning says what cannot be exact. SIGTERM must reach all ranks.
 

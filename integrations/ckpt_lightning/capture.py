@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from ckpt_core import RngState
-from ckpt_lightning.sharded import referring
+from ckpt_lightning.sharded import copied_already, referring
 
 EXTRAS = "ckpt_lightning"
 """Key of our own part of the tree."""
@@ -111,10 +111,21 @@ class Owned:
     """Knows the memory that optimizers own, which changes in optimizer steps alone.
 
     For one save: it looks when it is first asked, and then remembers.
+
+    Attributes:
+        copies: entries of the tree that nobody changes, since they were copied for it.
     """
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self, optimizers: Iterable[torch.optim.Optimizer], *, copies: Collection[str] = ()
+    ) -> None:
         self._optimizers = tuple(optimizers)
+        self.copies = frozenset(copies)
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> Owned:
+        """Of a trainer."""
+        return cls(trainer.optimizers, copies=copied_already(trainer))
 
     def __contains__(self, tensor: Tensor) -> bool:
         place = _place(tensor)
@@ -141,8 +152,9 @@ def protected(tree: dict[str, Any], owned: Owned, *, above_bytes: int) -> dict[s
     """
     copies = _Copies(owned, above_bytes)
     # Optimizer states are left out of the walk: nearly all of them is owned, and they are deep.
+    left_out = {"optimizer_states", *owned.copies}
     return {
-        name: value if name == "optimizer_states" else _rebuilt(value, copies, keep)
+        name: value if name in left_out else _rebuilt(value, copies, keep)
         for name, value in tree.items()
     }
 
@@ -150,7 +162,8 @@ def protected(tree: dict[str, Any], owned: Owned, *, above_bytes: int) -> dict[s
 def frozen(tree: dict[str, Any], owned: Owned) -> dict[str, Any]:
     """A copy of the tree, but for the tensors that an optimizer owns; for a save that may start later."""
     return {
-        name: _rebuilt(value, _Copies(owned, -1), copy.deepcopy) for name, value in tree.items()
+        name: value if name in owned.copies else _rebuilt(value, _Copies(owned, -1), copy.deepcopy)
+        for name, value in tree.items()
     }
 
 

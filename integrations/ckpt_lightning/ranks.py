@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 from ckpt_core import Checkpointer, ConfigError, EveryNSteps, Options, TorchStore
@@ -102,10 +102,11 @@ class Ranks:
             ConfigError: the strategy keeps its states where Lightning's checkpoint does not show them.
         """
         strategy = self.trainer.strategy
-        if isinstance(strategy, FSDPStrategy | DeepSpeedStrategy):
+        if isinstance(strategy, DeepSpeedStrategy):
             raise ConfigError(
-                f"{type(strategy).__name__} keeps parts of the state that only it can save: train with "
-                f"ModelParallelStrategy (FSDP2) or DDPStrategy, or take ModelCheckpoint for this one"
+                f"{type(strategy).__name__} lets DeepSpeed alone save its states: train with FSDPStrategy, "
+                f"ModelParallelStrategy (FSDP2) or DDPStrategy; or save by DeepSpeed, in a loop of your own "
+                f"with ckpt_deepspeed, or with ModelCheckpoint in place of this callback"
             )
 
     def check_optimizers(self) -> None:

@@ -111,7 +111,7 @@ class Recorder:
         if own_hook and self._is_due(trainer):
             # Schedulers are taken with the tensors, when none is owed any more.
             tree = self._dump(trainer, after_batch(trainer, owed=""))
-            self._pending = (step, early_part(tree, Owned(trainer.optimizers)))
+            self._pending = (step, early_part(tree, Owned.of(trainer)))
         elif not own_hook:
             self._offer(trainer, after_batch(trainer, owed="batch"), None)
 
@@ -185,7 +185,7 @@ class Recorder:
             if not self._save(trainer, step, self._dump(trainer, moment), began, change):
                 self.ranking.undo(step, change)
         elif self.triggers.save_on_exception and self._is_new(trainer):
-            self._armed = (step, frozen(self._dump(trainer, moment), Owned(trainer.optimizers)))
+            self._armed = (step, frozen(self._dump(trainer, moment), Owned.of(trainer)))
         self._prepare(trainer, moment)
 
     def _prepare(self, trainer: Trainer, moment: Moment) -> None:
@@ -228,7 +228,7 @@ class Recorder:
     ) -> bool:
         self._armed = None
         limit = int(self.session.checkpointer.options.eager_leaf_bytes)
-        tree = protected(tree, Owned(trainer.optimizers), above_bytes=limit)
+        tree = protected(tree, Owned.of(trainer), above_bytes=limit)
         self.schedule.saved(step)
         self.last_step = step
         return self.session.save(step, tree, change=change, began=began)

@@ -1,8 +1,9 @@
-"""FSDP2 and tensor parallelism (ModelParallelStrategy): states whose parts are on different ranks.
+"""FSDP and tensor parallelism: states whose parts are on different ranks.
 
 Lightning would copy parameters to the CPU, and name optimizer states by parameter. We take the live DTensors,
 of which the engine stores each rank's part, under the names of any other strategy: steps can be
-resumed with another number of ranks, and by another strategy.
+resumed with another number of ranks, and by another strategy. FSDPStrategy has no such tensors: `fsdp` makes
+them of copies.
 
 Lightning loads such states before anything else of a checkpoint, after on_fit_start, by the strategy alone;
 we put each rank's part of them into the live tensors at that moment.
@@ -10,26 +11,37 @@ we put each rank's part of them into the live tensors at that moment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 
 from ckpt_core import NotCommitted, committed_steps, step_path
+from ckpt_lightning import fsdp
 
 
 def is_sharded(trainer: Trainer) -> bool:
     """Whether parts of the state are on different ranks."""
-    return isinstance(trainer.strategy, ModelParallelStrategy)
+    return isinstance(trainer.strategy, ModelParallelStrategy | FSDPStrategy)
+
+
+def copied_already(trainer: Trainer) -> tuple[str, ...]:
+    """Entries of a checkpoint that training does not change any more."""
+    return ("state_dict",) if isinstance(trainer.strategy, FSDPStrategy) else ()
 
 
 def live_states(trainer: Trainer) -> dict[str, Any]:
     """What stands in a checkpoint for the states of a sharded model and its optimizers."""
-    optimizers = [_state_of(optimizer) for optimizer in trainer.optimizers]
-    return {"state_dict": trainer.lightning_module.state_dict(), "optimizer_states": optimizers}
+    model, optimizer_state = _doors(trainer)
+    return {
+        "state_dict": model(),
+        "optimizer_states": [optimizer_state(optimizer) for optimizer in trainer.optimizers],
+    }
 
 
 @contextmanager
@@ -39,18 +51,52 @@ def referring(trainer: Trainer) -> Iterator[None]:
         yield
         return
     strategy: Any = trainer.strategy
-    strategy.lightning_module_state_dict = trainer.lightning_module.state_dict
-    strategy.optimizer_state = _state_of
+    strategy.lightning_module_state_dict, strategy.optimizer_state = _doors(trainer)
     try:
         yield
     finally:
         del strategy.lightning_module_state_dict, strategy.optimizer_state
 
 
+def _doors(trainer: Trainer) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """What gives the state of the model, and that of an optimizer."""
+    strategy = trainer.strategy
+    if isinstance(strategy, FSDPStrategy):
+        return partial(fsdp.model_state, strategy), partial(fsdp.optimizer_state, strategy)
+    return trainer.lightning_module.state_dict, _state_of
+
+
+@contextmanager
+def receiving(trainer: Trainer, module: LightningModule) -> Iterator[Received]:
+    """A tree that a step is restored into, and what must be done behind that. Called on every rank."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, FSDPStrategy):
+        yield Received(live_tree(trainer, module))
+        return
+    optimizers = list(strategy.optimizers) if trainer.optimizers else []
+    parts = fsdp.Parts(strategy, optimizers)
+    received = Received(Open(parts.tree))
+    try:
+        yield received
+    finally:
+        if received.state is None:
+            parts.drop()
+    if received.state is not None:
+        parts.load(received.state, strict=bool(module.strict_loading))
+
+
+@dataclass
+class Received:
+    """`state` is None until a step has been restored into `tree`."""
+
+    tree: Any
+    state: Any = None
+
+
 def live_tree(trainer: Trainer, module: LightningModule) -> Any:
     """What a step is restored into: the live tensors; everything else is whatever was saved."""
     fitting = {"optimizer_states": list(trainer.strategy.optimizers)} if trainer.optimizers else {}
-    return _Open({"state_dict": module.state_dict(), **fitting})
+    return Open({"state_dict": module.state_dict(), **fitting})
 
 
 def is_step_of_ours(path: str | Path) -> bool:
@@ -80,7 +126,7 @@ def _state_of(optimizer: Any) -> dict[str, Any]:
     return state
 
 
-class _Open(dict[str, Any]):
+class Open(dict[str, Any]):
     """A mapping that has every key: those that were not given stand for plain values."""
 
     def __contains__(self, key: object) -> bool:

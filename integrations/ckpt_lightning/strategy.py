@@ -1,7 +1,7 @@
 """What Lightning lets rank 0 do alone, or a strategy by itself, is done by all ranks for steps of ours.
 
     save_checkpoint   `trainer.save_checkpoint(root)`: each rank writes its share; one commit
-    load_checkpoint   ModelParallelStrategy asks no CheckpointIO: each rank reads its parts
+    load_checkpoint   strategies of sharded states ask no CheckpointIO: each rank reads its parts
 
 Files, and directories that are not ours, are left to the strategy.
 """
@@ -25,7 +25,7 @@ from ckpt_lightning.sharded import (
     is_sharded,
     is_step_of_ours,
     live_states,
-    live_tree,
+    receiving,
     root_and_step,
 )
 from ckpt_lightning.texts import tell
@@ -43,12 +43,14 @@ def resume_together(
         CorruptCheckpoint: there are steps, and none is whole.
         StateMismatch: the step is of another model.
     """
-    sharded = is_sharded(trainer)
-    found = _restored(checkpointer, live_tree(trainer, module) if sharded else None, trusted)
+    if is_sharded(trainer):
+        found = _received(checkpointer, trainer, module, trusted)
+    else:
+        found = _restored(checkpointer, None, trusted)
     if found is None:
         return None
     tree = checked_tree(found.state, found.path)
-    if not sharded:
+    if not is_sharded(trainer):
         check_model(module, tree, found.path)
     # Not a public name. Lightning would set it to the same, from a path that it is given.
     trainer._checkpoint_connector._loaded_checkpoint = tree
@@ -99,17 +101,14 @@ class Doors:
             return found
         root, step = root_and_step(path)
         trusted = self.io.trusted if weights_only is None else not weights_only
-        live = live_tree(self.trainer, self.module)
         open_already = self.checkpointer()
         if open_already is not None and open_already.root == root:
-            return self._tree(open_already, live, step=step, trusted=trusted)
+            return self._tree(open_already, step=step, trusted=trusted)
         with self.ranks.open(root, self.io.options) as checkpointer:
-            return self._tree(checkpointer, live, step=step, trusted=trusted)
+            return self._tree(checkpointer, step=step, trusted=trusted)
 
-    def _tree(
-        self, checkpointer: Checkpointer, live: Any, *, step: int, trusted: bool
-    ) -> dict[str, Any]:
-        found = _restored(checkpointer, live, trusted, step)
+    def _tree(self, checkpointer: Checkpointer, *, step: int, trusted: bool) -> dict[str, Any]:
+        found = _received(checkpointer, self.trainer, self.module, trusted, step)
         assert found is not None, "a step that is asked for is restored, or an error"
         return checked_tree(found.state, found.path)
 
@@ -117,6 +116,20 @@ class Doors:
         """The strategy's own method, which stays below ours."""
         strategy = self.trainer.strategy
         return getattr(type(strategy), name).__get__(strategy)
+
+
+def _received(
+    checkpointer: Checkpointer,
+    trainer: Trainer,
+    module: LightningModule,
+    trusted: bool,
+    step: int | None = None,
+) -> RestoredStep | None:
+    """A step whose parts are in the model and the optimizers when this returns."""
+    with receiving(trainer, module) as received:
+        found = _restored(checkpointer, received.tree, trusted, step)
+        received.state = None if found is None else found.state
+    return found
 
 
 def _restored(

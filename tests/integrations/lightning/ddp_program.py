@@ -77,6 +77,21 @@ class Sharded(Recording):
         fully_shard(self.net, mesh=mesh)
 
 
+class Flat(Recording):
+    """The same for FSDP1, which wraps it by itself; with a buffer that changes in each forward pass."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def configure_model(self) -> None:
+        self.net[1] = nn.LayerNorm(8)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.seen.add_(len(batch[0]))
+        return super().training_step(batch, batch_idx)
+
+
 class Watch(Callback):
     """Keeps the state with which training begins, and calls `trainer.save_checkpoint`."""
 
@@ -86,7 +101,9 @@ class Watch(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         states = [optimizer.state_dict() for optimizer in trainer.optimizers]
-        self.begin = whole({"state_dict": pl_module.state_dict(), "optimizer_states": states})
+        # FSDP1 is asked as a whole: a part of it, asked first, would take itself for the whole.
+        model = trainer.strategy.model or pl_module
+        self.begin = whole({"state_dict": model.state_dict(), "optimizer_states": states})
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         if self.save_to is not None and trainer.global_step == self.save_to["step"]:
@@ -103,7 +120,7 @@ class Rank:
         """Train as the job says; the answer says how it went, and `out` holds the tensors."""
         torch.manual_seed(job.get("seed", 7) + self.rank)  # dropout differs from rank to rank
         sharded = job.get("sharded", False)
-        kind = Sharded if sharded else Recording
+        kind = Sharded if sharded else Flat if "fsdp" in job else Recording
         mine = {**job, **job.get("mine", {}).get(str(self.rank), {})}
         module = kind(job.get("stop_at"), mine.get("pause_at"), job.get("width", 0))
         module.paused = Path(f"{job['out']}.paused{self.rank}")
@@ -115,15 +132,39 @@ class Rank:
         trainer = trainer_of(
             watch,
             *callbacks,
-            strategy=_sharding(self.ranks) if sharded else job.get("strategy", "ddp"),
+            strategy=self._strategy(job),
             devices=self.ranks,
             **{"max_epochs": 2, **job.get("trainer", {})},
         )
         with contextlib.suppress(Stop):
             trainer.fit(module, loader(job.get("plain", False)), ckpt_path=job.get("ckpt_path"))
-        last = whole(ending(trainer, module)) if job.get("stop_at") is None else None
+        model = trainer.strategy.model if "fsdp" in job else module
+        last = whole(ending(trainer, model)) if job.get("stop_at") is None else None
         torch.save({"begin": watch.begin, "last": last}, f"{job['out']}.{self.rank}")
         return {"samples": module.samples, "best": [c.best_model_path for c in callbacks]}
+
+    def _strategy(self, job: dict[str, Any]) -> Any:
+        if "fsdp" in job:
+            return flat_sharding(**job["fsdp"])
+        return _sharding(self.ranks) if job.get("sharded") else job.get("strategy", "ddp")
+
+
+def flat_sharding(**options: Any) -> Any:
+    """FSDPStrategy on CPUs, which Lightning has for GPUs alone."""
+    from lightning.pytorch.strategies import FSDPStrategy
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    class OnCpus(FSDPStrategy):
+        def _setup_model(self, model: Any) -> Any:
+            return FullyShardedDataParallel(
+                model,
+                sharding_strategy=self.sharding_strategy,
+                device_id=torch.device("cpu"),
+                **self.kwargs,
+            )
+
+    policy = {"auto_wrap_policy": {nn.Linear}, "process_group_backend": "gloo"}
+    return OnCpus(**{**policy, **options})
 
 
 def _sharding(ranks: int) -> Any:

@@ -1,0 +1,133 @@
+"""Fabric saves and loads through the engine, and goes on bit for bit."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import FSDPStrategy
+
+from ckpt_core import ConfigError, StateMismatch, committed_steps, step_path
+from ckpt_lightning import FabricCheckpoint
+from tests.integrations.lightning.fabric_program import STEPS, Stop, made, net, saver, train
+from tests.integrations.lightning.running import differences
+from tests.ports import free_port
+
+HERE = Path(__file__).parents[3]
+PROGRAM = "tests.integrations.lightning.fabric_program"
+
+
+def _launch(folder: Path, mode: str) -> list[int]:
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", PROGRAM, str(rank), "2", str(port), folder, mode], cwd=HERE
+        )
+        for rank in range(2)
+    ]
+    try:
+        return [process.wait(timeout=250) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_that_are_killed_go_on_bit_for_bit(tmp_path: Path) -> None:
+    assert _launch(tmp_path, "dies") == [-signal.SIGKILL] * 2
+    begun = committed_steps(tmp_path / "root")
+    assert begun and begun[-1] < STEPS
+    assert _launch(tmp_path, "goes-on") == [0, 0]
+    for rank in range(2):
+        first, second = (
+            torch.load(tmp_path / f"{name}{rank}.pt", weights_only=False)
+            for name in ("undisturbed", "resumed")
+        )
+        assert not differences(first, second), rank
+    assert committed_steps(tmp_path / "root")[-1] == STEPS
+
+
+@pytest.mark.parametrize("step", [1, 4, 7])
+def test_one_process_goes_on_bit_for_bit_from_any_step(root: Path, step: int) -> None:
+    undisturbed = train(made(), None)
+
+    def stop(reached: int) -> None:
+        if reached == step:
+            raise Stop
+
+    with saver(root, every_n_steps=1) as saving, pytest.raises(Stop):
+        train(made(saving), saving, stop=stop)
+    assert committed_steps(root)[-1] == step
+    with saver(root) as saving:
+        assert not differences(undisturbed, train(made(saving), saving, seed=99))
+
+
+def _begun(root: Path, **more: Any) -> tuple[Fabric, FabricCheckpoint, dict[str, Any]]:
+    fabric, saving = made(), saver(root)
+    model, optimizer = fabric.setup(module := net(), torch.optim.SGD(module.parameters(), lr=0.1))
+    saving.attach(fabric)
+    return fabric, saving, {"model": model, "optimizer": optimizer, "step": 3, **more}
+
+
+def test_save_and_load_of_fabric_itself_go_through_the_engine(root: Path, tmp_path: Path) -> None:
+    fabric, saving, state = _begun(root, epoch=2)
+    with saving:
+        fabric.save(root, state)
+        saving.wait()
+        assert committed_steps(root) == (3,)
+        weight = state["model"].module[0].weight
+        expected = weight.detach().clone()
+        for path in (root, step_path(root, 3)):
+            with torch.no_grad():
+                weight.zero_()
+            given = {"model": state["model"], "step": 0}
+            rest = fabric.load(path, given)
+            assert torch.equal(weight, expected)
+            assert given["step"] == 3
+            assert (set(rest), rest["epoch"]) == ({"optimizer", "epoch"}, 2)
+        assert set(fabric.load(root)) == {"model", "optimizer", "step", "epoch"}
+        fabric.save(tmp_path / "theirs.ckpt", state)
+        assert fabric.load(tmp_path / "theirs.ckpt")["epoch"] == 2
+        with pytest.raises(ConfigError, match="filter"):
+            fabric.save(root, state, filter={"model": lambda *_: True})
+
+
+def test_a_state_of_another_model_is_refused_and_nothing_is_changed(root: Path) -> None:
+    fabric, saving, state = _begun(root)
+    with saving:
+        fabric.save(root, state)
+        saving.wait()
+        other = torch.nn.Linear(2, 2)
+        before = other.weight.detach().clone()
+        with pytest.raises(StateMismatch):
+            saving.restore({"model": other, "step": 0})
+        assert torch.equal(before, other.weight)
+
+
+def test_what_is_wrong_is_named_with_what_to_do(root: Path) -> None:
+    saving = FabricCheckpoint(root)
+    with pytest.raises(ConfigError, match=r"not open: call attach\(fabric\)"):
+        saving.save({"step": 1})
+    with pytest.raises(ConfigError, match="FSDPStrategy keeps parts"):
+        saving.attach(_With(FSDPStrategy()))
+    saving.attach(made())
+    with saving:
+        with pytest.raises(ConfigError, match="is open already"):
+            saving.attach(made())
+        with pytest.raises(ConfigError, match=r"state\['step'\]=None must be the number of steps"):
+            saving.save({"model": net()})
+        assert saving.restore({"model": net(), "step": 0}) is None
+
+
+class _With:
+    """All that is asked of a Fabric whose strategy cannot be set up here."""
+
+    def __init__(self, strategy: Any) -> None:
+        self.strategy = strategy
