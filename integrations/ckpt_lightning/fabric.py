@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from ckpt_core import (
     Checkpointer,
     ConfigError,
+    EveryNSteps,
     NotCommitted,
     Options,
     RngState,
@@ -102,8 +103,8 @@ class FabricCheckpoint:
         store = TorchStore.from_process_group() if several else None
         self._checkpointer = Checkpointer(self.root, self._options, coordination=store)
         self._schedule.watch(self._checkpointer)
-        if several:
-            # What a clock decides, the first rank decides for all.
+        if several and any(type(one) is not EveryNSteps for one in self._schedule.policies):
+            # What a clock decides, the first rank decides for all; counts are equal anyway.
             self._schedule.agree = fabric.broadcast
         owner: Any = fabric
         owner.save = self._saving(fabric.save)

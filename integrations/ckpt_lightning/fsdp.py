@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -158,6 +159,12 @@ def _distributed(value: Any) -> Any:
     return value
 
 
+@lru_cache
+def _all_ranks(device_type: str, ranks: int) -> DeviceMesh:
+    # It has no process groups: the engine asks it for places alone. Thousands of tensors share one.
+    return DeviceMesh(device_type, list(range(ranks)), _init_backend=False)
+
+
 def _as_dtensor(sharded: ShardedTensor) -> DTensor:
     if dist.get_world_size(sharded._process_group) != dist.get_world_size():
         raise ConfigError(
@@ -168,7 +175,7 @@ def _as_dtensor(sharded: ShardedTensor) -> DTensor:
     shards = sharded.local_shards()
     # FSDP cuts along the first dimension, as DTensors do; the last ranks may have got nothing.
     local = shards[0].tensor if shards else torch.empty(0, *size[1:], dtype=sharded.dtype)
-    mesh = DeviceMesh(local.device.type, list(range(dist.get_world_size())), _init_backend=False)
+    mesh = _all_ranks(local.device.type, dist.get_world_size())
     stride = torch.empty(size, device="meta").stride()
     return DTensor.from_local(
         local.detach(), mesh, [Shard(0)], run_check=False, shape=size, stride=stride

@@ -102,7 +102,7 @@ class Watch(Callback):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         states = [optimizer.state_dict() for optimizer in trainer.optimizers]
         # FSDP1 is asked as a whole: a part of it, asked first, would take itself for the whole.
-        model = trainer.strategy.model or pl_module
+        model = trainer.strategy.model if isinstance(pl_module, Flat) else pl_module
         self.begin = whole({"state_dict": model.state_dict(), "optimizer_states": states})
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
