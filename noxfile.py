@@ -37,7 +37,13 @@ def install(session: nox.Session, *requirements: str, constraints: str = CONSTRA
 def lint(session: nox.Session) -> None:
     """Style, types, import direction, spelling."""
     install(
-        session, "-e", ".[bench,lightning,remote]", "codespell", "import-linter", "mypy", "ruff"
+        session,
+        "-e",
+        ".[bench,lightning,remote,transformers]",
+        "codespell",
+        "import-linter",
+        "mypy",
+        "ruff",
     )
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -58,8 +64,8 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test, the examples that are killed and resumed among them. Arguments go to pytest."""
-    extra = ("huggingface-hub", "scikit-learn", "torchdata")
-    install(session, "-e", ".[test,bench,lightning,deepspeed,remote]", *extra)
+    extra = ("huggingface-hub", "peft", "scikit-learn", "torchdata")
+    install(session, "-e", ".[test,bench,lightning,deepspeed,remote,transformers]", *extra)
     # Compiled on a machine's first run, which takes minutes: docs/horovod.md says how and why.
     session.run("python", ".ci/horovod_wheel.py")
     session.run("python", ".ci/warm_deepspeed.py")

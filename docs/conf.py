@@ -45,6 +45,7 @@ MODULES = {
     "ckpt_core.policy": "When to save",
     "ckpt_core.data": "Data",
     "ckpt_lightning": "PyTorch Lightning",
+    "ckpt_transformers": "Hugging Face Transformers",
     "ckpt_deepspeed": "DeepSpeed",
     "ckpt_horovod": "Horovod",
     "ckpt_horovod.elastic": "Horovod, elastic",

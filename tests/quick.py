@@ -15,6 +15,7 @@ TESTS = Path(__file__).parent
 
 FOLDERS = (
     *("crash", "deepspeed", "examples", "horovod", "interrupts", "lightning", "multirank"),
+    "transformers",
     *("faults",),  # whole jobs on disks that fail or hang; many of them end at a deadline
     *("far",),  # commands at servers and beside agents: each is a process of its own
 )

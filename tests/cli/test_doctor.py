@@ -21,7 +21,7 @@ class Hidden:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in HIDDEN:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-HIDDEN = {"torch", "deepspeed", "hjson", "horovod", "lightning", "pytorch_lightning"}
+HIDDEN = {"torch", "deepspeed", "hjson", "horovod", "lightning", "pytorch_lightning", "transformers"}
 sys.meta_path.insert(0, Hidden())
 from ckpt_core.cli import main
 main()

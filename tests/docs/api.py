@@ -15,7 +15,7 @@ from typing import Any
 
 import ckpt_core
 
-OURS = ("ckpt_core", "ckpt_deepspeed", "ckpt_horovod", "ckpt_lightning")
+OURS = ("ckpt_core", "ckpt_deepspeed", "ckpt_horovod", "ckpt_lightning", "ckpt_transformers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,12 @@ def _lightning() -> dict[str, Any]:
     }
 
 
+def _transformers() -> dict[str, Any]:
+    from tests.integrations.transformers import jobs
+
+    return {"model": jobs.gpt(), "dataset": jobs.Words()}
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """What a page finds, the framework that it needs, whether each of its blocks begins anew, and the warning
@@ -108,6 +114,7 @@ PREPARED = {
     "docs/presets.md": Prepared(),
     "docs/ranks.md": Prepared(_one_rank),
     "docs/start.md": Prepared(),
+    "docs/transformers.md": Prepared(_transformers, "transformers"),
 }
 
 

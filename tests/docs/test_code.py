@@ -54,7 +54,7 @@ def test_the_example_about_data_resumes_at_the_end_of_its_run(
 
 @pytest.mark.parametrize("block", EXCERPTS, ids=_name)
 def test_an_excerpt_uses_what_the_api_has(block: Block) -> None:
-    for framework in ("deepspeed", "horovod", "lightning"):
+    for framework in ("deepspeed", "horovod", "lightning", "transformers"):
         if f"ckpt_{framework}" in block.text and not installed(framework):
             pytest.skip(f"{framework} is not installed")
     names = {name: Instance(Checkpointer) for name in ("ck",)}

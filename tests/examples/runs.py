@@ -58,6 +58,42 @@ class Job:
         return [*given, "--steps", str(steps), "--every", str(every), "--device", self.device]
 
 
+@dataclass(frozen=True)
+class Alone(Job):
+    """A job of one process, that prints a line for each loss."""
+
+    example: Path
+    steps: int
+    every: int
+
+    def run(self, *, kill_after: int | None = None) -> Run:
+        """The command, to its end; or until it has committed a step and told of so many losses since."""
+        command = [
+            sys.executable,
+            str(self.example),
+            *self.arguments(steps=self.steps, every=self.every),
+        ]
+        before, output, told = self._newest(), "", 0
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    output += line
+                    told += line.startswith("step ") and self._newest() > before
+                    if told == kill_after:
+                        # No reading to the end: its workers hold the pipe until they miss it.
+                        process.kill()
+                        break
+                process.wait()
+            finally:
+                process.kill()
+        return Run(process.returncode, output)
+
+    def _newest(self) -> str:
+        """Name of the newest committed step; names ascend as steps do."""
+        return max((path.name for path in self.root.glob("step-*")), default="")
+
+
 LIMIT_S = 240
 
 
@@ -151,3 +187,20 @@ def check_killed_and_resumed(job: Ranks, untouched: Ranks) -> int:
     assert last[0] % job.every == 0 and last[0] > 0
     assert job.result.read_bytes() == untouched.result.read_bytes()
     return code
+
+
+def check_killed_again_and_again(job: Alone, untouched: Alone, *, kills: int, seed: int) -> None:
+    """A job that is killed so many times, some losses after a commit, ends in the bits of another one."""
+    dice = random.Random(seed)
+    resumed: list[int] = []
+    for _ in range(kills):
+        run = job.run(kill_after=dice.randint(1, 2))
+        resumed += [] if run.resumed is None else [run.resumed]
+        assert run.returncode in (-9, 0), run.output
+    last = job.run()
+
+    assert last.returncode == 0, last.output
+    assert resumed, "a life that was killed after a commit is followed by one that resumes"
+    assert resumed == sorted(resumed), "a restart never goes back behind an earlier one"
+    assert all(step % job.every == 0 for step in resumed)
+    assert job.result.read_bytes() == untouched.result.read_bytes()

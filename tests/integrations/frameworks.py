@@ -8,6 +8,7 @@ FRAMEWORKS = {
     "deepspeed": "pip install 'ckpt-core[deepspeed]'",
     "horovod": "docs/horovod.md#installing says how to build it",
     "lightning": "pip install 'ckpt-core[lightning]'",
+    "transformers": "pip install 'ckpt-core[transformers]'",
 }
 """Folder of tests and import name of each, and how to install it."""
 

@@ -19,6 +19,10 @@ MODULES = sorted(
 )
 
 
+WRITES = "ckpt_transformers/exporting.py"
+"""Writes a directory that the user has asked for, once."""
+
+
 def _name(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
@@ -37,12 +41,14 @@ def test_only_public_names_of_the_engine_are_imported(module: ast.Module) -> Non
                 assert {alias.name for alias in node.names} <= set(ckpt_core.__all__)
 
 
-def test_there_are_no_threads_and_no_files(module: ast.Module) -> None:
+def test_there_are_no_threads_and_no_files(
+    module: ast.Module, request: pytest.FixtureRequest
+) -> None:
+    writes = f"[{WRITES}]" in request.node.name
     for node in ast.walk(module):
         if isinstance(node, ast.Call):
             name = node.func.id if isinstance(node.func, ast.Name) else ""
             method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
             assert name not in ("open", "Thread", "ThreadPoolExecutor"), f"line {node.lineno}"
-            assert method not in ("Thread", "write_text", "write_bytes", "mkdir"), (
-                f"line {node.lineno}"
-            )
+            files = () if writes else ("write_text", "write_bytes", "mkdir")
+            assert method not in ("Thread", *files), f"line {node.lineno}"

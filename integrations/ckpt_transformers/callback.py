@@ -1,0 +1,140 @@
+"""The callback: what users write, and how it finds the Trainer that it is of."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Literal
+
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from ckpt_core import ConfigError, OnError, Options
+from ckpt_transformers.doors import Doors
+from ckpt_transformers.settings import checked_root, engine_options
+
+
+class AsyncCheckpoint(TrainerCallback):
+    """Saves behind training whatever Trainer would save, whenever it would; `train(True)` goes on from there.
+
+        trainer = Trainer(..., callbacks=[AsyncCheckpoint("ckpts")])
+        trainer.train(resume_from_checkpoint=True)  # the newest whole step; the begin, if there is none
+
+    TrainingArguments say when to save and how many steps stay (`save_strategy`, `save_steps`,
+    `save_total_limit`, `load_best_model_at_end`), as ever. A run that was killed at any instant and is
+    started again ends bit for bit as if it had never stopped. Trainer writes no `checkpoint-*` directories.
+
+    With several ranks, each of them writes its share of one step, to a root that all of them see.
+
+    Args:
+        root: directory of this run's steps.
+        on_error: "warn" lets training go on when a save fails, "raise" ends it.
+        on_sigterm: "save" saves the step that was reached when SIGTERM comes, and ends the process with
+            status 0; None leaves the signal alone.
+        sigterm_grace: how long after SIGTERM the process may live on (timedelta or seconds).
+        levels: more roots, to which committed steps are taken behind training, and from which a run goes on
+            whose root is empty; as `options.levels`. None: those, or what CKPT_CORE_LEVELS says.
+        options: settings of the engine. `save_total_limit` wins over its `keep_last`; with neither, all steps
+            stay.
+
+    Raises:
+        ConfigError: an argument is wrong; or, in `train`, an argument of the Trainer cannot be kept.
+        RootBusy: in `train`, another run writes to `root`.
+        PersistError: in `train`, `root` cannot be made or written to.
+        StateMismatch: in `train`, the steps in `root` are of another model.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        on_error: OnError | str = OnError.WARN,
+        on_sigterm: Literal["save"] | None = "save",
+        sigterm_grace: timedelta | float = 30.0,
+        levels: Any = None,
+        options: Options | None = None,
+    ) -> None:
+        if on_sigterm not in (None, "save"):
+            raise ConfigError(f"on_sigterm={on_sigterm!r} is unknown: use 'save' or None")
+        self.root = checked_root(root)
+        self.on_sigterm: Literal["save"] | None = on_sigterm
+        self.sigterm_grace = sigterm_grace
+        self.options = engine_options(options, on_error, levels)
+        self._doors: Doors | None = None
+
+    def attach(self, trainer: Trainer) -> None:
+        """Stand in this Trainer; for those who add the callback to one that is made already. Idempotent.
+
+        Raises:
+            ConfigError: it stands in another Trainer.
+        """
+        if self._doors is not None:
+            if self._doors.trainer is not trainer:
+                raise ConfigError(
+                    "an AsyncCheckpoint is that of one Trainer: make another one for this"
+                )
+            return
+        self._doors = Doors(trainer, self)
+        if self not in trainer.callback_handler.callbacks:
+            trainer.add_callback(self)
+
+    # -- hooks, in their order -------------------------------------------------------------------
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The Trainer is made; it calls this itself."""
+        trainer = _calling_trainer(self)
+        if trainer is not None:
+            self.attach(trainer)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Training begins, from what was restored or from nothing."""
+        if self._doors is None or self._doors.run is None:
+            raise ConfigError(
+                "AsyncCheckpoint does not know its Trainer: pass it in Trainer(callbacks=[...]), or call "
+                "attach(trainer) before train()"
+            )
+        self._doors.run.gather_files()
+        self._doors.put_back_losses()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """An optimizer step is done; logging, evaluation and the save of it are to come."""
+        assert self._doors is not None and self._doors.run is not None
+        run = self._doors.run
+        run.place = replace(run.place, updates=run.place.updates + 1)
+        run.poll()
+        if self.on_sigterm is not None and run.hear_of_stop():
+            control.should_training_stop = control.should_save = True
+        return control
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """The epoch is over, or was left by SIGTERM: then the run that goes on will come to its end."""
+        assert self._doors is not None
+        if self._doors.left_epoch():
+            control.should_log = control.should_evaluate = control.should_save = False
+        return control
+
+
+def _calling_trainer(callback: AsyncCheckpoint) -> Trainer | None:
+    """The Trainer that calls `on_init_end`: it hands itself to no callback, and is the caller's caller."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, Trainer) and callback in found.callback_handler.callbacks:
+            return found
+        frame = frame.f_back
+    return None

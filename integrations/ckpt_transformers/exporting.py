@@ -1,0 +1,94 @@
+"""A step in Hugging Face's layout: a directory that `from_pretrained` reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+import ckpt_core
+from ckpt_core import ConfigError
+from ckpt_transformers.files import ADAPTER, contents
+
+_WEIGHTS = "model.safetensors"
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+def export(
+    path: str | os.PathLike[str], directory: str | os.PathLike[str], *, model: Any = None
+) -> Path:
+    """Write a step as `Trainer.save_model` would: weights, configuration, tokenizer. Returns the directory.
+
+    Takes no lock; works beside a run that is still training. Nothing is there before all of it is. Of a model
+    with an adapter (PEFT) the adapter is written.
+
+    Args:
+        path: a step, or a root: then its newest step.
+        directory: must not be there yet.
+        model: one of the model's class, to be filled and written; for classes that are not of `transformers`
+            itself. None: it is made of the configuration.
+
+    Raises:
+        ConfigError: `directory` is there, or the step was not saved by AsyncCheckpoint.
+        NotCommitted: there is no step.
+        CorruptCheckpoint, UnknownFormat, RestoreError: as `ckpt_core.load`.
+    """
+    target = Path(os.path.abspath(directory))
+    if target.exists():
+        raise ConfigError(f"directory={str(directory)!r} is there already: give another name")
+    try:
+        tree = ckpt_core.load(path, only=["model", "files"])
+    except ConfigError as exc:
+        text = f"{os.fspath(path)} was not saved by ckpt_transformers.AsyncCheckpoint: use ckpt-core export"
+        raise ConfigError(text) from exc
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as name:
+        folder = Path(name) / "export"
+        folder.mkdir()
+        _write(folder, tree["model"], contents(tree["files"]), model)
+        os.rename(folder, target)
+    return target
+
+
+def _write(
+    folder: Path, weights: dict[str, torch.Tensor], files: dict[str, bytes], model: Any
+) -> None:
+    names = files.pop(ADAPTER, None)
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    if names is not None:
+        mine = {new: weights[old] for new, old in json.loads(names).items()}
+        _save(mine, folder / _ADAPTER_WEIGHTS)
+        return
+    model = _of_config(folder) if model is None else model
+    if model is None:
+        _save(weights, folder / _WEIGHTS)
+        return
+    model.load_state_dict(weights, assign=True)
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    model.save_pretrained(folder)
+
+
+def _of_config(folder: Path) -> Any:
+    """A model without weights; None if there is no configuration, or its class is none of `transformers`."""
+    if not (folder / "config.json").is_file():
+        return None
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    kind = getattr(transformers, (config.architectures or [""])[0], None)
+    if kind is None:
+        return None
+    with torch.device("meta"):
+        return kind(config)
+
+
+def _save(weights: dict[str, torch.Tensor], path: Path) -> None:
+    # Copies: safetensors takes no two names of the same memory.
+    save_file({name: value.clone() for name, value in weights.items()}, path, {"format": "pt"})

@@ -1,0 +1,199 @@
+"""One call of `Trainer.train`: its Checkpointer, what it saves, and what it goes on from."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer
+
+from ckpt_core import (
+    Checkpointer,
+    CkptError,
+    NotCommitted,
+    OnError,
+    RngState,
+    SaveHandle,
+    step_path,
+)
+from ckpt_transformers.capture import PRIVATE, Kept, Place, dump, live
+from ckpt_transformers.fetching import Fetches
+from ckpt_transformers.files import small_files
+from ckpt_transformers.texts import tell
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A step that training goes on from, beside what was filled in place.
+
+    Attributes:
+        step: its number.
+        trainer: TrainerState as text.
+        loop, rng: as `capture.dump` has them.
+    """
+
+    step: int
+    trainer: str
+    loop: dict[str, Any]
+    rng: dict[str, Any]
+
+
+class Run:
+    """Made when training begins. Used on the training thread.
+
+    Attributes:
+        checkpointer: open; who made the run closes it.
+        fetches: what the batches of the epoch were drawn from.
+        best: the step that has the best metric, 0 for none.
+        stopping: SIGTERM has come, and all ranks know.
+        saved_step: the newest step of which a save was begun.
+        place: where training stands.
+    """
+
+    def __init__(self, trainer: Trainer, checkpointer: Checkpointer) -> None:
+        self._trainer = trainer
+        self.checkpointer = checkpointer
+        self.fetches = Fetches()
+        self.best = self._best_before = 0
+        self.stopping = False
+        self.saved_step = 0
+        self.place = Place(0, 0, 0)
+        self._epoch_rng: dict[str, Any] = {}
+        self._handles: list[SaveHandle] = []
+        self._files: dict[str, torch.Tensor] = {}
+
+    # -- saving ----------------------------------------------------------------------------------
+
+    def gather_files(self) -> None:
+        """Once, before the first step: a tokenizer takes its time."""
+        self._files = small_files(self._trainer)
+
+    def epoch_begins(self, place: Place) -> None:
+        """Right before the loader is asked for an iterator."""
+        self.place = place
+        self._epoch_rng = RngState().state_dict()
+
+    def save(self) -> None:
+        """Start a save of the step that was reached; what cannot be saved is a warning, or raised.
+
+        Raises:
+            CkptError: with on_error="raise", this save or an earlier one failed.
+        """
+        trainer = self._trainer
+        step, mine = trainer.state.global_step, self._best_of(trainer.state.best_global_step)
+        rng = {"epoch": self._epoch_rng, "batch": self._drawn_from()}
+        best = {"best": mine[0], "best_before": mine[1]}
+        tree = dump(trainer, self.place, rng=rng, best=best)
+        tree["files"] = self._files
+        self.saved_step = step
+        try:
+            handle = self.checkpointer.save(step, tree, per_rank=PRIVATE if self._several else None)
+        except CkptError as exc:
+            self._failed(step, exc)
+            return
+        handle.committed.add_done_callback(lambda done: self._settle(done, *mine))
+        self._handles.append(handle)
+
+    def poll(self) -> None:
+        """Hear what became of saves; never blocks. With on_error="raise", the next save raises."""
+        done = [handle for handle in self._handles if handle.committed.done()]
+        for handle in done:
+            self._handles.remove(handle)
+            error = handle.committed.exception()
+            if error is not None and not self._raises:
+                self._tell_failure(handle.step, error)
+
+    def hear_of_stop(self) -> bool:
+        """Whether any rank was asked to stop. Called on every rank after the same step: a collective."""
+        asked = self.checkpointer.stop_requested
+        if self._several:
+            flag = torch.tensor(int(asked), device=self._trainer.args.device)
+            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+            asked = bool(flag.item())
+        self.stopping = self.stopping or asked
+        return self.stopping
+
+    # -- restoring -------------------------------------------------------------------------------
+
+    def restore(self, step: int | None) -> Restored | None:
+        """Fill model, optimizer, scheduler and scaler from this step, or the newest that is whole."""
+        loop_of, rng_of = Kept(), Kept()
+        tree = {**live(self._trainer), "trainer": "", "loop": loop_of, "rng": rng_of}
+        found = self.checkpointer.restore(tree, step=step, only=list(tree))
+        if found is None:
+            return None
+        for skipped, why in found.skipped:
+            self._tell(f"step {skipped} is not whole, going back to the next older one: {why}")
+        loop = loop_of.value
+        self.place = Place(loop["epoch"], loop["updates"], loop["length"], loop["boundary"])
+        self.best, self._best_before = loop["best"], loop["best_before"]
+        self._settle_pins(self.best, self._best_before)
+        return Restored(found.step, found.state["trainer"], loop, rng_of.value)
+
+    def restore_best(self, step: int) -> bool:
+        """Fill the model from this step; False where it is not there."""
+        self.checkpointer.wait()
+        try:
+            self.checkpointer.restore({"model": self._trainer.model}, step=step, only=["model"])
+        except NotCommitted:
+            return False
+        return True
+
+    def path_of(self, step: int) -> Path:
+        """Its directory, whether it is there or not."""
+        return step_path(self.checkpointer.root, step)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _several(self) -> bool:
+        return self.checkpointer.world_size > 1
+
+    @property
+    def _raises(self) -> bool:
+        return self.checkpointer.options.on_error is OnError.RAISE
+
+    def _drawn_from(self) -> dict[str, Any] | None:
+        if self.place.boundary:
+            return None
+        per_update: int = self._trainer.args.gradient_accumulation_steps
+        return self.fetches.state(yielded=self.place.updates * per_update)
+
+    def _best_of(self, best: int | None) -> tuple[int, int]:
+        """The best step as of this save, and the one before it."""
+        step = self._trainer.state.global_step
+        if best == step and self.best != step:
+            self.best, self._best_before = step, self.best
+        return self.best, self._best_before
+
+    def _settle(self, done: Future[Path], best: int, before: int) -> None:
+        """Runs where the engine commits, before it can commit the next step and retire this one."""
+        if done.exception() is None:
+            self._settle_pins(best, before)
+
+    def _settle_pins(self, best: int, before: int) -> None:
+        try:
+            if best:
+                with suppress(NotCommitted):  # it went before it was known to be the best
+                    self.checkpointer.pin(best)
+            if before and before != best:
+                self.checkpointer.unpin(before)
+        except CkptError as exc:
+            self._tell(f"the best step could not be marked, so retention may take it: {exc}")
+
+    def _failed(self, step: int, exc: CkptError) -> None:
+        if self._raises:
+            raise exc
+        self._tell_failure(step, exc)
+
+    def _tell_failure(self, step: int, error: BaseException) -> None:
+        self._tell(
+            f"the save of step {step} failed, and training goes on (on_error='raise' would end it): {error}"
+        )
+
+    def _tell(self, text: str) -> None:
+        tell(text, rank=self.checkpointer.rank)

@@ -1,0 +1,155 @@
+"""Tiny jobs of a real Trainer, and how they end. Models are made on the spot; no hub is asked."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from ckpt_core import Options
+from ckpt_transformers import AsyncCheckpoint
+
+SAMPLES, WORDS = 22, 12
+SMALL = Options(
+    keep_last=None,
+    timeout=60,
+    eager_leaf_bytes=0,
+    debug_barrier=True,
+    chunk_bytes="64KiB",
+    staging_bytes="4MiB",
+    writers=2,
+    readers=2,
+)
+
+
+class Words(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Sequences that their number makes."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        if number >= SAMPLES:
+            raise IndexError(number)
+        generator = torch.Generator().manual_seed(number)
+        words = torch.randint(0, 64, (WORDS,), generator=generator)
+        return {"input_ids": words, "labels": words}
+
+
+def masked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Batches with words left out at random, as for masked language models: fetching them draws numbers."""
+    words = torch.stack([row["input_ids"] for row in rows])
+    hidden = torch.rand(words.shape) < 0.15
+    return {"input_ids": words.masked_fill(hidden, 0), "labels": words}
+
+
+class DiesAt(TrainerCallback):
+    """Ends a run in the middle of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+def gpt(seed: int = 0) -> Any:
+    """Two layers, with dropout."""
+    torch.manual_seed(seed)
+    size: dict[str, Any] = {"vocab_size": 64, "n_positions": 16, "n_embd": 16}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(**size, **ends, n_layer=2, n_head=2))
+
+
+def trainer_of(
+    folder: Path,
+    *callbacks: TrainerCallback,
+    model: Any = None,
+    saver: Any = None,
+    **arguments: Any,
+) -> Trainer:
+    """A quiet Trainer that saves into folder/ckpts; 18 steps of two batches each unless told otherwise."""
+    given: dict[str, Any] = {
+        "output_dir": str(folder / "out"),
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 0.01,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        "save_steps": 2,
+        "logging_steps": 3,
+        "seed": 3,
+    }
+    saver = saver or AsyncCheckpoint(folder / "ckpts", options=SMALL)
+    return Trainer(
+        model=gpt() if model is None else model,
+        args=TrainingArguments(**(given | arguments)),
+        train_dataset=Words(),
+        eval_dataset=Words(),
+        data_collator=masked,
+        callbacks=[saver, *callbacks],
+    )
+
+
+def ending(trainer: Trainer) -> dict[str, Any]:
+    """Everything that must be equal when two runs are."""
+    model: Any = trainer.model
+    optimizer: Any = trainer.optimizer
+    log = [_without_clocks(row) for row in trainer.state.log_history]
+    return {
+        "step": trainer.state.global_step,
+        "epoch": trainer.state.epoch,
+        "model": fingerprint(model.state_dict()),
+        "optimizer": fingerprint(optimizer.state_dict()),
+        "scheduler": repr(trainer.lr_scheduler.state_dict()),  # type: ignore[union-attr]
+        "rng": fingerprint(torch.get_rng_state()),
+        "log": [row for row in log if "train_loss" not in row],
+        "best": trainer.state.best_metric,
+        "flos": trainer.state.total_flos,
+    }
+
+
+def run(folder: Path, *callbacks: TrainerCallback, resume: Any = True, **more: Any) -> Any:
+    """Train to the end: how it ended."""
+    trainer = trainer_of(folder, *callbacks, **more)
+    trainer.train(resume_from_checkpoint=resume)
+    return ending(trainer)
+
+
+def fingerprint(value: Any) -> str:
+    """SHA-256 of all that is in it."""
+    digest = hashlib.sha256()
+    _feed(digest, value)
+    return digest.hexdigest()
+
+
+def _feed(digest: Any, value: Any) -> None:
+    if isinstance(value, dict):
+        for name in value:
+            digest.update(repr(name).encode())
+            _feed(digest, value[name])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _feed(digest, item)
+    elif isinstance(value, Tensor):
+        digest.update(value.detach().contiguous().numpy().tobytes())
+    else:
+        digest.update(repr(value).encode())
+
+
+def _without_clocks(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: row[key] for key in row if "runtime" not in key and "per_second" not in key}

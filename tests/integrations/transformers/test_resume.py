@@ -1,0 +1,144 @@
+"""A run that is cut short and run again ends in the bits of one that was not: whatever Trainer is told."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import EarlyStoppingCallback
+
+from ckpt_core import ConfigError, committed_steps, step_path
+from ckpt_transformers import AsyncCheckpoint, CheckpointWarning
+from tests import places
+from tests.integrations.transformers.jobs import SMALL, DiesAt, run, trainer_of
+
+STEPS = 18
+BEST = {
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "metric_for_best_model": "loss",
+    "load_best_model_at_end": True,
+    "greater_is_better": True,  # of a loss: the first evaluation is the best, and stays so
+    "save_total_limit": 1,
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "validated after each epoch": {"eval_strategy": "epoch"},
+    "saved after each epoch": {"save_strategy": "epoch", "eval_strategy": "epoch"},
+    "the best is loaded": BEST,
+    "the best alone is saved": BEST | {"save_strategy": "best"},
+    "ends within an epoch": {"max_steps": 16, "save_steps": 5},
+    "an order that the generators make": {"train_sampling_strategy": "group_by_length"},
+    "no accumulation": {"gradient_accumulation_steps": 1, "num_train_epochs": 1},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_is_cut_short_ends_like_one_that_is_not(way: str, tmp_path: Path) -> None:
+    arguments = WAYS[way]
+    expected = run(tmp_path / "whole", **arguments)
+    dice = random.Random(f"{way} {places.run_number()}")
+    for death in sorted(dice.sample(range(2, 10), 2)):
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "cut", DiesAt(death), **arguments)
+    assert run(tmp_path / "cut", **arguments) == expected
+    assert not list((tmp_path / "cut" / "out").glob("checkpoint-*")), (
+        "Trainer saves nothing besides"
+    )
+
+
+def test_a_run_that_is_done_trains_nothing_more(tmp_path: Path) -> None:
+    expected = run(tmp_path, max_steps=8)
+    assert run(tmp_path, DiesAt(9), max_steps=8) == expected
+
+
+def test_states_of_callbacks_go_on(tmp_path: Path) -> None:
+    expected = run(tmp_path / "whole", EarlyStoppingCallback(4), **BEST)
+    assert expected["step"] < STEPS, "it stops early"
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", EarlyStoppingCallback(4), DiesAt(expected["step"] - 1), **BEST)
+    assert run(tmp_path / "cut", EarlyStoppingCallback(4), **BEST) == expected
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run with all its steps, and how it ended."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, run(folder)
+
+
+def _copy(whole: tuple[Path, Any], tmp_path: Path) -> Path:
+    shutil.copytree(whole[0] / "ckpts", tmp_path / "ckpts")
+    return tmp_path / "ckpts"
+
+
+def test_a_damaged_step_is_passed_over_for_the_next_older_one(
+    whole: tuple[Path, Any], tmp_path: Path
+) -> None:
+    root = _copy(whole, tmp_path)
+    (shard,) = step_path(root, STEPS).glob("*.safetensors")
+    good = shard.read_bytes()
+    shard.write_bytes(good[: len(good) // 2] + bytes(byte ^ 1 for byte in good[len(good) // 2 :]))
+    with (
+        pytest.warns(CheckpointWarning, match="step 18 is not whole"),
+        pytest.warns(match="step 18 was not restored"),
+    ):
+        assert run(tmp_path) == whole[1]
+
+
+def test_a_step_of_the_root_or_the_root_may_be_named(
+    whole: tuple[Path, Any], tmp_path: Path
+) -> None:
+    root = _copy(whole, tmp_path)
+    assert run(tmp_path, resume=str(root)) == whole[1]
+    assert run(tmp_path, resume=str(step_path(root, 6))) == whole[1]
+    with pytest.raises(ConfigError, match="neither a step of"):
+        run(tmp_path, resume=str(tmp_path / "elsewhere"))
+
+
+def test_a_run_that_begins_anew_does_not_mix_its_steps_with_others(
+    whole: tuple[Path, Any],
+) -> None:
+    with pytest.raises(ConfigError, match=r"holds 9 steps .newest 18.*resume_from_checkpoint=True"):
+        run(whole[0], resume=None)
+
+
+def test_what_trainer_saved_by_itself_is_gone_on_from(tmp_path: Path) -> None:
+    expected = run(tmp_path / "whole", eval_strategy="no", logging_steps=2)
+    stock = trainer_of(tmp_path / "moved", DiesAt(9), logging_steps=2)
+    stock.pop_callback(AsyncCheckpoint)
+    own = type(stock).train
+    for name in ("train", "_inner_training_loop", "_init_training_state", "_prepare_for_training"):
+        vars(stock).pop(name)
+    for name in ("_run_epoch", "_load_rng_state", "_save_checkpoint", "_load_best_model"):
+        vars(stock).pop(name)
+    with pytest.raises(KeyboardInterrupt):
+        own(stock)
+    moved = run(tmp_path / "moved", logging_steps=2)
+    assert moved["step"] == expected["step"]
+    assert committed_steps(tmp_path / "moved" / "ckpts") == (10, 12, 14, 16, 18)
+
+
+def test_as_many_steps_stay_as_trainer_is_told(tmp_path: Path) -> None:
+    run(tmp_path, save_total_limit=2)
+    assert committed_steps(tmp_path / "ckpts") == (16, 18)
+
+
+def test_the_best_step_stays_beside_the_newest(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, **BEST)
+    trainer.train()
+    best = trainer.state.best_global_step
+    assert best is not None and best < STEPS
+    assert committed_steps(tmp_path / "ckpts") == (best, STEPS)
+    assert trainer.state.best_model_checkpoint == str(step_path(tmp_path / "ckpts", best))
+
+
+def test_a_callback_that_is_added_later_is_attached(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, max_steps=2)
+    late = AsyncCheckpoint(tmp_path / "late", options=SMALL)
+    trainer.pop_callback(AsyncCheckpoint)
+    trainer.add_callback(late)
+    with pytest.raises(ConfigError, match="attach"):
+        trainer.train()
