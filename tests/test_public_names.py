@@ -18,7 +18,7 @@ NAMES = {
     "ckpt_deepspeed": "CkptCoreEngine EngineSettings Wait attach close register wait",
     "ckpt_horovod": "Checkpoints DistributedOptimizer Layerwise coordination",
     "ckpt_lightning": "AsyncCheckpoint CheckpointWarning FabricCheckpoint StepIO load",
-    "ckpt_transformers": "AsyncCheckpoint CheckpointWarning export",
+    "ckpt_transformers": "AcceleratorCheckpoint AsyncCheckpoint CheckpointWarning export",
 }
 
 

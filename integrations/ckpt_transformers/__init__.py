@@ -8,6 +8,8 @@
 TrainingArguments say when to save, as ever. `ckpt_transformers.export("ckpts", "model")` writes the newest
 step as a directory that `from_pretrained` reads.
 
+A loop of one's own with Accelerate: `AcceleratorCheckpoint`.
+
 The callback stands in for the methods of its Trainer that save and load, and translates them into calls of
 `ckpt_core.Checkpointer`, which copies, writes and reads:
 
@@ -17,8 +19,9 @@ The callback stands in for the methods of its Trainer that save and load, and tr
     _save_checkpoint        saves behind training                                    (capture, files)
 """
 
+from ckpt_transformers.accelerating import AcceleratorCheckpoint
 from ckpt_transformers.callback import AsyncCheckpoint
 from ckpt_transformers.exporting import export
 from ckpt_transformers.texts import CheckpointWarning
 
-__all__ = ["AsyncCheckpoint", "CheckpointWarning", "export"]
+__all__ = ["AcceleratorCheckpoint", "AsyncCheckpoint", "CheckpointWarning", "export"]

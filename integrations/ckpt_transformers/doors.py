@@ -240,7 +240,6 @@ class Doors:
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save the state behind training; at the end of an epoch, what belongs to the epoch comes first."""
         trainer, run = self.trainer, self._running
-        trainer.store_flos()
         state = trainer.state
         if state.best_global_step == state.global_step or state.best_global_step == run.best:
             state.best_model_checkpoint = self._best_path(state.best_global_step, hoped=True)

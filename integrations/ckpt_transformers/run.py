@@ -84,6 +84,7 @@ class Run:
             CkptError: with on_error="raise", this save or an earlier one failed.
         """
         trainer = self._trainer
+        trainer.store_flos()
         step, mine = trainer.state.global_step, self._best_of(trainer.state.best_global_step)
         rng = {"epoch": self._epoch_rng, "batch": self._drawn_from()}
         best = {"best": mine[0], "best_before": mine[1]}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -145,6 +146,8 @@ def _feed(digest: Any, value: Any) -> None:
     elif isinstance(value, list | tuple):
         for item in value:
             _feed(digest, item)
+    elif isinstance(value, DTensor):
+        digest.update(value.full_tensor().numpy().tobytes())
     elif isinstance(value, Tensor):
         digest.update(value.detach().contiguous().numpy().tobytes())
     else:

@@ -15,7 +15,6 @@ import pytest
 
 from ckpt_core import committed_steps
 from tests import places
-from tests.integrations.transformers.jobs import run
 from tests.ports import free_port
 
 HERE = Path(__file__).parents[3]
@@ -24,98 +23,113 @@ LIMIT_S = 240
 
 
 class Program:
-    """The script in one folder, by so many ranks."""
+    """The script, by so many ranks."""
 
-    def __init__(self, folder: Path, ranks: int = 1) -> None:
-        self.folder, self.ranks = folder, ranks
+    def __init__(self, ranks: int = 1, **env: str) -> None:
+        self._ranks, self._env = ranks, env
 
-    def run(self, *, sign: int | None = None, after: int = 0) -> list[int]:
-        """Run it; send a signal to the ranks once rank 0 has begun so many steps. The exit codes."""
-        ranks = [self._start(rank, self.port) for rank in range(self.ranks)]
-        begun = 0
+    def run(self, *folders: Path, **env: int) -> list[int]:
+        """Run it to its end: the exit codes."""
+        ranks = self._start(folders, env)
+        try:
+            return [rank.wait(LIMIT_S) for rank in ranks]
+        finally:
+            _end(ranks)
+
+    def kill(self, *folders: Path, after: int) -> None:
+        """Run it, and kill one rank when so many steps have begun in the last folder, or one or two more."""
+        ranks = self._start(folders, {"HOLD_AT": after + 2})
+        begun, at = 0, False
         try:
             assert ranks[0].stdout is not None
             for line in ranks[0].stdout:
-                begun += line.startswith("step ")
-                if begun == after and sign is not None:
-                    for rank in ranks if sign == signal.SIGTERM else ranks[-1:]:
-                        rank.send_signal(sign)
-                    if sign == signal.SIGKILL:
-                        break
-            if sign == signal.SIGKILL:
-                for rank in ranks:
-                    rank.kill()  # one is dead; the others would wait for it
-            return [rank.wait(LIMIT_S) for rank in ranks]
+                at = at or line == f"run {folders[-1].name}\n"
+                begun += at and line.startswith("step ")
+                if begun == after:
+                    ranks[-1].kill()
+                    break
+            assert ranks[-1].wait(LIMIT_S) == -signal.SIGKILL
         finally:
-            for rank in ranks:
-                rank.kill()
-                rank.communicate()
+            _end(ranks)
 
-    @property
-    def port(self) -> int:
-        return free_port()
-
-    def last(self) -> list[Any]:
-        """How the ranks ended."""
-        files = [self.folder / f"last-{rank}.json" for rank in range(self.ranks)]
-        return [json.loads(file.read_text()) for file in files]
-
-    def _start(self, rank: int, port: int) -> subprocess.Popen[str]:
-        env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        if self.ranks > 1:
-            at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            who = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.ranks)}
-            env |= at | who
-        command = [sys.executable, "-m", PROGRAM, str(self.folder)]
-        # Nobody reads what it complains of, and a pipe would be full at some time.
-        return subprocess.Popen(
-            command,
-            cwd=HERE,
-            env=env,
-            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+    def _start(self, folders: tuple[Path, ...], env: dict[str, int]) -> list[subprocess.Popen[str]]:
+        common = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | self._env
+        common |= {name: str(value) for name, value in env.items()}
+        if self._ranks > 1:
+            common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+            common["WORLD_SIZE"] = str(self._ranks)
+        started = []
+        for rank in map(str, range(self._ranks)):
+            mine = {"RANK": rank, "LOCAL_RANK": rank} if self._ranks > 1 else {}
+            one = subprocess.Popen(
+                [sys.executable, "-m", PROGRAM, *map(str, folders)],
+                cwd=HERE,
+                env=common | mine,
+                stdout=subprocess.PIPE if rank == "0" else subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            started.append(one)
+        return started
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """How a run ends that nothing happens to."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    return json.loads(json.dumps(run(folder, eval_strategy="epoch", num_train_epochs=4)))
+def _end(ranks: list[subprocess.Popen[str]]) -> None:
+    for rank in ranks:
+        rank.kill()
+        rank.communicate()
+
+
+def _last(folder: Path) -> list[Any]:
+    """How the ranks ended that came to their end there."""
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("last-*.json"))]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """One for a run that nothing happens to, and one for another."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    return whole, cut
 
 
 @pytest.mark.timeout(900)
-def test_a_process_that_is_killed_again_and_again_ends_bit_for_bit_the_same(
-    tmp_path: Path, expected: Any
+def test_a_process_that_is_killed_and_stopped_ends_bit_for_bit_the_same(
+    folders: tuple[Path, Path],
 ) -> None:
-    program, dice = Program(tmp_path), random.Random(places.run_number())
-    for _ in range(2):
-        assert program.run(sign=signal.SIGKILL, after=dice.randint(4, 9)) == [-signal.SIGKILL]
-    assert program.run() == [0]
-    assert program.last() == [expected]
+    whole, cut = folders
+    program, dice = Program(), random.Random(places.run_number())
+    program.kill(whole, cut, after=dice.randint(6, 12))
+    reached = committed_steps(cut / "ckpts")[-1]
+    assert program.run(cut, STOP_AT=5) == [0]
+    assert not _last(cut), "the script does not go on behind train()"
+    assert committed_steps(cut / "ckpts")[-1] == reached + 5, "the step that had begun is saved"
+    assert program.run(cut) == [0]
+    assert len(_last(cut)) == 1
+    assert _last(cut) == _last(whole)
 
 
 @pytest.mark.timeout(900)
-def test_sigterm_saves_the_step_that_was_reached_and_nothing_is_done_twice(
-    tmp_path: Path, expected: Any
+def test_two_ranks_are_killed_and_stopped_and_end_bit_for_bit_the_same(
+    folders: tuple[Path, Path],
 ) -> None:
-    program = Program(tmp_path)
-    assert program.run(sign=signal.SIGTERM, after=8) == [0]
-    assert not (tmp_path / "last-0.json").exists(), "the script does not go on behind train()"
-    assert committed_steps(tmp_path / "ckpts")[-1] in (8, 9)
-    assert program.run() == [0]
-    assert program.last() == [expected]
+    whole, cut = folders
+    program, dice = Program(ranks=2), random.Random(places.run_number())
+    program.kill(whole, cut, after=dice.randint(6, 8))
+    assert program.run(cut, STOP_AT=3) == [0, 0]
+    assert not _last(cut)
+    assert program.run(cut) == [0, 0]
+    assert len(_last(cut)) == 2
+    assert _last(cut) == _last(whole)
 
 
 @pytest.mark.timeout(900)
-def test_two_ranks_are_killed_and_stopped_and_end_bit_for_bit_the_same(tmp_path: Path) -> None:
-    whole, cut = Program(tmp_path / "whole", ranks=2), Program(tmp_path / "cut", ranks=2)
-    for folder in (whole.folder, cut.folder):
-        folder.mkdir()
-    assert whole.run() == [0, 0]
-    cut.run(sign=signal.SIGKILL, after=random.Random(places.run_number()).randint(4, 6))
-    assert cut.run(sign=signal.SIGTERM, after=3) == [0, 0]
-    assert not (cut.folder / "last-0.json").exists()
-    assert cut.run() == [0, 0]
-    assert cut.last() == whole.last()
+def test_two_ranks_of_fsdp_are_killed_and_end_bit_for_bit_the_same(
+    folders: tuple[Path, Path],
+) -> None:
+    whole, cut = folders
+    program, dice = Program(ranks=2, FSDP="1"), random.Random(places.run_number())
+    program.kill(whole, cut, after=dice.randint(6, 9))
+    assert program.run(cut) == [0, 0]
+    assert len(_last(cut)) == 2
+    assert _last(cut) == _last(whole)

@@ -55,11 +55,12 @@ def test_a_run_that_is_done_trains_nothing_more(tmp_path: Path) -> None:
 
 
 def test_states_of_callbacks_go_on(tmp_path: Path) -> None:
-    expected = run(tmp_path / "whole", EarlyStoppingCallback(4), **BEST)
+    arguments = BEST | {"restore_callback_states_from_checkpoint": True}
+    expected = run(tmp_path / "whole", EarlyStoppingCallback(4), **arguments)
     assert expected["step"] < STEPS, "it stops early"
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "cut", EarlyStoppingCallback(4), DiesAt(expected["step"] - 1), **BEST)
-    assert run(tmp_path / "cut", EarlyStoppingCallback(4), **BEST) == expected
+        run(tmp_path / "cut", EarlyStoppingCallback(4), DiesAt(expected["step"] - 1), **arguments)
+    assert run(tmp_path / "cut", EarlyStoppingCallback(4), **arguments) == expected
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,143 @@
+"""A training loop of one's own with Accelerate: what `save_state` and `load_state` hold, behind training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+
+from ckpt_core import Checkpointer, ConfigError, OnError, Options, RngState, SaveHandle, TorchStore
+from ckpt_transformers.capture import Kept
+from ckpt_transformers.settings import engine_options
+
+_PRIVATE = ("custom", "loaders", "rng")
+
+
+class AcceleratorCheckpoint:
+    """Saves and restores whatever an Accelerator has prepared, and what is registered with it.
+
+        accelerator = Accelerator()
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        with AcceleratorCheckpoint(accelerator, "ckpts") as checkpoint:
+            done = checkpoint.restore() or 0        # the newest whole step, in place
+            ...
+            checkpoint.save(step)                   # returns at once; durable behind the next steps
+
+    Made on every rank, behind `prepare`. Each rank writes its share (DDP, FSDP2); nothing is gathered.
+
+    Args:
+        accelerator: has prepared models, optimizers, schedulers and loaders, and knows custom objects
+            (`register_for_checkpointing`), whose tensors are each rank's own.
+        root: directory of this run's steps.
+        options: settings of the engine.
+        levels, on_error: as `AsyncCheckpoint`.
+        more: further arguments of `Checkpointer`, such as `on_sigterm="save"`.
+
+    Attributes:
+        checkpointer: the engine: `wait`, `steps`, `stop_requested`, ...
+
+    Raises:
+        ConfigError: DeepSpeed, Megatron or FSDP of version 1 keeps its states to itself.
+        CkptError: as `Checkpointer`.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        root: str | os.PathLike[str],
+        *,
+        options: Options | None = None,
+        levels: Sequence[Any] | None = None,
+        on_error: OnError | str = OnError.WARN,
+        **more: Any,
+    ) -> None:
+        _check(accelerator)
+        self._accelerator = accelerator
+        settings = engine_options(Options() if options is None else options, on_error, levels)
+        several = accelerator.num_processes > 1
+        store = TorchStore.from_process_group() if several else None
+        self.checkpointer = Checkpointer(root, settings, coordination=store, **more)
+        self._several = several
+
+    def save(self, step: int) -> SaveHandle:
+        """Start a save; called on every rank after the same step, when the gradients are used up.
+
+        Raises:
+            CkptError: as `Checkpointer.save`.
+        """
+        loaders = Kept(
+            {"loaders": [_place_of(loader) for loader in self._accelerator._dataloaders]}
+        )
+        tree = {**self._live(), "loaders": loaders}
+        return self.checkpointer.save(step, tree, per_rank=_PRIVATE if self._several else None)
+
+    def restore(self, step: int | None = None) -> int | None:
+        """Fill everything from the newest whole step, or this one; its number, or None without any.
+
+        Loaders begin the epoch that they were in: `accelerator.skip_first_batches` skips what is done.
+
+        Raises:
+            CkptError: as `Checkpointer.restore`.
+        """
+        loaders = Kept()
+        found = self.checkpointer.restore({**self._live(), "loaders": loaders}, step=step)
+        if found is None:
+            return None
+        self._accelerator.step = found.state["step"]
+        for loader, place in zip(
+            self._accelerator._dataloaders, loaders.value["loaders"], strict=False
+        ):
+            _put_back(loader, place)
+        return found.step
+
+    def close(self) -> None:
+        """Finish what is in flight and let the root go. Idempotent."""
+        self.checkpointer.close()
+
+    def __enter__(self) -> AcceleratorCheckpoint:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.checkpointer.__exit__(kind, error, trace)
+
+    def _live(self) -> dict[str, Any]:
+        accelerator = self._accelerator
+        tree = {
+            "models": [
+                accelerator.unwrap_model(model, keep_torch_compile=False)
+                for model in accelerator._models
+            ],
+            "optimizers": [getattr(item, "optimizer", item) for item in accelerator._optimizers],
+            "schedulers": [getattr(item, "scheduler", item) for item in accelerator._schedulers],
+            "custom": list(accelerator._custom_objects),
+            "step": accelerator.step,
+            "rng": RngState(),
+        }
+        return tree if accelerator.scaler is None else {**tree, "scaler": accelerator.scaler}
+
+
+def _check(accelerator: Accelerator) -> None:
+    kind = accelerator.distributed_type
+    if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM) or (
+        kind == DistributedType.FSDP and not accelerator.is_fsdp2
+    ):
+        raise ConfigError(
+            f"{kind.value} keeps its states where only it can save them: use DDP or FSDP of version 2, or "
+            f"for DeepSpeed the key checkpoint_engine of its configuration (docs/deepspeed.md)"
+        )
+
+
+def _place_of(loader: Any) -> dict[str, Any]:
+    stateful = getattr(loader, "use_stateful_dataloader", False)
+    state = loader.state_dict() if stateful else None
+    return {"epoch": getattr(loader, "iteration", 0), "state": state}
+
+
+def _put_back(loader: Any, place: dict[str, Any]) -> None:
+    if hasattr(loader, "iteration"):
+        loader.iteration = place["epoch"]  # its sampler takes the seed of the epoch from there
+    if place["state"] is not None:
+        loader.load_state_dict(place["state"])
