@@ -153,6 +153,8 @@ class Engine:
 
     def restorer(self) -> Restorer:
         """What restores from this root."""
+        # What is read may be found damaged: nothing of it is shared any more.
+        self.plain.sharing.forget()
         return Restorer(
             self.store.root,
             files=self.files,
@@ -284,6 +286,7 @@ class Engine:
         except StagingError as exc:
             _log.warning("staging memory is left to threads that hang: %s", exc)
         self.flights.close(timeout_s=max(deadline - time.monotonic(), _GRACE_S))
+        self.plain.sharing.close()
 
     def let_go(self) -> None:
         """Unlock the root and say goodbye to the other ranks; steps of optimizers wait no more."""

@@ -16,6 +16,7 @@ from ckpt_core.cli.listing_levels import Further, further_levels, told
 from ckpt_core.cli.listing_losses import Losses, losses_of
 from ckpt_core.cli.places import seen
 from ckpt_core.cli.ranking import Score, scores
+from ckpt_core.cli.same_files import added_bytes
 from ckpt_core.cli.text import age_text, ranks_text, say, say_json, say_rich, table
 from ckpt_core.errors import CkptError, ConfigError, NotCommitted
 from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
@@ -49,6 +50,7 @@ class StepRow:
     """A committed step; what its manifest says is None when that cannot be read, see `problem`.
 
     `ranks` saved it together; the files of `ranks_here` are in this root. `score` is what it is kept for.
+    `added_bytes` are those of files that no older step has as well.
     """
 
     step: int
@@ -63,6 +65,7 @@ class StepRow:
     ranks_here: tuple[int, ...] | None = None
     problem: str | None = None
     score: Score | None = None
+    added_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,10 +129,17 @@ def survey(root: Path) -> Listing:
     found = [_step_row(root, step, newest=step == steps[-1], pins=pinned) for step in steps]
     # What is kept for its metric is pinned, so a root without pins costs nothing here.
     kept = scores(step_path(root, steps[-1])) if steps and pinned else {}
-    rows = tuple([replace(row, score=kept.get(row.step)) for row in found if row is not None])
+    there = [row for row in found if row is not None]
+    added = added_bytes(Path(row.path) for row in there)
+    rows = tuple(
+        [
+            replace(row, score=kept.get(row.step), added_bytes=more)
+            for row, more in zip(there, added, strict=True)
+        ]
+    )
     in_flight, corrupt = tuple(_others(root / INFLIGHT)), tuple(_others(root / CORRUPT))
     slots = [size for size, _ in _files(root / SLOTS)]
-    total = sum(row.file_bytes for row in rows) + sum(slots)
+    total = sum(row.added_bytes for row in rows) + sum(slots)
     total += sum(other.file_bytes for other in (*in_flight, *corrupt))
     return Listing(
         root=str(root),
@@ -241,8 +251,13 @@ def _print(found: Listing, losses: Losses | None) -> None:
         texts = {str(row.step): losses.text(row) for row in found.steps}
         for cells in rows:
             cells.insert(5, texts.get(cells[0], "") if cells[5].startswith(_COMMITTED) else "")
+    if any(row.added_bytes != row.file_bytes for row in found.steps):
+        headings.insert(3, "adds")
+        adds = {str(row.step): size_text(row.added_bytes) for row in found.steps}
+        for cells in rows:
+            cells.insert(3, adds.get(cells[0], "") if cells[-1].startswith(_COMMITTED) else "")
     if rows:
-        say_rich(table(headings, rows, right=("step", "size", "ranks"), wrong=_WRONG))
+        say_rich(table(headings, rows, right=("step", "size", "adds", "ranks"), wrong=_WRONG))
     for row in found.steps:
         if row.problem is not None:
             say(f"step {row.step}: {row.problem}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
+from ckpt_core.cli.same_files import identity
 from ckpt_core.cli.tree import Item, read_tree, walk
 from ckpt_core.cli.values import value_text
 from ckpt_core.restore import LeafReader, StoredLeaf
@@ -47,6 +48,16 @@ class Side:
         if found is None and self._reader.leaves.is_partial:
             raise self._reader.leaves.elsewhere([item.tensor.leaf])
         return found
+
+    def places(self, leaf: StoredLeaf) -> list[Hashable]:
+        """Which bytes of which files a leaf is; the same for steps that share them."""
+        step = self._reader.leaves.step
+        names = {rank.rank: rank.files for rank in step.ranks}
+        paths = [step.path / names[place.rank][place.file].name for place in leaf.places]
+        return [
+            (identity(path) or path, place.offset, place.part)
+            for path, place in zip(paths, leaf.places, strict=True)
+        ]
 
     def is_shared(self, item: Item) -> bool:
         """Whether a place shows what ranks store together: it is then the same for all of them."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_core.cli.at_levels import url_of_level
 from ckpt_core.cli.places import directory_of, seen
+from ckpt_core.cli.same_files import steps_with
 from ckpt_core.cli.steps import elsewhere_text, find_step, held_text
 from ckpt_core.cli.text import note, say, say_json, say_wrong, shorten
 from ckpt_core.errors import CkptError, NotCommitted
@@ -100,7 +101,17 @@ def _say(report: StepReport) -> None:
             say(f"    {count_text(len(leaves), 'leaf')} hit: {_some(leaves)}")
         elif leaves is not None:
             say("    no leaf hit: only the header or padding")
+    for file, steps in _shared(report).items():
+        numbers = ", ".join(map(str, steps))
+        say(f"  {file} is one file with that of {'step' if len(steps) == 1 else 'steps'} {numbers}")
     _say_elsewhere(report)
+
+
+def _shared(report: StepReport) -> dict[str, list[int]]:
+    """Damaged files that other steps have too, and which."""
+    files = dict.fromkeys(bad.file for bad in report.bad_chunks)
+    found = {file: steps_with(report.path / file) for file in files}
+    return {file: steps for file, steps in found.items() if steps}
 
 
 def _say_elsewhere(report: StepReport) -> None:
@@ -150,6 +161,7 @@ def _json(report: StepReport) -> dict[str, Any]:
         "checked_bytes": report.checked_bytes,
         "unchecked_bytes": report.unchecked_bytes,
         "problems": list(report.problems),
+        "shared": _shared(report),
         "bad_chunks": [
             _bad_json(bad, leaves)
             for bad, leaves in zip(report.bad_chunks, _leaves_hit(report), strict=True)

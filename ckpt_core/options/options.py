@@ -21,9 +21,16 @@ from ckpt_core.units import ALIGN_BYTES, html_table, known_names, parse_bytes, p
 
 ENV_PREFIX = "CKPT_CORE_"
 _SIZES = ("staging_bytes", "chunk_bytes", "eager_leaf_bytes")
-_COUNTS = {"in_flight": 1, "writers": 1, "readers": 1, "keep_last": 1, "keep_every": 1}
+_COUNTS = {
+    "in_flight": 1,
+    "writers": 1,
+    "readers": 1,
+    "keep_last": 1,
+    "keep_every": 1,
+    "rebase_every": 1,
+}
 _MODES: dict[str, type[StrEnum]] = {"mode": Mode, "direct_io": DirectIO, "on_error": OnError}
-_FLAGS = ("checksum", "debug_barrier", "pipelined", "blocking", "progress")
+_FLAGS = ("checksum", "debug_barrier", "pipelined", "blocking", "progress", "share_unchanged")
 _PLACES = ("levels", "events_file", "metrics")
 _NONE_ALLOWED = frozenset({"staging_bytes", "keep_last", "keep_every", "events_file", "metrics"})
 
@@ -66,6 +73,12 @@ class Options:
             port alone for 127.0.0.1 (each rank adds its number); None: do not.
         progress: `restore` shows how far it is, once it takes more than a second: a bar where standard error
             is a terminal, elsewhere a line in the log every few seconds. Of several ranks the first one does.
+        share_unchanged: a file of leaves that have not changed is a link to that of an earlier step, and is
+            not written again: for adapters, frozen encoders. Known by the bytes; see docs/unchanged.md.
+        frozen: with `share_unchanged`, paths of the state (each with all below it) that never change: they
+            are read at every tenth save only. One that has changed then fails that save.
+        rebase_every: most steps that share one file; then it is written anew, so that damage to it harms no
+            more of them.
         levels: more roots, in their order, to which committed steps are taken behind training: `Level`s, or
             what makes one (mappings of its fields, URLs; in the environment JSON of that).
     """
@@ -89,6 +102,9 @@ class Options:
     events_file: str | os.PathLike[str] | None = None
     metrics: str | os.PathLike[str] | int | None = None
     progress: bool = True
+    share_unchanged: bool = False
+    frozen: Sequence[str] = ()
+    rebase_every: int = 20
     levels: Sequence[Level | Mapping[str, Any] | str] = ()
 
     def __new__(cls, *given: Any, **named: Any) -> Self:
@@ -118,7 +134,22 @@ class Options:
             if value is None and field.name in _NONE_ALLOWED:
                 continue
             object.__setattr__(self, field.name, _checked(field.name, value))
+        self._check_sharing()
         object.__setattr__(self, "chunk_bytes", -(-self.chunk_size // ALIGN_BYTES) * ALIGN_BYTES)
+
+    def _check_sharing(self) -> None:
+        if not self.share_unchanged:
+            if self.frozen:
+                raise ConfigError(
+                    f"frozen={self.frozen!r} needs share_unchanged=True: without it every save writes all"
+                )
+            return
+        if not self.pipelined or self.mode is Mode.DIRECT:
+            field = "mode='direct'" if self.pipelined else "pipelined=False"
+            raise ConfigError(
+                f"share_unchanged=True and {field} exclude each other: what is shared is not copied before "
+                f"it is known to be the same; leave one of them out"
+            )
 
     @property
     def chunk_size(self) -> int:
@@ -219,6 +250,8 @@ def _checked(name: str, value: Any) -> Any:
         return parse_levels(value)
     if name == "metrics":
         return parse_metrics(value)
+    if name == "frozen":
+        return _paths(value)
     if name == "events_file":
         if not isinstance(value, str | os.PathLike) or not os.fspath(value):
             raise ConfigError(f"events_file={value!r} is not a path: name a file, or None")
@@ -226,6 +259,16 @@ def _checked(name: str, value: Any) -> Any:
         return os.path.abspath(os.fspath(value))
     assert name == "timeout", name
     return parse_duration(value, field=name)
+
+
+def _paths(value: Any) -> tuple[str, ...]:
+    given = isinstance(value, Sequence) and not isinstance(value, str)
+    paths = tuple(value) if given else ()
+    if not given or not all(isinstance(path, str) and path for path in paths):
+        raise ConfigError(
+            f"frozen={value!r} must be a list of paths of the state, such as ['model.base']"
+        )
+    return paths
 
 
 def _from_text(name: str, text: str, key: str) -> Any:
@@ -237,6 +280,8 @@ def _from_text(name: str, text: str, key: str) -> Any:
         if text.lower() not in flag:
             raise ConfigError(f"{key}={text!r} is neither true nor false")
         return flag[text.lower()]
+    if name == "frozen":
+        return tuple([path.strip() for path in text.split(",") if path.strip()])
     if name in _COUNTS or name == "timeout":
         try:
             return int(text) if name in _COUNTS else float(text)

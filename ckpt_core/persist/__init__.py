@@ -5,19 +5,15 @@ stager -> when all are done `ShardFile.sync()` and `close()`, from the finisher.
 (ASPLOS '25) sections 3.3 and 4.1; one write of each byte, large, aligned and sequential.
 """
 
-from ckpt_core.persist.shard_file import (
-    SUM_BYTES,
-    FilePlace,
-    ShardFile,
-    ShardRequest,
-    WriteResult,
-)
+from ckpt_core.persist.held_file import HeldFile, WriteResult
+from ckpt_core.persist.shard_file import SUM_BYTES, FilePlace, ShardFile, ShardRequest
 from ckpt_core.persist.writers import HeldBack, WriteJob, WriterPool
 
 __all__ = [
     "SUM_BYTES",
     "FilePlace",
     "HeldBack",
+    "HeldFile",
     "ShardFile",
     "ShardRequest",
     "WriteJob",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import xxhash
 
 from ckpt_core.errors import CkptError, PersistError
+from ckpt_core.persist.held_file import HeldFile, WriteResult
 from ckpt_core.system.files import NO_DIRECT, Files, advice
 from ckpt_core.system.pages import touch_view
 from ckpt_core.types import DirectIO
@@ -50,14 +51,6 @@ at the GIL, though: while training holds it, whole chunks were hashed at 5.8 GB/
 
 
 @dataclass(frozen=True, slots=True)
-class WriteResult:
-    """Written bytes under one checksum: their length and xxh3 (16 hex digits; None: checksums are off)."""
-
-    nbytes: int
-    xxh3: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class FilePlace:
     """Where a shard file goes: its path, and whether a recycled file already lies there."""
 
@@ -80,6 +73,7 @@ class ShardRequest:
         sum_bytes: most bytes under one of them; None: whole pieces.
         exact_bytes: its length at last, less than 4 KiB below `nbytes`; None: `nbytes`. What is written
             behind it is cut off before the sync: direct writes come in multiples of 4 KiB.
+        shared_at: it may be shared by later steps, and would be linked there; None: it is one step's alone.
     """
 
     name: str
@@ -91,6 +85,7 @@ class ShardRequest:
     mapped: bool = False
     sum_bytes: int | None = None
     exact_bytes: int | None = None
+    shared_at: Callable[[], Path] | None = None
 
     @property
     def file_bytes(self) -> int:
@@ -99,7 +94,12 @@ class ShardRequest:
 
 
 class ShardFile:
-    """The file behind one ShardRequest. Thread-safe; `close` is idempotent."""
+    """The file behind one ShardRequest. Thread-safe; `close` and `let_go` are idempotent.
+
+    Attributes:
+        earlier: a file of a committed step that may turn out to have the same bytes; `share` says so.
+        held: this one, once it is written and synced, where later steps may share it.
+    """
 
     def __init__(self, request: ShardRequest, *, files: Files) -> None:
         self.request = request
@@ -110,6 +110,25 @@ class ShardFile:
         self._mapping: mmap.mmap | None = None
         self._direct = False
         self._results: dict[int, tuple[WriteResult, ...]] = {}
+        self._digests: dict[int, bytes] = {}
+        self.earlier: HeldFile | None = None
+        self.held: HeldFile | None = None
+        self._is_shared = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether nothing is written: it is `earlier`."""
+        return self._is_shared
+
+    @property
+    def expected_bytes(self) -> int:
+        """How much of it is likely to be written."""
+        return self.request.file_bytes if self.earlier is None else 0
+
+    def share(self) -> None:
+        """It is `earlier`: nothing of it will be written. Called before anything is."""
+        assert self.earlier is not None and not self._results
+        self._is_shared = True
 
     @property
     def path(self) -> Path | None:
@@ -127,6 +146,8 @@ class ShardFile:
         # Hash before writing: both read the piece, and it has just been filled.
         data = piece.memory[: max(self.request.file_bytes - piece.offset, 0)]
         results = _sums(data, self.request.sum_bytes) if self.request.checksum else None
+        if self.request.shared_at is not None:
+            self._digests[piece.index] = xxhash.xxh3_128(data).digest()
         with self._errors("write"):
             fd = self._open()
             if not self._is_window(piece):
@@ -156,16 +177,37 @@ class ShardFile:
         Raises:
             PersistError: the bytes may not be durable.
         """
+        if self._is_shared:
+            return self._link()
         with self._errors("sync"):
             fd = self._open()
             if self.request.file_bytes != self.request.nbytes:
                 self._files.truncate(fd, self.request.file_bytes)
             self._files.sync(fd)
+            if self.request.shared_at is not None and self._path is not None:
+                digests = [self._digests[index] for index in sorted(self._digests)]
+                pieces = [self._results[index] for index in sorted(self._results)]
+                self.held = HeldFile(self._path, digests, pieces, files=self._files)
         results = tuple(
             [result for index in sorted(self._results) for result in self._results[index]]
         )
         assert sum(result.nbytes for result in results) == self.request.file_bytes
         return results
+
+    def _link(self) -> tuple[WriteResult, ...]:
+        assert self.earlier is not None and self.request.shared_at is not None
+        with self._errors("link"):
+            self._path = self.request.shared_at()
+            self.earlier.put(self._path, step=self.request.step)
+        return self.earlier.results
+
+    def let_go(self) -> None:
+        """Hold no file of a committed step any more. Called when the save has ended."""
+        with self._opening:
+            held = [one for one in (self.earlier, self.held) if one is not None]
+            self.earlier = self.held = None
+        for one in held:
+            one.release()
 
     def close(self) -> None:
         """Close the descriptor; nobody writes any more."""

@@ -62,6 +62,13 @@ class Committer:
 
     def finish(self, inflight: InFlight) -> None:
         """Publish a checkpoint that is complete and apply retention, or clean up one that failed."""
+        try:
+            self._finish(inflight)
+        finally:
+            for shard in inflight.shards:
+                shard.let_go()
+
+    def _finish(self, inflight: InFlight) -> None:
         if not inflight.begin_commit():
             assert inflight.error is not None
             self._coordination.decline(inflight.attempt_id, inflight.step, inflight.error)
@@ -72,6 +79,9 @@ class Committer:
             path = self.commit(inflight)
         except BaseException as exc:
             inflight.fail(exc)
+            # Perhaps a file that was to be shared is damaged: the next save writes its own.
+            for group, _ in inflight.stills:
+                group.forget()
             # Danger: what this rank has voted for may be published whatever it did since, so from then on
             # only the leader removes files; or all do, once it is certain that nobody publishes. The
             # leader's removal alone is not enough: a slower rank may make the directory again behind it.
@@ -126,7 +136,11 @@ class Committer:
             raise error
         if attempt.destination is None:
             self._auditor.agreed(contents.plans)
-        return self._store.root / attempt.target_name
+        path = self._store.root / attempt.target_name
+        # Before retention: where a file is linked from may go.
+        for group, shard in inflight.stills:
+            group.committed(shard, path)
+        return path
 
     def _settle(self, inflight: InFlight, attempt: Attempt, error: BaseException | None) -> None:
         """Hear whether every root has the step; `error` is why this rank's has not."""

@@ -25,6 +25,7 @@ from ckpt_core.persist import ShardFile
 from ckpt_core.save.contents import Contents
 from ckpt_core.save.failures import Failures
 from ckpt_core.save.further import Followed, NoLevels, Reaching
+from ckpt_core.save.unchanged import StillGroup
 from ckpt_core.snapshot import ShardImage, Snapshot, Stager, StagingPool
 from ckpt_core.store import Attempt, GuestStore, StepStore
 from ckpt_core.system.devices import Devices
@@ -81,6 +82,7 @@ class InFlight:
         destination: where named files go; None: it becomes a step.
         images: everything that may hold chunks for it.
         open_ended: it waits for its caller, and only the stager touches its images.
+        stills: the files of it that later ones may share, and whose leaves they are of.
         created_unix_s: when it was let in, later than the one before it.
     """
 
@@ -93,6 +95,7 @@ class InFlight:
         self.snapshot = Snapshot(step, devices=around.devices, on_staged=self._note_staged)
         self.committed: Future[Path] = Future()
         self.shards: list[ShardFile] = []
+        self.stills: list[tuple[StillGroup, ShardFile]] = []
         self.images: list[ShardImage] = []
         self.attempt: Attempt | None = None
         self.error: BaseException | None = None
@@ -144,7 +147,7 @@ class InFlight:
         if self.destination is None:
             # A newer valid step is coming: what was found corrupt must not stand as the newest any more.
             store.quarantine_suspects()
-        store.check_space(self.file_bytes)
+        store.check_space(sum(shard.expected_bytes for shard in self.shards))
         return store.begin(self.step, self.attempt_id, self.destination)
 
     def start_clock(self, timeout_s: float) -> None:

@@ -17,6 +17,8 @@ from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.shards import Shards
 from ckpt_core.save.staging import StageJob, source_of
+from ckpt_core.save.still_files import StillFile
+from ckpt_core.save.unchanged import StillGroup, sharing_for
 from ckpt_core.share import Arrangement, Auditor, Scope, Sharer, arrange
 from ckpt_core.snapshot import StagingPool
 from ckpt_core.state import FlatState, SpecMemo, flatten
@@ -31,6 +33,7 @@ class SavePlan:
 
     flat: FlatState
     arrangement: Arrangement
+    groups: tuple[StillGroup, ...]
     stored: Stored
     mode: Mode
     pool: StagingPool
@@ -59,7 +62,8 @@ class PlainSaves:
         self._shards = shards
         self._auditor = auditor
         self._sharer = Sharer(info)
-        self._known: tuple[Arrangement, Stored] | None = None
+        self._known: tuple[Arrangement, tuple[StillGroup, ...], Stored] | None = None
+        self.sharing = sharing_for(pipeline.options, pipeline.devices)
         self._memo = SpecMemo()
         self.mode = self.mode_used = Mode(pipeline.options.mode)
         self._told_no_room = False
@@ -108,16 +112,18 @@ class PlainSaves:
         pipeline = self._pipeline
         flat = flatten(state, eager_leaf_bytes=pipeline.eager_leaf_bytes, memo=self._memo)
         share, known = self._sharer.share(flat, scope), self._known
-        if known is None or known[0].share is not share:
-            arrangement = arrange(flat, share)
+        groups = self.sharing.groups(flat, share)
+        if known is None or known[0].share is not share or known[1] is not groups:
+            arrangement = arrange(flat, share, [group.names for group in groups])
             # Swapped as a whole: an interrupt may come between two assignments.
-            known = self._known = arrangement, Stored(arrangement.placed)
-        layout, mode = known[0].layout, self._resolve_mode(flat.tensors)
+            known = self._known = arrangement, groups, Stored(arrangement.all_placed)
+        arrangement, _, stored = known
+        mode = self._resolve_mode(flat.tensors)
         demand = pipeline.memory.demand_of_save(
-            layout.file_bytes, layout.front_bytes, mapped=mode is Mode.DIRECT
+            arrangement.file_bytes, arrangement.layout.front_bytes, mapped=mode is Mode.DIRECT
         )
         pool = pipeline.pool_for(demand)
-        return SavePlan(flat, *known, mode, pool)
+        return SavePlan(flat, arrangement, groups, stored, mode, pool)
 
     def _start(self, inflight: InFlight, plan: SavePlan) -> None:
         """Copy the front on this thread and queue the rest; the checkpoint then goes on by itself.
@@ -138,7 +144,12 @@ class PlainSaves:
         sizes = (layout.front_bytes, layout.file_bytes)
         image = shards.image(sink, plan.pool, sizes, hold=True)
         watch = pipeline.watch_for(inflight)
-        job = StageJob(inflight, image, source, audit, watch, pipeline, self._no_room)
+        stills = self._stills(inflight, plan)
+        offsets = self.sharing.offsets(arrangement)
+        job = StageJob(
+            *(inflight, image, source, audit, watch, pipeline, self._no_room),
+            *(self.sharing, offsets, stills),
+        )
         inflight.snapshot.name_leaves(lambda name: name if name in arrangement.names else None)
         job.announce()
         image.header(layout.header)
@@ -146,6 +157,23 @@ class PlainSaves:
         pipeline.stager.submit(job.run)
         # The stager does so too, but may be busy with older checkpoints.
         pipeline.writers.submit(image.let_go)
+
+    def _stills(self, inflight: InFlight, plan: SavePlan) -> list[StillFile]:
+        """The still files that have to be read; those that need not be are shared at once."""
+        shards, found = self._shards, []
+        for group, part in zip(plan.groups, plan.arrangement.stills, strict=True):
+            nbytes = part.layout.file_bytes
+            sink = shards.open(inflight, nbytes, still=True)
+            inflight.stills.append((group, sink.shard))
+            loan = group.lend(sink.shard)
+            if loan is not None and loan.trusted:
+                sink.shard.share()
+                continue
+            image = shards.image(sink, plan.pool, (0, nbytes))
+            names, items = part.items(plan.flat)
+            watch = self._pipeline.watch_for(inflight)
+            found.append(StillFile(group, part, sink.shard, image, names, items, watch, loan))
+        return found
 
     def _no_room(self) -> None:
         """Called by the stager: a save in DEVICE mode has become one in HOST mode."""
@@ -165,5 +193,6 @@ class PlainSaves:
         # The file is the staging memory then. With pages of 4 KiB each has a fault at each save, which takes
         # longer than the copy into staging memory and out of it again. With two phases no byte may reach the
         # file in the first.
-        mapped = self._pipeline.options.pipelined and self._shards.in_huge_pages
+        options = self._pipeline.options
+        mapped = options.pipelined and not options.share_unchanged and self._shards.in_huge_pages
         return Mode.DIRECT if mapped else Mode.HOST

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 
 from ckpt_core.layout import shard_name
 from ckpt_core.persist import (
@@ -63,13 +64,17 @@ class Shards:
         """Whether files are memory that is mapped at no cost."""
         return self._files.in_huge_pages(self._store.root)
 
-    def open(self, inflight: InFlight, nbytes: int, *, mapped: bool = False) -> ShardSink:
-        """The next shard file of a checkpoint."""
+    def open(
+        self, inflight: InFlight, nbytes: int, *, mapped: bool = False, still: bool = False
+    ) -> ShardSink:
+        """The next shard file of a checkpoint; a still one may be shared by steps."""
         name = shard_name(self._rank, len(inflight.shards))
         request = self._request(
             inflight, name, nbytes, partial(self._place, inflight, name, nbytes)
         )
-        return self._sink(inflight, replace(request, mapped=mapped, sum_bytes=self._sum_bytes))
+        shared_at = partial(self._shared_place, inflight, name) if still else None
+        request = replace(request, mapped=mapped, sum_bytes=self._sum_bytes, shared_at=shared_at)
+        return self._sink(inflight, request)
 
     def open_named(self, inflight: InFlight, name: str, nbytes: int) -> ShardSink:
         """A file that has a name of its own and any length."""
@@ -136,6 +141,9 @@ class Shards:
         attempt = inflight.directory()
         recycled = self._store.take_slot(attempt, name, nbytes)
         return FilePlace(attempt.path / name, recycled)
+
+    def _shared_place(self, inflight: InFlight, name: str) -> Path:
+        return inflight.directory().path / name
 
     def _named_place(self, inflight: InFlight, name: str) -> FilePlace:
         return FilePlace(file_path(self._files, inflight.directory(), name), recycled=False)

@@ -13,12 +13,14 @@ its next update. The stager waits only where many are under way.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpt_core.errors import CkptError, StagingError
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.pipeline import Pipeline
+from ckpt_core.save.still_files import StillFile
+from ckpt_core.save.unchanged import NoSharing
 from ckpt_core.share import Arrangement, Audit, items_of
 from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, Snapshot, StageItem, frozen
 from ckpt_core.state import FlatState
@@ -106,6 +108,9 @@ class StageJob:
 
     Attributes:
         no_room: called where DEVICE has become HOST for this save.
+        sharing: looks at the leaves of the first file.
+        offsets: where in that file which leaf is, for `sharing`.
+        stills: the other files.
     """
 
     inflight: InFlight
@@ -115,9 +120,14 @@ class StageJob:
     watch: LeafWatch
     pipeline: Pipeline
     no_room: Callable[[], None]
+    sharing: NoSharing
+    offsets: Mapping[int, str]
+    stills: Sequence[StillFile] = ()
 
     def __post_init__(self) -> None:
         self.watch.begin(self.source.names, self.source.lazy)
+        for still in self.stills:
+            still.watch.begin(still.names, still.items)
 
     def copy_front(self) -> None:
         """What `save` copies itself."""
@@ -131,12 +141,16 @@ class StageJob:
         """Note what training must wait for. Called before `run` is queued."""
         snapshot, source = self.inflight.snapshot, self.source
         behind = snapshot.expect_before_all() if self.audit.is_lazy else 0
-        snapshot.expect(source.names, source.lazy, behind=behind)
+        names, items = [*source.names], [*source.lazy]
+        for still in self.stills:
+            names += still.names
+            items += still.items
+        snapshot.expect(names, items, behind=behind)
 
     def run(self) -> None:
         """Copy; every error fails the checkpoint. Once this returns no live leaf is read any more."""
         streams, snapshot = self.pipeline.streams, self.inflight.snapshot
-        with guarded(self.inflight, [self.image]):
+        with guarded(self.inflight, [self.image, *(still.image for still in self.stills)]):
             self.image.let_go()
             if self.audit.is_lazy:
                 look_at(snapshot, self.audit, streams)
@@ -147,6 +161,10 @@ class StageJob:
             self.image.leaves(self.source.frozen)
             if self.source.mode is not Mode.DEVICE or not self._stage_clones():
                 stage_items(snapshot, self.image, self.source.lazy, self._reading())
+                if self.stills:
+                    # It may have the only chunk that is free.
+                    self.image.finish()
+                self._stage_stills()
             streams.settle()
             self.watch.raise_if_changed()
             snapshot.complete()
@@ -169,13 +187,35 @@ class StageJob:
             return False
         self.watch.raise_if_changed()
         snapshot.arrived(len(self.source.names), streams.queued_now())
+        self._stage_stills()
         streams.settle()
         snapshot.complete()
         self.image.leaves(clones)
         return True
 
+    def _stage_stills(self) -> None:
+        """What is in the other files: looked at, and written where it is not there already."""
+        snapshot, streams = self.inflight.snapshot, self.pipeline.streams
+        for still in self.stills:
+            reading = Reading(streams, still.watch.end, bool(self.source.behind.events))
+            with reading.of(snapshot):
+                is_there = still.is_there(streams, self.sharing)
+            if is_there:
+                still.shard.share()
+                snapshot.arrived(len(still.names))
+            else:
+                still.image.header(still.part.layout.header)
+                stage_items(snapshot, still.image, still.items, reading)
+                still.image.finish()
+                streams.settle()
+            still.watch.raise_if_changed()
+
     def _reading(self) -> Reading:
-        return Reading(self.pipeline.streams, self.watch.end, bool(self.source.behind.events))
+        return Reading(self.pipeline.streams, self._copied, bool(self.source.behind.events))
+
+    def _copied(self, items: Sequence[StageItem]) -> None:
+        self.sharing.look(items, self.offsets)
+        self.watch.end(items)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ audit_plan   what is looked at, and when      audit          looks, and says wha
 reference    the plan as text that ranks compare
 """
 
-from ckpt_core.share.arrangement import Arrangement, Placed, arrange, items_of
+from ckpt_core.share.arrangement import Arrangement, Placed, StillPart, arrange, items_of
 from ckpt_core.share.audit import Audit, Auditor, Evidence
 from ckpt_core.share.reference import TextReference
-from ckpt_core.share.sharing import Part, Scope, Share, Sharer
+from ckpt_core.share.sharing import Part, Scope, Share, Sharer, is_below
 
 __all__ = [
     "Arrangement",
@@ -20,7 +20,9 @@ __all__ = [
     "Scope",
     "Share",
     "Sharer",
+    "StillPart",
     "TextReference",
     "arrange",
+    "is_below",
     "items_of",
 ]

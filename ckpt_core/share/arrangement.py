@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from ckpt_core.layout import Extent, ShardLayout
 from ckpt_core.share.sharing import Part, Share
 from ckpt_core.snapshot import StageItem
 from ckpt_core.state import FlatState, Leaf, blocks
+from ckpt_core.types import LeafSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,39 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class StillPart:
+    """A shard file of leaves that tend to stay the same, and the parts in it, in file order."""
+
+    layout: ShardLayout
+    placed: tuple[Placed, ...]
+
+    @cached_property
+    def _whole(self) -> Whole | None:
+        return _whole(self.placed)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple([place.extent.name for place in self.placed])
+
+    def items(self, flat: FlatState) -> tuple[tuple[str, ...], Sequence[StageItem]]:
+        """What is copied, and the leaf of each."""
+        if self._whole is not None:
+            return self._names, self._whole.items(flat.tensors)
+        named = items_of(flat.leaves, self.placed)
+        return tuple([name for name, _ in named]), [item for _, item in named]
+
+
+@dataclass(frozen=True)
 class Arrangement:
     """Where this rank's parts of the leaves of one structure go.
 
     Attributes:
-        layout: the shard file.
-        placed: the parts in file order, as the manifest lists them.
+        layout: the first shard file.
+        placed: the parts in it in file order, as the manifest lists them.
         front_count: how many parts are copied inside `save`; they are the first ones of the file.
         names: of all leaves, this rank's or not.
         share: what this rank stores.
+        stills: the other files.
     """
 
     layout: ShardLayout
@@ -59,6 +84,18 @@ class Arrangement:
     front_count: int
     names: frozenset[str]
     share: Share
+    stills: tuple[StillPart, ...] = ()
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of all files."""
+        still = sum([part.layout.file_bytes for part in self.stills])
+        return self.layout.file_bytes + still
+
+    @property
+    def all_placed(self) -> list[Placed]:
+        """The parts in all files."""
+        return [*self.placed, *(place for still in self.stills for place in still.placed)]
 
     @cached_property
     def front(self) -> Whole | None:
@@ -87,19 +124,30 @@ def _whole(placed: Sequence[Placed]) -> Whole | None:
     )
 
 
-def arrange(flat: FlatState, share: Share) -> Arrangement:
+def arrange(flat: FlatState, share: Share, stills: Sequence[Collection[str]] = ()) -> Arrangement:
     """The arrangement of a share; to be kept as long as the share stays the same object.
+
+    Args:
+        stills: names of the lazy leaves that lie in files of their own, file by file.
 
     Raises:
         ConfigError: the layout is impossible (its header would be too large).
     """
+    apart = {name: number for number, names in enumerate(stills, 1) for name in names}
     front = [part.stored for part in share.parts if flat.leaves[part.index].eager]
-    lazy = [part.stored for part in share.parts if not flat.leaves[part.index].eager]
-    layout = ShardLayout.plan(front, lazy)
+    files: list[list[LeafSpec]] = [[] for _ in range(len(stills) + 1)]
+    for part in share.parts:
+        if not flat.leaves[part.index].eager:
+            files[apart.get(part.stored.name, 0)].append(part.stored)
     by_name = {part.stored.name: part for part in share.parts}
-    placed = tuple([Placed(by_name[extent.name], 0, extent) for extent in layout.extents])
+    made = []
+    for number, lazy in enumerate(files):
+        layout = ShardLayout.plan([] if number else front, lazy)
+        placed = [Placed(by_name[extent.name], number, extent) for extent in layout.extents]
+        made.append(StillPart(layout, tuple(placed)))
     names = frozenset([leaf.spec.name for leaf in flat.leaves])
-    return Arrangement(layout, placed, len(front), names, share)
+    first, *rest = made
+    return Arrangement(first.layout, first.placed, len(front), names, share, tuple(rest))
 
 
 def items_of(leaves: Sequence[Leaf], placed: Sequence[Placed]) -> list[tuple[str, StageItem]]:

@@ -58,8 +58,8 @@ class Scope:
     def is_private(self, name: str) -> bool:
         """Whether the caller says that this leaf belongs to its rank alone."""
         if self.replicated is not None:
-            return not _below(name, self.replicated)
-        return _below(name, self.per_rank)
+            return not is_below(name, self.replicated)
+        return is_below(name, self.per_rank)
 
 
 def _paths(field: str, paths: Iterable[str] | None, state: Any) -> tuple[str, ...] | None:
@@ -81,7 +81,8 @@ def _paths(field: str, paths: Iterable[str] | None, state: Any) -> tuple[str, ..
     return found
 
 
-def _below(name: str, paths: tuple[str, ...]) -> bool:
+def is_below(name: str, paths: Iterable[str]) -> bool:
+    """Whether a leaf is one of these paths of the tree, or below one."""
     return any(name == path or name.startswith(path + ".") for path in paths)
 
 

@@ -111,6 +111,10 @@ class Files:
         """Give `source` the name `target`, atomically; a file there is replaced, a full directory is not."""
         os.rename(source, target)
 
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file one more name; FileExistsError if that is taken, OSError where it cannot be."""
+        os.link(source, target, follow_symlinks=False)
+
     def exchange(self, first: Path, second: Path) -> None:
         """Swap two existing names atomically (Linux renameat2); OSError where the filesystem cannot."""
         _renameat2(first, second, _RENAME_EXCHANGE)

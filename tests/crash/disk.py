@@ -188,6 +188,9 @@ class Disk:
         one, two = self._find(first), self._find(second)
         self._change([(second, one), (first, two)])
 
+    def _link(self, source: Path, target: Path) -> None:
+        self._change([(target, self._find(source))])
+
     def _sync_dir(self, path: Path) -> None:
         folder = self._find(path)
         assert isinstance(folder, Dir)

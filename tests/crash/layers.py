@@ -14,7 +14,7 @@ from typing import Any
 from ckpt_core.system.files import Buffer, Files
 from tests.crash.promises import QuickFiles
 
-NAME_CHANGES = ("mkdir", "rmdir", "unlink", "rename", "exchange")
+NAME_CHANGES = ("mkdir", "rmdir", "unlink", "rename", "exchange", "link")
 SYNCS = ("sync_dir", "sync")
 OPENS = ("create", "open_write", "map_shared")
 CONTENTS = ("allocate", "truncate", "pwrite")
@@ -46,6 +46,13 @@ class NoExchange(QuickFiles):
 
     def exchange(self, first: Path, second: Path) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+class NoLinks(QuickFiles):
+    """A filesystem that gives no file a second name."""
+
+    def link(self, source: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 class KillAt:

@@ -46,4 +46,5 @@ def _row(root: Path, path: Path, age: int) -> bytes:
     content = b"" if path.name == _LOCK else path.read_bytes()
     if path.name == MANIFEST_NAME:
         content = _SUM_OF_BOTH.sub(b"", _TIME.sub(b"", content))
-    return b"%s: file, %d: %s" % (name, age, content)
+    # A file that another step has too is no slot.
+    return b"%s: file, %d, %d: %s" % (name, age, path.stat().st_nlink, content)

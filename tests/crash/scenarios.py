@@ -12,7 +12,7 @@ from ckpt_core import Checkpointer
 from ckpt_core.restore import RestoreWarning
 from ckpt_core.system.files import Files
 from ckpt_core.types import step_dir_name
-from tests.crash.layers import NoExchange
+from tests.crash.layers import NoExchange, NoLinks
 from tests.crash.promises import Found, QuickFiles, check_restart
 from tests.crash.states import make_state, options
 
@@ -42,14 +42,14 @@ class Run:
         self.note = note
         self._acknowledge = acknowledge
 
-    def start(self, step: int, *, mark: int = 0, rows: int = 2) -> Any:
+    def start(self, step: int, *, mark: int = 0, rows: int = 2, base: bool = False) -> Any:
         """Save, and acknowledge behind the training thread."""
-        handle = self.ck.save(step, make_state(step, mark, rows=rows))
+        handle = self.ck.save(step, make_state(step, mark, rows=rows, base=base))
         return self.watch(handle, step, mark)
 
-    def save(self, step: int, *, mark: int = 0, rows: int = 2) -> None:
+    def save(self, step: int, *, mark: int = 0, rows: int = 2, base: bool = False) -> None:
         """Save, and wait for the commit."""
-        self.start(step, mark=mark, rows=rows).committed.result(_WAIT_S)
+        self.start(step, mark=mark, rows=rows, base=base).committed.result(_WAIT_S)
 
     def layerwise(self, step: int) -> None:
         """Save name by name."""
@@ -191,6 +191,14 @@ def _pin(run: Run) -> None:
     run.save(40)
 
 
+def _share(run: Run) -> None:
+    for step in (30, 40, 45):
+        run.save(step, base=True)
+    # A step that has the file too takes the place of one; the last save writes its own.
+    run.save(45, mark=1, base=True)
+    run.save(47, base=True)
+
+
 def _save_after_a_corrupt_step(run: Run) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RestoreWarning)
@@ -214,6 +222,8 @@ _TWO = ((30, 0), (40, 0))
 _BIG = ((5, 4), (10, 4), (20, 2))
 _SMALL = ((5, 1), (10, 1), (20, 2))
 _MARKS = ((20, 1), (20, 2))
+_SHARED = ((30, 0), (40, 0), (45, 0), (45, 1), (47, 0))
+_SHARING = {"share_unchanged": True, "frozen": ["base"], "rebase_every": 4}
 
 SCENARIOS: dict[str, Scenario] = {
     "first_save": Scenario(lambda run: run.save(30), history=(), started=((30, 0),)),
@@ -234,5 +244,7 @@ SCENARIOS: dict[str, Scenario] = {
     "direct": Scenario(_save_two, started=_TWO, options={"mode": "direct"}),
     "buffered": Scenario(_save_two, started=_TWO, options={"direct_io": "off", "writers": 2}),
     "pins": Scenario(_pin, started=_TWO),
+    "share": Scenario(_share, started=_SHARED, options=_SHARING),
+    "share_without_links": Scenario(_share, started=_SHARED, options=_SHARING, base=NoLinks),
     "corrupt_newest": Scenario(_save_after_a_corrupt_step, started=((30, 0),), damaged=True),
 }

@@ -18,8 +18,12 @@ SECOND = "shard-00000-1.safetensors"
 HOUSEKEEPING = frozenset({".inflight", ".slots", ".lock", ".pins", ".corrupt"})
 
 
-def make_state(step: int, mark: int = 0, *, rows: int = 2) -> Tree:
-    """Some kilobytes in several chunks: large leaves, small ones, and plain values."""
+def make_state(step: int, mark: int = 0, *, rows: int = 2, base: bool = False) -> Tree:
+    """Some kilobytes in several chunks: large leaves, small ones, and plain values.
+
+    Args:
+        base: with a leaf that is the same at every step.
+    """
     seed = step * 1000 + mark
     return {
         "weight": torch.arange(rows * 1000, dtype=torch.float32) + seed,
@@ -28,6 +32,7 @@ def make_state(step: int, mark: int = 0, *, rows: int = 2) -> Tree:
         "step": step,
         "mark": mark,
         "notes": [f"step {step}", {"mark": mark}],
+        **({"base": torch.arange(3000, dtype=torch.float32).sin()} if base else {}),
     }
 
 
@@ -46,7 +51,7 @@ def describe(tree: Tree) -> tuple[int, int]:
     """(step, mark) of a state, once every bit of it has been checked."""
     step, mark = tree["step"], tree["mark"]
     rows = tree["weight"].numel() // 1000
-    assert_same(tree, make_state(step, mark, rows=rows))
+    assert_same(tree, make_state(step, mark, rows=rows, base="base" in tree))
     return step, mark
 
 

@@ -115,6 +115,7 @@ PREPARED = {
     "docs/ranks.md": Prepared(_one_rank),
     "docs/start.md": Prepared(),
     "docs/transformers.md": Prepared(_transformers, "transformers"),
+    "docs/unchanged.md": Prepared(),
 }
 
 

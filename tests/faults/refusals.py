@@ -31,8 +31,8 @@ _DOORS: tuple[tuple[ModuleType | type, tuple[str, ...]], ...] = (
     (
         os,
         tuple(
-            "stat lstat open scandir mkdir rmdir unlink rename fsync fdatasync ftruncate pwrite preadv pread"
-            " statvfs posix_fallocate fstat".split()
+            "stat lstat open scandir mkdir rmdir unlink rename link fsync fdatasync ftruncate pwrite preadv"
+            " pread statvfs posix_fallocate fstat".split()
         ),
     ),
     (fcntl, ("lockf",)),

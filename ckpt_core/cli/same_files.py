@@ -1,0 +1,52 @@
+"""Files that steps share: one file with a name in each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from ckpt_core.layout import parse_shard_name
+from ckpt_core.store import committed_steps, entries, step_path
+from ckpt_core.types import parse_step_dir
+
+Identity = tuple[int, int]
+"""Device and inode: the same for all names of a file."""
+
+
+def identity(path: Path) -> Identity | None:
+    """Which file has a name; None where there is none."""
+    with suppress(OSError):
+        found = path.lstat()
+        return found.st_dev, found.st_ino
+    return None
+
+
+def steps_with(path: Path) -> list[int]:
+    """The other steps of the same root that have this file."""
+    root, wanted = path.parent.parent, identity(path)
+    found = []
+    for step in committed_steps(root) if wanted is not None else ():
+        folder = step_path(root, step)
+        names = entries(folder) if step != parse_step_dir(path.parent.name) else ()
+        shards = [Path(entry.path) for entry in names if parse_shard_name(entry.name) is not None]
+        if any(identity(shard) == wanted for shard in shards):
+            found.append(step)
+    return found
+
+
+def added_bytes(folders: Iterable[Path]) -> list[int]:
+    """Bytes of the files in each of these directories that none before it has."""
+    seen: set[Identity | None] = set()
+    found = []
+    for folder in folders:
+        added = 0
+        for entry in entries(folder):
+            with suppress(OSError):  # retired meanwhile
+                path = Path(entry.path)
+                mine = identity(path)
+                if entry.is_file(follow_symlinks=False) and mine not in seen:
+                    seen.add(mine)
+                    added += path.lstat().st_size
+        found.append(added)
+    return found

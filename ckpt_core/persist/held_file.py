@@ -1,0 +1,128 @@
+"""A shard file of a committed step that is held open, so that later steps may have it as well.
+
+As long as it is held it is no slot, whatever becomes of the names that it has: the kernel says that somebody
+has it open. And its bytes are there, where it cannot get another name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from ckpt_core.errors import PersistError
+from ckpt_core.system.files import Files
+
+_log = logging.getLogger("ckpt_core")
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """Written bytes under one checksum: their length and xxh3 (16 hex digits; None: checksums are off)."""
+
+    nbytes: int
+    xxh3: str | None
+
+
+class HeldFile:
+    """Closed when the last one who has it releases it; whoever makes it has it. Thread-safe.
+
+    Args:
+        path: where it is now; a commit says where it is then (`home`).
+        digests: xxh3_128 of each piece of the file, in their order.
+        pieces: the checksums of each.
+
+    Attributes:
+        home: where it was last seen.
+        sizes: of the pieces.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        digests: Sequence[bytes],
+        pieces: Sequence[Sequence[WriteResult]],
+        *,
+        files: Files,
+    ) -> None:
+        self.home = path
+        self.digests = tuple(digests)
+        self.sizes = tuple([sum(one.nbytes for one in piece) for piece in pieces])
+        self.results = tuple(itertools.chain.from_iterable(pieces))
+        self._files = files
+        self._fd = files.open_read(path)
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def take(self) -> HeldFile:
+        """Have it too, until `release`."""
+        with self._lock:
+            assert self._users > 0, "taken after it was closed"
+            self._users += 1
+        return self
+
+    def release(self) -> None:
+        """Have it no more. Called once for each who has it."""
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self._files.close(self._fd)
+
+    def read(self, offset: int, nbytes: int) -> memoryview:
+        """Bytes of it, as they are on storage; fewer where they are not there."""
+        memory = memoryview(bytearray(nbytes))
+        return memory[: self._files.fill(self._fd, memory, offset)]
+
+    def put(self, target: Path, *, step: int) -> None:
+        """Make the file `target` of it: another name, or where that cannot be, a copy that is durable.
+
+        The name is durable with the next sync of its directory. Called from a background thread.
+
+        Raises:
+            OSError: neither is possible.
+            PersistError: it is damaged on storage.
+        """
+        try:
+            self._files.link(self.home, target)
+        except FileExistsError:
+            raise
+        except OSError as exc:
+            _log.info("%s is copied and not linked: %s", target, exc)
+        else:
+            # Somebody may have put another file there since.
+            if os.path.samestat(os.lstat(target), os.fstat(self._fd)):
+                return
+            self._files.unlink(target)
+        self._copy(target, step)
+        # Later steps share the copy. dup2 keeps the number: somebody may be reading from it right now.
+        fresh = self._files.open_read(target)
+        os.dup2(fresh, self._fd, inheritable=False)
+        self._files.close(fresh)
+
+    def _copy(self, target: Path, step: int) -> None:
+        memory = memoryview(bytearray(max(self.sizes)))
+        fd = self._files.create(target)
+        try:
+            offset = 0
+            for size, digest in zip(self.sizes, self.digests, strict=True):
+                piece = memory[:size]
+                self._files.fill(self._fd, piece, offset)
+                if xxhash.xxh3_128(piece).digest() != digest:
+                    raise PersistError(
+                        f"step {step} was not saved: {self.home}, which it was to share, is damaged on "
+                        f"storage. `ckpt-core verify` says which steps have it; the next save writes it anew",
+                        step=step,
+                        path=self.home,
+                    )
+                self._files.pwrite(fd, piece, offset)
+                offset += size
+            self._files.sync(fd)
+        finally:
+            self._files.close(fd)

@@ -1,0 +1,348 @@
+"""Which leaves lie in still files, and which file of a committed step each of those may be.
+
+A guess, and never more: whether a file is the same is known by its bytes (`still_files`). A leaf whose bytes
+at a few places were the same at three saves is likely to stay so, and goes into a still file; one that has
+changed there goes back, and waits longer each time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt_core.errors import ConfigError
+from ckpt_core.layout import nbytes
+from ckpt_core.options import Options
+from ckpt_core.persist import HeldFile, ShardFile
+from ckpt_core.share import Arrangement, Share, is_below
+from ckpt_core.snapshot import StageItem
+from ckpt_core.state import FlatState
+from ckpt_core.system.devices import Devices
+
+_PATIENCE = 2
+"""So many times a leaf must look the same as the last time."""
+
+_WORTH = 20
+"""Leaves that have become still move once they are one in so many bytes: each move writes them once more."""
+
+_MOST_FILES = 8
+_CUT_BYTES = 64 * 2**20
+"""Still leaves of more bytes are cut into several files: where one changes, only its file is written."""
+
+_CUTS = 4
+_BARRED = 4
+"""Saves for which a leaf that changed in a still file may not go there again; twice as many each time."""
+
+_CHECK_EVERY = 10
+"""Declared leaves are read at one save in so many."""
+
+_LOOKS, _LINE_BYTES = 4, 64
+_LEAST_LEAVES, _BYTES_EACH = 64, 2**20
+"""A save looks at one leaf for so many bytes of the file, the next ones in turn: a look takes some
+microseconds, in which a hundredth of a megabyte is saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """What a save may do with the file of an earlier step.
+
+    Attributes:
+        file: that file; the shard of the save has it as `earlier`.
+        trusted: it is shared unread.
+        renew: it has been shared often enough: the bytes are written again.
+    """
+
+    file: HeldFile
+    trusted: bool
+    renew: bool
+
+
+class StillGroup:
+    """The leaves of one still file, and that file in the newest committed step. Thread-safe.
+
+    Args:
+        names: of the leaves.
+        declared: the user says that they never change.
+        most: steps that may share one file.
+    """
+
+    def __init__(self, names: Collection[str], *, declared: bool, most: int) -> None:
+        self.names = frozenset(names)
+        self.declared = declared
+        self._most = most
+        self._lock = threading.Lock()
+        self._file: HeldFile | None = None
+        self._steps = 0
+        self._unread = 0
+        self._closed = False
+
+    def lend(self, shard: ShardFile) -> Loan | None:
+        """Let a save have the file, as its shard's `earlier`; None where there is none."""
+        with self._lock:
+            if self._file is None:
+                return None
+            shard.earlier = self._file.take()
+            renew = self._steps >= self._most
+            trusted = self.declared and not renew and self._unread < _CHECK_EVERY - 1
+            self._steps += 1
+            self._unread = self._unread + 1 if trusted else 0
+            return Loan(self._file, trusted, renew)
+
+    def committed(self, shard: ShardFile, step: Path) -> None:
+        """The file of a save is one of a committed step, in that directory."""
+        file = shard.earlier if shard.is_shared else shard.held
+        if file is None:
+            return
+        file.home = step / shard.request.name
+        if not shard.is_shared:
+            self._adopt(file)
+
+    def _adopt(self, file: HeldFile) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            old, self._file = self._file, file.take()
+            self._steps, self._unread = 1, 0
+        if old is not None:
+            old.release()
+
+    def forget(self, *, closed: bool = False) -> None:
+        """Let go of the file: the next save writes its own. Idempotent.
+
+        Args:
+            closed: for good; a save that is under way leaves none here either.
+        """
+        with self._lock:
+            old, self._file = self._file, None
+            self._closed = self._closed or closed
+        if old is not None:
+            old.release()
+
+
+class NoSharing:
+    """Every save writes all."""
+
+    def groups(self, flat: FlatState, share: Share) -> tuple[StillGroup, ...]:
+        """Which leaves lie in still files. Called on the training thread, for each save.
+
+        Raises:
+            ConfigError: a path of `frozen` is not in the state.
+        """
+        return ()
+
+    def offsets(self, arrangement: Arrangement) -> Mapping[int, str]:
+        """Where in the first file which leaf is, of those that `look` wants to see."""
+        return {}
+
+    def look(self, items: Sequence[StageItem], names: Mapping[int, str]) -> None:
+        """Look at leaves that are copied. Called by the stager before they may change.
+
+        Args:
+            names: of the leaves, by their offsets.
+        """
+
+    def changed(self, names: Iterable[str]) -> None:
+        """These leaves are not as in the still file. Called by the stager."""
+
+    def forget(self) -> None:
+        """Share no file that is there now."""
+
+    def close(self) -> None:
+        """Share no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A structure: bytes of the lazy leaves that this rank stores, and which of them lie in still files."""
+
+    share: Share | None
+    sizes: Mapping[str, int]
+    groups: tuple[StillGroup, ...]
+
+
+class Unchanged(NoSharing):
+    """Guesses which leaves stay the same."""
+
+    def __init__(self, options: Options, devices: Devices) -> None:
+        self._most = options.rebase_every
+        self._frozen = tuple(options.frozen)
+        self._devices = devices
+        # Swapped as a whole: an interrupt may come between two assignments.
+        self._known = _Known(None, {}, ())
+        self._order: tuple[Arrangement | None, list[tuple[int, str]], int] = (None, [], 0)
+        self._turn = 0
+        self._lock = threading.Lock()
+        self._saves = 0
+        self._seen: dict[str, tuple[bytes, int]] = {}
+        self._ripe: set[str] = set()
+        self._changed: set[str] = set()
+        self._barred: dict[str, tuple[int, int]] = {}
+
+    def groups(self, flat: FlatState, share: Share) -> tuple[StillGroup, ...]:
+        """See `NoSharing.groups`. The same object while nothing moves."""
+        known = self._known
+        self._saves += 1
+        made = self._moved(known) if known.share is share else self._first(flat, share)
+        if made is not known:
+            self._known = made
+            for group in known.groups:
+                if group not in made.groups:
+                    group.forget(closed=True)
+        return made.groups
+
+    def offsets(self, arrangement: Arrangement) -> Mapping[int, str]:
+        """See `NoSharing.offsets`."""
+        known, order, most = self._order
+        if known is not arrangement:
+            lazy = [place.extent for place in arrangement.placed[arrangement.front_count :]]
+            order = [(extent.offset, extent.name) for extent in lazy if extent.nbytes]
+            most = max(_LEAST_LEAVES, arrangement.layout.file_bytes // _BYTES_EACH)
+            self._order = arrangement, order, most
+        if len(order) <= most:
+            return dict(order)
+        begin = self._turn % len(order)
+        self._turn = begin + most
+        return dict([*order[begin : begin + most], *order[: max(begin + most - len(order), 0)]])
+
+    def look(self, items: Sequence[StageItem], names: Mapping[int, str]) -> None:
+        """See `NoSharing.look`."""
+        for tensor, offset, size in items:
+            name = names.get(offset)
+            if name is None or not size or not self._devices.is_flat(tensor):
+                continue
+            now = _sample(tensor.data_ptr(), size)
+            with self._lock:
+                before, count = self._seen.get(name, (b"", 0))
+                count = count + 1 if now == before else 0
+                self._seen[name] = now, count
+                (self._ripe.add if count >= _PATIENCE else self._ripe.discard)(name)
+
+    def changed(self, names: Iterable[str]) -> None:
+        """See `NoSharing.changed`."""
+        with self._lock:
+            for name in names:
+                self._changed.add(name)
+                self._seen.pop(name, None)
+                self._ripe.discard(name)
+                _, wait = self._barred.get(name, (0, _BARRED))
+                self._barred[name] = self._saves + wait, 2 * wait
+
+    def forget(self) -> None:
+        """See `NoSharing.forget`."""
+        for group in self._known.groups:
+            group.forget()
+
+    def close(self) -> None:
+        """See `NoSharing.close`."""
+        for group in self._known.groups:
+            group.forget(closed=True)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _first(self, flat: FlatState, share: Share) -> _Known:
+        """With those leaves in still files that the user has declared."""
+        names = [spec.name for spec in flat.specs]
+        for path in self._frozen:
+            if not any(is_below(name, (path,)) for name in names):
+                near = difflib.get_close_matches(path, [*names, *_parents(names)], n=5, cutoff=0.5)
+                text = (
+                    f"did you mean {' or '.join(near)}?" if near else "`ckpt-core show` lists all"
+                )
+                raise ConfigError(
+                    f"frozen: the state has no leaf {path!r}, nor any below it: {text}"
+                )
+        with self._lock:
+            self._seen, self._ripe, self._changed, self._barred = {}, set(), set(), {}
+        sizes = _sizes(flat, share)
+        declared = [name for name in sizes if is_below(name, self._frozen)]
+        return _Known(share, sizes, self._made(declared, sizes, True))
+
+    def _moved(self, known: _Known) -> _Known:
+        """The same object where no leaf moves."""
+        groups, sizes = known.groups, known.sizes
+        with self._lock:
+            changed, self._changed = self._changed, set()
+            ripe = {name for name in self._ripe if self._may_move(name)}
+        made = [self._without(group, changed) for group in groups]
+        made = [group for group in made if group.names]
+        if ripe and self._is_worth(ripe, made, sizes):
+            made = self._with_more(made, [name for name in sizes if name in ripe], sizes)
+            with self._lock:
+                self._ripe -= ripe
+        return known if made == list(groups) else _Known(known.share, sizes, tuple(made))
+
+    def _is_worth(
+        self, ripe: Collection[str], groups: Iterable[StillGroup], sizes: Mapping[str, int]
+    ) -> bool:
+        moving = sum(sizes.values()) - sum([_sum(group.names, sizes) for group in groups])
+        return _WORTH * _sum(ripe, sizes) >= moving
+
+    def _without(self, group: StillGroup, changed: Collection[str]) -> StillGroup:
+        if group.declared or group.names.isdisjoint(changed):
+            return group
+        return StillGroup(group.names.difference(changed), declared=False, most=self._most)
+
+    def _with_more(
+        self, groups: list[StillGroup], ripe: Collection[str], sizes: Mapping[str, int]
+    ) -> list[StillGroup]:
+        new = self._made(ripe, sizes, False)
+        guessed = [group for group in groups if not group.declared]
+        if len(groups) + len(new) > _MOST_FILES:
+            # All anew: they are written once more, and lie in few files again.
+            names = set(ripe).union(*(group.names for group in guessed))
+            new = self._made([name for name in sizes if name in names], sizes, False)
+            groups = [group for group in groups if group.declared]
+        return [*groups, *new]
+
+    def _made(
+        self, names: Collection[str], sizes: Mapping[str, int], declared: bool
+    ) -> tuple[StillGroup, ...]:
+        total = _sum(names, sizes)
+        count = min(_CUTS, 1 + total // _CUT_BYTES)
+        files: list[list[str]] = [[] for _ in range(count)]
+        begin = 0
+        for name in names:
+            files[min(begin * count // max(total, 1), count - 1)].append(name)
+            begin += sizes[name]
+        return tuple(
+            [StillGroup(file, declared=declared, most=self._most) for file in files if file]
+        )
+
+    def _may_move(self, name: str) -> bool:
+        until, _ = self._barred.get(name, (0, 0))
+        return self._saves >= until
+
+
+def sharing_for(options: Options, devices: Devices) -> NoSharing:
+    """What the options ask for."""
+    return Unchanged(options, devices) if options.share_unchanged else NoSharing()
+
+
+def _parents(names: Iterable[str]) -> set[str]:
+    return {
+        ".".join(parts[:count])
+        for name in names
+        for parts in [name.split(".")]
+        for count in range(1, len(parts))
+    }
+
+
+def _sizes(flat: FlatState, share: Share) -> dict[str, int]:
+    """Bytes of what this rank stores of lazy leaves, in their order."""
+    lazy = [part for part in share.parts if not flat.eager[part.index]]
+    sizes = {part.stored.name: nbytes(part.stored) for part in lazy}
+    return {name: size for name, size in sizes.items() if size}
+
+
+def _sum(names: Iterable[str], sizes: Mapping[str, int]) -> int:
+    return sum([sizes[name] for name in names])
+
+
+def _sample(address: int, length: int) -> bytes:
+    size = min(_LINE_BYTES, length)
+    step = (length - size) // (_LOOKS - 1)
+    return b"".join([ctypes.string_at(address + look * step, size) for look in range(_LOOKS)])

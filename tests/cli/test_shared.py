@@ -1,0 +1,67 @@
+"""What the commands say of files that several steps have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from ckpt_core import Checkpointer, Options
+from ckpt_core.cli.app import app
+from ckpt_core.store import step_path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three steps; the first two have a file in common."""
+    state = {"base": torch.arange(5000.0), "adapter": torch.zeros(300)}
+    options = Options(
+        share_unchanged=True, frozen=["base"], eager_leaf_bytes=256, rebase_every=2, keep_last=None
+    )
+    with Checkpointer(tmp_path, options) as ck:
+        for step in (1, 2, 3):
+            state["adapter"] += 1
+            ck.save(step, state).committed.result(60)
+    return tmp_path
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return result.exit_code, result.output
+
+
+def test_ls_shows_what_each_step_adds(root: Path) -> None:
+    code, text = run("ls", root, "--json")
+    rows = json.loads(text)
+    assert code == 0
+    sizes = [row["file_bytes"] for row in rows["steps"]]
+    added = [row["added_bytes"] for row in rows["steps"]]
+    assert sizes[0] == added[0] == sizes[2] == added[2]
+    assert 0 < added[1] < sizes[1] / 2
+    slots = rows["slots"]["file_bytes"]
+    assert rows["file_bytes"] == sum(added) + slots
+    assert "adds" in run("ls", root)[1]
+
+
+def test_verify_says_which_steps_have_the_damaged_file(root: Path) -> None:
+    shard = step_path(root, 1) / "shard-00000-1.safetensors"
+    with shard.open("r+b") as file:
+        file.seek(8000)
+        file.write(b"damaged!")
+    code, text = run("verify", root)
+    assert code == 1
+    assert f"{shard.name} is one file with that of step 2" in text
+    code, text = run("verify", step_path(root, 2), "--json")
+    assert json.loads(text)["steps"][0]["shared"] == {shard.name: [1]}
+
+
+def test_diff_takes_what_steps_share_for_equal_and_compares_the_rest(root: Path) -> None:
+    for other in (2, 3):
+        code, text = run("diff", step_path(root, 1), step_path(root, other), "--json")
+        found = json.loads(text)
+        assert code == 1
+        assert found["equal"] == ["base"]
+        assert [tensor["path"] for tensor in found["tensors"]] == ["adapter"]
