@@ -7,6 +7,7 @@ training thread nor staging may wait for that.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import threading
@@ -25,6 +26,8 @@ from ckpt_core.types import DirectIO
 
 if TYPE_CHECKING:
     from ckpt_core.system.devices import Queued
+
+_log = logging.getLogger("ckpt_core")
 
 
 class PieceLike(Protocol):
@@ -184,15 +187,25 @@ class ShardFile:
             if self.request.file_bytes != self.request.nbytes:
                 self._files.truncate(fd, self.request.file_bytes)
             self._files.sync(fd)
-            if self.request.shared_at is not None and self._path is not None:
-                digests = [self._digests[index] for index in sorted(self._digests)]
-                pieces = [self._results[index] for index in sorted(self._results)]
-                self.held = HeldFile(self._path, digests, pieces, files=self._files)
+        if self.request.shared_at is not None:
+            self._hold()
         results = tuple(
             [result for index in sorted(self._results) for result in self._results[index]]
         )
         assert sum(result.nbytes for result in results) == self.request.file_bytes
         return results
+
+    def _hold(self) -> None:
+        """Have later saves share it, where nobody but this machine changes files."""
+        assert self._path is not None
+        if not self._files.is_local(self._path.parent):
+            return
+        digests = [self._digests[index] for index in sorted(self._digests)]
+        pieces = [self._results[index] for index in sorted(self._results)]
+        try:
+            self.held = HeldFile(self._path, digests, pieces, files=self._files)
+        except OSError as exc:
+            _log.info("%s will not be shared by later steps: %s", self._path, exc)
 
     def _link(self) -> tuple[WriteResult, ...]:
         assert self.earlier is not None and self.request.shared_at is not None

@@ -61,7 +61,7 @@ class StillFile:
             ConfigError: a leaf has changed of which the user says that it does not.
         """
         loan = self.loan
-        if loan is None or (loan.renew and not self.group.declared):
+        if loan is None:
             return False
         runs = _runs(self.part, self.items, streams)
         pieces = differing(runs, loan.file)

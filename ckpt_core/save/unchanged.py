@@ -53,7 +53,7 @@ class Loan:
     Attributes:
         file: that file; the shard of the save has it as `earlier`.
         trusted: it is shared unread.
-        renew: it has been shared often enough: the bytes are written again.
+        renew: it has been shared often enough: what was declared is looked at, and written again.
     """
 
     file: HeldFile
@@ -85,8 +85,10 @@ class StillGroup:
         with self._lock:
             if self._file is None:
                 return None
-            shard.earlier = self._file.take()
             renew = self._steps >= self._most
+            if renew and not self.declared:
+                return None
+            shard.earlier = self._file.take()
             trusted = self.declared and not renew and self._unread < _CHECK_EVERY - 1
             self._steps += 1
             self._unread = self._unread + 1 if trusted else 0

@@ -226,6 +226,35 @@ def test_where_nothing_can_be_linked_the_file_is_written(tmp_path: Path, code: i
         job.check()
 
 
+class Elsewhere(Files):
+    """A filesystem that other machines write to as well."""
+
+    def is_local(self, path: Path) -> bool:
+        return False
+
+
+def test_nothing_is_shared_where_other_machines_change_files_too(tmp_path: Path) -> None:
+    with Job(tmp_path, Elsewhere(), frozen=["base"]) as job:
+        job.save_all(range(1, 4))
+        assert job.generations() == [[1], [2], [3]]
+        assert not held()
+        job.check()
+
+
+class NoMoreFiles(Files):
+    """A process that may open no file to read."""
+
+    def open_read(self, path: Path, *, direct: bool = False) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+
+def test_a_file_that_cannot_be_held_is_not_shared_and_the_save_goes_on(tmp_path: Path) -> None:
+    with Job(tmp_path, NoMoreFiles(), frozen=["base"]) as job:
+        job.save_all(range(1, 4))
+        assert job.generations() == [[1], [2], [3]]
+        job.check()
+
+
 def test_a_step_that_somebody_deletes_takes_nothing_from_the_next(tmp_path: Path) -> None:
     with Job(tmp_path, frozen=["base"]) as job:
         job.save_all(range(1, 3))
