@@ -80,7 +80,7 @@ class Committer:
         except BaseException as exc:
             inflight.fail(exc)
             # Perhaps a file that was to be shared is damaged: the next save writes its own.
-            for group, _ in inflight.stills:
+            for group, *_ in inflight.stills:
                 group.forget()
             # Danger: what this rank has voted for may be published whatever it did since, so from then on
             # only the leader removes files; or all do, once it is certain that nobody publishes. The
@@ -138,8 +138,8 @@ class Committer:
             self._auditor.agreed(contents.plans)
         path = self._store.root / attempt.target_name
         # Before retention: where a file is linked from may go.
-        for group, shard in inflight.stills:
-            group.committed(shard, path)
+        for group, shard, look in inflight.stills:
+            group.committed(shard, path, look)
         return path
 
     def _settle(self, inflight: InFlight, attempt: Attempt, error: BaseException | None) -> None:

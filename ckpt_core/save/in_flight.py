@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
@@ -25,7 +25,7 @@ from ckpt_core.persist import ShardFile
 from ckpt_core.save.contents import Contents
 from ckpt_core.save.failures import Failures
 from ckpt_core.save.further import Followed, NoLevels, Reaching
-from ckpt_core.save.unchanged import StillGroup
+from ckpt_core.save.still_group import StillGroup
 from ckpt_core.snapshot import ShardImage, Snapshot, Stager, StagingPool
 from ckpt_core.store import Attempt, GuestStore, StepStore
 from ckpt_core.system.devices import Devices
@@ -82,7 +82,7 @@ class InFlight:
         destination: where named files go; None: it becomes a step.
         images: everything that may hold chunks for it.
         open_ended: it waits for its caller, and only the stager touches its images.
-        stills: the files of it that later ones may share, and whose leaves they are of.
+        stills: the files of it that later ones may share, whose leaves they are of, and how some look.
         created_unix_s: when it was let in, later than the one before it.
     """
 
@@ -95,7 +95,7 @@ class InFlight:
         self.snapshot = Snapshot(step, devices=around.devices, on_staged=self._note_staged)
         self.committed: Future[Path] = Future()
         self.shards: list[ShardFile] = []
-        self.stills: list[tuple[StillGroup, ShardFile]] = []
+        self.stills: list[tuple[StillGroup, ShardFile, Mapping[str, bytes]]] = []
         self.images: list[ShardImage] = []
         self.attempt: Attempt | None = None
         self.error: BaseException | None = None

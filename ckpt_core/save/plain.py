@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.shards import Shards
 from ckpt_core.save.staging import StageJob, source_of
 from ckpt_core.save.still_files import StillFile
-from ckpt_core.save.unchanged import StillGroup, sharing_for
+from ckpt_core.save.still_group import StillGroup
+from ckpt_core.save.unchanged import sharing_for
 from ckpt_core.share import Arrangement, Auditor, Scope, Sharer, arrange
 from ckpt_core.snapshot import StagingPool
 from ckpt_core.state import FlatState, SpecMemo, flatten
@@ -34,6 +35,7 @@ class SavePlan:
     flat: FlatState
     arrangement: Arrangement
     groups: tuple[StillGroup, ...]
+    looks: Sequence[Mapping[str, bytes]]
     stored: Stored
     mode: Mode
     pool: StagingPool
@@ -118,12 +120,13 @@ class PlainSaves:
             # Swapped as a whole: an interrupt may come between two assignments.
             known = self._known = arrangement, groups, Stored(arrangement.all_placed)
         arrangement, _, stored = known
+        looks = self.sharing.glance(flat, arrangement, groups)
         mode = self._resolve_mode(flat.tensors)
         demand = pipeline.memory.demand_of_save(
             arrangement.file_bytes, arrangement.layout.front_bytes, mapped=mode is Mode.DIRECT
         )
         pool = pipeline.pool_for(demand)
-        return SavePlan(flat, arrangement, groups, stored, mode, pool)
+        return SavePlan(flat, arrangement, groups, looks, stored, mode, pool)
 
     def _start(self, inflight: InFlight, plan: SavePlan) -> None:
         """Copy the front on this thread and queue the rest; the checkpoint then goes on by itself.
@@ -161,10 +164,10 @@ class PlainSaves:
     def _stills(self, inflight: InFlight, plan: SavePlan) -> list[StillFile]:
         """The still files that have to be read; those that need not be are shared at once."""
         shards, found = self._shards, []
-        for group, part in zip(plan.groups, plan.arrangement.stills, strict=True):
+        for group, part, look in zip(plan.groups, plan.arrangement.stills, plan.looks, strict=True):
             nbytes = part.layout.file_bytes
             sink = shards.open(inflight, nbytes, still=True)
-            inflight.stills.append((group, sink.shard))
+            inflight.stills.append((group, sink.shard, look))
             loan = group.lend(sink.shard)
             if loan is not None and loan.trusted:
                 sink.shard.share()

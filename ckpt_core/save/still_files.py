@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import torch
 import xxhash
 
-from ckpt_core.errors import ConfigError
 from ckpt_core.persist import HeldFile, ShardFile
-from ckpt_core.save.unchanged import Loan, NoSharing, StillGroup
+from ckpt_core.save.still_group import Loan, StillGroup
+from ckpt_core.save.unchanged import NoSharing, lie
 from ckpt_core.share import StillPart
 from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, StageItem
 from ckpt_core.state import memory_at, memory_of
-from ckpt_core.units import count_text
 
 _SCRATCH_BYTES = 8 * 2**20
 _NO_BYTES = bytes(4096)
@@ -70,7 +69,7 @@ class StillFile:
         if changed and self.group.declared:
             # The next save writes what there is.
             self.group.forget()
-            raise _lie(self._surely(changed, loan.file, streams) or changed)
+            raise lie(self._surely(changed, loan.file, streams) or changed)
         if changed:
             sharing.changed(changed)
         self.watch.end(self.items if not pieces and not loan.renew else ())
@@ -157,12 +156,3 @@ def _zeros(count: int) -> Iterator[memoryview]:
         run = memoryview(_NO_BYTES)[:count]
         yield run
         count -= len(run)
-
-
-def _lie(changed: Sequence[str]) -> ConfigError:
-    names = ", ".join(changed[:10]) + (" ..." if len(changed) > 10 else "")
-    return ConfigError(
-        f"frozen: {count_text(len(changed), 'leaf')} changed since an earlier save: {names}. "
-        f"This step was not saved; steps since the last look at them have the older bytes. Take what "
-        f"changes out of frozen=; without it, share_unchanged finds by itself what stays"
-    )

@@ -12,16 +12,16 @@ import difflib
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import nbytes
 from ckpt_core.options import Options
-from ckpt_core.persist import HeldFile, ShardFile
-from ckpt_core.share import Arrangement, Share, is_below
+from ckpt_core.save.still_group import StillGroup
+from ckpt_core.share import Arrangement, Share, StillPart, is_below
 from ckpt_core.snapshot import StageItem
 from ckpt_core.state import FlatState
 from ckpt_core.system.devices import Devices
+from ckpt_core.units import count_text
 
 _PATIENCE = 2
 """So many times a leaf must look the same as the last time."""
@@ -37,92 +37,13 @@ _CUTS = 4
 _BARRED = 4
 """Saves for which a leaf that changed in a still file may not go there again; twice as many each time."""
 
-_CHECK_EVERY = 10
-"""Declared leaves are read at one save in so many."""
-
 _LOOKS, _LINE_BYTES = 4, 64
+_GLANCES = 32
+"""Declared leaves of which a little is looked at inside each `save`."""
+
 _LEAST_LEAVES, _BYTES_EACH = 64, 2**20
 """A save looks at one leaf for so many bytes of the file, the next ones in turn: a look takes some
 microseconds, in which a hundredth of a megabyte is saved."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loan:
-    """What a save may do with the file of an earlier step.
-
-    Attributes:
-        file: that file; the shard of the save has it as `earlier`.
-        trusted: it is shared unread.
-        renew: it has been shared often enough: what was declared is looked at, and written again.
-    """
-
-    file: HeldFile
-    trusted: bool
-    renew: bool
-
-
-class StillGroup:
-    """The leaves of one still file, and that file in the newest committed step. Thread-safe.
-
-    Args:
-        names: of the leaves.
-        declared: the user says that they never change.
-        most: steps that may share one file.
-    """
-
-    def __init__(self, names: Collection[str], *, declared: bool, most: int) -> None:
-        self.names = frozenset(names)
-        self.declared = declared
-        self._most = most
-        self._lock = threading.Lock()
-        self._file: HeldFile | None = None
-        self._steps = 0
-        self._unread = 0
-        self._closed = False
-
-    def lend(self, shard: ShardFile) -> Loan | None:
-        """Let a save have the file, as its shard's `earlier`; None where there is none."""
-        with self._lock:
-            if self._file is None:
-                return None
-            renew = self._steps >= self._most
-            if renew and not self.declared:
-                return None
-            shard.earlier = self._file.take()
-            trusted = self.declared and not renew and self._unread < _CHECK_EVERY - 1
-            self._steps += 1
-            self._unread = self._unread + 1 if trusted else 0
-            return Loan(self._file, trusted, renew)
-
-    def committed(self, shard: ShardFile, step: Path) -> None:
-        """The file of a save is one of a committed step, in that directory."""
-        file = shard.earlier if shard.is_shared else shard.held
-        if file is None:
-            return
-        file.home = step / shard.request.name
-        if not shard.is_shared:
-            self._adopt(file)
-
-    def _adopt(self, file: HeldFile) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            old, self._file = self._file, file.take()
-            self._steps, self._unread = 1, 0
-        if old is not None:
-            old.release()
-
-    def forget(self, *, closed: bool = False) -> None:
-        """Let go of the file: the next save writes its own. Idempotent.
-
-        Args:
-            closed: for good; a save that is under way leaves none here either.
-        """
-        with self._lock:
-            old, self._file = self._file, None
-            self._closed = self._closed or closed
-        if old is not None:
-            old.release()
 
 
 class NoSharing:
@@ -133,6 +54,16 @@ class NoSharing:
 
         Raises:
             ConfigError: a path of `frozen` is not in the state.
+        """
+        return ()
+
+    def glance(
+        self, flat: FlatState, arrangement: Arrangement, groups: Sequence[StillGroup]
+    ) -> Sequence[Mapping[str, bytes]]:
+        """How some declared leaves of each group look. Called on the training thread inside `save`.
+
+        Raises:
+            ConfigError: one looks otherwise than when its file was written.
         """
         return ()
 
@@ -195,6 +126,24 @@ class Unchanged(NoSharing):
                 if group not in made.groups:
                     group.forget(closed=True)
         return made.groups
+
+    def glance(
+        self, flat: FlatState, arrangement: Arrangement, groups: Sequence[StillGroup]
+    ) -> Sequence[Mapping[str, bytes]]:
+        """See `NoSharing.glance`."""
+        most = max(_GLANCES // max(len(groups), 1), 1)
+        looks = [
+            _glance(part, flat, self._devices, most) if group.declared else {}
+            for group, part in zip(groups, arrangement.stills, strict=True)
+        ]
+        changed = [
+            name for group, look in zip(groups, looks, strict=True) for name in group.unlike(look)
+        ]
+        if changed:
+            # The next save writes what there is.
+            self.forget()
+            raise lie(changed)
+        return looks
 
     def offsets(self, arrangement: Arrangement) -> Mapping[int, str]:
         """See `NoSharing.offsets`."""
@@ -345,6 +294,28 @@ def _sum(names: Iterable[str], sizes: Mapping[str, int]) -> int:
 
 
 def _sample(address: int, length: int) -> bytes:
+    if not address:  # a leaf that has lost its memory
+        return b""
     size = min(_LINE_BYTES, length)
     step = (length - size) // (_LOOKS - 1)
     return b"".join([ctypes.string_at(address + look * step, size) for look in range(_LOOKS)])
+
+
+def _glance(part: StillPart, flat: FlatState, devices: Devices, most: int) -> dict[str, bytes]:
+    placed = part.placed[:: -(-len(part.placed) // most)]
+    tensors = [(place.extent.name, flat.tensors[place.part.index]) for place in placed]
+    return {
+        name: _sample(tensor.data_ptr(), tensor.nbytes)
+        for name, tensor in tensors
+        if devices.is_flat(tensor) and tensor.nbytes
+    }
+
+
+def lie(changed: Sequence[str]) -> ConfigError:
+    """The error about leaves that were said never to change."""
+    names = ", ".join(changed[:10]) + (" ..." if len(changed) > 10 else "")
+    return ConfigError(
+        f"frozen: {count_text(len(changed), 'leaf')} changed since an earlier save: {names}. "
+        f"This step was not saved; steps since the last look at them have the older bytes. Take what "
+        f"changes out of frozen=; without it, share_unchanged finds by itself what stays"
+    )

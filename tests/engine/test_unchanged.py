@@ -124,6 +124,18 @@ def test_a_declared_leaf_that_changes_fails_the_save_that_looks_and_is_named(
         job.check(9, 30)
 
 
+def test_declared_leaves_that_somebody_trains_are_found_by_the_next_save(tmp_path: Path) -> None:
+    with Job(tmp_path, frozen=["base"]) as job:
+        job.save_all(range(1, 4))
+        for leaf in job.base:
+            leaf.mul_(1.001)
+        with pytest.raises(ConfigError, match=r"frozen: 6 leaves changed .*: base\.0, base\.1, "):
+            job.save(4)
+        job.save(5)
+        assert job.generations() == [[1, 2, 3], [5]]
+        job.check(1, 2, 3, 5)
+
+
 def test_a_leaf_that_changes_after_all_is_written_and_moves_back(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.save_all(range(1, 7))

@@ -1,0 +1,102 @@
+"""The leaves of one still file, and that file in the newest committed step that has it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt_core.persist import HeldFile, ShardFile
+
+_CHECK_EVERY = 10
+"""Declared leaves are read at one save in so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """What a save may do with the file of an earlier step.
+
+    Attributes:
+        file: that file; the shard of the save has it as `earlier`.
+        trusted: it is shared unread.
+        renew: it has been shared often enough: what was declared is looked at, and written again.
+    """
+
+    file: HeldFile
+    trusted: bool
+    renew: bool
+
+
+class StillGroup:
+    """The leaves of one still file, and that file in the newest committed step. Thread-safe.
+
+    Args:
+        names: of the leaves.
+        declared: the user says that they never change.
+        most: steps that may share one file.
+    """
+
+    def __init__(self, names: Collection[str], *, declared: bool, most: int) -> None:
+        self.names = frozenset(names)
+        self.declared = declared
+        self._most = most
+        self._lock = threading.Lock()
+        self._file: HeldFile | None = None
+        self._looked: Mapping[str, bytes] = {}
+        self._steps = 0
+        self._unread = 0
+        self._closed = False
+
+    def lend(self, shard: ShardFile) -> Loan | None:
+        """Let a save have the file, as its shard's `earlier`; None where there is none."""
+        with self._lock:
+            if self._file is None:
+                return None
+            renew = self._steps >= self._most
+            if renew and not self.declared:
+                return None
+            shard.earlier = self._file.take()
+            trusted = self.declared and not renew and self._unread < _CHECK_EVERY - 1
+            self._steps += 1
+            self._unread = self._unread + 1 if trusted else 0
+            return Loan(self._file, trusted, renew)
+
+    def unlike(self, look: Mapping[str, bytes]) -> list[str]:
+        """Leaves that do not look as they did when the file was written."""
+        with self._lock:
+            return [name for name, now in look.items() if self._looked.get(name, now) != now]
+
+    def committed(self, shard: ShardFile, step: Path, look: Mapping[str, bytes]) -> None:
+        """The file of a save is one of a committed step, in that directory.
+
+        Args:
+            look: how leaves looked at that save.
+        """
+        file = shard.earlier if shard.is_shared else shard.held
+        if file is None:
+            return
+        file.home = step / shard.request.name
+        if not shard.is_shared:
+            self._adopt(file, look)
+
+    def _adopt(self, file: HeldFile, look: Mapping[str, bytes]) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            old, self._file, self._looked = self._file, file.take(), look
+            self._steps, self._unread = 1, 0
+        if old is not None:
+            old.release()
+
+    def forget(self, *, closed: bool = False) -> None:
+        """Let go of the file: the next save writes its own. Idempotent.
+
+        Args:
+            closed: for good; a save that is under way leaves none here either.
+        """
+        with self._lock:
+            old, self._file, self._looked = self._file, None, {}
+            self._closed = self._closed or closed
+        if old is not None:
+            old.release()
