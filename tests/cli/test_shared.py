@@ -39,7 +39,7 @@ def test_ls_shows_what_each_step_adds(root: Path) -> None:
     assert code == 0
     sizes = [row["file_bytes"] for row in rows["steps"]]
     added = [row["added_bytes"] for row in rows["steps"]]
-    assert sizes[0] == added[0] == sizes[2] == added[2]
+    assert (sizes[0], sizes[2]) == (added[0], added[2])
     assert 0 < added[1] < sizes[1] / 2
     slots = rows["slots"]["file_bytes"]
     assert rows["file_bytes"] == sum(added) + slots

@@ -18,7 +18,7 @@ from ckpt_core.store import step_path
 from tests import places
 
 STEPS = 30
-SEEDS = 6
+SEEDS = 4
 
 
 class Model(nn.Module):
