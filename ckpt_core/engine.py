@@ -81,8 +81,14 @@ class Engine:
         self.journal = Journal()
         auditor = Auditor()
         self.pipeline = Pipeline(options, devices, neighbours=info.neighbours)
+        self.levels = self._make_levels()
         self.committer = Committer(
-            self.store, coordination, files=files, events=self.events, auditor=auditor
+            self.store,
+            coordination,
+            files=files,
+            events=self.events,
+            auditor=auditor,
+            levels=self.levels,
         )
         self.flights = Flights(
             options.in_flight,
@@ -90,7 +96,6 @@ class Engine:
             # One more than may wait for other ranks: it tells them of a step that this rank declines.
             finishers=1 if info.world_size == 1 else options.in_flight + 1,
         )
-        self.levels = self._make_levels()
         self._make_saves(auditor)
         self.gauges = Gauges(
             root,

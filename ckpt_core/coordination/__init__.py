@@ -23,6 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.coordination.agreement import (
+    Aside,
     Ballot,
     Coordination,
     Json,
@@ -40,6 +41,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Aside",
     "Ballot",
     "Coordination",
     "Json",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,6 +30,21 @@ class Reference(Protocol):
         """
 
 
+class Aside(Protocol):
+    """What the leaders find out together, beside the step that they vote on: it never fails an attempt."""
+
+    def say(self) -> Json:
+        """For rank 0, with the vote of this rank; None: nothing. Called on every rank that gives one."""
+
+    def conclude(self, said: Sequence[Json]) -> Json:
+        """What follows from what all ranks have said, in rank order; None: nothing. Called on rank 0."""
+
+    def hear(self, concluded: Json) -> None:
+        """It is decided to go on, and this follows. Called on leaders, before they publish; may be called on
+        some of them only, where others are lost.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Ballot:
     """A vote for an attempt: this rank's files are durable.
@@ -38,11 +53,13 @@ class Ballot:
         plan: hash of what must be equal on all ranks.
         data: for the leader of the ranks that share a root.
         reference: what else must be equal, and how it is said what is not.
+        aside: what else there is to find out; all ranks that lead give one, or none does.
     """
 
     plan: str
     data: Json
     reference: Reference | None = None
+    aside: Aside | None = None
 
 
 class Coordination(Protocol):

@@ -16,12 +16,13 @@ Keys of an attempt, and who writes them:
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import threading
 import time
 from collections.abc import Iterable
 
-from ckpt_core.coordination.agreement import Ballot, Json, Reference
+from ckpt_core.coordination.agreement import Aside, Ballot, Json, Reference
 from ckpt_core.coordination.begun import Elsewhere, step_of
 from ckpt_core.coordination.channel import Channel
 from ckpt_core.coordination.client import StoreGone
@@ -51,6 +52,7 @@ class Attempt:
         self.going = False
         self.own: BaseException | None = None
         self.reference: Reference | None = None
+        self.aside: Aside | None = None
         self.showed = False
 
     # -- declining -------------------------------------------------------------------------------
@@ -87,14 +89,15 @@ class Attempt:
     def agree(self, channel: Channel, ballot: Ballot) -> tuple[Json, ...]:
         """See Coordination.agree; StoreGone as it comes."""
         self._check_own()
-        self.reference = ballot.reference
+        self.reference, self.aside = ballot.reference, ballot.aside
         self._vote(channel, ballot)
         if not self._info.leads:
             return ()
-        if self._info.rank == 0:
-            self._raise_unless_ok(self._decide(channel))
-        else:
-            self._raise_unless_ok(self._await_decision(channel))
+        decide = self._decide if self._info.rank == 0 else self._await_decision
+        decision = decide(channel)
+        self._raise_unless_ok(decision)
+        if self.aside is not None and decision.aside is not None:
+            self.aside.hear(decision.aside)
         votes = channel.read_all([self.keys.votes[rank] for rank in self._info.members])
         if votes is None:
             raise self._over(channel)
@@ -104,7 +107,8 @@ class Attempt:
         with self.lock:
             repeated, self.voted = self.voted, True
         marks = None if ballot.reference is None else dict(ballot.reference.marks())
-        vote = json.dumps({"plan": ballot.plan, "marks": marks, "data": ballot.data})
+        said = None if ballot.aside is None else ballot.aside.say()
+        vote = json.dumps({"plan": ballot.plan, "marks": marks, "data": ballot.data, "aside": said})
         channel.put(self.keys.votes[self._info.rank], vote)
         # Invariant: the count never runs ahead of the votes, or rank 0 would look for votes too early.
         if not repeated and channel.count(self.keys.count) >= self._info.world_size:
@@ -134,7 +138,12 @@ class Attempt:
         if votes is None:
             late = self._missing(channel) or [self._info.rank]
             return Outcome({rank: Cause.lost("its vote was not found") for rank in late}), {}
-        return compared([json.loads(vote) for vote in votes])
+        given = [json.loads(vote) for vote in votes]
+        outcome, odd = compared(given)
+        if outcome.ok and self.aside is not None:
+            concluded = self.aside.conclude([vote["aside"] for vote in given])
+            outcome = dataclasses.replace(outcome, aside=concluded)
+        return outcome, odd
 
     def _conclude(self, channel: Channel, outcome: Outcome) -> Outcome:
         """Rank 0: write the decision; what it then is."""

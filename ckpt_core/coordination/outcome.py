@@ -66,11 +66,13 @@ class Outcome:
         failures: the ranks at fault.
         published: a failure came after `go`, so that some root may hold the step.
         asks: ranks whose references rank 0 wants to see, to say what differs.
+        aside: what rank 0 has concluded beside it; None: nothing.
     """
 
     failures: Mapping[int, Cause] = field(default_factory=dict)
     published: bool = False
     asks: tuple[int, ...] = ()
+    aside: Any = None
 
     @property
     def ok(self) -> bool:
@@ -83,14 +85,15 @@ class Outcome:
             str(rank): [cause.kind, cause.text, cause.code, cause.absent]
             for rank, cause in sorted(self.failures.items())
         }
-        return json.dumps({"failures": rows, "published": self.published, "asks": self.asks})
+        value = {"failures": rows, "published": self.published, "asks": self.asks}
+        return json.dumps(value if self.aside is None else {**value, "aside": self.aside})
 
     @classmethod
     def decode(cls, text: str) -> Outcome:
         """From the store."""
         value: Any = json.loads(text)
         failures = {int(rank): Cause(*row) for rank, row in value["failures"].items()}
-        return cls(failures, bool(value["published"]), tuple(value["asks"]))
+        return cls(failures, bool(value["published"]), tuple(value["asks"]), value.get("aside"))
 
     def error(
         self, step: int, own: BaseException | None = None, rank: int = 0, *, unsure: bool = False

@@ -139,6 +139,7 @@ class LevelStatus:
         tries: how often the present step has been tried.
         bytes_all: sent by this agent since it began.
         busy_s: time that it took.
+        keeps: the conclusion on agreed steps that it goes by, by session and number; []: none.
     """
 
     url: str
@@ -155,6 +156,7 @@ class LevelStatus:
     tries: int = 0
     bytes_all: int = 0
     busy_s: float = 0.0
+    keeps: list[int] = field(default_factory=list)
 
     def begins(self, step: int, nbytes: int) -> None:
         """A step is on its way from now on, for the first time or again."""

@@ -30,6 +30,7 @@ from ckpt_core.layout import (
 )
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.save.contents import Contents
+from ckpt_core.save.further import NoLevels
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.share import Auditor
 from ckpt_core.store import Attempt, GuestStore, StepStore
@@ -53,12 +54,14 @@ class Committer:
         files: Files,
         events: EventLog,
         auditor: Auditor,
+        levels: NoLevels,
     ) -> None:
         self._store = store
         self._coordination = coordination
         self._files = files
         self._events = events
         self._auditor = auditor
+        self._levels = levels
 
     def finish(self, inflight: InFlight) -> None:
         """Publish a checkpoint that is complete and apply retention, or clean up one that failed."""
@@ -122,7 +125,9 @@ class Committer:
             raise reason from reason.__cause__
         left = max(inflight.deadline - time.monotonic(), 0.0)
         inflight.voted = True
-        ballot = Ballot("+".join(contents.plans), entry.to_json(), contents.reference)
+        is_step = attempt.destination is None
+        aside = self._levels.aside(step, attempt.id) if is_step else None
+        ballot = Ballot("+".join(contents.plans), entry.to_json(), contents.reference, aside)
         ballots = coordination.agree(attempt.id, step, ballot, left)
         error: BaseException | None = None
         try:
@@ -134,7 +139,7 @@ class Committer:
         self._settle(inflight, attempt, error)
         if error is not None:
             raise error
-        if attempt.destination is None:
+        if is_step:
             self._auditor.agreed(contents.plans)
         path = self._store.root / attempt.target_name
         # Before retention: where a file is linked from may go.

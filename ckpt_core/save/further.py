@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckpt_core.coordination import Aside
 from ckpt_core.errors import ConfigError
 from ckpt_core.types import Destination
 
@@ -74,6 +75,10 @@ class NoLevels:
     def follow(self, save: Followed) -> Reaching:
         """How it can be asked where a save has come to. Called on the training thread; costs nothing."""
         return _no_level
+
+    def aside(self, step: int, attempt: str) -> Aside | None:
+        """What the nodes find out with the vote for a step; None: nothing. Called on finisher threads."""
+        return None
 
     def wait(self, level: int | str, *, deadline: float) -> None:
         """Block until all that is due at a level has come there; see `Checkpointer.wait`."""

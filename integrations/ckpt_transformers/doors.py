@@ -11,7 +11,7 @@ Trainer calls them itself, in this order; what is not named here is Trainer's ow
           _save_checkpoint       saves behind training
         _load_best_model         takes the best step
 
-Why at these places: docs/adr/0030-trainer-doors.md.
+Why at these places: docs/adr/0033-trainer-doors.md.
 """
 
 from __future__ import annotations

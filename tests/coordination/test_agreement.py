@@ -369,3 +369,42 @@ def test_attempt_ids_are_equal_on_all_ranks_without_a_word(ranks: Make) -> None:
     assert len(set(found[0])) == len(steps)
     again = ranks(3)
     assert again.stores[0].attempt_id(5) != found[0][0], "another run, other ids"
+
+
+class Sum:
+    """What the leaders say aside: a number each; all leaders hear the sum."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.heard: list[int] = []
+
+    def say(self) -> int:
+        return self.number
+
+    def conclude(self, said: Any) -> int:
+        return sum(one for one in said if one is not None)
+
+    def hear(self, concluded: int) -> None:
+        self.heard.append(concluded)
+
+
+def test_what_leaders_say_aside_is_concluded_by_rank_0_and_heard_by_all_leaders(
+    ranks: Make,
+) -> None:
+    crew = ranks(nodes="aabc")
+    asides = [Sum(1), None, Sum(10), Sum(100)]
+    crew.do(lambda store: commit(store, aside=asides[store.info.rank]))
+    assert [one.heard for one in asides if one is not None] == [[111]] * 3
+
+
+def test_nothing_said_aside_is_heard_of_an_attempt_that_is_not_published(ranks: Make) -> None:
+    crew = ranks(nodes="ab")
+    asides = [Sum(1), Sum(10)]
+
+    def differ(store: TorchStore) -> None:
+        rank = store.info.rank
+        with pytest.raises(CommitError):
+            commit(store, plan=f"plan of rank {rank}", aside=asides[rank])
+
+    crew.do(differ)
+    assert [one.heard for one in asides] == [[], []]

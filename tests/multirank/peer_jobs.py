@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core import Checkpointer, CkptError, Level, TorchStore
-from tests.levels.trainers import processes
+from ckpt_core.levels.agreed import read_agreed
+from ckpt_core.levels.trainer.joining import read_run
+from ckpt_core.store import committed_steps
+from tests.levels.trainers import agent_of, processes
 from tests.multirank.crew import Rank
 from tests.multirank.jobs import blank, make_state, options, same
 
@@ -64,6 +67,24 @@ def save_and_reach(who: Rank, place: str, steps: list[int], **changes: Any) -> d
         ck.wait(level="peers")
         (gauge,) = ck.gauges.levels()
     return {"begun": begun, "url": gauge.url}
+
+
+def fall_behind(who: Rank, place: str, sleeper: int, steps: int) -> dict[str, Any]:
+    """Have a step with all nodes and copies, and save on while the agent of one node is stopped."""
+    with open_here(who, place) as ck:
+        for step in (1, 2, 3):
+            handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
+            handle.reached("peers").result(_REACHED_S)
+        for step in range(4, 4 + steps):
+            ck.save(step, make_state(who.rank, step), per_rank=["sampler"]).committed.result(60)
+            agent = agent_of(ck.root)
+            if step == 4 and who.rank == sleeper and agent is not None:
+                os.kill(agent, signal.SIGSTOP)
+        run = read_run(ck.root)
+        assert run is not None
+        agreed = read_agreed(ck.root, run)
+        assert agreed is not None
+        return {"kept": agreed.kept, "sought": agreed.sought, "steps": committed_steps(ck.root)}
 
 
 def opens(who: Rank, place: str, each: list[dict[str, Any]]) -> str:

@@ -112,6 +112,25 @@ def test_whichever_node_is_lost_at_whatever_moment_nothing_that_had_reached_its_
     assert len({one["begun"] for one in found}) == 1 and found[0]["begun"] >= least > 0
 
 
+def test_a_copy_that_lags_by_more_than_roots_keep_leaves_a_step_that_all_nodes_can_bring(
+    warm: Warm, place: Path
+) -> None:
+    found = all_well(run(warm, "fall_behind", place, NODES, sleeper=2, steps=10))
+    assert len({str(one["kept"]) + str(one["sought"]) for one in found}) == 1
+    ((sure, _),) = found[0]["kept"]
+    assert 1 <= sure <= 3 and found[0]["sought"][0] == 4
+    for one in found:
+        assert {sure, 4, 12, 13} <= {*one["steps"]}
+        assert len(one["steps"]) <= 6, "and no more than these and what a level still wants"
+    end(place / "c")
+    shutil.rmtree(place / "c")
+    (copy,) = (place / "a" / "copies").glob("*/node-00002")
+    assert sure in committed_steps(copy) and max(committed_steps(copy)) < 12
+    again = all_well(run(warm, "save_and_reach", place, ["a", "b", "fresh"], steps=[20, 21]))
+    (begun,) = {one["begun"] for one in again}
+    assert begun in (sure, 4)
+
+
 def number(path: Path) -> int:
     return int(path.read_text()) if path.exists() else 0
 

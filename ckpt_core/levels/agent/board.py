@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -106,6 +106,13 @@ class Board:
                 self.version += 1
                 self._there[url] = dict(there)
                 self._of(url).steps = dict(there)
+
+    def goes_by(self, url: str, order: Sequence[int]) -> None:
+        """Note which conclusion on agreed steps a level is kept by."""
+        with self._lock:
+            if self._of(url).keeps != [*order]:
+                self.version += 1
+                self._of(url).keeps = [*order]
 
     def behind(self, url: str) -> list[tuple[Level, dict[int, str] | None]]:
         """The levels behind one, and what is whole at each, if it is known."""

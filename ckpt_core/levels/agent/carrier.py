@@ -20,8 +20,9 @@ from ckpt_core.levels.agent.claims import Fenced, beat, check_fence, take
 from ckpt_core.levels.agent.copying import How, Sent, complete, send
 from ckpt_core.levels.agent.named_carrying import NamedCarrier
 from ckpt_core.levels.agent.pace import Backoff, Pace, Stopped
-from ckpt_core.levels.agent.retiring import awaited, doomed
+from ckpt_core.levels.agent.retiring import agreement, awaited, doomed, with_sought
 from ckpt_core.levels.agent.source import OpenSave, Source, with_nearest
+from ckpt_core.levels.agreed import Agreed, Save
 from ckpt_core.levels.far.door import Away, Copy, Far
 from ckpt_core.levels.far.opening import open_far
 from ckpt_core.levels.wants import meets, wanted
@@ -147,9 +148,13 @@ class Carrier:
             for step, attempt in self._here(level).items()
             if (step, attempt) not in self._damaged
         }
-        self._note(here, level)
+        # Order matters: what is retired from here on is chosen by this, and whoever reads that relies on it.
+        agreed = agreement(self._root, self._board.plan, self.url)
+        self._board.goes_by(self.url, agreed.order)
+        self._note(here, level, agreed.sought)
         last = not self._board.alive
         want = wanted(here, level, there=self._there, last=last)
+        want = with_sought(want, agreed.sought, here=here, there=self._there)
         for step in want:
             if self._waiting.get(step) != here[step]:
                 return self._send(far, Copy(step, here[step]))
@@ -158,7 +163,7 @@ class Carrier:
         self._waiting.clear()
         if self._named.turn(far, level, self._folders(), self._how, last=last):
             return True
-        return self._tidy(far, level, here)
+        return self._tidy(far, level, here, agreed)
 
     def _holds(self, file: str) -> bool:
         target, _, rest = file.partition("/")
@@ -208,7 +213,7 @@ class Carrier:
                 found |= self._sources[folder].steps()
         return found
 
-    def _note(self, here: dict[int, str], level: Level) -> None:
+    def _note(self, here: dict[int, str], level: Level, sought: Save | None) -> None:
         """Find out what has come there, and what never will."""
         fitting = {step: here[step] for step in here if meets(step, level)}
         self._settled = {step: here[step] for step in here if self._settled.get(step) == here[step]}
@@ -218,7 +223,7 @@ class Carrier:
             if self._there.get(step) == attempt:
                 with self._board.change(self.url) as status:
                     status.has_reached(step)
-            elif step > newest or step in self._there:
+            elif step > newest or step in self._there or (step, attempt) == sought:
                 continue  # still to come
             else:
                 self._passed_over(step)
@@ -327,7 +332,7 @@ class Carrier:
 
     # -- the rest ----------------------------------------------------------------------------------
 
-    def _tidy(self, far: Far, level: Level, here: dict[int, str]) -> bool:
+    def _tidy(self, far: Far, level: Level, here: dict[int, str], agreed: Agreed) -> bool:
         """Retention, and what others have left; whether anything went."""
         if not self._board.plan.sweeps and not self._is_own():
             return False
@@ -336,8 +341,8 @@ class Carrier:
             self._swept_s = time.monotonic()
         behind = self._board.behind(self.url)
         kept = {*awaited(self._there, behind, last=not self._board.alive)}
-        kept |= pinned_steps(self._root)
-        if not doomed(self._there, level, kept=kept):
+        kept |= pinned_steps(self._root) | agreed.keeps
+        if not agreed.begun or not doomed(self._there, level, kept=kept):
             return False
         going = doomed(self._there, level, kept=kept | far.pins())
         if going:

@@ -1,11 +1,14 @@
-"""Which steps go at a level. Pure."""
+"""Which steps go at a level. Pure, but for the file that holds what nodes have agreed on."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
+from ckpt_core.levels.agreed import Agreed, Save, read_agreed
+from ckpt_core.levels.mailbox import Plan
 from ckpt_core.levels.wants import wanted
-from ckpt_core.options import Level
+from ckpt_core.options import Level, scheme_of
 from ckpt_core.store import choose_retired
 
 
@@ -42,3 +45,22 @@ def doomed(there: Collection[int], level: Level, *, kept: Collection[int]) -> tu
         kept=kept,
         suspect=(),
     )
+
+
+def agreement(root: Path, plan: Plan, url: str) -> Agreed:
+    """What is not given away at a level because nodes have agreed on it.
+
+    Where this node's copy is and nothing is known: not begun, so that nothing goes.
+    """
+    if url in plan.own and scheme_of(url) is not None:
+        return read_agreed(root, plan.run) or Agreed(plan.run)
+    return Agreed(plan.run, begun=True)
+
+
+def with_sought(
+    want: Sequence[int], sought: Save | None, *, here: Mapping[int, str], there: Mapping[int, str]
+) -> tuple[int, ...]:
+    """The steps to be sent, in their order: what all nodes wait for goes first, however old it is."""
+    if sought is None or here.get(sought[0]) != sought[1] or there.get(sought[0]) == sought[1]:
+        return tuple(want)
+    return (sought[0], *[step for step in want if step != sought[0]])

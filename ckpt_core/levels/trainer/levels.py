@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from ckpt_core._version import __version__
-from ckpt_core.coordination import Coordination
+from ckpt_core.coordination import Aside, Coordination
 from ckpt_core.errors import CommitError, ConfigError, PersistError
 from ckpt_core.levels.errands import Errands
 from ckpt_core.levels.mailbox import (
@@ -87,7 +87,7 @@ class Levels(NoLevels):
         self._root, self._files = root, files
         self._plain = tuple([level for level in levels if level.peers is None])
         check_places(root, self._plain)
-        self._peers = Peers.among(levels, root, coordination, timeout_s=timeout_s)
+        self._peers = Peers.among(levels, root, coordination, files=files, timeout_s=timeout_s)
         self._coordination = coordination
         self._timeout_s = timeout_s
         self._pid = os.getpid()
@@ -121,17 +121,11 @@ class Levels(NoLevels):
         """
         self._following.begin(committed_steps(self._root))
         known = None if self._peers is None else self._peers.know()
+        among, timeout_s = self._coordination, self._timeout_s
         claim = claim_together(
-            self._root,
-            self._plain,
-            self._coordination,
-            errands=self.errands,
-            timeout_s=self._timeout_s,
-            known=known,
+            self._root, self._plain, among, errands=self.errands, timeout_s=timeout_s, known=known
         )
-        of_nodes(
-            lambda: self._settle(claim), self._coordination, "agents", timeout_s=self._timeout_s
-        )
+        of_nodes(lambda: self._settle(claim), among, "agents", timeout_s=timeout_s)
         if self._peers is not None:
             claim = self._meet(self._peers, claim)
         self._heard_s = time.monotonic()
@@ -140,7 +134,7 @@ class Levels(NoLevels):
 
     def _meet(self, peers: Peers, claim: Claim) -> Claim:
         """Find out where the copies of this node go, and have its agent take them there."""
-        there = peers.meet(claim.run, claim.token)
+        there = peers.meet(claim)
         claim = dataclasses.replace(claim, own=(*claim.own, there.url))
         self._levels = tuple([one if one.peers is None else there for one in self._levels])
         self._following.lead_to(self._levels)
@@ -267,7 +261,13 @@ class Levels(NoLevels):
         there = {step for one in seen if one is not None for step in one.steps}
         # No manifest is read of a step that is nowhere else.
         known = self._attempts.of([step for step in committed if step in there])
-        return awaited({step: known.get(step, "") for step in committed}, self._levels, seen)
+        kept = () if self._peers is None else self._peers.keeps(committed)
+        here = {step: known.get(step, "") for step in committed}
+        return awaited(here, self._levels, seen).union(kept)
+
+    def aside(self, step: int, attempt: str) -> Aside | None:
+        """See `NoLevels.aside`."""
+        return None if self._peers is None else self._peers.vote(step, attempt)
 
     def gauges(self) -> tuple[LevelGauge, ...]:
         """See `NoLevels.gauges`."""

@@ -10,20 +10,24 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from ckpt_core.coordination import Coordination
 from ckpt_core.errors import ConfigError, PersistError
+from ckpt_core.levels.agreed import Agreed, opened, read_agreed, write_agreed
 from ckpt_core.levels.far.opening import check_extra
 from ckpt_core.levels.mailbox import AGENT_LOG, LEVELS, Node, Plan, Serve, read_plan, read_status
 from ckpt_core.levels.serving.binding import ALL, of_interface, parse_address
 from ckpt_core.levels.tokens import TOKEN_VARIABLE, read_keys
 from ckpt_core.levels.trainer import ring
-from ckpt_core.levels.trainer.joining import of_nodes, read_run
+from ckpt_core.levels.trainer.agreeing import Agreeing, Vote
+from ckpt_core.levels.trainer.joining import Claim, of_nodes, read_run
 from ckpt_core.levels.trainer.ring import Held, Known, Member
+from ckpt_core.levels.wants import meets
 from ckpt_core.options import PEERS, Level
+from ckpt_core.system.files import Files, advice
 
 _log = logging.getLogger("ckpt_core")
 
@@ -48,13 +52,22 @@ class Peers:
     """
 
     def __init__(
-        self, root: Path, level: Level, coordination: Coordination, *, timeout_s: float
+        self,
+        root: Path,
+        level: Level,
+        coordination: Coordination,
+        *,
+        files: Files,
+        timeout_s: float,
     ) -> None:
         self._root, self._level = root, level
         self._coordination, self._timeout_s = coordination, timeout_s
         self.url = PEERS
         self._sources: list[str] = []
         self._held: dict[int, Held] = {}
+        self._found: list[Any] = []
+        self._files = files
+        self.agreeing: Agreeing | None = None
         self._serve: Serve | None = None
         self._nodes: tuple[Node, ...] = ()
         self._part = ""
@@ -67,11 +80,19 @@ class Peers:
 
     @classmethod
     def among(
-        cls, levels: Sequence[Level], root: Path, coordination: Coordination, *, timeout_s: float
+        cls,
+        levels: Sequence[Level],
+        root: Path,
+        coordination: Coordination,
+        *,
+        files: Files,
+        timeout_s: float,
     ) -> Self | None:
         """That of a Checkpointer with these levels; None: it has none."""
         found = [level for level in levels if level.peers is not None]
-        return cls(root, found[0], coordination, timeout_s=timeout_s) if found else None
+        if not found:
+            return None
+        return cls(root, found[0], coordination, files=files, timeout_s=timeout_s)
 
     def know(self) -> Known:
         """The run that the job goes on with. Called on every rank, with the root locked.
@@ -88,6 +109,7 @@ class Peers:
         )
         known = {rank: Known.from_json(one) for rank, one in told.items()}
         self._held = {rank: one.held for rank, one in known.items()}
+        self._found = [one.agreed for one in known.values() if one.agreed is not None]
         return ring.joined(known)
 
     def planned(self, plan: Plan) -> Plan:
@@ -110,20 +132,20 @@ class Peers:
             found += self._sources if url == self.url else [url]
         return found
 
-    def meet(self, run: str, token: str) -> Level:
+    def meet(self, claim: Claim) -> Level:
         """Where the copies of this node go. Called on every rank, once the agents are at work.
 
         Args:
-            run: of the job.
-            token: of the plan that the agent goes by.
+            claim: with the token of the plan that the agent goes by.
 
         Raises:
             ConfigError: this node cannot listen where it is to, or two are at one address.
-            PersistError: its agent does not say where it listens.
+            PersistError: its agent does not say where it listens, or its root cannot be written to.
             CommitError, CoordinationTimeout: another rank's error.
         """
+        agreed = self._agreed(claim)
         told = of_nodes(
-            lambda: [self._address(token), self._level.domain],
+            lambda: [self._ready(claim.token, agreed), self._level.domain],
             self._coordination,
             "ring",
             timeout_s=self._timeout_s,
@@ -132,7 +154,20 @@ class Peers:
         ring.check(members)
         if self._coordination.info.rank == 0 and (text := ring.warning(members)):
             _log.warning("%s", text)
-        return self._placed(run, members)
+        level = self._placed(claim.run, members)
+        if self._coordination.info.leads:
+            self.agreeing = Agreeing(self._root, agreed, self.url, files=self._files)
+        return level
+
+    def keeps(self, committed: Sequence[int]) -> Collection[int]:
+        """Steps of the root that no node gives away; until all have met, all of them."""
+        return committed if self.agreeing is None else self.agreeing.keeps(committed)
+
+    def vote(self, step: int, attempt: str) -> Vote | None:
+        """What is said with the vote for a step; None: this rank does not lead."""
+        if self.agreeing is None:
+            return None
+        return Vote(self.agreeing, (step, attempt) if meets(step, self._level) else None)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -161,7 +196,24 @@ class Peers:
         self._serve = Serve(str(level.dir), str(of_interface(address)), os.path.abspath(token_file))
         run, before = read_run(self._root), read_plan(self._root)
         session = before.session if before is not None and before.run == run else 0
-        return Known(run, session, ring.held(folder))
+        agreed = None if run is None else read_agreed(self._root, run)
+        return Known(run, session, ring.held(folder), None if agreed is None else agreed.to_json())
+
+    def _agreed(self, claim: Claim) -> Agreed:
+        found = [one for one in map(Agreed.from_json, self._found) if one.run == claim.run]
+        return opened(found, claim.run, claim.session)
+
+    def _ready(self, token: str, agreed: Agreed) -> str:
+        """Where the agent of this root listens, once this node keeps what all keep."""
+        try:
+            write_agreed(self._root, agreed, files=self._files)
+        except OSError as exc:
+            raise PersistError(
+                f"what the nodes keep could not be noted in {self._root / LEVELS}: {exc.strerror}. Committed "
+                f"steps are safe. {advice(exc)}",
+                path=self._root,
+            ) from exc
+        return self._address(token)
 
     def _address(self, token: str) -> str:
         """Where the agent of this root listens."""

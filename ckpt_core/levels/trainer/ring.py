@@ -38,11 +38,13 @@ class Known:
         run: of its root; None: it is fresh.
         session: the newest that its root has had.
         held: what it keeps for others.
+        agreed: what it knows of the steps that all nodes have; None: nothing.
     """
 
     run: str | None = None
     session: int = 0
     held: Held = field(default_factory=dict)
+    agreed: Any = None
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
