@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core.levels.agent.retiring import agreement, doomed, with_sought
+from ckpt_core.levels.agent.retiring import agreement, doomed, left_behind, with_sought
 from ckpt_core.levels.agreed import (
     HELD,
     Agreed,
@@ -117,6 +117,8 @@ class Cluster:
         """The agent reads what is agreed on, or has read it before, and sends or retires a step."""
         if self.chance.random() < 0.7:
             node.agent = node.heard
+        for step in left_behind(node.copy, node.root, node.agent):
+            del node.copy[step]
         want = wanted(node.root, LEVEL, there=node.copy)
         want = with_sought(want, node.agent.sought, here=node.root, there=node.copy)
         for step in want[:1]:
@@ -228,6 +230,15 @@ def test_nothing_is_given_away_at_a_copy_of_which_nothing_is_known(tmp_path: Pat
     assert read_agreed(tmp_path, "cd" * 16) is None
     (tmp_path / ".levels" / "agreed.json").write_text("[]")
     assert not agreement(tmp_path, plan, url).begun
+
+
+def test_steps_of_a_copy_that_other_nodes_did_not_have_go_once_training_has_gone_on() -> None:
+    begun = Agreed(RUN, 2, 1, ((5, "e"),), (5, "e"), True)
+    assert left_behind([4, 5, 8, 9], [5], begun) == (8, 9)
+    assert left_behind([4, 5], [5, 6], begun) == ()
+    assert left_behind([4, 5, 8], [], begun) == (), "a fresh root is to be filled first"
+    assert left_behind([4, 5, 8], [5], Agreed(RUN, 2)) == (), "it may be restored from them"
+    assert left_behind([4, 5, 8], [5], Agreed(RUN, begun=True)) == (), "levels that nodes share"
 
 
 def test_a_conclusion_that_cannot_be_noted_is_not_gone_by(tmp_path: Path) -> None:

@@ -96,13 +96,16 @@ def opens(who: Rank, place: str, each: list[dict[str, Any]]) -> str:
     return "opened"
 
 
-def train_until_lost(who: Rank, place: str, victim: int, seed: int, early: bool) -> None:
+def train_until_lost(
+    who: Rank, place: str, victim: int, seed: int, early: bool, waits: bool = True
+) -> None:
     """Go on, save step after step, and note what has reached its peers; at some moment a node is lost.
 
     With it end all ranks, as their launcher would see to. What each has noted is all that is left of it.
 
     Args:
         early: it is lost from its beginning on, while it is filled; else once the group is whole again.
+        waits: each save for the copies of the one before; else only what has been agreed on is noted.
     """
     (Path(place) / f"rank-{who.rank}.pid").write_text(str(os.getpid()))
     met = who.meet()  # from here on all have said who they are
@@ -118,8 +121,19 @@ def train_until_lost(who: Rank, place: str, victim: int, seed: int, early: bool)
             if who.rank == victim and not early and step == begun + 2:
                 handle.committed.result(_REACHED_S)  # so all ranks have noted the step before
                 _lose_after(who, place, random.Random(seed).uniform(0.0, 1.5))
-            handle.reached("peers").result(_REACHED_S)
-            _note(place, f"reached-{who.rank}", step)
+            if waits:
+                handle.reached("peers").result(_REACHED_S)
+                _note(place, f"reached-{who.rank}", step)
+            else:
+                handle.committed.result(_REACHED_S)
+                _note(place, f"reached-{who.rank}", max(agreed_of(ck), begun))
+
+
+def agreed_of(ck: Checkpointer) -> int:
+    """The newest step that this node knows to be with all nodes and at all copies; 0: none."""
+    run = read_run(ck.root)
+    agreed = None if run is None else read_agreed(ck.root, run)
+    return 0 if agreed is None else max((step for step, _ in agreed.kept), default=0)
 
 
 def _note(place: str, name: str, step: int) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,9 +17,9 @@ from ckpt_core import verify
 from ckpt_core.store import committed_steps, step_path
 from tests.crash.warm import Warm
 from tests.levels.servers.moto import needs_store
-from tests.levels.trainers import processes, until
+from tests.levels.trainers import processes
 from tests.multirank.crew import all_well
-from tests.multirank.peer_jobs import TOKEN
+from tests.multirank.losing_nodes import a_place, end, lose_nodes, run
 
 pytestmark = needs_store
 
@@ -32,29 +29,8 @@ ROUNDS = 3
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / TOKEN).touch(mode=0o600)
-    (tmp_path / TOKEN).write_text("0123456789" * 4)
-    yield tmp_path
-    for home in tmp_path.iterdir():
-        end(home)
-
-
-def end(home: Path) -> None:
-    """All that runs on a node."""
-    for pid in processes(home / "root"):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    until(lambda: not processes(home / "root"), "the end of the agent")
-
-
-def run(warm: Warm, name: str, place: Path, nodes: list[str], **more: Any) -> list[Any]:
-    return warm.call(
-        "tests.multirank.crew:run_ranks",
-        call=f"tests.multirank.peer_jobs:{name}",
-        world_size=len(nodes),
-        nodes=nodes,
-        arguments={"place": str(place), **more},
-    )
+    with a_place(tmp_path):
+        yield tmp_path
 
 
 def test_each_node_keeps_the_steps_of_one_other_and_a_lost_one_is_filled_again(
@@ -91,25 +67,8 @@ def said_of(place: Path, step: int, *options: str) -> str | None:
 def test_whichever_node_is_lost_at_whatever_moment_nothing_that_had_reached_its_peers_is(
     warm: Warm, place: Path
 ) -> None:
-    chance = random.Random(os.environ.get("CKPT_PLACES", "peers"))
-    nodes, least, lost = [*NODES, "d"], 0, 0
-    for round in range(ROUNDS):
-        victim, early = chance.randrange(len(nodes)), round % 3 == 2
-        if early:
-            victim = lost  # that which is being filled
-        for left in place.glob("rank-*.pid"):
-            left.unlink()
-        how = {"victim": victim, "seed": chance.randrange(1 << 30), "early": early}
-        outcomes = run(warm, "train_until_lost", place, nodes, **how)
-        assert not any(one["problem"] for one in outcomes), f"{how}: {outcomes}"
-        begun = [number(place / f"begun-{rank}") for rank in range(len(nodes))]
-        if not early:
-            assert min(begun) == max(begun) >= least, f"{how}"
-        least = min(number(place / f"reached-{rank}") for rank in range(len(nodes)))
-        lost = victim
-        nodes[victim] = f"fresh-{round}"
-    found = all_well(run(warm, "save_and_reach", place, nodes, steps=[]))
-    assert len({one["begun"] for one in found}) == 1 and found[0]["begun"] >= least > 0
+    seed = os.environ.get("CKPT_PLACES", "peers")
+    assert len([*lose_nodes(warm, place, seed, nodes=4, losses=ROUNDS)]) == ROUNDS
 
 
 def test_a_copy_that_lags_by_more_than_roots_keep_leaves_a_step_that_all_nodes_can_bring(
@@ -129,10 +88,6 @@ def test_a_copy_that_lags_by_more_than_roots_keep_leaves_a_step_that_all_nodes_c
     again = all_well(run(warm, "save_and_reach", place, ["a", "b", "fresh"], steps=[20, 21]))
     (begun,) = {one["begun"] for one in again}
     assert begun in (sure, 4)
-
-
-def number(path: Path) -> int:
-    return int(path.read_text()) if path.exists() else 0
 
 
 def test_what_cannot_be_is_said_on_all_ranks_before_anything_listens(

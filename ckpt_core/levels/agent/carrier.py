@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from ckpt_core.levels.agent.claims import Fenced, beat, check_fence, take
 from ckpt_core.levels.agent.copying import How, Sent, complete, send
 from ckpt_core.levels.agent.named_carrying import NamedCarrier
 from ckpt_core.levels.agent.pace import Backoff, Pace, Stopped
-from ckpt_core.levels.agent.retiring import agreement, awaited, doomed, with_sought
+from ckpt_core.levels.agent.retiring import agreement, awaited, doomed, left_behind, with_sought
 from ckpt_core.levels.agent.source import OpenSave, Source, with_nearest
 from ckpt_core.levels.agreed import Agreed, Save
 from ckpt_core.levels.far.door import Away, Copy, Far
@@ -143,14 +144,14 @@ class Carrier:
             # The lock of `.levels` is held: whoever had begun to send a file of this root is dead.
             far.abandon(self._holds)
             self._abandoned = True
-        here = {
-            step: attempt
-            for step, attempt in self._here(level).items()
-            if (step, attempt) not in self._damaged
-        }
+        found = self._here(level)
+        here = {step: found[step] for step in found if (step, found[step]) not in self._damaged}
         # Order matters: what is retired from here on is chosen by this, and whoever reads that relies on it.
         agreed = agreement(self._root, self._board.plan, self.url)
         self._board.goes_by(self.url, agreed.order)
+        going = {*left_behind(self._there, found, agreed)} - pinned_steps(self._root)
+        if going and (going := going - far.pins()):
+            return self._retire(far, going)
         self._note(here, level, agreed.sought)
         last = not self._board.alive
         want = wanted(here, level, there=self._there, last=last)
@@ -344,7 +345,9 @@ class Carrier:
         kept |= pinned_steps(self._root) | agreed.keeps
         if not agreed.begun or not doomed(self._there, level, kept=kept):
             return False
-        going = doomed(self._there, level, kept=kept | far.pins())
+        return self._retire(far, doomed(self._there, level, kept=kept | far.pins()))
+
+    def _retire(self, far: Far, going: Collection[int]) -> bool:
         if going:
             check_fence(far, self._board.plan)
             far.retire([step_dir_name(step) for step in going])

@@ -57,6 +57,16 @@ def agreement(root: Path, plan: Plan, url: str) -> Agreed:
     return Agreed(plan.run, begun=True)
 
 
+def left_behind(there: Collection[int], here: Collection[int], agreed: Agreed) -> tuple[int, ...]:
+    """Steps of a node's copy that training has gone back behind: other nodes did not have them.
+
+    Its newest step stays in a root, so that none of this run is newer at the copy.
+    """
+    if not agreed.session or not agreed.begun or not here:
+        return ()
+    return tuple([step for step in there if step > max(here)])
+
+
 def with_sought(
     want: Sequence[int], sought: Save | None, *, here: Mapping[int, str], there: Mapping[int, str]
 ) -> tuple[int, ...]:
