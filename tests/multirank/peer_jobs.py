@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -108,9 +107,10 @@ def train_until_lost(
         waits: each save for the copies of the one before; else only what has been agreed on is noted.
     """
     (Path(place) / f"rank-{who.rank}.pid").write_text(str(os.getpid()))
+    loser = _loser(who, place) if who.rank == victim else -1
     met = who.meet()  # from here on all have said who they are
     if who.rank == victim and early:
-        _lose_after(who, place, random.Random(seed).uniform(0.0, 2.0))
+        _lose_after(loser, random.Random(seed).uniform(0.0, 2.0))
     with open_here(who, place, met) as ck:
         begun = step = restored(ck, who)
         _note(place, f"begun-{who.rank}", step)
@@ -120,7 +120,7 @@ def train_until_lost(
             handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
             if who.rank == victim and not early and step == begun + 2:
                 handle.committed.result(_REACHED_S)  # so all ranks have noted the step before
-                _lose_after(who, place, random.Random(seed).uniform(0.0, 1.5))
+                _lose_after(loser, random.Random(seed).uniform(0.0, 1.5))
             if waits:
                 handle.reached("peers").result(_REACHED_S)
                 _note(place, f"reached-{who.rank}", step)
@@ -142,20 +142,41 @@ def _note(place: str, name: str, step: int) -> None:
     fresh.replace(Path(place) / name)
 
 
-def _lose_after(who: Rank, place: str, seconds: float) -> None:
-    threading.Thread(target=_lose, args=(who, place, seconds), daemon=True).start()
+def _loser(who: Rank, place: str) -> int:
+    """A process that waits for a number of seconds, on the pipe that this returns, and loses the node then.
+
+    Called before there are threads: it is a fork.
+    """
+    read, write = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.close(write)
+            if seconds := os.read(read, 100):
+                _lose(who, place, float(seconds))
+        finally:
+            os._exit(0)
+    os.close(read)
+    return write
+
+
+def _lose_after(loser: int, seconds: float) -> None:
+    os.write(loser, str(seconds).encode())
 
 
 def _lose(who: Rank, place: str, seconds: float) -> None:
     time.sleep(seconds)
     home = home_of(place, who.node)
     # What runs on the node ends with it, and nothing of its disk is left.
+    _kill(place, who.rank)
     for pid in processes(home / "root"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     while home.exists():
         shutil.rmtree(home, ignore_errors=True)
-    others = [who.rank] + [rank for rank in range(who.world_size) if rank != who.rank]
-    for rank in reversed(others):
-        with contextlib.suppress(ProcessLookupError, OSError, ValueError):
-            os.kill(int((Path(place) / f"rank-{rank}.pid").read_text()), signal.SIGKILL)
+    for rank in range(who.world_size):
+        _kill(place, rank)
+
+
+def _kill(place: str, rank: int) -> None:
+    with contextlib.suppress(ProcessLookupError, OSError, ValueError):
+        os.kill(int((Path(place) / f"rank-{rank}.pid").read_text()), signal.SIGKILL)
