@@ -28,6 +28,7 @@ from ckpt_core.cli.requests import (
     PushRequest,
     RemoveRequest,
     ReportRequest,
+    ScrubRequest,
     ServeRequest,
     ShowRequest,
     VerifyRequest,
@@ -187,6 +188,18 @@ def pull_step(request: PullRequest) -> bool:
     from ckpt_core.cli.pulling import pull_save
 
     return pull_save(request)
+
+
+@app.command()
+@takes(ScrubRequest)
+def scrub(request: ScrubRequest) -> bool:
+    """Read every byte of every step, and repair what is damaged from where it is whole.
+
+    Ends with 1 if anything is left damaged.
+    """
+    from ckpt_core.cli.scrubbing import scrub_places
+
+    return scrub_places(request)
 
 
 @app.command()

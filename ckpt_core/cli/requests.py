@@ -223,6 +223,24 @@ class PullRequest:
 
 
 @dataclass(frozen=True)
+class ScrubRequest:
+    """`scrub`."""
+
+    places: Annotated[
+        list[str],
+        typer.Argument(metavar="ROOT|URL...", help="Roots of one run, the nearest first."),
+    ]
+    levels: Annotated[
+        bool,
+        typer.Option("--levels", help="Also the further levels of ROOT, and its copy at a peer."),
+    ] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only read.")] = False
+    bandwidth: Bandwidth = None
+    no_progress: NoProgress = False
+    json: Json = False
+
+
+@dataclass(frozen=True)
 class DoctorRequest:
     """`doctor`."""
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ckpt_core.levels.by_hand.agent import due_steps, serve_agent, settle_plan
     from ckpt_core.levels.by_hand.pulling import Pulled, pull
     from ckpt_core.levels.by_hand.pushing import Pushed, push
+    from ckpt_core.levels.by_hand.scrubbing import Scrubbed, places_of, scrub
     from ckpt_core.levels.far.reading import Look, look_at
     from ckpt_core.levels.far.trial import upload_speed
     from ckpt_core.levels.losses import CanLose, ask, can_lose, known
@@ -62,6 +63,7 @@ _LAZY = {
     "PeerServer": "ckpt_core.levels.serving.server",
     "Pulled": "ckpt_core.levels.by_hand.pulling",
     "Pushed": "ckpt_core.levels.by_hand.pushing",
+    "Scrubbed": "ckpt_core.levels.by_hand.scrubbing",
     "Sent": "ckpt_core.levels.agent.copying",
     "ask": "ckpt_core.levels.losses",
     "bring_directory": "ckpt_core.levels.bring.named_bringing",
@@ -72,6 +74,8 @@ _LAZY = {
     "parse_address": "ckpt_core.levels.serving.binding",
     "pull": "ckpt_core.levels.by_hand.pulling",
     "push": "ckpt_core.levels.by_hand.pushing",
+    "places_of": "ckpt_core.levels.by_hand.scrubbing",
+    "scrub": "ckpt_core.levels.by_hand.scrubbing",
     "serve_agent": "ckpt_core.levels.by_hand.agent",
     "settle_plan": "ckpt_core.levels.by_hand.agent",
     "upload_speed": "ckpt_core.levels.far.trial",
@@ -95,6 +99,7 @@ __all__ = [
     "Plan",
     "Pulled",
     "Pushed",
+    "Scrubbed",
     "Sent",
     "Status",
     "Word",
@@ -108,11 +113,13 @@ __all__ = [
     "meets",
     "open_far",
     "parse_address",
+    "places_of",
     "pull",
     "push",
     "read_keys",
     "read_plan",
     "read_status",
+    "scrub",
     "serve_agent",
     "settle_plan",
     "upload_speed",

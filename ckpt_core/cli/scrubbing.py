@@ -1,0 +1,81 @@
+"""`scrub`: what is damaged in some places of a run, and that it is whole again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_core.anywhere import local, url_of
+from ckpt_core.cli.text import note, say, say_json, say_wrong
+from ckpt_core.errors import NotCommitted
+from ckpt_core.levels import Scrubbed, places_of, scrub
+from ckpt_core.observe import progress_bar
+from ckpt_core.options import Level
+from ckpt_core.units import count_text, size_text
+
+if TYPE_CHECKING:
+    from ckpt_core.cli.requests import ScrubRequest
+
+
+def scrub_places(request: ScrubRequest) -> bool:
+    """Read, repair and say so; False when anything is left damaged. Raises as `scrub`."""
+    places = _places(request)
+    bytes_per_s = Level(places[0], bandwidth=request.bandwidth).bytes_per_s
+    found: list[Scrubbed] = []
+    with progress_bar(shown=not request.no_progress, tell=note) as show:
+        for one in scrub(places, progress=show, dry_run=request.dry_run, bytes_per_s=bytes_per_s):
+            found.append(one)
+            if not request.json:
+                _say(one)
+    ok = all(one.ok for one in found)
+    if request.json:
+        say_json({"places": places, "ok": ok, "steps": [_json(one) for one in found]})
+    else:
+        _say_sum(found)
+    return ok
+
+
+def _places(request: ScrubRequest) -> list[str]:
+    places: list[str] = []
+    for place in request.places:
+        url = url_of(place)
+        if url is None and not local(place).is_dir():
+            raise NotCommitted(f"{place}: there is no such directory", path=place)
+        if url is None and request.levels:
+            places += places_of(local(place))
+        else:
+            places.append(str(local(place)) if url is None else Level(url).url)
+    return list(dict.fromkeys(places))
+
+
+def _say(one: Scrubbed) -> None:
+    name = f"step {one.copy.step} of {one.url}"
+    checked = f"{size_text(one.checked_bytes)} checked"
+    if one.ok and not one.damage:
+        say(f"{name}: ok, {checked}")
+        return
+    state = f"repaired from {one.source}" if one.ok else "DAMAGED" if one.damage else "NOT READ"
+    (say if one.ok else say_wrong)(f"{name}: {state}, {checked}")
+    for text in one.damage:
+        say(f"  {text}")
+    if one.left:
+        say(f"  not repaired: {one.left}" if one.damage else f"  {one.left}")
+
+
+def _say_sum(found: list[Scrubbed]) -> None:
+    repaired = sum(bool(one.source) for one in found)
+    left = sum(not one.ok for one in found)
+    nbytes = size_text(sum(one.checked_bytes for one in found))
+    say(f"{count_text(len(found), 'step')}, {nbytes}: {repaired} repaired, {left} left damaged")
+
+
+def _json(one: Scrubbed) -> dict[str, object]:
+    return {
+        "place": one.url,
+        "step": one.copy.step,
+        "attempt": one.copy.attempt,
+        "ok": one.ok,
+        "checked_bytes": one.checked_bytes,
+        "damage": list(one.damage),
+        "source": one.source or None,
+        "left": one.left or None,
+    }
