@@ -96,7 +96,7 @@ class SimulateRequest:
     survives: Annotated[
         str | None,
         typer.Option(
-            metavar="[process|node|site]",
+            metavar="[process|node|domain|site]",
             help="The worst failure that the first root survives; default: process with --level, else all.",
         ),
     ] = None
@@ -104,7 +104,7 @@ class SimulateRequest:
         str | None,
         typer.Option(
             metavar="A=N,B=M",
-            help="How failures are shared out: process=6,node=3,site=1; default: all are node, and of a "
+            help="How failures are shared out: process=6,node=3,domain=1; default: all are node, and of a "
             "trace those that are losses.",
         ),
     ] = None

@@ -28,6 +28,8 @@ class Kind(StrEnum):
     """The trainer: memory and disks of its machine stay."""
     NODE = "node"
     """A machine, with its memory and its own disk; a step of several is whole no more there."""
+    DOMAIN = "domain"
+    """All machines of a rack or a switch: also a copy that one of them keeps of another."""
     SITE = "site"
     """All machines of the job, and what they share."""
 

@@ -382,6 +382,7 @@ def test_a_disk_that_is_unmounted_or_read_only_for_a_while_is_caught_up_with(
         subprocess.run(["umount", "-l", disk], check=True)
         try:
             save(store, 2)
+            until(lambda: read_status(root))
             until(lambda: "mount it again" in read_status(root).levels[0].problem)  # type: ignore[union-attr]
             assert not list(disk.iterdir())
             subprocess.run(["mount", "--bind", tmp_path / "aside", disk], check=True)

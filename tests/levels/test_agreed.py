@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from ckpt_core.levels.agent.board import Board
 from ckpt_core.levels.agent.retiring import agreement, doomed, left_behind, with_sought
 from ckpt_core.levels.agreed import (
     HELD,
@@ -21,7 +23,7 @@ from ckpt_core.levels.agreed import (
     read_agreed,
     write_agreed,
 )
-from ckpt_core.levels.mailbox import Plan
+from ckpt_core.levels.mailbox import LevelStatus, Plan, Status
 from ckpt_core.levels.trainer.agreeing import Agreeing
 from ckpt_core.levels.wants import wanted
 from ckpt_core.options import Level
@@ -239,6 +241,18 @@ def test_steps_of_a_copy_that_other_nodes_did_not_have_go_once_training_has_gone
     assert left_behind([4, 5, 8], [], begun) == (), "a fresh root is to be filled first"
     assert left_behind([4, 5, 8], [5], Agreed(RUN, 2)) == (), "it may be restored from them"
     assert left_behind([4, 5, 8], [5], Agreed(RUN, begun=True)) == (), "levels that nodes share"
+
+
+def test_what_was_said_of_steps_before_is_forgotten_with_a_new_checkpointer() -> None:
+    url = "peer://10.0.0.1:7077/x/node-00000"
+    said = Status(1, "h", "a", levels=[LevelStatus(url, reached=[4], skipped=[5])])
+    plan = Plan(RUN, 1, "a", (Level(url),))
+    board = Board(plan, said)
+    assert board.told().levels[0].skipped == [5], "an agent that is started anew goes on"
+    assert Board(dataclasses.replace(plan, token="b"), said).told().levels[0].skipped == []
+    board.follow(dataclasses.replace(plan, token="b"))
+    (level,) = board.told().levels
+    assert (level.reached, level.skipped) == ([], []), "a step 5 of now is another save"
 
 
 def test_a_conclusion_that_cannot_be_noted_is_not_gone_by(tmp_path: Path) -> None:

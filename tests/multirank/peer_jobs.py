@@ -104,7 +104,8 @@ def train_until_lost(
 
     Args:
         early: it is lost from its beginning on, while it is filled; else once the group is whole again.
-        waits: each save for the copies of the one before; else only what has been agreed on is noted.
+        waits: each save for the copies of the one before; else the first alone does, and only what has been
+            agreed on is noted.
     """
     (Path(place) / f"rank-{who.rank}.pid").write_text(str(os.getpid()))
     loser = _loser(who, place) if who.rank == victim else -1
@@ -121,7 +122,7 @@ def train_until_lost(
             if who.rank == victim and not early and step == begun + 2:
                 handle.committed.result(_REACHED_S)  # so all ranks have noted the step before
                 _lose_after(loser, random.Random(seed).uniform(0.0, 1.5))
-            if waits:
+            if waits or step == begun + 1:
                 handle.reached("peers").result(_REACHED_S)
                 _note(place, f"reached-{who.rank}", step)
             else:

@@ -215,6 +215,16 @@ def test_a_job_whose_steps_are_all_gone_begins_anew() -> None:
     assert (found.iterations, found.redone) == (48, 50)
 
 
+def test_a_copy_in_the_domain_of_its_node_goes_with_the_domain() -> None:
+    near = FurtherLevel(every=10, copy_s=0.0, restore_s=0.0, survives=Kind.NODE)
+    far = dataclasses.replace(near, survives=Kind.DOMAIN)
+    for level, newest in ((near, 0), (far, 40)):
+        made = Costs(survives=Kind.PROCESS, levels=(level,))
+        assert left(made, Kind.NODE, 10, 45.0) == 40
+        assert left(made, Kind.DOMAIN, 10, 45.0) == newest
+        assert left(made, Kind.SITE, 10, 45.0) == 0
+
+
 def test_a_level_that_lags_passes_over_what_came_meanwhile() -> None:
     level = FurtherLevel(every=10, copy_s=25.0, restore_s=0.0, survives=Kind.SITE)
     made = Costs(survives=Kind.PROCESS, levels=(level,))

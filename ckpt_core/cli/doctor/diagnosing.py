@@ -12,6 +12,7 @@ from ckpt_core.cli.doctor.finding import Finding, Level, problem
 from ckpt_core.cli.doctor.framework import Framework, frameworks
 from ckpt_core.cli.doctor.levels import check_levels
 from ckpt_core.cli.doctor.machine import check_machine
+from ckpt_core.cli.doctor.peers import check_peers
 from ckpt_core.cli.doctor.root import check_root
 from ckpt_core.cli.doctor.trials import trials
 from ckpt_core.cli.doctor.versions import is_there
@@ -52,6 +53,7 @@ def _examine(request: DoctorRequest) -> list[Finding]:
     programs = {one.name: one.program for one in (TORCH, *known) if is_there(one.name)}
     with trials({} if request.quick else programs) as running:
         found = [] if root is None else check_root(root)
+        found += check_peers(root)
         found += check_levels(root, request.level or [])
         told = {} if running is None else running.results()
     return [

@@ -42,10 +42,11 @@ class Board:
     """What the levels have, whether somebody trains, and the status. Thread-safe."""
 
     def __init__(self, plan: Plan, before: Status | None) -> None:
-        """Begins with what the last agent of the root said of the same levels."""
+        """Begins with what the last agent of the same Checkpointer said of the same levels."""
         self._lock = threading.Lock()
         self._known: dict[str, LevelStatus] = {}
-        for one in before.levels if before is not None else ():
+        is_same = before is not None and before.token == plan.token
+        for one in before.levels if before is not None and is_same else ():
             self._known[one.url] = LevelStatus(one.url, reached=one.reached, skipped=one.skipped)
         self._there: dict[str, dict[int, str]] = {}
         self._status = Status(os.getpid(), socket.gethostname(), plan.token)
@@ -61,6 +62,10 @@ class Board:
     def follow(self, plan: Plan) -> None:
         """Go by another plan."""
         with self._lock:
+            if plan.token != self.plan.token:
+                # Training may have gone back: a step of the same number may be another save.
+                for status in self._known.values():
+                    status.reached, status.skipped = [], []
             self.plan = plan
             self.epoch += 1
             self.version += 1

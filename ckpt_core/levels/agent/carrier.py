@@ -63,6 +63,7 @@ class Carrier:
         self._damaged: set[tuple[int, str]] = set()
         self._abandoned = self._in_trouble = False
         self._taken = -1
+        self._token = ""
         self._backoff = Backoff(first_s=timing.again_s, most_s=timing.again_most_s)
         self._threads = [
             threading.Thread(target=target, daemon=True, name=f"ckpt-level-{target.__name__}")
@@ -138,6 +139,10 @@ class Carrier:
     def _turn(self) -> bool:
         """Do what comes first; whether there may be more to do."""
         level = self._level()
+        if self._token != self._board.plan.token:
+            # What was told of damaged steps has been forgotten, and they may have been replaced since.
+            self._token = self._board.plan.token
+            self._damaged.clear()
         far = self._far = self._far or open_far(self.url, files=self._files)
         self._look(far)
         if not self._abandoned:
