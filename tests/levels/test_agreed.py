@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_core.levels import open_far, push, write_plan
 from ckpt_core.levels.agent.board import Board
 from ckpt_core.levels.agent.retiring import agreement, doomed, left_behind, with_sought
 from ckpt_core.levels.agreed import (
@@ -29,7 +30,11 @@ from ckpt_core.levels.wants import wanted
 from ckpt_core.options import Level
 from ckpt_core.store import choose_retired, committed_steps, step_path
 from ckpt_core.system.files import Files
+from tests.levels.agents import Agents, plan_of
 from tests.levels.restoring import fill
+from tests.levels.servers.faulty import in_environment
+from tests.levels.servers.moto import needs_store
+from tests.levels.servers.peer import PeerServer
 
 RUN = "ab" * 16
 LEVEL = Level("peer://10.0.0.1:7077/run", keep_last=1)
@@ -293,3 +298,27 @@ def test_a_node_says_of_what_is_sought_where_it_is(tmp_path: Path) -> None:
     assert standing((2, "another")) is Standing.LOST
     assert standing((3, attempt)) is Standing.COMING, "it may be on its way to being committed"
     assert step_path(tmp_path, 2).is_dir() and committed_steps(tmp_path) == (1, 2)
+
+
+@needs_store
+def test_a_step_that_a_copy_has_retired_is_given_up_and_the_next_one_sent(
+    tmp_path: Path, agents: Agents
+) -> None:
+    root = tmp_path / "root"
+    fill(root, 1)
+    with PeerServer() as server, in_environment(server.environ()):
+        url = server.url()
+        push(step_path(root, 1), Level(url), progress=lambda *_: None)
+        with open_far(url) as far:
+            (attempt,) = far.steps().values()
+            far.retire([step_path(root, 1).name])
+        fill(root, 2)
+        plan = plan_of(Level(url, backlog=2), own=(url,))
+        write_plan(root, plan)
+        agreed = Agreed(plan.run, 1, 1, ((1, attempt),), (1, attempt), True)
+        write_agreed(root, agreed, files=Files())
+        agents.environ = server.environ()
+        (level,) = agents.run(root).levels
+        assert [*level.steps] == [2] and level.skipped == [1] and level.keeps == [1, 1]
+        status = Agreeing(root, agreed, url, files=Files()).say()
+        assert status.standing is Standing.LOST

@@ -64,6 +64,7 @@ class Carrier:
         self._abandoned = self._in_trouble = False
         self._taken = -1
         self._token = ""
+        self._refused: set[Save] = set()
         self._backoff = Backoff(first_s=timing.again_s, most_s=timing.again_most_s)
         self._threads = [
             threading.Thread(target=target, daemon=True, name=f"ckpt-level-{target.__name__}")
@@ -143,6 +144,7 @@ class Carrier:
             # What was told of damaged steps has been forgotten, and they may have been replaced since.
             self._token = self._board.plan.token
             self._damaged.clear()
+            self._refused.clear()
         far = self._far = self._far or open_far(self.url, files=self._files)
         self._look(far)
         if not self._abandoned:
@@ -150,13 +152,17 @@ class Carrier:
             far.abandon(self._holds)
             self._abandoned = True
         found = self._here(level)
-        here = {step: found[step] for step in found if (step, found[step]) not in self._damaged}
+        # What was retired there does not come back: its mark refuses it.
+        out = self._damaged | {one for one in self._refused if one[0] not in self._there}
+        here = {step: found[step] for step in found if (step, found[step]) not in out}
         # Order matters: what is retired from here on is chosen by this, and whoever reads that relies on it.
         agreed = agreement(self._root, self._board.plan, self.url)
         self._board.goes_by(self.url, agreed.order)
         going = {*left_behind(self._there, found, agreed)} - pinned_steps(self._root)
         if going and (going := going - far.pins()):
             return self._retire(far, going)
+        if agreed.sought in out:
+            self._passed_over(agreed.sought[0])  # so that another one is sought
         self._note(here, level, agreed.sought)
         last = not self._board.alive
         want = wanted(here, level, there=self._there, last=last)
@@ -298,6 +304,8 @@ class Carrier:
             self._waiting[copy.step] = copy.attempt
         else:
             self._looked_s = float("-inf")
+            if self._is_own():
+                self._refused.add((copy.step, copy.attempt))
         self._board.moved()
         with self._board.change(self.url) as status:
             status.rests()
