@@ -309,6 +309,7 @@ class Checkpointer(Looks):
             state, step=step, strict=strict, trusted=trusted, broadcast=broadcast, selection=part
         )
         if found is not None:
+            self._engine.levels.restored(found.step)
             self.events.tell(EventName.RESTORED, found.step, seconds=time.monotonic() - began)
         elif self.rank == 0:
             tell_empty(self.root)

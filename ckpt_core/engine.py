@@ -132,7 +132,7 @@ class Engine:
             timeout_s=self.options.timeout_s,
         )
         if isinstance(self.store, StepStore):
-            self.store.awaited = levels.awaited
+            self.store.awaited, self.store.held = levels.awaited, levels.held
         return levels
 
     def _make_saves(self, auditor: Auditor) -> None:

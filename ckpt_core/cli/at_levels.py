@@ -78,6 +78,8 @@ def steps_after(root: Path, after: int, *, look_only: bool) -> Iterator[list[Far
             _lock_out_agent(stack, root / LEVELS, root)
         found = []
         for number, level in enumerate(plan.levels, 1):
+            if level.parity is not None:
+                continue  # without the steps of the roots it is of no use, and agents take it away
             far = stack.enter_context(open_far(level.url))
             steps = tuple(sorted(step for step in far.steps() if step > after))
             pinned = sorted(far.pins().intersection(steps))

@@ -101,5 +101,8 @@ def losses_of(root: Path, *, ask: bool) -> Losses | None:
     seen, silent = levels.known(plan, levels.read_status(root)), dict[str, str]()
     if ask:
         # Whoever does not answer now is not known any more.
-        seen, silent = levels.ask(plan)
+        asked, silent = levels.ask(plan)
+        # Whether all nodes keep their parity is what agents find out.
+        seen = {one.url: seen[one.url] for one in plan.levels if one.parity and one.url in seen}
+        seen |= asked
     return Losses(plan, seen, levels.can_lose(root, plan, seen), ask, silent)

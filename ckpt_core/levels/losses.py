@@ -22,7 +22,7 @@ from ckpt_core.levels.bring.bringing import steps
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.mailbox import Plan, Status
 from ckpt_core.levels.tokens import TOKEN_VARIABLE
-from ckpt_core.options import PEER, scheme_of
+from ckpt_core.options import PARITY, PEER, scheme_of
 from ckpt_core.store import device_of
 from ckpt_core.system.files import Files
 
@@ -93,9 +93,8 @@ def ask(plan: Plan) -> tuple[Seen, dict[str, str]]:
     """
     if plan.serve is not None:
         os.environ.setdefault(TOKEN_VARIABLE, plan.serve.token_file)
-    urls = list(
-        dict.fromkeys([*(one.url for one in plan.levels), *(one.copy for one in plan.nodes)])
-    )
+    urls = [one.url for one in plan.levels if one.parity is None]
+    urls = list(dict.fromkeys([*urls, *(one.copy for one in plan.nodes if one.copy)]))
     answers = steps({"levels": urls, "timeout_s": _ANSWERS_S}, lambda done, total: None)
     seen: Seen = {}
     silent: dict[str, str] = {}
@@ -109,7 +108,7 @@ def ask(plan: Plan) -> tuple[Seen, dict[str, str]]:
 
 def can_lose(root: Path, plan: Plan, seen: Seen) -> Callable[[int, str], CanLose | None]:
     """What tells of a step of a root, by its number and attempt; None: too little is known to tell."""
-    copies = {node.copy for node in plan.nodes}
+    copies = {node.copy for node in plan.nodes if node.copy}
     kinds = {one.url: _kind(root, one.url) for one in plan.levels if one.url not in copies}
 
     def tell(step: int, attempt: str) -> CanLose | None:
@@ -121,7 +120,7 @@ def can_lose(root: Path, plan: Plan, seen: Seen) -> Callable[[int, str], CanLose
             return None
         domains = _domains(plan) if best is Loss.ANY_NODE and plan.nodes else 0
         return CanLose(
-            _text(best, len(plan.nodes), domains),
+            _text(best, len(plan.nodes), domains) if not plan.parity else _parity_text(best, plan),
             len(plan.nodes),
             domains,
             ring.lacking,
@@ -146,6 +145,8 @@ class _Ring:
 def _in_ring(plan: Plan, seen: Mapping[str, dict[int, str]], step: int, attempt: str) -> _Ring:
     found: dict[str, list[str]] = {"whole": [], "lacking": [], "unknown": []}
     for node in plan.nodes:
+        if not node.copy:
+            continue  # they keep parity
         there = seen.get(node.copy)
         is_there = there is not None and there.get(step) == attempt
         found["whole" if is_there else "unknown" if there is None else "lacking"].append(node.part)
@@ -161,7 +162,11 @@ def _loss(ring: _Ring, plan: Plan) -> Loss:
 def _domains(plan: Plan) -> int:
     """How many there are, if every node is in one and every copy in another than its node."""
     of = {node.part: node.domain for node in plan.nodes}
-    if None in of.values() or any(of[node.part] == of.get(node.keeper) for node in plan.nodes):
+    if (
+        plan.parity
+        or None in of.values()
+        or any(of[node.part] == of.get(node.keeper) for node in plan.nodes)
+    ):
         return 0
     return len(set(of.values()))
 
@@ -171,7 +176,8 @@ def _kind(root: Path, url: str) -> Loss:
     scheme = scheme_of(url)
     if scheme is not None:
         # Named by hand, it has the steps of all nodes: the loss of this one, or of that one.
-        return Loss.ANY_NODE if scheme == PEER else Loss.ALL_NODES
+        # Of parity the agent says that it is there when all nodes of the group keep it.
+        return Loss.ANY_NODE if scheme in (PEER, PARITY) else Loss.ALL_NODES
     path, files = Path(url), Files()
     try:
         if device_of(path) == device_of(root):
@@ -191,6 +197,14 @@ def _is_in_memory(root: Path, files: Files) -> bool:
         finally:
             os.close(fd)
     return False
+
+
+def _parity_text(loss: Loss, plan: Plan) -> str:
+    if loss is not Loss.ANY_NODE:
+        return _TEXTS[loss]
+    k, m = map(int, plan.parity.split("+"))
+    nodes = f"{k + m} nodes" if len(plan.nodes) == k + m else f"the {k + m} nodes of its group"
+    return f"any {m} of {nodes}"
 
 
 def _text(loss: Loss, nodes: int, domains: int) -> str:

@@ -44,11 +44,13 @@ class Serve:
         dir: where.
         bind: the address at which it listens, as `parse_address` takes it.
         token_file: names the file with the token that the job shares.
+        shows: the name, of two parts, under which the others may read its root; "": they may not.
     """
 
     dir: str
     bind: str
     token_file: str
+    shows: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,15 @@ class Node:
         domain: what fails together with it; None: nothing else does.
         keeper: the part of the node that keeps its copy.
         copy: the URL of that copy.
+        group: the number of its group, where they keep parity: then there is neither keeper nor copy.
     """
 
     part: str
     address: str
     domain: str | None
-    keeper: str
-    copy: str
+    keeper: str = ""
+    copy: str = ""
+    group: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,10 @@ class Plan:
         serve: what it keeps for other nodes; None: nothing.
         nodes: all that keep one another's steps, this one too; (): they have not met, or there are none.
         part: which of them this one is; "": none.
+        parity: the shape of groups, where they keep parity, as `Level.parity`.
+        asks: nodes that may have something from which the part of this one can be rebuilt.
+        apart: attempts of steps of the root that are newer than the one that all nodes have gone on from: not
+            all have them, and no parity is made of them.
     """
 
     run: str
@@ -103,6 +111,9 @@ class Plan:
     serve: Serve | None = None
     nodes: tuple[Node, ...] = ()
     part: str = ""
+    parity: str = ""
+    asks: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
@@ -114,7 +125,8 @@ class Plan:
         """As `to_json` gave it; keys that are not known are ignored."""
         known = {one.name for one in dataclasses.fields(cls)}
         values = {name: value for name, value in obj.items() if name in known}
-        values["own"] = tuple(values.get("own", ()))
+        for name in ("own", "asks", "apart"):
+            values[name] = tuple(values.get(name, ()))
         if values.get("serve") is not None:
             values["serve"] = Serve(**values["serve"])
         values["nodes"] = tuple([Node(**one) for one in values.get("nodes", ())])

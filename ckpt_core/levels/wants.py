@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ckpt_core.options import Level
 
@@ -35,3 +35,18 @@ def wanted(
         if there.get(step) != here[step] and (step > newest or step in there)
     ]
     return tuple(sorted(open_ones)[-level.backlog :])
+
+
+def lasting(here: Collection[int], level: Level, *, there: Collection[int]) -> int | None:
+    """The step that nodes agree on without a word, however fast steps come; None: there is none.
+
+    Of those that a level wants and has not, the one whose number has most factors of two. Each node
+    that keeps one keeps the same, and the longer nothing comes there, the longer it stays.
+    """
+    newest = max(there, default=-1)
+    fitting = [step for step in here if step > newest and meets(step, level)]
+    return max(fitting, key=lambda step: (_twos(step // level.every), step), default=None)
+
+
+def _twos(number: int) -> int:
+    return number & -number

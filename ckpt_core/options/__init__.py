@@ -1,10 +1,11 @@
 """How a Checkpointer behaves: every option, its default, presets, and what the environment sets."""
 
-from ckpt_core.options.level import PEER, PEERS, SCHEMES, Level, parse_levels, scheme_of
+from ckpt_core.options.level import PARITY, PEER, PEERS, SCHEMES, Level, parse_levels, scheme_of
 from ckpt_core.options.options import ENV_PREFIX, Options, checked_options, checked_root
 
 __all__ = [
     "ENV_PREFIX",
+    "PARITY",
     "PEER",
     "PEERS",
     "SCHEMES",

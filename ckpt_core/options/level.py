@@ -19,11 +19,16 @@ PEER = "peer"
 PEERS = "peers"
 """What stands for a URL where the nodes of the job keep one another's steps: where that is, they find out."""
 
+PARITY = "parity"
+"""Likewise, where they keep parity; and the scheme of what is rebuilt from it."""
+
 SCHEMES = ("s3", "gs", "az", PEER)
 """Object stores, as the beginning of a URL names them; a peer speaks as one."""
 
 _OF_NODES = ("bind", "dir", "domain")
-_OF_PEERS = ("peers", *_OF_NODES)
+_OF_PEERS = ("peers", "parity", *_OF_NODES)
+_SHAPE = re.compile(r"([0-9]{1,2})\+([12])", re.ASCII)
+_SHAPE_K = range(2, 17)
 
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _PEER = re.compile(
@@ -50,10 +55,12 @@ class Level:
             (or "200MB/s"); None: no bound.
         backlog: steps that this level still wants and that are kept for it where they are, although they
             would be retired. What is behind more than that is passed over, newest first.
-        peers: 1, without a `url`: each node keeps a copy of another one's steps. The four below go with it.
+        peers: 1, without a `url`: each node keeps a copy of another one's steps. The last three go with it.
+        parity: "k+1" or "k+2", k from 2 to 16, without a `url`: groups of k+1 (k+2) nodes keep parity of one
+            another's steps, so that any one (two) of a group may be lost. The other three go with it.
         bind: where this node listens for the others: an address of it, or the name of a network interface,
             and a port: "ib0:7077". With port 0 the system chooses one.
-        dir: where this node keeps the copies of others. Made if it is not there.
+        dir: where this node keeps the copies of others, or parity. Made if it is not there.
         domain: what fails together with this node (a rack, a switch): its copy lies with another domain, if
             there is room for that. None: this node alone.
     """
@@ -68,9 +75,12 @@ class Level:
     bind: str | None = None
     dir: str | os.PathLike[str] | None = None
     domain: str | None = None
+    parity: str | None = None
 
     def __post_init__(self) -> None:
-        if self.peers is None:
+        if self.parity is not None:
+            self._check_parity()
+        elif self.peers is None:
             object.__setattr__(self, "url", _checked_url(self.url))
             _check_alone(self)
         else:
@@ -87,6 +97,22 @@ class Level:
         if self.bandwidth is not None:
             object.__setattr__(self, "bandwidth", _checked_bandwidth(self.bandwidth))
 
+    def _check_parity(self) -> None:
+        # A URL is what a plan has, once the nodes have met.
+        is_place = self.url in ("", PARITY) or scheme_of(self.url) == PARITY
+        if self.peers is not None or not is_place:
+            other = f"peers={self.peers!r}" if self.peers is not None else f"url={self.url!r}"
+            raise ConfigError(f"parity={self.parity!r} and {other}: give one of them")
+        _check_shape(self.parity)
+        _check_nodes(self, f"parity={self.parity!r}")
+        object.__setattr__(self, "url", self.url or PARITY)
+        object.__setattr__(self, "dir", _absolute(self.dir))
+
+    @property
+    def of_nodes(self) -> bool:
+        """Whether the nodes of the job keep one another's steps, whole or as parity."""
+        return self.peers is not None or self.parity is not None
+
     @property
     def scheme(self) -> str | None:
         """That of an object store; None for a directory."""
@@ -102,7 +128,9 @@ class Level:
         """What `parse_levels` takes."""
         found = dataclasses.asdict(self)
         if self.peers is not None:
-            return {name: value for name, value in found.items() if name != "url"}
+            return {name: value for name, value in found.items() if name not in ("url", "parity")}
+        if self.parity is not None:
+            return {name: value for name, value in found.items() if name != "peers"}
         return {name: value for name, value in found.items() if name not in _OF_PEERS}
 
     def for_all(self) -> dict[str, Any]:
@@ -156,7 +184,7 @@ def _level(value: object, number: int) -> Level:
                     raise ConfigError(
                         f"{name!r} is no field of a level: {known_names(name, known)}"
                     )
-            if "url" not in value and "peers" not in value:
+            if not value.keys() & {"url", "peers", "parity"}:
                 raise ConfigError(
                     "url is missing: name a directory, or a place like s3://bucket/run"
                 )
@@ -209,7 +237,8 @@ def _check_alone(level: Level) -> None:
     for name in _OF_NODES:
         if getattr(level, name) is not None:
             raise ConfigError(
-                f"{name}={getattr(level, name)!r} goes with peers=1, not with a url: leave one of them out"
+                f"{name}={getattr(level, name)!r} goes with peers=1 or parity, not with a url: leave one of "
+                f"them out"
             )
 
 
@@ -218,15 +247,29 @@ def _check_peers(level: Level) -> None:
         raise ConfigError(
             f"peers={level.peers!r}: one copy on one other node is what there is: peers=1"
         )
+    _check_nodes(level, "peers=1")
+
+
+def _check_shape(value: object) -> None:
+    found = _SHAPE.fullmatch(value) if isinstance(value, str) else None
+    if found is None or int(found[1]) not in _SHAPE_K:
+        raise ConfigError(
+            f"parity={value!r} is no shape of groups: write it like '4+1' (of 5 nodes any one may be lost) "
+            f"or '4+2' (of 6 any two), with 2 to 16 before the plus"
+        )
+
+
+def _check_nodes(level: Level, what: str) -> None:
     if not isinstance(level.bind, str) or not level.bind:
         raise ConfigError(
-            f"bind={level.bind!r} is no address: peers=1 has this node listen for the others. Name an "
+            f"bind={level.bind!r} is no address: {what} has this node listen for the others. Name an "
             f'address or an interface of it, on the network between the nodes, and a port: bind="ib0:7077"'
         )
     folder: object = level.dir
     if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
         raise ConfigError(
-            f"dir={level.dir!r} is no directory: name one in which this node keeps the copies of another one"
+            f"dir={level.dir!r} is no directory: name one in which this node keeps copies of others, "
+            f"or parity"
         )
     if scheme_of(folder) is not None:
         raise ConfigError(f"dir={level.dir!r} is a URL: name a directory of this node")

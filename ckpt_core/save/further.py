@@ -88,6 +88,13 @@ class NoLevels:
         """Those committed steps that retention leaves for levels. Never raises, never waits."""
         return ()
 
+    def restored(self, step: int) -> None:
+        """All ranks go on from this step. Called on the training thread."""
+
+    def held(self) -> Collection[int]:
+        """Steps that parity rests on. Called as `awaited`, and once more when names are gone."""
+        return ()
+
     def gauges(self) -> tuple[LevelGauge, ...]:
         """How far each level is."""
         return ()

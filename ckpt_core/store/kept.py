@@ -47,6 +47,8 @@ class KeptSteps:
         self._suspects: set[int] = set()
         self.awaited: Callable[[Sequence[int]], Collection[int]] = _nothing
         """Which of the committed steps are still to be taken elsewhere; asked with the locks held."""
+        self.held: Callable[[], Collection[int]] = tuple
+        """Steps that another process needs here; asked again when names are gone, for what came meanwhile."""
 
     def protect(self, step: int) -> Hold:
         """Keep a step as long as what this returns. Call before opening its files."""

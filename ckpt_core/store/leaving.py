@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,11 +42,19 @@ class Left:
     pinned: frozenset[int]
 
 
-def take_away(root: Path, steps: Collection[int], *, files: Files, together: bool = False) -> Left:
+def take_away(
+    root: Path,
+    steps: Collection[int],
+    *,
+    files: Files,
+    together: bool = False,
+    held: Callable[[], Collection[int]] = tuple,
+) -> Left:
     """Take the names of steps away, except from those that have been pinned meanwhile.
 
     Args:
         together: none goes if one of them is pinned.
+        held: what says which steps stay as pinned ones do.
 
     Raises:
         OSError: every step has its name still, or again; if that failed too, it is logged.
@@ -60,7 +68,7 @@ def take_away(root: Path, steps: Collection[int], *, files: Files, together: boo
             files.rename(step_path(root, step), aside)
             now[step] = aside
         # Order matters: read when the names are gone.
-        pinned = pinned_steps(root).intersection(steps)
+        pinned = pinned_steps(root).union(held()).intersection(steps)
         for step in tuple(now):
             if step in pinned or (pinned and together):
                 files.rename(now[step], step_path(root, step))

@@ -322,10 +322,12 @@ class StepStore(KeptSteps):
                 committed,
                 keep_last=self._keep_last,
                 keep_every=self._keep_every,
-                kept=pinned.union(self._protected(), self._rewinds.kept(), self.awaited(committed)),
+                kept=pinned.union(
+                    self._protected(), self._rewinds.kept(), self.awaited(committed), self.held()
+                ),
                 suspect=self._suspects,
             )
-            left = take_away(self.root, doomed, files=self._files)
+            left = take_away(self.root, doomed, files=self._files, held=self.held)
             self._throw_away(left, recycle=True)
         return tuple(left.gone)
 

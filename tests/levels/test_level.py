@@ -81,7 +81,10 @@ def test_levels_are_given_as_objects_mappings_urls_or_json(given: Any, level: Le
         ([{"peers": 1, "bind": "ib0:1", "dir": "s3://b/a"}], "dir='s3://b/a' is a URL"),
         ([{"peers": 1, "bind": "ib0:1", "dir": "/a", "domain": 7}], "domain=7 is no name"),
         ([{"peers": 1, "url": "/b"}], "url='/b' and peers=1: give one of them"),
-        ([{"url": "/a", "bind": "ib0:1"}], "bind='ib0:1' goes with peers=1, not with a url"),
+        (
+            [{"url": "/a", "bind": "ib0:1"}],
+            "bind='ib0:1' goes with peers=1 or parity, not with a url",
+        ),
         ([7], "number 1: 7 is no level"),
         (7, "levels=7 is no list"),
         ("s3://bucket/run", "is no JSON"),

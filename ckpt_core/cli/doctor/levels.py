@@ -9,7 +9,7 @@ from ckpt_core.cli.doctor.finding import Finding, note, ok, problem, warning
 from ckpt_core.cli.listing_levels import further_levels
 from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.levels import check_extra, open_far, upload_speed
-from ckpt_core.options import Level, scheme_of
+from ckpt_core.options import PARITY, Level, scheme_of
 from ckpt_core.units import size_text
 
 _CHECK = "level"
@@ -25,7 +25,7 @@ def check_levels(root: Path | None, given: Sequence[str]) -> list[Finding]:
             urls.append(Level(text).url)
         except ConfigError as exc:
             found.append(problem(_CHECK, str(exc), "correct it"))
-    urls = list(dict.fromkeys(urls))
+    urls = [url for url in dict.fromkeys(urls) if scheme_of(url) != PARITY]
     for url in urls:
         found += _level(url)
     for level in () if further is None else further.levels:

@@ -37,6 +37,7 @@ from ckpt_core.levels.mailbox import (
     read_status,
     write_status,
 )
+from ckpt_core.options import PARITY, scheme_of
 from ckpt_core.store import RootLock, find_root, writer_of
 from ckpt_core.system.files import Files
 
@@ -143,7 +144,7 @@ class Agent:
         self._files, self._timing = files, timing
         self._carriers: dict[str, Carrier] = {}
         self._left: list[Carrier] = []
-        self._hosting = Hosting(files=files)
+        self._hosting = Hosting(root, files=files)
         self._free_s: float | None = None
         self._said = -1
         self._said_s = float("-inf")
@@ -178,7 +179,8 @@ class Agent:
             self._left.append(self._carriers.pop(url))
         for url in urls:
             if url not in self._carriers:
-                carrier = Carrier(self._root, url, board, files=self._files, timing=self._timing)
+                kind = _kind(url)
+                carrier = kind(self._root, url, board, files=self._files, timing=self._timing)
                 self._carriers[url] = carrier
                 carrier.start()
 
@@ -241,6 +243,15 @@ class Agent:
         self._hosting.close()
         deadline = time.monotonic() + self._timing.end_s
         return sum(not carrier.join(deadline=deadline) for carrier in carriers) == 0
+
+
+def _kind(url: str) -> type[Carrier]:
+    if scheme_of(url) != PARITY:
+        return Carrier
+    # Only here: it needs NumPy.
+    from ckpt_core.levels.agent.parity_carrying import ParityCarrier
+
+    return ParityCarrier
 
 
 def _is_ours(plan: Plan) -> bool:

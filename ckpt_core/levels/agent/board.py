@@ -25,6 +25,8 @@ class Timing:
     """How long what was seen at a level counts, while nobody else works there."""
     others_s: float = 2.0
     """The same while parts of other nodes are missing."""
+    agrees_s: float = 0.5
+    """How often the nodes of a group look what the others say, while nothing is to come."""
     sweep_s: float = 3600.0
     beat_s: float = 15.0
     again_s: float = 1.0

@@ -23,12 +23,16 @@ _AGAIN_S = 1.0
 class Hosting:
     """A server of this process, or none. Used by one thread.
 
+    Args:
+        root: of the agent, which others may read where the plan says so.
+
     Attributes:
         address: where it listens; "" while it does not.
         refused: why it does not, though it is to; "".
     """
 
-    def __init__(self, *, files: Files) -> None:
+    def __init__(self, root: Path, *, files: Files) -> None:
+        self._root = root
         self.address = self.refused = ""
         self._files = files
         self._serve: Serve | None = None
@@ -45,6 +49,7 @@ class Hosting:
             self._serve = serve
             self._open()
         self._serve = serve
+        self._show()
         self._began_s = time.monotonic()
 
     def look(self) -> None:
@@ -71,9 +76,13 @@ class Hosting:
             return False
         wanted, port = parse_address(serve.bind), parse_address(self.address).port
         bind = str(dataclasses.replace(wanted, port=wanted.port or port))
-        return bind == self.address and dataclasses.replace(serve, bind="") == (
-            dataclasses.replace(self._serve, bind="")
+        return bind == self.address and dataclasses.replace(serve, bind="", shows="") == (
+            dataclasses.replace(self._serve, bind="", shows="")
         )
+
+    def _show(self) -> None:
+        if self._server is not None and self._serve is not None:
+            self._server.show(self._serve.shows, self._root)
 
     def _open(self) -> None:
         serve, self._tried_s = self._serve, time.monotonic()
@@ -90,4 +99,5 @@ class Hosting:
             self.refused = str(exc)
             return
         self.address, self.refused = str(self._server.address), ""
+        self._show()
         logger.info("%s is kept for other nodes at %s", serve.dir, self.address)

@@ -29,8 +29,8 @@ from ckpt_core.errors import (
 from ckpt_core.levels.bring.fetching import PATIENCE_S, Wanted, fetch
 from ckpt_core.levels.errands import Errands, Progress, run_errand
 from ckpt_core.levels.far.door import Away, Copy
-from ckpt_core.levels.far.opening import open_far
 from ckpt_core.levels.helping import run_here
+from ckpt_core.levels.parity.opening import open_source
 from ckpt_core.options import scheme_of
 from ckpt_core.store import Attempt
 from ckpt_core.system.files import Files
@@ -62,7 +62,7 @@ def steps(request: Json, progress: Progress, *, files: Files | None = None) -> J
     def ask(number: int, url: str) -> None:
         for pause_s in (*_PAUSES_S, 0.0):
             try:
-                with open_far(url, files=files) as far:
+                with open_source(url, files=files) as far:
                     answers[number] = {"steps": list(far.steps().items())}
                 return
             except (CkptError, OSError) as exc:
@@ -99,7 +99,7 @@ def bring(request: Json, progress: Progress, *, files: Files | None = None) -> J
         request["world_size"],
         request["patience_s"],
     )
-    with open_far(request["url"], files=files) as far:
+    with open_source(request["url"], files=files) as far:
         return {"bytes": fetch(far, wanted, progress, files=files or Files())}
 
 

@@ -25,7 +25,7 @@ from ckpt_core.layout import MANIFEST_NAME, FileEntry, Manifest, RankEntry, Rank
 from ckpt_core.levels.bring.landing import Arriving, Landing, Run, Wrong, make_folders, runs_of
 from ckpt_core.levels.bring.subsets import chosen_rows, lacks, part_of
 from ckpt_core.levels.errands import Progress
-from ckpt_core.levels.far.door import Away, Copy, Far
+from ckpt_core.levels.far.door import Away, Copy, Readable
 from ckpt_core.system.files import Files, advice
 from ckpt_core.units import size_text
 
@@ -64,7 +64,7 @@ class Wanted:
     patience_s: float = PATIENCE_S
 
 
-def fetch(far: Far, wanted: Wanted, progress: Progress, *, files: Files) -> int:
+def fetch(far: Readable, wanted: Wanted, progress: Progress, *, files: Files) -> int:
     """Bring a copy, or what the ranks of one root need of it; the bytes of its shard files.
 
     Args:
@@ -81,7 +81,7 @@ def fetch(far: Far, wanted: Wanted, progress: Progress, *, files: Files) -> int:
 
 
 class _Fetching:
-    def __init__(self, far: Far, wanted: Wanted, progress: Progress, files: Files) -> None:
+    def __init__(self, far: Readable, wanted: Wanted, progress: Progress, files: Files) -> None:
         self._far, self._wanted, self._files = far, wanted, files
         self._progress = progress
         self._lock = threading.Lock()

@@ -83,13 +83,11 @@ class Word:
     tag: str
 
 
-class Far(ABC):
-    """One further level. Thread-safe. Every call ends within the deadlines of its level, or raises `Away`."""
+class Readable(ABC):
+    """What steps are brought from. Thread-safe. Every call ends within its deadlines, or raises `Away`."""
 
     url: str
     """Without anything secret."""
-
-    # -- reading ---------------------------------------------------------------------------------
 
     @abstractmethod
     def steps(self) -> dict[int, str]:
@@ -135,6 +133,20 @@ class Far(ABC):
         data = bytearray(nbytes)
         self.read_into(copy, name, memoryview(data), 0)
         return bytes(data)
+
+    def close(self) -> None:
+        """Let go of connections. Idempotent."""
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Far(Readable):
+    """One further level. Thread-safe. Every call ends within the deadlines of its level, or raises `Away`."""
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -226,13 +238,3 @@ class Far(ABC):
             ConfigError: what is wrong and what to do (bucket, permission, credentials, conditions ignored).
             Away: it cannot be told now.
         """
-
-    def close(self) -> None:
-        """Let go of connections. Idempotent."""
-        return
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

@@ -84,6 +84,10 @@ class ObjectFar(Far):
 
     # -- reading ---------------------------------------------------------------------------------
 
+    def folder(self, copy: Copy) -> str:
+        """Where the files of a copy lie."""
+        return f"{copy.target}/{copy.folder}"
+
     def steps(self) -> dict[int, str]:
         names = [name for name in self._targets() if parse_step_dir(name) is not None]
         copies = self._each(self._whole, names)
@@ -99,7 +103,7 @@ class ObjectFar(Far):
         return found[0] if found is not None and whole else None
 
     def files(self, copy: Copy) -> dict[str, int]:
-        folder = _folder(copy)
+        folder = self.folder(copy)
         there = {name: size for name, (size, _) in self._bucket.below(folder).items()}
         for name in self._put.get((copy.target, copy.folder), {}).keys() - there.keys():
             size = self._bucket.size(f"{folder}/{name}")
@@ -108,7 +112,7 @@ class ObjectFar(Far):
         return there
 
     def read_into(self, copy: Copy, name: str, buffer: memoryview, offset: int) -> None:
-        key, size = f"{_folder(copy)}/{name}", buffer.nbytes
+        key, size = f"{self.folder(copy)}/{name}", buffer.nbytes
         if not size:
             return
         data = self._bucket.read(key, offset, size)
@@ -117,7 +121,7 @@ class ObjectFar(Far):
         buffer.cast("B")[:] = data
 
     def read_blocks(self, copy: Copy, name: str, offset: int, nbytes: int) -> Iterator[memoryview]:
-        key, left = f"{_folder(copy)}/{name}", nbytes
+        key, left = f"{self.folder(copy)}/{name}", nbytes
         for block in self._bucket.blocks(key, offset, nbytes) if nbytes else ():
             left -= block.nbytes
             yield block
@@ -127,7 +131,7 @@ class ObjectFar(Far):
     # -- writing ---------------------------------------------------------------------------------
 
     def put(self, copy: Copy, name: str, blocks: Iterable[memoryview], nbytes: int) -> None:
-        key = f"{_folder(copy)}/{name}"
+        key = f"{self.folder(copy)}/{name}"
         try:
             self._bucket.put_blocks(key, blocks, nbytes)
         except Away:
@@ -376,10 +380,6 @@ class ObjectFar(Far):
         if written and step is not None and step < newest and not self._is_young(target):
             self._bucket.delete([_manifest_key(target)])
             self._places.pop(target, None)
-
-
-def _folder(copy: Copy) -> str:
-    return f"{copy.target}/{copy.folder}"
 
 
 def _manifest_key(target: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.levels.far.door import Far
-from ckpt_core.options import scheme_of
+from ckpt_core.options import PARITY, scheme_of
 from ckpt_core.system.files import Files
 
 
@@ -21,6 +21,10 @@ def open_far(url: str, *, files: Files | None = None) -> Far:
         from ckpt_core.levels.far.directory import DirectoryFar
 
         return DirectoryFar(Path(url), files=files or Files())
+    if scheme_of(url) == PARITY:
+        raise ConfigError(
+            f"{url} is parity, which a restore reads where it needs it: name the root itself"
+        )
     check_extra(url)
     # Never imported by a process that trains: it may be forked, which the client's threads do not survive.
     from ckpt_core.levels.far.objects import ObjectFar

@@ -39,7 +39,8 @@ class PeerServer:
 
     Attributes:
         address: with the port that the system chose, where 0 was asked for.
-        changed_s: when somebody last changed something here, on the monotonic clock; 0: nobody has.
+        changed_s: when somebody last changed something here, or read a part of something, on the monotonic
+            clock; 0: nobody has.
 
     Raises:
         ConfigError: the address is none of this machine's, or is taken.
@@ -75,6 +76,10 @@ class PeerServer:
         self._listening.listen(_WAITING)
         self._accepting = threading.Thread(target=self._accept, name="ckpt-serve", daemon=True)
         self._accepting.start()
+
+    def show(self, name: str, folder: Path) -> None:
+        """Let another directory be read, too: see `Tree.show`."""
+        self._tree.show(name, folder)
 
     def close(self) -> None:
         """Take no further request, let those that are being answered end, for seconds. Idempotent."""
@@ -155,7 +160,8 @@ class PeerServer:
             connection.trust()
             self._busy.add(sock)
             answer = self._desk.answer(request, connection)
-            if request.method not in ("GET", "HEAD"):
+            if request.method not in ("GET", "HEAD") or "range" in request.headers:
+                # Or is bringing it somewhere else; who only looks whether something is there does not count.
                 self.changed_s = time.monotonic()
         except Refusal as refusal:
             self._tell(refusal, peer)

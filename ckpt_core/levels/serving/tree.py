@@ -86,6 +86,7 @@ class Tree:
         self.folder = Path(os.path.realpath(folder))
         self._files = files
         self._names = threading.Lock()
+        self._shown: tuple[str, Path] | None = None
         self._lock = RootLock(self.folder, files=files)
         self._lock.acquire()
         try:
@@ -102,6 +103,13 @@ class Tree:
             with contextlib.suppress(OSError):
                 remove_tree(self._files, self.folder / INCOMING)
         self._lock.release()
+
+    def show(self, name: str, folder: Path) -> None:
+        """Let a directory that lies elsewhere be read under a name of two parts, from now on; "": none is.
+
+        What is hidden in it stays so, and nothing in it can be changed.
+        """
+        self._shown = (f"{name}/", Path(os.path.realpath(folder))) if name else None
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -169,7 +177,7 @@ class Tree:
     def open(self, key: str) -> Thing | None:
         """An object, whose descriptor is the caller's to close; None when it is not there."""
         with refused():
-            return self._open(self._path(key))
+            return self._open(self._path(key, reads=True))
 
     def look(self, prefix: str, *, flat: bool) -> Iterator[Row | str]:
         """Objects whose keys begin with a prefix, in order; their folders (a text) instead, unless `flat`.
@@ -177,10 +185,11 @@ class Tree:
         Args:
             prefix: "", or with a slash at its end.
         """
-        above = self._path(prefix + "x").parent if prefix else self.folder
+        above = self._path(prefix + "x", reads=True).parent if prefix else self.folder
+        is_top = self._shown is not None and prefix == self._shown[0]
         for entry in _in_order(above):
             key = prefix + entry.name
-            if not prefix and entry.name.startswith("."):
+            if (not prefix or is_top) and entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 below = self.look(f"{key}/", flat=flat)
@@ -196,8 +205,13 @@ class Tree:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _path(self, key: str) -> Path:
+    def _path(self, key: str, *, reads: bool = False) -> Path:
         """Where a key lies. Danger: whoever has the token chooses it; it must not lead out of here."""
+        base = self.folder
+        if self._shown is not None and f"{key}/".startswith(self._shown[0]):
+            if not reads:
+                raise Refusal(403, "AccessDenied")
+            key, base = key[len(self._shown[0]) :], self._shown[1]
         parts = key.split("/")
         names = [part.encode(errors="surrogateescape") for part in parts]
         if parts[0].startswith(".") or any(
@@ -206,7 +220,7 @@ class Tree:
             raise Refusal(400, "InvalidArgument")
         if any(len(name) > 255 for name in names) or sum(map(len, names)) > 1024:
             raise Refusal(400, "KeyTooLongError")
-        folder = self.folder.joinpath(*parts[:-1])
+        folder = base.joinpath(*parts[:-1])
         # Somebody of this machine may have put a link there.
         if os.path.realpath(folder) != str(folder):
             raise Refusal(400, "InvalidArgument")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_core.errors import CommitError
@@ -11,7 +11,7 @@ from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.far.looking import Looked
 from ckpt_core.levels.mailbox import LevelStatus
 from ckpt_core.levels.named import NamedFiles, wanted_directories
-from ckpt_core.levels.wants import wanted
+from ckpt_core.levels.wants import lasting, wanted
 from ckpt_core.options import Level
 from ckpt_core.store import committed_steps
 from ckpt_core.system.files import Files
@@ -19,7 +19,11 @@ from ckpt_core.types import step_dir_name
 
 
 def awaited(
-    here: Mapping[int, str], levels: Sequence[Level], seen: Sequence[LevelStatus | None]
+    here: Mapping[int, str],
+    levels: Sequence[Level],
+    seen: Sequence[LevelStatus | None],
+    *,
+    apart: Collection[str] = (),
 ) -> set[int]:
     """Steps of the root that some level still wants, and that no directory before that level holds. Pure.
 
@@ -28,12 +32,17 @@ def awaited(
     Args:
         here: committed steps of the root, with their attempts.
         seen: what is known of each level; None: nothing, so that it may want all.
+        apart: attempts that a level of parity never gets.
     """
     stay: set[int] = set()
     held: dict[int, str] = {}
     for level, status in zip(levels, seen, strict=True):
         there = {} if status is None else status.steps
         open_ones = {step: attempt for step, attempt in here.items() if held.get(step) != attempt}
+        if level.parity is not None:
+            open_ones = {step: one for step, one in here.items() if one not in apart}
+            lasts = lasting(open_ones, level, there=there)
+            stay.update(() if lasts is None else {lasts})
         stay.update(wanted(open_ones, level, there=there))
         if status is not None:
             stay.update(step for step in here if step == status.sending)
@@ -71,7 +80,9 @@ class Due:
         self._attempts = Attempts(root)
         self._named = NamedFiles(DirectoryFar(root, files=files))
 
-    def left(self, level: Level, seen: LevelStatus | None) -> list[str]:
+    def left(
+        self, level: Level, seen: LevelStatus | None, *, apart: Collection[str] = ()
+    ) -> list[str]:
         """Steps and directories of files, for people.
 
         Raises:
@@ -79,13 +90,17 @@ class Due:
             Away: the root cannot be read.
         """
         seen = seen or LevelStatus(level.url)
-        here = self._attempts.of(committed_steps(self._root))
+        found = self._attempts.of(committed_steps(self._root))
+        here = {step: one for step, one in found.items() if not level.parity or one not in apart}
         due = wanted(here, level, there=seen.steps)
         there = {
             name: Copy(int(attempt.partition("-")[0]), attempt, name)
             for name, attempt in seen.files.items()
         }
-        named = wanted_directories(self._named.look(), level, there=there)
+        # Parity is kept of steps alone.
+        named = (
+            wanted_directories(self._named.look(), level, there=there) if not level.parity else ()
+        )
         left = [f"step {step}" for step in due if step not in seen.skipped]
         left += [one.name for one in named]
         if due and not left:

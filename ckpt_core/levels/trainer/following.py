@@ -135,7 +135,9 @@ class Following:
         if save.committed.done() and (error := save.committed.exception()) is not None:
             asked.future.set_exception(error)
             return True
-        if not meets(save.step, level):
+        if save.destination is not None and level.parity is not None:
+            why = "is a directory of files, and parity is kept of steps"
+        elif not meets(save.step, level):
             why = f"does not go there: every={level.every}"
         elif not save.committed.done():
             why = self._ended

@@ -30,15 +30,16 @@ from ckpt_core.levels.mailbox import (
     read_status,
     write_plan,
 )
+from ckpt_core.levels.parity.holds import held_steps
 from ckpt_core.levels.trainer.awaiting import Attempts, Due, awaited
 from ckpt_core.levels.trainer.following import Following
 from ckpt_core.levels.trainer.joining import Claim, check, claim_together, of_nodes, write_run
-from ckpt_core.levels.trainer.peering import Peers
+from ckpt_core.levels.trainer.peering import Peers, number_of
 from ckpt_core.levels.trainer.places import check_places, same_disk
 from ckpt_core.levels.trainer.rhythm import Rhythm
 from ckpt_core.levels.trainer.spawning import Agent
 from ckpt_core.observe import EventLog
-from ckpt_core.options import PEERS, Level
+from ckpt_core.options import Level
 from ckpt_core.save import Followed, LevelGauge, NoLevels, Reaching
 from ckpt_core.store import committed_steps
 from ckpt_core.system.files import Files
@@ -85,7 +86,7 @@ class Levels(NoLevels):
         self.errands = Errands()
         self._levels = tuple(levels)
         self._root, self._files = root, files
-        self._plain = tuple([level for level in levels if level.peers is None])
+        self._plain = tuple([level for level in levels if not level.of_nodes])
         check_places(root, self._plain)
         self._peers = Peers.among(levels, root, coordination, files=files, timeout_s=timeout_s)
         self._coordination = coordination
@@ -129,18 +130,19 @@ class Levels(NoLevels):
         if self._peers is not None:
             claim = self._meet(self._peers, claim)
         self._heard_s = time.monotonic()
-        # Last: from here on statuses count.
-        self._claim = claim
+        self._claim = claim  # last: from here on statuses count
 
     def _meet(self, peers: Peers, claim: Claim) -> Claim:
         """Find out where the copies of this node go, and have its agent take them there."""
         there = peers.meet(claim)
-        claim = dataclasses.replace(claim, own=(*claim.own, there.url))
-        self._levels = tuple([one if one.peers is None else there for one in self._levels])
+        if there.parity is None:
+            claim = dataclasses.replace(claim, own=(*claim.own, there.url))
+        self._levels = tuple([there if one.of_nodes else one for one in self._levels])
         self._following.lead_to(self._levels)
 
         def settle() -> None:
-            check([there], self.errands)
+            if there.parity is None:
+                check([there], self.errands)
             self._on_thread(lambda: self._write_plan(claim, closed=False))
 
         of_nodes(settle, self._coordination, "agents", timeout_s=self._timeout_s)
@@ -210,7 +212,7 @@ class Levels(NoLevels):
             self._rhythm.follow(save)
 
         def reached(level: int | str) -> Future[None]:
-            number = self._number(level)
+            number = number_of(level, self._levels, self._peers)
             if os.getpid() != self._pid:
                 raise ConfigError(
                     f"step {save.step} was saved by process {self._pid}, and this is a fork of it: ask there"
@@ -227,8 +229,10 @@ class Levels(NoLevels):
             CommitError: it does not come there; says why.
             Away: the root cannot be read.
         """
-        number = self._number(level)
-        while left := self._due.left(self._levels[number], self._following.seen[number]):
+        number = number_of(level, self._levels, self._peers)
+        while left := self._due.left(
+            self._levels[number], self._following.seen[number], apart=self._apart()
+        ):
             status = self._following.seen[number]
             problem = self._problem or ("" if status is None else status.problem)
             hopeless = status is not None and status.hopeless
@@ -240,19 +244,6 @@ class Levels(NoLevels):
                 )
             time.sleep(_LOOK_S / 4)
 
-    def _number(self, level: int | str) -> int:
-        urls = [one.url for one in self._levels]
-        if isinstance(level, int) and not isinstance(level, bool) and 1 <= level <= len(urls):
-            return level - 1
-        if level == PEERS and self._peers is not None:
-            level = self._peers.url
-        if isinstance(level, str) and (url := Level(level).url) in urls:
-            return urls.index(url)
-        known = ", ".join(f"{number} ({url})" for number, url in enumerate(urls, 1))
-        raise ConfigError(
-            f"level={level!r} is no level of this Checkpointer: its levels are {known}"
-        )
-
     # -- any thread --------------------------------------------------------------------------------
 
     def awaited(self, committed: Sequence[int]) -> Collection[int]:
@@ -260,14 +251,28 @@ class Levels(NoLevels):
         seen = self._following.seen
         there = {step for one in seen if one is not None for step in one.steps}
         # No manifest is read of a step that is nowhere else.
-        known = self._attempts.of([step for step in committed if step in there])
+        apart = self._apart()
+        known = self._attempts.of([step for step in committed if apart or step in there])
         kept = () if self._peers is None else self._peers.keeps(committed)
         here = {step: known.get(step, "") for step in committed}
-        return awaited(here, self._levels, seen).union(kept)
+        return awaited(here, self._levels, seen, apart=apart).union(kept)
 
     def aside(self, step: int, attempt: str) -> Aside | None:
         """See `NoLevels.aside`."""
         return None if self._peers is None else self._peers.vote(step, attempt)
+
+    def restored(self, step: int) -> None:
+        """See `NoLevels.restored`."""
+        claim, peers = self._claim, self._peers
+        if peers is not None and peers.go_on_from(step, self._attempts) and claim and self._works:
+            self._on_thread(lambda: self._write_plan(claim, closed=False))
+
+    def _apart(self) -> frozenset[str]:
+        return frozenset() if self._peers is None else self._peers.apart
+
+    def held(self) -> Collection[int]:
+        """See `NoLevels.held`."""
+        return held_steps(self._root) if self._peers is not None and self._peers.parity else ()
 
     def gauges(self) -> tuple[LevelGauge, ...]:
         """See `NoLevels.gauges`."""

@@ -7,6 +7,7 @@ meet      where each node listens, and so where the copies of this one go, and m
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import logging
 import os
 import time
@@ -19,14 +20,19 @@ from ckpt_core.errors import ConfigError, PersistError
 from ckpt_core.levels.agreed import Agreed, opened, read_agreed, write_agreed
 from ckpt_core.levels.far.opening import check_extra
 from ckpt_core.levels.mailbox import AGENT_LOG, LEVELS, Node, Plan, Serve, read_plan, read_status
+from ckpt_core.levels.parity.groups import Shape, grouped, worst_domain
+from ckpt_core.levels.parity.objects import groups_kept, parity_key, root_key
+from ckpt_core.levels.parity.opening import url_of
 from ckpt_core.levels.serving.binding import ALL, of_interface, parse_address
 from ckpt_core.levels.tokens import TOKEN_VARIABLE, read_keys
 from ckpt_core.levels.trainer import ring
 from ckpt_core.levels.trainer.agreeing import Agreeing, Vote
+from ckpt_core.levels.trainer.awaiting import Attempts
 from ckpt_core.levels.trainer.joining import Claim, of_nodes, read_run
 from ckpt_core.levels.trainer.ring import Held, Known, Member
 from ckpt_core.levels.wants import meets
-from ckpt_core.options import PEERS, Level
+from ckpt_core.options import PARITY, PEERS, Level
+from ckpt_core.store import committed_steps
 from ckpt_core.system.files import Files, advice
 
 _log = logging.getLogger("ckpt_core")
@@ -38,10 +44,13 @@ _LEAST_BACKLOG = 2
 
 
 class Peers:
-    """`Level(peers=1)` of one Checkpointer, as one rank has it.
+    """`Level(peers=1)`, or `Level(parity=...)`, of one Checkpointer, as one rank has it.
 
     Attributes:
-        url: where the copies of this node go; "peers" until all have met.
+        url: where the copies of this node go; "peers" (or "parity") until all have met.
+        name: what people call it: "peers" or "parity".
+        parity: whether it is parity that nodes keep.
+        apart: see `Plan.apart`.
 
     Args:
         root: of this node.
@@ -62,7 +71,12 @@ class Peers:
     ) -> None:
         self._root, self._level = root, level
         self._coordination, self._timeout_s = coordination, timeout_s
-        self.url = PEERS
+        self.parity = level.parity is not None
+        self.name = PARITY if self.parity else PEERS
+        self._what = f"parity={level.parity!r}" if self.parity else "peers=1"
+        self.url = self.name
+        self._asks: tuple[str, ...] = ()
+        self.apart: frozenset[str] = frozenset()
         self._sources: list[str] = []
         self._held: dict[int, Held] = {}
         self._found: list[Any] = []
@@ -73,10 +87,12 @@ class Peers:
         self._part = ""
         if len(coordination.info.members) == coordination.info.world_size:
             raise ConfigError(
-                "levels: peers=1 needs at least two nodes, each with a root of its own: give "
+                f"levels: {self._what} needs at least {self._least} nodes, each with a root of its own: give "
                 'coordination=TorchStore.from_env(roots="node"), or name another node\'s disk: peer://...'
             )
-        check_extra(PEERS)
+        check_extra(self._what)
+        if self.parity and importlib.util.find_spec("numpy") is None:
+            raise ConfigError(f"{self._what} needs NumPy: pip install 'ckpt-core[parity]'")
 
     @classmethod
     def among(
@@ -89,7 +105,9 @@ class Peers:
         timeout_s: float,
     ) -> Self | None:
         """That of a Checkpointer with these levels; None: it has none."""
-        found = [level for level in levels if level.peers is not None]
+        found = [level for level in levels if level.of_nodes]
+        if len(found) > 1:
+            raise ConfigError("levels: peers and parity are both given: give one of them")
         if not found:
             return None
         return cls(root, found[0], coordination, files=files, timeout_s=timeout_s)
@@ -108,22 +126,41 @@ class Peers:
             timeout_s=self._timeout_s,
         )
         known = {rank: Known.from_json(one) for rank, one in told.items()}
+        self._check_count(len(known))
         self._held = {rank: one.held for rank, one in known.items()}
         self._found = [one.agreed for one in known.values() if one.agreed is not None]
         return ring.joined(known)
 
     def planned(self, plan: Plan) -> Plan:
         """What the agent of this root is to do; until all have met: listen, and go on as before."""
+        if self.parity and self._serve is not None:
+            self._serve = dataclasses.replace(self._serve, shows=root_key(plan.run, self._mine))
         if self._sources:
-            return dataclasses.replace(plan, serve=self._serve, nodes=self._nodes, part=self._part)
+            return dataclasses.replace(
+                plan,
+                serve=self._serve,
+                nodes=self._nodes,
+                part=self._part,
+                parity=self._level.parity or "",
+                asks=self._asks,
+                apart=tuple(sorted(self.apart)),
+            )
         last = read_plan(self._root)
-        levels = [level for level in plan.levels if level.peers is None]
+        levels = [level for level in plan.levels if not level.of_nodes]
         if last is None or last.run != plan.run:
             return dataclasses.replace(plan, levels=tuple(levels), serve=self._serve)
         urls = {level.url for level in levels}
         levels += [one for one in last.levels if one.url in last.own and one.url not in urls]
         own = (*plan.own, *(url for url in last.own if url not in plan.own))
         return dataclasses.replace(plan, levels=tuple(levels), own=own, serve=self._serve)
+
+    def go_on_from(self, step: int, attempts: Attempts) -> bool:
+        """All ranks do; whether the plan is another one with that."""
+        if not self.parity or not self._sources:
+            return False
+        beyond = [one for one in committed_steps(self._root) if one > step]
+        self.apart = frozenset(attempts.of(beyond).values())
+        return True
 
     def and_others(self, urls: Sequence[str]) -> list[str]:
         """The same, and where else copies of this node may be: with whom they went to in an earlier ring."""
@@ -145,13 +182,19 @@ class Peers:
         """
         agreed = self._agreed(claim)
         told = of_nodes(
-            lambda: [self._ready(claim.token, agreed), self._level.domain],
+            lambda: [
+                self._ready(claim.token, agreed),
+                self._level.domain,
+                self._groups(claim.run),
+            ],
             self._coordination,
             "ring",
             timeout_s=self._timeout_s,
         )
-        members = [Member(rank, *one) for rank, one in told.items()]
+        members = [Member(rank, *one[:2]) for rank, one in told.items()]
         ring.check(members)
+        if self.parity:
+            return self._grouped(claim.run, members, [one[2] for one in told.values()])
         if self._coordination.info.rank == 0 and (text := ring.warning(members)):
             _log.warning("%s", text)
         level = self._placed(claim.run, members)
@@ -160,7 +203,11 @@ class Peers:
         return level
 
     def keeps(self, committed: Sequence[int]) -> Collection[int]:
-        """Steps of the root that no node gives away; until all have met, all of them."""
+        """Steps of the root that no node gives away; until all have met, all of them. With parity none:
+        what is rebuilt from is held by `held`.
+        """
+        if self.parity:
+            return ()
         return committed if self.agreeing is None else self.agreeing.keeps(committed)
 
     def vote(self, step: int, attempt: str) -> Vote | None:
@@ -184,7 +231,8 @@ class Peers:
         token_file = os.environ.get(TOKEN_VARIABLE, "")
         if not token_file:
             raise ConfigError(
-                f"peers=1: the nodes need a token that they share: let {TOKEN_VARIABLE} name its file on each"
+                f"{self._what}: the nodes need a token that they share: let {TOKEN_VARIABLE} name its file "
+                f"on each"
             )
         read_keys(token_file)
         folder, root = Path(os.path.realpath(level.dir)), Path(os.path.realpath(self._root))
@@ -205,6 +253,8 @@ class Peers:
 
     def _ready(self, token: str, agreed: Agreed) -> str:
         """Where the agent of this root listens, once this node keeps what all keep."""
+        if self.parity:
+            return self._address(token)
         try:
             write_agreed(self._root, agreed, files=self._files)
         except OSError as exc:
@@ -225,7 +275,7 @@ class Peers:
                     return status.serving
                 if status.refused:
                     raise ConfigError(
-                        f"peers=1: {status.refused}. (A job that has just ended keeps copies for "
+                        f"{self._what}: {status.refused}. (A job that has just ended keeps copies for "
                         f"others for a minute and a half more.)"
                     )
             time.sleep(_LOOK_S)
@@ -235,19 +285,100 @@ class Peers:
             path=self._root,
         )
 
+    @property
+    def _mine(self) -> str:
+        """The part of this node."""
+        return Member(self._coordination.info.members[0], "").part
+
+    @property
+    def _least(self) -> int:
+        """Nodes that there have to be."""
+        return Shape.parse(self._level.parity).nodes if self._level.parity else 2
+
+    def _check_count(self, nodes: int) -> None:
+        if self.parity and nodes % self._least:
+            raise ConfigError(
+                f"levels: {self._what} makes groups of {self._least} nodes, and of {nodes} some are left "
+                f"over: start a multiple of {self._least} nodes, or name another shape"
+            )
+
+    def _groups(self, run: str) -> list[list[str]]:
+        """Of which groups this node keeps parity, from earlier starts too."""
+        if not self.parity or self._serve is None:
+            return []
+        place = Path(self._serve.dir, parity_key(run, self._mine))
+        return [list(group) for group in groups_kept(place)]
+
+    def _grouped(
+        self, run: str, members: Sequence[Member], kept: Sequence[Sequence[Sequence[str]]]
+    ) -> Level:
+        assert self._level.parity is not None
+        shape = Shape.parse(self._level.parity)
+        groups = grouped(members, shape)
+        worst = worst_domain(groups)
+        if self._coordination.info.rank == 0 and worst > shape.m:
+            _log.warning(
+                "parity: %d nodes of a group are in one domain, and %d may be lost: what fails with a domain "
+                "loses more than that. Spread the nodes over more domains",
+                worst,
+                shape.m,
+            )
+        self._nodes = tuple(
+            [
+                Node(one.part, one.address, one.domain, group=number)
+                for number, group in enumerate(groups)
+                for one in group
+            ]
+        )
+        mine = next(one for one in members if one.part == self._mine)
+        own = next(group for group in groups if mine in group)
+        asks = {one.part for one in own}
+        for node in kept:
+            for parts in node:
+                asks |= {*parts} if self._mine in parts else set()
+        self._part, self._asks = self._mine, tuple(sorted(asks))
+        self.url = url_of(self._root)
+        self._sources = [self.url]
+        return self._settled(mine)
+
     def _placed(self, run: str, members: Sequence[Member]) -> Level:
         first = self._coordination.info.members[0]
         mine = next(one for one in members if one.rank == first)
         self.url, self._sources = ring.places(mine, members, run, self._held)
         self._nodes, self._part = ring.nodes(members, run), mine.part
+        return self._settled(mine)
+
+    def _settled(self, mine: Member) -> Level:
         if self._serve is not None:
             # With the port that it has: an agent that is started anew is found where this one was.
             self._serve = dataclasses.replace(self._serve, bind=mine.address)
+        level = self._level
+        backlog = max(level.backlog, _LEAST_BACKLOG)
+        if self.parity:
+            return dataclasses.replace(level, url=self.url, backlog=backlog)
         return Level(
             self.url,
-            every=self._level.every,
-            keep_last=self._level.keep_last,
-            keep_every=self._level.keep_every,
-            bandwidth=self._level.bandwidth,
-            backlog=max(self._level.backlog, _LEAST_BACKLOG),
+            every=level.every,
+            keep_last=level.keep_last,
+            keep_every=level.keep_every,
+            bandwidth=level.bandwidth,
+            backlog=backlog,
         )
+
+
+def number_of(level: int | str, levels: Sequence[Level], peers: Peers | None) -> int:
+    """Which level is meant, counted from 0.
+
+    Raises:
+        ConfigError: none is; says which there are.
+    """
+    urls = [one.url for one in levels]
+    if isinstance(level, int) and not isinstance(level, bool) and 1 <= level <= len(urls):
+        return level - 1
+    if isinstance(level, str):
+        named = peers is not None and level == peers.name
+        url = peers.url if peers is not None and named else level
+        if url in urls or (not named and (url := Level(level).url) in urls):
+            return urls.index(url)
+    known = ", ".join(f"{number} ({url})" for number, url in enumerate(urls, 1))
+    raise ConfigError(f"level={level!r} is no level of this Checkpointer: its levels are {known}")

@@ -1,0 +1,384 @@
+"""`ParityCarrier`: keeps parity of the steps of a group of nodes, and the steps of this one for it.
+
+look      what is here, and what the first node of the group says (the first node: what all others keep)
+make      hold the step that is next in the root, read the others' blocks, publish the parity of them
+tidy      once a newer step is reached, let older ones go: the parity first, then the hold on the step
+
+See `ckpt_core.levels.parity.agreeing` for why nobody lets go too early.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
+from ckpt_core.layout import Manifest
+from ckpt_core.levels.agent.board import Board, Timing
+from ckpt_core.levels.agent.carrier import Carrier
+from ckpt_core.levels.agent.retiring import doomed
+from ckpt_core.levels.far.directory import DirectoryFar
+from ckpt_core.levels.far.door import Away, Copy, Readable
+from ckpt_core.levels.far.looking import HOPELESS
+from ckpt_core.levels.mailbox import Plan
+from ckpt_core.levels.parity.agreeing import FILE, Said, say
+from ckpt_core.levels.parity.encoding import How, Sources, encode, read_part
+from ckpt_core.levels.parity.holds import held_steps, hold, let_go
+from ckpt_core.levels.parity.objects import Group, directory_name, step_of
+from ckpt_core.levels.parity.opening import group_of, open_kept, open_root, place_of
+from ckpt_core.levels.wants import lasting, meets, wanted
+from ckpt_core.options import Level
+from ckpt_core.store import INFLIGHT, ensure_root, entries, pinned_steps
+from ckpt_core.system.files import Files, advice
+
+if TYPE_CHECKING:
+    from ckpt_core.levels.far.plain import PlainFar
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Other:
+    """Another node of the group, by its number there."""
+
+    number: int
+    part: str
+    root: PlainFar
+    kept: PlainFar
+
+
+@dataclass
+class _Met:
+    """The group, as one plan has it.
+
+    Attributes:
+        plan: that says so.
+        mine: the number of this node in the group.
+        own, folder: where it keeps parity.
+        said: what this node has said last.
+        heard: what the first node has said last.
+        failed: attempts of which this node cannot make its own.
+    """
+
+    plan: Plan
+    group: Group
+    mine: int
+    own: DirectoryFar
+    folder: Path
+    others: list[_Other]
+    said: Said | None = None
+    heard: Said = field(default_factory=Said)
+    failed: set[str] = field(default_factory=set)
+
+    @property
+    def mark(self) -> str:
+        shape = self.group.shape
+        return " ".join([f"{shape.k}+{shape.m}", *self.group.parts])
+
+    @property
+    def leads(self) -> bool:
+        return self.mine == 0
+
+    @property
+    def first(self) -> _Other:
+        return next(one for one in self.others if one.number == 0)
+
+    def close(self) -> None:
+        for one in self.others:
+            one.root.close()
+            one.kept.close()
+
+
+class ParityCarrier(Carrier):
+    """The parity of one plan, as a level: a step is there when all nodes of the group keep its parity."""
+
+    def __init__(self, root: Path, url: str, board: Board, *, files: Files, timing: Timing) -> None:
+        super().__init__(root, url, board, files=files, timing=timing)
+        self._met: _Met | None = None
+        self._asked_s = float("-inf")
+
+    def _beat(self) -> None:
+        """There is no lease: what is published here is in a directory of this node alone."""
+        self._threads[0].join()
+        if self._met is not None:
+            self._met.close()
+
+    # -- one turn ----------------------------------------------------------------------------------
+
+    def _turn(self) -> bool:
+        level, plan = self._level(), self._board.plan
+        met = self._meet(plan)
+        if met is None:
+            return False
+        apart = {*plan.apart}
+        here = {step: one for step, one in self._here(level).items() if one not in apart}
+        there = met.own.directories()
+        kept = {
+            step: attempt
+            for step, attempt in here.items()
+            if (copy := met.group.copy(Copy(step, attempt))) == there.get(copy.target)
+        }
+        self._there = {step: one for step, one in self._there.items() if here.get(step) == one}
+        moved = False
+        # Where something is to come, at each turn: what is next may not stay for long before it is held.
+        if self._waiting or time.monotonic() - self._asked_s >= self._timing.agrees_s:
+            if met.leads:
+                self._lead(met, level, here, kept)
+            else:
+                self._follow(met, here, kept)
+            moved = self._make(met, here, kept)
+            # Not while it was busy: others wait for what has just been made.
+            self._asked_s = float("-inf") if moved else time.monotonic()
+        self._board.seen(self.url, self._there)
+        self._note(here, level)
+        self._waiting = {step: here[step] for step in self._wanted(here, level)}
+        self._let_go(met, level, here)
+        return moved
+
+    def _folders(self) -> list[Path]:
+        """Parity is made of what lies in roots."""
+        return [self._root]
+
+    def _wanted(self, here: dict[int, str], level: Level) -> tuple[int, ...]:
+        last = not self._board.alive
+        fine = {step: attempt for step, attempt in here.items() if not self._is_lost(step, attempt)}
+        return wanted(fine, level, there=self._there, last=last)
+
+    def _is_lost(self, step: int, attempt: str) -> bool:
+        return (step, attempt) in self._damaged
+
+    def _meet(self, plan: Plan) -> _Met | None:
+        """The group; made anew with each plan, and what is known of what others keep with it."""
+        if self._met is not None and replace(self._met.plan, apart=plan.apart) == plan:
+            return self._met
+        group = group_of(plan)
+        if self._met is not None:
+            self._met.close()
+        self._met, self._there, self._asked_s = None, {}, float("-inf")
+        if group is None or plan.serve is None:
+            return None
+        folder = place_of(plan)
+        ensure_root(self._files, folder)
+        others = [
+            _Other(number, part, open_root(plan, part), open_kept(plan, part))
+            for number, part in enumerate(group.parts)
+            if part != plan.part
+        ]
+        own = DirectoryFar(folder, files=self._files)
+        mine = group.parts.index(plan.part)
+        self._met = _Met(plan, group, mine, own, folder, others)
+        self._clear(self._met)
+        return self._met
+
+    def _clear(self, met: _Met) -> None:
+        """What an earlier life has begun here: nobody else writes in this place."""
+        for entry in entries(met.folder / INFLIGHT):
+            step, _, digits = entry.name.partition("-")
+            if step.isdecimal() and len(digits) == 8:
+                met.own.drop(Copy(int(step), entry.name))
+        met.own.sweep([])
+
+    # -- agreeing ----------------------------------------------------------------------------------
+
+    def _lead(self, met: _Met, level: Level, here: dict[int, str], kept: dict[int, str]) -> None:
+        """Find out what all keep, and say what is next."""
+        newest = max(self._there, default=-1)
+        next_one = met.said.save if met.said is not None else None
+        for step, attempt in sorted(kept.items()):
+            if step > newest and self._all_keep(met, Copy(step, attempt)):
+                self._has_reached(Copy(step, attempt))
+        if next_one is not None and not self._goes_on(met, next_one, here):
+            next_one = None
+        if next_one is None:
+            next_one = self._next(met, level, here)
+        said = Said(
+            met.mark,
+            tuple(sorted(self._there.items())),
+            next_one.attempt if next_one is not None else "",
+            tuple(sorted(met.failed)),
+        )
+        self._say(met, said)
+        met.heard = said
+
+    def _goes_on(self, met: _Met, save: Copy, here: dict[int, str]) -> bool:
+        """Whether parity of a save is still to come."""
+        if self._there.get(save.step) == save.attempt or self._is_lost(save.step, save.attempt):
+            return False
+        if here.get(save.step) != save.attempt:
+            return False
+        copy = met.group.copy(save)
+        for one in met.others:
+            if _keeps(one, copy):
+                continue
+            failed = save.attempt in self._heard(met, one).failed
+            if failed or one.root.steps().get(save.step) != save.attempt:
+                self._give_up(
+                    save, f"{one.part} {'cannot read it' if failed else 'has it no more'}"
+                )
+                return False
+        return True
+
+    def _next(self, met: _Met, level: Level, here: dict[int, str]) -> Copy | None:
+        """The step to go on with: of those that are wanted, one that all nodes have."""
+        last, newest = not self._board.alive, max(self._there, default=-1)
+        fine = {
+            step: attempt
+            for step, attempt in here.items()
+            if step > newest and (last or meets(step, level)) and not self._is_lost(step, attempt)
+        }
+        for one in met.others if fine else ():
+            steps = one.root.steps()
+            fine = {step: attempt for step, attempt in fine.items() if steps.get(step) == attempt}
+        if not fine:
+            return None
+        lasts = lasting(fine, level, there=self._there)
+        want = {*self._wanted(fine, level)}
+        if last:
+            step = max(want)
+        elif lasts is not None and any(step > newest for step, _ in self._damaged):
+            step = lasts  # saves are faster than this: others would go before they are read
+        else:
+            step = min(want)
+        return Copy(step, here[step])
+
+    def _all_keep(self, met: _Met, save: Copy) -> bool:
+        copy = met.group.copy(save)
+        return all(_keeps(one, copy) for one in met.others)
+
+    def _follow(self, met: _Met, here: dict[int, str], kept: dict[int, str]) -> None:
+        """Hear what the first node says, and say what cannot be done here."""
+        met.heard = self._heard(met, met.first)
+        for step, attempt in met.heard.reached:
+            if kept.get(step) == attempt and step not in self._there:
+                self._has_reached(Copy(step, attempt))
+        if met.failed:
+            self._say(met, Said(met.mark, failed=tuple(sorted(met.failed))))
+
+    def _heard(self, met: _Met, other: _Other) -> Said:
+        word = other.kept.read_word(FILE)
+        return Said.decode(None if word is None else word.data, group=met.mark)
+
+    def _say(self, met: _Met, said: Said) -> None:
+        if said != met.said:
+            with _as_away(f"{met.folder}: could not write {FILE}"):
+                say(met.folder, said, files=self._files)
+            met.said = said
+
+    def _has_reached(self, save: Copy) -> None:
+        self._there[save.step] = save.attempt
+        self._board.moved()
+        with self._board.change(self.url) as status:
+            status.rests()
+            status.has_reached(save.step)
+            if not self._in_trouble:
+                status.problem, status.since_s = "", 0.0
+        logger.info("%s: parity of step %d is there, at all nodes", self.url, save.step)
+
+    def _give_up(self, save: Copy, why: str) -> None:
+        """This save never gets its parity: it has gone somewhere, before all had made theirs."""
+        self._damaged.add((save.step, save.attempt))
+        self._passed_over(save.step)
+        logger.info("%s: no parity of step %d: %s", self.url, save.step, why)
+
+    # -- making ------------------------------------------------------------------------------------
+
+    def _make(self, met: _Met, here: dict[int, str], kept: dict[int, str]) -> bool:
+        """Make parity of what is next, if it is not there; whether it was made."""
+        save = met.heard.save
+        if save is None or here.get(save.step) != save.attempt or kept.get(save.step):
+            return False
+        if save.attempt in met.failed:
+            return False
+        with _as_away(f"{self._root}: could not hold step {save.step}"):
+            # Order matters: from here on the step stays in the root, whatever retention says.
+            if not hold(self._root, save.step, files=self._files):
+                return False
+        begun = time.monotonic()
+        try:
+            self._encode(met, save)
+        except (CorruptCheckpoint, UnknownFormat) as damage:
+            met.own.drop(met.group.copy(save))
+            met.failed.add(save.attempt)
+            said = met.said if met.said is not None else Said(met.mark)
+            self._say(met, replace(said, failed=tuple(sorted(met.failed))))
+            self._found_damaged(save, damage)
+        finally:
+            with self._board.change(self.url) as status:
+                status.rests()
+                status.busy_s += time.monotonic() - begun
+        return True
+
+    def _encode(self, met: _Met, save: Copy) -> None:
+        fars: list[Readable] = []
+        by_number: dict[int, Readable] = {one.number: one.root for one in met.others}
+        by_number[met.mine] = DirectoryFar(self._root, files=self._files)
+        parts = []
+        for number in range(met.group.shape.nodes):
+            part = read_part(by_number[number], save)
+            if part is None:
+                text = f"{met.group.parts[number]} does not have step {save.step} any more"
+                raise Away(f"{self.url}: {text}", step=save.step)
+            fars.append(by_number[number])
+            parts.append(part)
+        total = sum(part.nbytes for n, part in enumerate(parts) if n != met.mine)
+        with self._board.change(self.url) as status:
+            status.begins(save.step, total * met.group.shape.m // met.group.shape.nodes)
+
+        def progress(done: int) -> None:
+            with self._board.change(self.url) as status:
+                status.bytes_all += done - status.sent_bytes
+                status.sent_bytes = done
+            self._board.moved()
+
+        how = How(self._pace.let_through, progress)
+        encode(met.group, met.mine, save, Sources(fars, parts), met.own, how)
+        self._board.moved()
+        logger.info("%s: parity of step %d is kept here", self.url, save.step)
+
+    # -- letting go --------------------------------------------------------------------------------
+
+    def _let_go(self, met: _Met, level: Level, here: dict[int, str]) -> None:
+        """What is older than the newest step that is reached, beyond those that are to be kept."""
+        going = doomed(self._there, level, kept=pinned_steps(self._root))
+        kept = {step for step in self._there if step not in going}
+        if not kept:
+            kept |= here.keys()  # all that may still be needed, of earlier groups too
+        if met.heard.save is not None:
+            kept.add(met.heard.save.step)
+        there = {
+            step: name for name in met.own.directories() if (step := step_of(name)) is not None
+        }
+        gone = [name for step, name in there.items() if step not in kept]
+        if gone:
+            # Order matters: without the step there is no use in its parity, nor in that of others with it.
+            met.own.retire(gone)
+        staying = {step for step in there if step in kept}
+        if met.heard.save is not None:
+            staying.add(met.heard.save.step)
+        with _as_away(f"{self._root}: could not let steps go"):
+            let_go(self._root, held_steps(self._root) - staying, files=self._files)
+        for step in going:
+            self._there.pop(step, None)
+        if going:
+            self._board.seen(self.url, self._there)
+
+
+def _keeps(other: _Other, copy: Copy) -> bool:
+    raw = other.kept.manifest(directory_name(copy.step))
+    path = Path(other.kept.url) / copy.target
+    return raw is not None and Manifest.decode(raw, path=path).attempt == copy.attempt
+
+
+@contextmanager
+def _as_away(doing: str) -> Iterator[None]:
+    """Where trouble with a disk becomes trouble of the level."""
+    try:
+        yield
+    except OSError as exc:
+        text = f"{doing}: {exc.strerror or exc}. Nothing is lost. {advice(exc)}"
+        raise Away(text, hopeless=exc.errno in HOPELESS) from exc

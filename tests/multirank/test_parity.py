@@ -1,0 +1,102 @@
+"""Nodes that keep parity of one another's steps: any of them are lost with their disks, at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_core import verify
+from ckpt_core.store import committed_steps
+from tests.crash.warm import Warm
+from tests.levels.servers.moto import needs_store
+from tests.levels.trainers import processes, until
+from tests.multirank.crew import all_well
+from tests.multirank.peer_jobs import TOKEN
+
+pytestmark = needs_store
+
+ROUNDS = 2
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / TOKEN).touch(mode=0o600)
+    (tmp_path / TOKEN).write_text("0123456789" * 4)
+    yield tmp_path
+    for home in tmp_path.iterdir():
+        end(home)
+
+
+def end(home: Path) -> None:
+    """All that runs on a node."""
+    for pid in processes(home / "root"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: not processes(home / "root"), "the end of the agent")
+
+
+def run(warm: Warm, name: str, place: Path, nodes: list[str], **more: Any) -> list[Any]:
+    (place / "nodes").write_text(" ".join(nodes))
+    return warm.call(
+        "tests.multirank.crew:run_ranks",
+        call=f"tests.multirank.parity_jobs:{name}",
+        world_size=len(nodes),
+        nodes=nodes,
+        arguments={"place": str(place), **more},
+    )
+
+
+def test_a_lost_node_is_rebuilt_from_the_others_and_keeps_its_part_of_parity_again(
+    warm: Warm, place: Path
+) -> None:
+    nodes = ["a", "b", "c"]
+    first = all_well(run(warm, "save_and_reach", place, nodes, shape="2+1", steps=[1, 2, 3]))
+    assert [one["begun"] for one in first] == [0, 0, 0]
+    end(place / "b")
+    shutil.rmtree(place / "b")
+    nodes[1] = "fresh"
+    again = all_well(run(warm, "save_and_reach", place, nodes, shape="2+1", steps=[]))
+    assert [one["begun"] for one in again] == [3, 3, 3]
+    assert committed_steps(place / "fresh" / "root") == (3,)
+    assert verify(place / "fresh" / "root").ok
+
+
+@pytest.mark.parametrize(("shape", "count"), [("2+1", 3), ("2+2", 4)])
+def test_whichever_nodes_are_lost_at_whatever_moment_nothing_that_had_its_parity_is(
+    warm: Warm, place: Path, shape: str, count: int
+) -> None:
+    chance = random.Random(f"{os.environ.get('CKPT_PLACES')} {shape}")
+    nodes, least, lost = [f"node-{n}" for n in range(count)], 0, [0]
+    for round in range(ROUNDS):
+        victims, early = chance.sample(range(count), int(shape[-1])), round % 2 == 1
+        if early:
+            victims = lost  # those which are being filled
+        for left in place.glob("rank-*.pid"):
+            left.unlink()
+        how = {"victims": victims, "seed": chance.randrange(1 << 30), "early": early}
+        how["pause_s"] = chance.choice([0.0, 0.3])
+        outcomes = run(warm, "train_until_lost", place, nodes, shape=shape, **how)
+        assert not any(one["problem"] for one in outcomes), f"{how}: {outcomes}"
+        begun = [number(place / f"begun-{rank}") for rank in range(count)]
+        if not early:
+            assert min(begun) == max(begun) >= least, f"{how} {begun} {least}"
+        least = max(least, min(number(place / f"reached-{rank}") for rank in range(count)))
+        lost = victims
+        for victim in victims:
+            end(place / nodes[victim])
+            shutil.rmtree(place / nodes[victim], ignore_errors=True)
+            nodes[victim] = f"fresh-{round}-{victim}"
+    found = all_well(run(warm, "save_and_reach", place, nodes, shape=shape, steps=[]))
+    assert len({one["begun"] for one in found}) == 1 and found[0]["begun"] >= least > 0
+
+
+def number(path: Path) -> int:
+    return int(path.read_text()) if path.exists() else 0
