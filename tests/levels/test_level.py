@@ -23,6 +23,7 @@ from ckpt_core.levels.mailbox import (
     write_plan,
     write_status,
 )
+from ckpt_core.levels.wants import lasting
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,20 @@ def test_levels_are_given_as_objects_mappings_urls_or_json(given: Any, level: Le
             [{"url": "/a", "bind": "ib0:1"}],
             "bind='ib0:1' goes with peers=1 or parity, not with a url",
         ),
+        ([{"parity": "4", "bind": "ib0:1", "dir": "/a"}], "parity='4' is no shape of groups"),
+        ([{"parity": "1+1", "bind": "ib0:1", "dir": "/a"}], "parity='1.1' is no shape"),
+        ([{"parity": "17+2", "bind": "ib0:1", "dir": "/a"}], "parity='17.2' is no shape"),
+        ([{"parity": "4+3", "bind": "ib0:1", "dir": "/a"}], "parity='4.3' is no shape"),
+        ([{"parity": 5, "bind": "ib0:1", "dir": "/a"}], "parity=5 is no shape"),
+        ([{"parity": "4+1", "dir": "/a"}], "bind=None is no address: parity='4.1' has this"),
+        ([{"parity": "4+1", "bind": "ib0:1"}], "dir=None is no directory"),
+        ([{"parity": "4+1", "bind": "ib0:1", "dir": "s3://b/a"}], "dir='s3://b/a' is a URL"),
+        ([{"parity": "4+1", "url": "/b"}], "parity='4.1' and url='/b': give one of them"),
+        (
+            [{"parity": "4+1", "peers": 1, "bind": "ib0:1", "dir": "/a"}],
+            "parity='4.1' and peers=1: give one of them",
+        ),
+        (["parity:///run"], "has an unknown scheme"),
         ([7], "number 1: 7 is no level"),
         (7, "levels=7 is no list"),
         ("s3://bucket/run", "is no JSON"),
@@ -145,6 +160,20 @@ def test_a_level_wants_the_newest_steps_that_it_lacks(
     # Sent in this order, they are all that it ever wants of these.
     after = {**there, **{step: here[step] for step in wants}}
     assert wants == () or wanted(here, level, there=after, last=last)[-1:] != wants[-1:]
+
+
+@given(here=STEPS, there=STEPS, every=st.integers(1, 7))
+def test_nodes_agree_on_one_lasting_step_of_those_that_all_have(
+    here: dict[int, str], there: dict[int, str], every: int
+) -> None:
+    level = Level(parity="2+1", bind="lo:1", dir="/kept", every=every)
+    found = lasting(here, level, there=there)
+    fitting = [step for step in here if step > max(there, default=-1) and step % every == 0]
+    assert (found is None) == (not fitting)
+    if found is not None:
+        assert found in fitting
+        # A node that has fewer of them, and this one, takes the same.
+        assert lasting([found, *fitting[::2]], level, there=there) == found
 
 
 def test_plan_and_status_come_back_as_they_were_written(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,15 +61,47 @@ def test_a_lost_node_is_rebuilt_from_the_others_and_keeps_its_part_of_parity_aga
     warm: Warm, place: Path
 ) -> None:
     nodes = ["a", "b", "c"]
-    first = all_well(run(warm, "save_and_reach", place, nodes, shape="2+1", steps=[1, 2, 3]))
+    first = all_well(run(warm, "save_and_reach", place, nodes, shape="2+1", steps=[1, 2]))
     assert [one["begun"] for one in first] == [0, 0, 0]
+    assert [one["url"] for one in first] == [f"parity://{place / name / 'root'}" for name in nodes]
+    assert said_of(place / "a", 2) == "any 1 of 3 nodes"
+    kept = {path.parts[-4]: path for path in place.glob("*/kept/*/parity-of-node-*")}
+    assert len(kept) == 3 and all(verify(path / "parity-000000000002").ok for path in kept.values())
+    held = {path.name for path in (place / "a" / "root" / ".levels" / "holds").iterdir()}
+    assert held == {"000000000001", "000000000002"}
+
     end(place / "b")
     shutil.rmtree(place / "b")
     nodes[1] = "fresh"
-    again = all_well(run(warm, "save_and_reach", place, nodes, shape="2+1", steps=[]))
-    assert [one["begun"] for one in again] == [3, 3, 3]
-    assert committed_steps(place / "fresh" / "root") == (3,)
+    # Other domains make the same group, and a level behind it changes nothing.
+    more = {"steps": [], "behind": [str(place / "far")]}
+    again = all_well(run(warm, "save_and_reach", place, nodes, shape="2+1", **more))
+    assert [one["begun"] for one in again] == [2, 2, 2]
+    assert committed_steps(place / "fresh" / "root") == (2,)
     assert verify(place / "fresh" / "root").ok
+    (path,) = place.glob("fresh/kept/*/parity-of-node-00001/parity-000000000002")
+    assert verify(path).ok, "and the parity that the lost one kept is there again"
+
+
+def said_of(home: Path, step: int) -> str | None:
+    """What `ls` says can be lost without losing a step; None: that it does not know."""
+    command = [sys.executable, "-m", "ckpt_core", "ls", str(home / "root"), "--json"]
+    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return {one["step"]: one["what"] for one in found["can_lose"]}.get(step)
+
+
+def test_what_cannot_be_is_said_on_all_ranks(warm: Warm, place: Path) -> None:
+    one: dict[str, Any] = {}
+    for shape, wrong, said in (
+        ("2+1", {"dir": str(place / "b" / "root" / "in")}, "or lies inside it or above it"),
+        ("2+2", one, "makes groups of 4 nodes, and of 3 some are left over"),
+    ):
+        nodes = ["a", "b", "c"]
+        each = [one, wrong, one]
+        told = all_well(run(warm, "opens", place, nodes, shape=shape, each=each))
+        assert all(said in text for text in told), told
+    (text,) = all_well(run(warm, "opens", place, ["a"], shape="2+1", each=[one]))
+    assert text.startswith("ConfigError") and "needs at least 3 nodes" in text
 
 
 @pytest.mark.parametrize(("shape", "count"), [("2+1", 3), ("2+2", 4)])

@@ -300,7 +300,7 @@ class ParityCarrier(Carrier):
                 return False
         begun = time.monotonic()
         try:
-            self._encode(met, save)
+            return self._encode(met, save)
         except (CorruptCheckpoint, UnknownFormat) as damage:
             met.own.drop(met.group.copy(save))
             met.failed.add(save.attempt)
@@ -313,18 +313,15 @@ class ParityCarrier(Carrier):
                 status.busy_s += time.monotonic() - begun
         return True
 
-    def _encode(self, met: _Met, save: Copy) -> None:
-        fars: list[Readable] = []
+    def _encode(self, met: _Met, save: Copy) -> bool:
+        """Whether it was made: not where a node has the save no more, which the first node finds out."""
         by_number: dict[int, Readable] = {one.number: one.root for one in met.others}
         by_number[met.mine] = DirectoryFar(self._root, files=self._files)
-        parts = []
-        for number in range(met.group.shape.nodes):
-            part = read_part(by_number[number], save)
-            if part is None:
-                text = f"{met.group.parts[number]} does not have step {save.step} any more"
-                raise Away(f"{self.url}: {text}", step=save.step)
-            fars.append(by_number[number])
-            parts.append(part)
+        fars = [by_number[number] for number in range(met.group.shape.nodes)]
+        found = [read_part(far, save) for far in fars]
+        parts = [part for part in found if part is not None]
+        if len(parts) < len(found):
+            return False
         total = sum(part.nbytes for n, part in enumerate(parts) if n != met.mine)
         with self._board.change(self.url) as status:
             status.begins(save.step, total * met.group.shape.m // met.group.shape.nodes)
@@ -339,6 +336,7 @@ class ParityCarrier(Carrier):
         encode(met.group, met.mine, save, Sources(fars, parts), met.own, how)
         self._board.moved()
         logger.info("%s: parity of step %d is kept here", self.url, save.step)
+        return True
 
     # -- letting go --------------------------------------------------------------------------------
 

@@ -58,9 +58,9 @@ class Code:
 def combine(coefficients: Sequence[int], blocks: Sequence[Bytes], into: Bytes) -> None:
     """Write the sum of blocks, each as often as its coefficient says. All are of one length.
 
-    By ISA-L where it is installed (the extra `parity`), unless a plain XOR is all that is asked for.
+    By ISA-L where it is installed (the extra `parity`): one pass over memory, also for a plain XOR.
     """
-    if max(coefficients) > 1 and isal.is_there():
+    if isal.is_there():
         isal.combine(coefficients, blocks, into)
     else:
         combine_by_numpy(coefficients, blocks, into)

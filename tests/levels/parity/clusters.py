@@ -28,13 +28,16 @@ class Cluster:
 
     Args:
         sizes: of what the nodes have; (): different ones.
+        fresh: the step is to be made; else the folder has it.
     """
 
-    def __init__(self, folder: Path, shape: Shape, *, sizes: Sequence[int] = ()) -> None:
+    def __init__(
+        self, folder: Path, shape: Shape, *, sizes: Sequence[int] = (), fresh: bool = True
+    ) -> None:
         self.folder, self.shape = folder, shape
         self.group = Group(shape, tuple(f"node-{n:05d}" for n in range(shape.nodes)))
         self.save = Copy(STEP, ATTEMPT)
-        for n in range(shape.nodes):
+        for n in range(shape.nodes) if fresh else ():
             nbytes = sizes[n] if sizes else (3 * n + 5) * CHUNK_BYTES + 17 * n
             self.write(n, nbytes)
 
