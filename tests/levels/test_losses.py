@@ -110,3 +110,23 @@ def test_a_node_knows_what_its_agent_said_and_what_it_keeps(tmp_path: Path) -> N
 def test_a_plan_tells_its_nodes_to_who_reads_it() -> None:
     plan = plan_of("a", "b", None)
     assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("parity", "groups", "said"),
+    [
+        ("2+1", (0, 0, 0), "any 1 of 3 nodes"),
+        ("2+2", (0, 0, 0, 0), "any 2 of 4 nodes"),
+        ("2+1", (0, 0, 0, 1, 1, 1), "any 1 of the 3 nodes of its group"),
+    ],
+)
+def test_parity_counts_once_all_nodes_of_the_group_keep_it(
+    parity: str, groups: tuple[int, ...], said: str, tmp_path: Path
+) -> None:
+    level = Level(url="parity:///run", parity=parity, bind="lo:1", dir="/kept")
+    grouped = tuple(Node(f"node-{n:05d}", f"h:{n}", None, group=g) for n, g in enumerate(groups))
+    plan = Plan(RUN, 1, "t", (level,), nodes=grouped, part="node-00000", parity=parity)
+    status = Status(1, "h", "t", [LevelStatus(level.url, steps=WHOLE)])
+    assert text(plan, known(plan, status), tmp_path) == said
+    assert text(plan, {level.url: {}}, tmp_path) == "nothing"
+    assert text(plan, {}, tmp_path) is None

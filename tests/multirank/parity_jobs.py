@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core import Checkpointer, CkptError, Level, TorchStore
-from tests.levels.trainers import processes
+from tests.levels.trainers import agent_of, processes
 from tests.multirank.crew import Rank
 from tests.multirank.jobs import make_state, options
 from tests.multirank.peer_jobs import TOKEN, home_of, restored
@@ -48,12 +48,20 @@ def save_and_reach(
     return {"begun": begun, "url": gauge.url, "newest": gauge.newest}
 
 
-def save_fast(who: Rank, place: str, shape: str, steps: list[int]) -> int:
-    """Save without waiting for parity, one step in the root; the last one gets it."""
+def save_fast(who: Rank, place: str, shape: str, steps: list[int], seed: int) -> int:
+    """Save without waiting for parity, one step in the root; now and then the agent is killed.
+
+    The last step gets its parity.
+    """
+    chance = random.Random(f"{seed} {who.rank}")
+    root = home_of(place, who.node) / "root"
     with open_here(who, place, shape, keep_last=1) as ck:
         begun = restored(ck, who)
         for step in steps:
             ck.save(step, make_state(who.rank, step), per_rank=["sampler"]).committed.result(60)
+            if chance.random() < 0.1 and (pid := agent_of(root)) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         ck.wait(level="parity")
     return begun
 

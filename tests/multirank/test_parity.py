@@ -104,6 +104,19 @@ def test_what_cannot_be_is_said_on_all_ranks(warm: Warm, place: Path) -> None:
     assert text.startswith("ConfigError") and "needs at least 3 nodes" in text
 
 
+def test_agents_that_are_killed_go_on_and_the_newest_step_gets_its_parity(
+    warm: Warm, place: Path
+) -> None:
+    nodes, steps = ["a", "b", "c"], list(range(1, 21))
+    seed = random.Random(os.environ.get("CKPT_PLACES")).randrange(1 << 30)
+    all_well(run(warm, "save_fast", place, nodes, shape="2+1", steps=steps, seed=seed))
+    for home in nodes:
+        (kept,) = (place / home).glob("kept/*/parity-of-node-*")
+        names = {path.name for path in kept.glob("parity-*")}
+        assert f"parity-{steps[-1]:012d}" in names
+        assert all(verify(kept / name).ok for name in names)
+
+
 @pytest.mark.parametrize(("shape", "count"), [("2+1", 3), ("2+2", 4)])
 def test_whichever_nodes_are_lost_at_whatever_moment_nothing_that_had_its_parity_is(
     warm: Warm, place: Path, shape: str, count: int
