@@ -135,7 +135,7 @@ class ParityCarrier(Carrier):
             # Not while it was busy: others wait for what has just been made.
             self._asked_s = float("-inf") if moved else time.monotonic()
         self._board.seen(self.url, self._there)
-        self._note(here, level)
+        self._note(here, level, sought=None)
         self._waiting = {step: here[step] for step in self._wanted(here, level)}
         self._let_go(met, level, here)
         return moved
