@@ -17,7 +17,7 @@ from tests.integrations.lightning.running import differences, saver, trainer_of
 FSDP = {"fsdp": {}}
 EVERY_2 = {"every_n_steps": 2}
 STEPS = 12
-pytestmark = pytest.mark.timeout(250)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
