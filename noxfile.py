@@ -65,7 +65,7 @@ def docs(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test, the examples that are killed and resumed among them. Arguments go to pytest."""
     extra = ("huggingface-hub", "peft", "scikit-learn", "torchdata")
-    install(session, "-e", ".[test,bench,lightning,deepspeed,remote,transformers]", *extra)
+    install(session, "-e", ".[test,bench,lightning,deepspeed,parity,remote,transformers]", *extra)
     # Compiled on a machine's first run, which takes minutes: docs/horovod.md says how and why.
     session.run("python", ".ci/horovod_wheel.py")
     session.run("python", ".ci/warm_deepspeed.py")
