@@ -193,7 +193,7 @@ def pull_step(request: PullRequest) -> bool:
 @app.command()
 @takes(ScrubRequest)
 def scrub(request: ScrubRequest) -> bool:
-    """Read every byte of every step, and repair what is damaged from where it is whole.
+    """Read every byte of every step, and repair what is damaged.
 
     Ends with 1 if anything is left damaged.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from pathlib import Path
 
 from ckpt_core.cli.same_files import identity
 from ckpt_core.cli.tree import Item, read_tree, walk
@@ -49,11 +50,16 @@ class Side:
             raise self._reader.leaves.elsewhere([item.tensor.leaf])
         return found
 
+    @property
+    def path(self) -> Path:
+        """Of the step."""
+        return self._reader.leaves.step.path
+
     def places(self, leaf: StoredLeaf) -> list[Hashable]:
         """Which bytes of which files a leaf is; the same for steps that share them."""
         step = self._reader.leaves.step
         names = {rank.rank: rank.files for rank in step.ranks}
-        paths = [step.path / names[place.rank][place.file].name for place in leaf.places]
+        paths = [self.path / names[place.rank][place.file].name for place in leaf.places]
         return [
             (identity(path) or path, place.offset, place.part)
             for path, place in zip(paths, leaf.places, strict=True)

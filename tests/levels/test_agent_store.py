@@ -38,7 +38,8 @@ def test_what_is_committed_comes_to_the_store_and_retention_is_kept_there(
             save(store, step)
             if step % 2 == 0:
                 until(lambda step=step: step in far.steps())
-        until(lambda: set(look_at(far)) == {6, 8})
+        until(lambda: set(far.steps()) == {6, 8})
+        assert set(look_at(far)) == {6, 8}
         save(store, 9)
         store.close()
         status = agents.ended(process, root)
