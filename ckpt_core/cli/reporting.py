@@ -63,12 +63,14 @@ def _of_root(root: Path) -> str:
         "what",
     )
     rows = [_row(before, row) for before, row in pairwise((None, *found.steps)) if row is not None]
+    more: list[tuple[str, list[str]]] = []
+    if any(row.added_bytes != row.file_bytes for row in found.steps):
+        more.append(("adds", [size_text(row.added_bytes) for row in found.steps]))
     if found.further is not None:
-        headings = (*headings[:-1], "levels", headings[-1])
-        rows = [
-            (*cells[:-1], found.further.cell(step.step), cells[-1])
-            for cells, step in zip(rows, found.steps, strict=True)
-        ]
+        more.append(("levels", [found.further.cell(row.step) for row in found.steps]))
+    for heading, column in more:
+        headings = (*headings[:-1], heading, headings[-1])
+        rows = [(*cells[:-1], one, cells[-1]) for cells, one in zip(rows, column, strict=True)]
     notes = [] if found.further is None else told(found.further)
     about = f"{found.root}, as of {_moment(time.time())}; {_LACKS}"
     return plain_page(

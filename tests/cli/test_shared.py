@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from ckpt_core import Checkpointer, Options
 from ckpt_core.cli.app import app
 from ckpt_core.store import step_path
+from ckpt_core.units import size_text
 
 
 @pytest.fixture
@@ -44,6 +45,14 @@ def test_ls_shows_what_each_step_adds(root: Path) -> None:
     slots = rows["slots"]["file_bytes"]
     assert rows["file_bytes"] == sum(added) + slots
     assert "adds" in run("ls", root)[1]
+
+
+def test_the_page_of_a_root_shows_what_each_step_adds(root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    added = json.loads(run("ls", root, "--json")[1])["steps"][1]["added_bytes"]
+    assert run("report", root, "--out", out)[0] == 0
+    page = out.read_text()
+    assert ">adds<" in page and f">{size_text(added)}<" in page
 
 
 def test_verify_says_which_steps_have_the_damaged_file(root: Path) -> None:
