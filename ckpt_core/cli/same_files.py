@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -37,16 +38,16 @@ def steps_with(path: Path) -> list[int]:
 
 def added_bytes(folders: Iterable[Path]) -> list[int]:
     """Bytes of the files in each of these directories that none before it has."""
-    seen: set[Identity | None] = set()
+    seen: set[Identity] = set()
     found = []
     for folder in folders:
         added = 0
         for entry in entries(folder):
             with suppress(OSError):  # retired meanwhile
-                path = Path(entry.path)
-                mine = identity(path)
-                if entry.is_file(follow_symlinks=False) and mine not in seen:
+                about = Path(entry.path).lstat()
+                mine = about.st_dev, about.st_ino
+                if stat.S_ISREG(about.st_mode) and mine not in seen:
                     seen.add(mine)
-                    added += path.lstat().st_size
+                    added += about.st_size
         found.append(added)
     return found

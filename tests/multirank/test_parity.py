@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,9 +18,8 @@ from ckpt_core import verify
 from ckpt_core.store import committed_steps
 from tests.crash.warm import Warm
 from tests.levels.servers.moto import needs_store
-from tests.levels.trainers import processes, until
 from tests.multirank.crew import all_well
-from tests.multirank.peer_jobs import TOKEN
+from tests.multirank.losing_nodes import a_place, end
 
 pytestmark = needs_store
 
@@ -31,19 +28,8 @@ ROUNDS = 2
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / TOKEN).touch(mode=0o600)
-    (tmp_path / TOKEN).write_text("0123456789" * 4)
-    yield tmp_path
-    for home in tmp_path.iterdir():
-        end(home)
-
-
-def end(home: Path) -> None:
-    """All that runs on a node."""
-    for pid in processes(home / "root"):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    until(lambda: not processes(home / "root"), "the end of the agent")
+    with a_place(tmp_path):
+        yield tmp_path
 
 
 def run(warm: Warm, name: str, place: Path, nodes: list[str], **more: Any) -> list[Any]:
