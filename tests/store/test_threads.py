@@ -5,9 +5,15 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
-from ckpt_core.store import step_path
+import pytest
+
+from ckpt_core.errors import PersistError
+from ckpt_core.store import GuestStore, StepStore, step_path
+from tests.crash.layers import hooked
 from tests.store.harness import (
+    QuickFiles,
     left,
     make_store,
     mark_of,
@@ -82,3 +88,34 @@ def test_a_step_is_replaced_while_others_begin_and_end_to_read(root: Path) -> No
         sys.setswitchinterval(before)
     assert mark_of(step_path(root, 1)) == 99 and len(kept) == 1000
     store.close()
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.parametrize("times", [1, 3, 1000])
+def test_a_directory_that_another_rank_gives_up_while_it_is_made_is_made_anew(
+    root: Path, leads: bool, times: int
+) -> None:
+    name = "000000000001-01234567"
+    left_over = times
+
+    def given_up(operation: str, args: tuple[Any, ...], act: Any) -> Any:
+        nonlocal left_over
+        if args[0].name != name or not left_over:
+            return act()
+        left_over -= 1
+        args[0].mkdir()
+        try:
+            return act()
+        finally:
+            args[0].rmdir()
+
+    files = hooked(QuickFiles, given_up, ("mkdir",))
+    leader = StepStore(root, files=files, keep_last=2, keep_every=None, spare_slots=0, shared=True)
+    leader.open()
+    store = leader if leads else GuestStore(root, files=files, rank=1)
+    if times < 1000:
+        assert store.begin(1, name).path.is_dir()
+    else:
+        with pytest.raises(PersistError, match="begin a save"):
+            store.begin(1, name)
+    leader.close()
