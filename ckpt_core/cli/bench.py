@@ -33,9 +33,9 @@ class Request:
     suite: Annotated[
         str,
         typer.Option(
-            metavar="[core|ranks|lightning|deepspeed|horovod|policy|papers|device|levels]",
+            metavar="[core|ranks|lightning|transformers|deepspeed|horovod|policy|papers|device|levels]",
             help="core: one process beside other checkpointers. ranks: several that save together. "
-            "lightning, deepspeed, horovod: the ways to save under these. "
+            "lightning, transformers, deepspeed, horovod: the ways to save under these. "
             "policy: Auto, beside a second job. papers: figures of the papers. "
             "device: a GPU or the like, beside raw copies. levels: an agent, a store on loopback, memory.",
         ),
@@ -84,7 +84,7 @@ class Request:
         int | None,
         typer.Option(
             help="Tensors in the state; default: 384; papers: 160. "
-            "lightning, deepspeed, horovod, policy have a model's."
+            "lightning, transformers, deepspeed, horovod, policy have a model's."
         ),
     ] = None
     rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 5
@@ -99,7 +99,8 @@ class Request:
         typer.Option(
             metavar="NAME",
             help="Only this; repeatable. core has save, restore, leaves, train; "
-            "ranks save, train, plan, messages; lightning, deepspeed save, train; horovod train; "
+            "ranks save, train, plan, messages; lightning, transformers save, train, resume; "
+            "deepspeed save, train; horovod train; "
             "policy overhead, decision; papers throughput, persist, in_flight, writers, memory, "
             "intervals, separated, breakdown; device copy, first, read, train, restore; "
             "levels train, upload, back, memory.",
@@ -181,7 +182,7 @@ _REFUSED = {
     ("leaves", "device"): "it has three sizes of them",
 } | {
     ("leaves", suite): "they are those of its model"
-    for suite in ("lightning", "deepspeed", "horovod", "policy")
+    for suite in ("lightning", "transformers", "deepspeed", "horovod", "policy")
 }
 """Option and suite that do not go together -> why."""
 

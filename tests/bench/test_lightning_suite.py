@@ -15,8 +15,9 @@ import torch
 pytest.importorskip("lightning.pytorch")
 
 from ckpt_core.bench import OURS, ModelSize
+from ckpt_core.bench.fits import BASE
 from ckpt_core.errors import ConfigError
-from ckpt_lightning_tools.bench import BASE, NAMES, LightningSettings, fitting
+from ckpt_lightning_tools.bench import NAMES, LightningSettings, fitting
 from ckpt_lightning_tools.bench.suite import MODEL_CHECKPOINT
 from tests.bench.quick import assert_all_ran, ckpt_core_bench, quick_fixtures
 
@@ -54,7 +55,7 @@ def test_each_interval_has_a_figure_of_each_way_for_each_round(
     assert rows[OURS]["ratio_to_ours"] == 1
 
 
-@pytest.mark.parametrize("figure", ["large_stall", "large_peak_memory"])
+@pytest.mark.parametrize("figure", ["large_stall", "large_peak_memory", "resume"])
 def test_the_large_state_is_measured_for_each_way_that_saves(
     report: dict[str, Any], figure: str
 ) -> None:
@@ -86,8 +87,8 @@ def test_a_way_whose_package_is_missing_says_how_to_install_it(tmp_path: Path) -
     code = (
         "import json, pathlib, sys\n"
         "sys.modules['ckpt_lightning'] = None\n"
-        "from ckpt_lightning_tools.bench.worker import FitWorker\n"
-        f"print(json.dumps(FitWorker('{OURS}', pathlib.Path()).hello()))"
+        "from ckpt_lightning_tools.bench.worker import LightningWorker\n"
+        f"print(json.dumps(LightningWorker('{OURS}', pathlib.Path()).hello()))"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)

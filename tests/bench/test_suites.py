@@ -10,7 +10,7 @@ import pytest
 from ckpt_core.bench.suites import names
 from tests.bench.quick import ckpt_core_bench
 
-FRAMEWORKS = ("deepspeed", "horovod", "lightning")
+FRAMEWORKS = ("deepspeed", "horovod", "lightning", "transformers")
 
 
 def test_every_suite_is_in_the_help() -> None:

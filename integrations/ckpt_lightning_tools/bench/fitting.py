@@ -1,16 +1,10 @@
-"""One fit under Lightning, with one of the ways to save, under the clock. Needs torch and Lightning.
-
-What a way costs is the time inside the hooks of its callback: taking the state, writing it where it does
-that at once, and waiting before the optimizer's update. What it costs besides, by keeping the processor or
-the interpreter's lock from training, shows in the time of the steps.
-"""
+"""One fit under Lightning, with one of the ways to save, under the clock. Needs torch and Lightning."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +15,13 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch.utils.data import DataLoader, Dataset
 
 from ckpt_core.bench.contenders import OURS, State
+from ckpt_core.bench.fit_clock import Begun, FitClock, Fitted
+from ckpt_core.bench.fits import BASE
 from ckpt_core.bench.proc import processor_s
 from ckpt_core.bench.window import Window
 from ckpt_core.bench.workloads import language_model, next_word_loss, token_batches
 from ckpt_core.options import Options
-from ckpt_lightning_tools.bench.suite import ASYNC_IO, BASE, MODEL_CHECKPOINT
+from ckpt_lightning_tools.bench.suite import ASYNC_IO, MODEL_CHECKPOINT
 
 _HOOKS = (
     *("on_train_epoch_start", "on_train_batch_start", "on_before_zero_grad", "on_before_backward"),
@@ -65,112 +61,86 @@ class LanguageModel(LightningModule):
 
 
 class Clock(Callback):
-    """Notes when steps begin and end, and what the way's hooks take meanwhile."""
+    """Tells a clock when steps begin, and when the last one is over."""
 
-    def __init__(self, window: Window) -> None:
-        self._window = window
-        self._begins: list[float] = []
-        self.worked_s = 0.0
-        self._stall_s = 0.0
-        self.end = 0.0
+    def __init__(self, clock: FitClock) -> None:
+        self._clock = clock
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Comes before the same hook of a callback that saves, which Lightning puts last."""
-        if batch_idx >= self._window.lead:
-            if not self._begins:
-                self.worked_s = processor_s(os.getpid())
-            self._begins.append(time.perf_counter())
+        self._clock.step_begins(batch_idx)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Comes after all of the last batch, and before the end of what is still to be written."""
-        self.end = time.perf_counter()
-
-    def watch(self, callback: Callback) -> None:
-        """Count the time of the callback's hooks from now on, within the window."""
-        for name in _HOOKS:
-            setattr(callback, name, self._timed(getattr(callback, name)))
-
-    def _timed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return hook(*args, **kwargs)
-            finally:
-                if self._begins and not self.end:
-                    self._stall_s += time.perf_counter() - began
-
-        return timed
-
-    @property
-    def step_seconds(self) -> list[float]:
-        """Of each step under the clock."""
-        ends = [*self._begins[1:], self.end]
-        return [end - begin for begin, end in zip(self._begins, ends, strict=True)]
-
-    @property
-    def stall_s(self) -> float:
-        """Of one save: all time in hooks, shared out over the saves."""
-        return self._stall_s / (self._window.steps // self._window.every)
+        self._clock.window_ends()
 
 
-@dataclass(slots=True)
-class Fitted:
-    """What one fit found.
+class Ends(Callback):
+    """Ends a fit at its first step."""
 
-    Attributes:
-        fit_s: from the call of `Trainer.fit` until it returned, with all files complete.
-        processor_s: of all threads and children, from the first step under the clock until then.
-        state: the live tensors at its end.
-    """
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        """The first one."""
+        raise Begun
 
-    fit_s: float
-    step_s: float
-    longest_step_s: float
-    stall_s: float
-    processor_s: float
-    state: State
+
+def model(size: dict[str, Any]) -> LanguageModel:
+    """As `Fitting` has it."""
+    return LanguageModel(size)
 
 
 def fit(
     name: str,
     module: LanguageModel,
+    *,
     size: dict[str, Any],
     window: Window,
     root: Path,
-    staging_bytes: int | None,
+    staging_bytes: int | None = None,
 ) -> Fitted:
-    """Train `module` through a window of steps, saving below `root` in the way of that name."""
+    """As `Fitting` has it."""
     steps = window.lead + window.steps
-    data = DataLoader(Tokens(size, 2 * steps), batch_size=None)
-    clock = Clock(window)
+    clock = FitClock(window)
     savers, plugins = _way(name, root, window.every, staging_bytes)
     for saver in savers:
-        clock.watch(saver)
-    trainer = Trainer(
+        clock.watch(saver, _HOOKS)
+    trainer = _trainer([Clock(clock), *savers], plugins, steps, saves=bool(savers))
+    began = time.perf_counter()
+    trainer.fit(module, _data(size, steps))
+    return clock.found(
+        fit_s=time.perf_counter() - began,
+        processor_s=processor_s(os.getpid()),
+        state=live_state(module, trainer),
+    )
+
+
+def resume(name: str, module: LanguageModel, *, size: dict[str, Any], root: Path) -> float:
+    """As `Fitting` has it."""
+    savers, plugins = _way(name, root, 2, None)
+    trainer = _trainer([Ends(), *savers], plugins, 1000, saves=True)
+    path = "last" if name == OURS else str(_newest(root))
+    began = time.perf_counter()
+    with contextlib.suppress(Begun):
+        trainer.fit(module, _data(size, 1000), ckpt_path=path, weights_only=False)
+    return time.perf_counter() - began
+
+
+def _data(size: dict[str, Any], steps: int) -> Any:
+    return DataLoader(Tokens(size, 2 * steps), batch_size=None)
+
+
+def _trainer(callbacks: list[Callback], plugins: list[Any], steps: int, *, saves: bool) -> Trainer:
+    return Trainer(
         accelerator="cpu",
-        callbacks=[clock, *savers],
+        callbacks=callbacks,
         plugins=plugins,
-        enable_checkpointing=bool(savers),
+        enable_checkpointing=saves,
         max_epochs=-1,
         max_steps=steps,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-    )
-    began = time.perf_counter()
-    trainer.fit(module, data)
-    fit_s = time.perf_counter() - began
-    worked_s = processor_s(os.getpid()) - clock.worked_s
-    seconds = clock.step_seconds
-    return Fitted(
-        fit_s=fit_s,
-        step_s=sum(seconds) / len(seconds),
-        longest_step_s=max(seconds),
-        stall_s=clock.stall_s,
-        processor_s=worked_s,
-        state=live_state(module, trainer),
     )
 
 
@@ -205,8 +175,12 @@ def saved_state(name: str, root: Path) -> State:
 
         tree = load(root)
     else:
-        tree = torch.load(max(root.glob("*.ckpt"), key=_step_of), weights_only=True)
+        tree = torch.load(_newest(root), weights_only=True)
     return _named(tree["state_dict"], tree["optimizer_states"][0])
+
+
+def _newest(root: Path) -> Path:
+    return max(root.glob("*.ckpt"), key=_step_of)
 
 
 def _step_of(path: Path) -> int:
