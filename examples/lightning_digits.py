@@ -60,19 +60,19 @@ def main() -> None:
     args = parse_args(__doc__)
     make_deterministic(args.seed)
     digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    images = torch.tensor(digits.images).float().unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
     train = ShiftedDigits(images[300:], labels[300:])  # the first 300 are held out
     loader = ResumableLoader(train, batch_size=60, shuffle=True, seed=args.seed, num_workers=2)
-    model = Digits()
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet |= {"accelerator": args.device.type, "devices": 1}
     callbacks = [AsyncCheckpoint(args.root, every_n_steps=args.every)]  # all that there is to do
-    device = {"accelerator": args.device.type, "devices": 1}
-    trainer = Trainer(max_steps=args.steps, callbacks=callbacks, **device, **quiet)
-    trainer.fit(model, loader)
-    right = model.cpu().eval().layers(images[:300]).argmax(1) == labels[:300]
-    share = right.float().mean().item()
-    write_result(args.result, step=trainer.global_step, losses=[share], objects=[model])
+    trainer = Trainer(max_steps=args.steps, callbacks=callbacks, **quiet)
+    trainer.fit(model := Digits(), loader)
+    found = model.cpu().eval().layers(images[:300]).argmax(1) == labels[:300]
+    share = found.float().mean().item()
+    objects = [model, trainer.optimizers[0], trainer.lr_scheduler_configs[0].scheduler]
+    write_result(args.result, step=trainer.global_step, losses=[share], objects=objects)
     print(f"done, {share:.0%} right, fingerprint in {args.result}")
 
 

@@ -66,7 +66,8 @@ def main() -> None:
     trainer = Trainer(model=model, args=settings, train_dataset=data, callbacks=callbacks)
     trainer.train(resume_from_checkpoint=True)
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    write_result(args.result, step=trainer.state.global_step, losses=losses, objects=[model])
+    objects = [model, trainer.optimizer, trainer.lr_scheduler]
+    write_result(args.result, step=trainer.state.global_step, losses=losses, objects=objects)
     print(f"done, fingerprint in {args.result}")
 
 
