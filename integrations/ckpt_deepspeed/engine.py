@@ -78,12 +78,16 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
 
     Args:
         settings: from the configuration.
+
+    Attributes:
+        newest: the save that was begun last, if one was.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__()
         self.name = "ckpt_core"
         self.settings = settings
+        self.newest: SaveHandle | None = None
         self._tag: _Tag | None = None
         self._saving: _Saving | None = None
 
@@ -208,7 +212,8 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         files = self._files(tag)
         files.add_all(tag.given, eager=self._saving.early)
         self._tag = None
-        return files.seal()
+        self.newest = files.seal()
+        return self.newest
 
     # -- inside -----------------------------------------------------------------------------------
 

@@ -103,6 +103,10 @@ class Roots:
         self._open.clear()
         _all_of(root.checkpointer.close for root in found)
 
+    def forget(self, save_dir: str | os.PathLike[str]) -> None:
+        """A directory whose Checkpointer has been closed is opened anew by the next save."""
+        self._open.pop(os.path.realpath(save_dir), None)
+
     def _drop(self, key: str) -> None:
         with contextlib.suppress(CkptError):  # it was logged when it happened
             self._open.pop(key).checkpointer.close()

@@ -16,17 +16,22 @@ from torch.optim import Optimizer
 
 from ckpt_core import Checkpointer, ConfigError, OnError, Options, RngState
 from ckpt_lightning import resume as resuming
+from ckpt_lightning.by_deepspeed import (
+    DeepSpeedDoors,
+    DeepSpeedSession,
+    choose_engine,
+    saves_by_deepspeed,
+)
 from ckpt_lightning.checkpoint_io import StepIO
 from ckpt_lightning.finding import STATE_KEY
 from ckpt_lightning.lengths import measure_again
 from ckpt_lightning.loops import is_fast_dev_run
 from ckpt_lightning.paths import Paths
-from ckpt_lightning.position import DataPosition
 from ckpt_lightning.ranking import Ranking
 from ckpt_lightning.ranks import Ranks, warn_about_change
 from ckpt_lightning.recorder import Recorder
 from ckpt_lightning.session import Session
-from ckpt_lightning.sharded import is_sharded
+from ckpt_lightning.sharded import loads_late
 from ckpt_lightning.strategy import Doors, resume_together
 from ckpt_lightning.texts import Teller, tell
 from ckpt_lightning.traps import (
@@ -49,7 +54,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
 
     With several ranks (DDPStrategy, FSDPStrategy, or ModelParallelStrategy with FSDP2), each of them
     writes its share of one step, to a root that all of them see. Any number of ranks goes on from it; a
-    warning says what cannot be exact. SIGTERM must reach all ranks.
+    warning says what cannot be exact. SIGTERM must reach all ranks. Under DeepSpeedStrategy the files are
+    DeepSpeed's, saved by `ckpt_deepspeed`.
 
     Args:
         root: directory of this run's steps.
@@ -103,8 +109,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
     ) -> None:
         super().__init__()
         refuse_unknown(unknown)
-        given: object = root
-        if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        if not isinstance(root, str | os.PathLike) or not os.fspath(root):
             raise ConfigError(f"root={root!r} is no path: give the directory for the steps")
         if resume not in ("auto", "never"):
             raise ConfigError(f"resume={resume!r} is unknown: use 'auto' or 'never'")
@@ -163,6 +168,31 @@ class AsyncCheckpoint(Paths, Checkpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Install our CheckpointIO; for a fit, open the root and find the step to go on from."""
+        ranks = Ranks(trainer, pl_module)
+        self._as_tags = saves_by_deepspeed(trainer)
+        if self._as_tags:
+            choose_engine(trainer, self.options, monitor=self.monitor)
+            DeepSpeedDoors(ranks).install()
+        else:
+            self._install_doors(trainer, pl_module, ranks)
+        if stage != "fit" or is_fast_dev_run(trainer):
+            return
+        self.root = ranks.first(self.root)
+        session = (DeepSpeedSession if self._as_tags else Session)(self.root, self.options, ranks)
+        self._recorder = Recorder.of(session, self._ranking, self.triggers, self._teller)
+        # A second fit of this process goes on with what it has in memory.
+        if not self.knows_root:
+            if self._resume_mode == "never":
+                resuming.refuse_steps(self.root, session.steps())
+            elif loads_late(trainer):
+                self._resumes_late = True
+            elif ranks.several or self.options.levels:
+                self._last_step = self._resume_together(trainer, pl_module)
+            else:
+                self._last_step = resuming.resume_newest(trainer, pl_module, self.root)
+        self.knows_root = True
+
+    def _install_doors(self, trainer: Trainer, module: LightningModule, ranks: Ranks) -> None:
         base = trainer.strategy.checkpoint_io
         if not isinstance(base, StepIO):
             # The IO outlives a fit, and serves trainer.test(ckpt_path=...) after it.
@@ -174,33 +204,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
                 save_here=self._save_here,
                 load_here=self._load_here,
             )
-        base.ranks = ranks = Ranks(trainer, pl_module)
-        Doors(trainer, pl_module, base, ranks, self._checkpointer).install()
-        if stage != "fit" or is_fast_dev_run(trainer):
-            return
-        ranks.check()
-        self.root = ranks.first(self.root)
-        session = Session(self.root, self.options, ranks)
-        schedule = self.triggers.schedule(monitors=self._ranking.monitor is not None)
-        ranks.decide_alike(schedule)
-        schedule.watch(session.checkpointer)
-        triggers = ranks.possible(self.triggers, self._teller)
-        position = DataPosition(self._teller)
-        self._recorder = Recorder(
-            session, position, schedule, self._ranking, triggers, self._teller
-        )
-        # A second fit of this process goes on with what it has in memory.
-        if not self.knows_root:
-            steps = session.checkpointer.steps()
-            if self._resume_mode == "never":
-                resuming.refuse_steps(self.root, steps)
-            elif is_sharded(trainer):
-                self._resumes_late = True
-            elif ranks.several or self.options.levels:
-                self._last_step = self._resume_together(trainer, pl_module)
-            else:
-                self._last_step = resuming.resume_newest(trainer, pl_module, self.root)
-        self.knows_root = True
+        base.ranks = ranks
+        Doors(trainer, module, base, ranks, self._checkpointer).install()
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -209,7 +214,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         if self._recorder is not None:
             self._resumed = resuming.extras_of(checkpoint)
             self._recorder.position.note(checkpoint)
-            if is_sharded(trainer) and self._resumed is not None:
+            if loads_late(trainer) and self._resumed is not None:
                 self._recorder.position.before_loaders(self._resumed)  # on_fit_start is over
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -346,9 +351,11 @@ class AsyncCheckpoint(Paths, Checkpoint):
         return None if self._recorder is None else self._recorder.session.checkpointer
 
     def _resume_together(self, trainer: Trainer, pl_module: LightningModule) -> int | None:
-        checkpointer = self._checkpointer()
-        assert checkpointer is not None
-        return resume_together(checkpointer, trainer, pl_module, trusted=self._trusted)
+        assert self._recorder is not None
+        session = self._recorder.session
+        if self._as_tags:
+            return DeepSpeedDoors(session.ranks).resume(self.root)
+        return resume_together(session.checkpointer, trainer, pl_module, trusted=self._trusted)
 
     def _close(self, trainer: Trainer) -> None:
         recorder = self._recorder

@@ -10,6 +10,7 @@ import torch
 
 from ckpt_core import step_path
 from ckpt_lightning import finding
+from ckpt_lightning.by_deepspeed import tag_path
 from ckpt_lightning.ranking import Ranking
 
 _OF_A_FIT = ("_recorder", "_counter", "_averaging", "_resumed")
@@ -24,6 +25,7 @@ class Paths:
     _ranking: Ranking
     _last_step: int | None
     _told_best: str = ""
+    _as_tags: bool = False
 
     @staticmethod
     def latest(root: str | os.PathLike[str]) -> str | None:
@@ -41,6 +43,9 @@ class Paths:
     def __getstate__(self) -> dict[str, Any]:
         """For copies and for other processes, of which none saves to the root that is open here."""
         return {**self.__dict__, **dict.fromkeys(_OF_A_FIT)}
+
+    def _path_of(self, step: int) -> Path:
+        return (tag_path if self._as_tags else step_path)(self.root, step)
 
     @property
     def monitor(self) -> str | None:
@@ -70,7 +75,7 @@ class Paths:
         """
         best = self._last_step if self._ranking.monitor is None else self._ranking.best
         if best is not None:
-            return str(step_path(self.root, best))
+            return str(self._path_of(best))
         if self.knows_root or self._told_best:
             return self._told_best
         return finding.best(self.root, monitor=self._ranking.monitor) or ""
@@ -96,17 +101,17 @@ class Paths:
     def last_model_path(self) -> str:
         """Directory of the newest committed step; "" for none."""
         if self._last_step is not None:
-            return str(step_path(self.root, self._last_step))
+            return str(self._path_of(self._last_step))
         return "" if self.knows_root else finding.latest(self.root) or ""
 
     @property
     def best_k_models(self) -> dict[str, torch.Tensor]:
         """Directory and score of each step that is kept for its score."""
         kept = self._ranking.kept
-        return {str(step_path(self.root, step)): torch.tensor(kept[step]) for step in sorted(kept)}
+        return {str(self._path_of(step)): torch.tensor(kept[step]) for step in sorted(kept)}
 
     @property
     def kth_best_model_path(self) -> str:
         """Directory of the step that gives way to the next better one; "" for none."""
         worst = self._ranking.worst
-        return "" if worst is None else str(step_path(self.root, worst))
+        return "" if worst is None else str(self._path_of(worst))

@@ -95,22 +95,14 @@ class Ranks:
         )
         return replace(triggers, save_on_exception=False)
 
-    def check(self) -> None:
-        """Refuse what cannot be saved. Called on every rank, before the root is opened.
+    def check_optimizers(self) -> None:
+        """Refuse what cannot be saved. Called on every rank, once there are optimizers.
 
         Raises:
-            ConfigError: the strategy keeps its states where Lightning's checkpoint does not show them.
+            ConfigError: an optimizer does not show all of its state.
         """
-        strategy = self.trainer.strategy
-        if isinstance(strategy, DeepSpeedStrategy):
-            raise ConfigError(
-                f"{type(strategy).__name__} lets DeepSpeed alone save its states: train with FSDPStrategy, "
-                f"ModelParallelStrategy (FSDP2) or DDPStrategy; or save by DeepSpeed, in a loop of your own "
-                f"with ckpt_deepspeed, or with ModelCheckpoint in place of this callback"
-            )
-
-    def check_optimizers(self) -> None:
-        """As `check`, once there are optimizers."""
+        if isinstance(self.trainer.strategy, DeepSpeedStrategy):
+            return  # saves by itself
         for optimizer in self.trainer.optimizers if self.several else ():
             if hasattr(optimizer, "consolidate_state_dict"):
                 raise ConfigError(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -65,6 +65,15 @@ class Recorder:
     _pending: tuple[int, dict[str, Any]] | None = None
     _armed: tuple[int, dict[str, Any]] | None = None
     _prepared: bool = False
+
+    @classmethod
+    def of(cls, session: Session, ranking: Ranking, triggers: Triggers, teller: Teller) -> Self:
+        """Of a fit that begins. Called on every rank: ranks agree on what decides."""
+        schedule = triggers.schedule(monitors=ranking.monitor is not None)
+        session.ranks.decide_alike(schedule)
+        schedule.watch(session.checkpointer)
+        triggers = session.ranks.possible(triggers, teller)
+        return cls(session, DataPosition(teller), schedule, ranking, triggers, teller)
 
     # -- hooks, in their order -------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from ckpt_core import CkptError, Options, SaveHandle
+from ckpt_core import Checkpointer, CkptError, Options, SaveHandle
 from ckpt_lightning.metrics import Meter
 from ckpt_lightning.ranking import Change
 from ckpt_lightning.ranks import Ranks
@@ -30,13 +30,17 @@ class Session:
     """
 
     def __init__(self, root: str | os.PathLike[str], options: Options, ranks: Ranks) -> None:
-        self.checkpointer = ranks.open(Path(root), options)
         self.ranks = ranks
+        self.checkpointer = self._opened(Path(root), options)
         self.meter = Meter()
         self._raises = options.on_error == "raise"
         self._handles: list[SaveHandle] = []
         self._changes: dict[int, Change] = {}
         self._unsubscribe = self.checkpointer.events.subscribe(self.meter.on_event)
+
+    def steps(self) -> tuple[int, ...]:
+        """Those that the root holds."""
+        return self.checkpointer.steps()
 
     def prepare(self, tree: Any) -> None:
         """Make staging memory ready for such a tree, behind training; what is wrong, the first save tells."""
@@ -53,7 +57,7 @@ class Session:
             CkptError: with on_error="raise", this save or an earlier one failed.
         """
         try:
-            handle = self.checkpointer.save(step, tree, per_rank=self.ranks.private(tree))
+            handle = self._start(step, tree)
         except CkptError as exc:
             self.meter.refused(step, stall_s=time.monotonic() - began)
             self._failed(step, exc)
@@ -119,6 +123,12 @@ class Session:
             self._unsubscribe()
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _opened(self, root: Path, options: Options) -> Checkpointer:
+        return self.ranks.open(root, options)
+
+    def _start(self, step: int, tree: dict[str, Any]) -> SaveHandle:
+        return self.checkpointer.save(step, tree, per_rank=self.ranks.private(tree))
 
     def _settle_pins(self, done: Future[Path], change: Change) -> None:
         """Runs where the engine commits, before it can commit the next step and retire this one.

@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import (
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+)
 
 from ckpt_core import NotCommitted, committed_steps, step_path
 from ckpt_lightning import fsdp
@@ -28,6 +32,11 @@ from ckpt_lightning import fsdp
 def is_sharded(trainer: Trainer) -> bool:
     """Whether parts of the state are on different ranks."""
     return isinstance(trainer.strategy, ModelParallelStrategy | FSDPStrategy)
+
+
+def loads_late(trainer: Trainer) -> bool:
+    """Whether Lightning loads the states once they are where they belong: after on_fit_start."""
+    return is_sharded(trainer) or isinstance(trainer.strategy, DeepSpeedStrategy)
 
 
 def copied_already(trainer: Trainer) -> tuple[str, ...]:
@@ -47,7 +56,7 @@ def live_states(trainer: Trainer) -> dict[str, Any]:
 @contextmanager
 def referring(trainer: Trainer) -> Iterator[None]:
     """Within it, a checkpoint that is dumped refers to the live states, whatever the strategy."""
-    if not is_sharded(trainer):
+    if not is_sharded(trainer) and not isinstance(trainer.strategy, DeepSpeedStrategy):
         yield
         return
     strategy: Any = trainer.strategy
@@ -61,6 +70,8 @@ def referring(trainer: Trainer) -> Iterator[None]:
 def _doors(trainer: Trainer) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     """What gives the state of the model, and that of an optimizer."""
     strategy = trainer.strategy
+    if isinstance(strategy, DeepSpeedStrategy):
+        return dict, lambda optimizer: {}  # its own files have them
     if isinstance(strategy, FSDPStrategy):
         return partial(fsdp.model_state, strategy), partial(fsdp.optimizer_state, strategy)
     return trainer.lightning_module.state_dict, _state_of
