@@ -1,10 +1,11 @@
 """Nodes that keep one another's steps, and lose one after the other with its disk, at moments of chance.
 
-    python -m tests.multirank.losing_nodes SEED LOSSES [--nodes 4] [--place DIR]
+    python -m tests.multirank.losing_nodes SEED LOSSES [--nodes 4] [--parity k+m] [--place DIR]
 
 Each loss ends the whole job: SIGKILL for the node's trainer and agent, its directory is deleted, and the
-other trainers are killed; their agents live on. A fresh node with another name takes its place. One in three
-is lost while it is being filled, and one in three while no save waits for copies. Each line says what was
+other trainers are killed; their agents live on. A fresh node with another name takes its place. With parity
+one node of each group is lost, or two at once where there is parity for two. One loss in three is that of
+nodes that are being filled, and one in three comes while no save waits for copies. Each line says what was
 lost when, the step that the job went on from, and the newest one before that had reached its peers on all
 ranks (or was agreed on, where no save waited). What is older, or not bit-identical, ends it with an error.
 """
@@ -24,13 +25,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ckpt_core.levels.parity.groups import Shape
 from tests.crash.warm import Warm
 from tests.levels.trainers import processes, until
 from tests.multirank.crew import all_well
 from tests.multirank.peer_jobs import TOKEN
 
 HOWS = ("behind", "waiting", "filling")
-"""No save waits for copies; each save waits; the node that was lost last is lost again while it is filled."""
+"""No save waits for copies; each save waits; those lost last are lost again while they are filled."""
 
 
 @contextmanager
@@ -65,35 +67,73 @@ def run(warm: Warm, name: str, place: Path, nodes: list[str], **more: Any) -> li
 
 
 def lose_nodes(
-    warm: Warm, place: Path, seed: str, *, nodes: int, losses: int
+    warm: Warm, place: Path, seed: str, *, nodes: int, losses: int, shape: str = ""
 ) -> Iterator[dict[str, Any]]:
-    """Lose so many nodes, one after the other, and go on; what became of each.
+    """Lose nodes so many times, one after the other, and go on; what became of each.
+
+    Args:
+        shape: of the parity that they keep; "": copies.
 
     Raises:
         AssertionError: something was lost that must not be, or came back with other bytes.
     """
-    chance = random.Random(f"{seed} {nodes}")
-    names, least, lost = [f"node{n}" for n in range(nodes)], 0, 0
+    chance = random.Random(f"{seed} {nodes} {shape}".strip())
+    names, least, lost = [f"node{n}" for n in range(nodes)], 0, [0]
+    groups = groups_of(nodes, shape)
     for number in range(losses):
         how = HOWS[number % len(HOWS)]
-        victim = lost if how == "filling" else chance.randrange(nodes)
+        victims = _again(chance, lost, groups) if how == "filling" else _some(chance, groups)
         for left in place.glob("rank-*.pid"):
             left.unlink()
-        told = {"victim": victim, "early": how == "filling", "waits": how != "behind"}
-        outcomes = run(
-            warm, "train_until_lost", place, names, seed=chance.randrange(1 << 30), **told
-        )
+        told = {"victims": victims, "early": how == "filling", "waits": how != "behind"}
+        told |= {"seed": chance.randrange(1 << 30), "pause_s": chance.choice([0.0, 0.3])}
+        told["waits"] = told["waits"] or (len(groups) > 1 and bool(shape))  # each has its own pace
+        loss = {"nodes": names, **told}
+        outcomes = run(warm, "train_until_lost", place, names, shape=shape, loss=loss)
         assert not any(one["problem"] for one in outcomes), f"{told}: {outcomes}"
         begun = [_number(place / f"begun-{rank}") for rank in range(nodes)]
         if how != "filling":
             assert min(begun) == max(begun) >= least, f"{told}: from {begun}, and not from {least}"
-        yield {"how": how, "lost": names[victim], "begun": min(begun), "least": least}
+        gone = [names[victim] for victim in victims]
+        yield {"how": how, "lost": gone, "begun": min(begun), "least": least}
         least = min(_number(place / f"reached-{rank}") for rank in range(nodes))
-        lost = victim
-        names[victim] = f"fresh-{number}"
-    found = all_well(run(warm, "save_and_reach", place, names, steps=[]))
+        lost = victims
+        for victim in victims:
+            names[victim] = f"fresh-{number}-{victim}"
+    found = all_well(run(warm, "save_and_reach", place, names, shape=shape, steps=[]))
     begun = sorted({one["begun"] for one in found})
     assert len(begun) == 1 and begun[0] >= least > 0, f"from {begun}, and not from {least}"
+
+
+def groups_of(nodes: int, shape: str) -> list[tuple[list[int], int]]:
+    """The ranks of each group of which some may be lost together, and how many."""
+    if not shape:
+        return [([*range(nodes)], 1)]
+    found = Shape.parse(shape)
+    count = nodes // found.nodes
+    return [([*range(nodes)[number::count]], found.m) for number in range(count)]
+
+
+def _some(chance: random.Random, groups: list[tuple[list[int], int]]) -> list[int]:
+    """Those that are lost: of each group as many as may be, or fewer, and at least one in all."""
+    while True:
+        found = [
+            chance.sample(ranks, chance.choice([most, most, most - 1])) for ranks, most in groups
+        ]
+        if lost := [rank for some in found for rank in some]:
+            return lost
+
+
+def _again(
+    chance: random.Random, lost: list[int], groups: list[tuple[list[int], int]]
+) -> list[int]:
+    """The same once more, and of each group one that was not lost, as long as it may be."""
+    found: list[int] = []
+    for ranks, most in groups:
+        again = [rank for rank in ranks if rank in lost]
+        others = [rank for rank in ranks if rank not in lost]
+        found += again + chance.sample(others, chance.randint(0, most - len(again)))
+    return found
 
 
 def _number(path: Path) -> int:
@@ -106,10 +146,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("seed")
     parser.add_argument("losses", type=int)
     parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--parity", default="", help="as Level(parity=) takes it; else copies")
     parser.add_argument("--place", help="directory in which that of this run is made")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(dir=given.place) as name, Warm() as warm, a_place(Path(name)):
-        for one in lose_nodes(warm, Path(name), given.seed, nodes=given.nodes, losses=given.losses):
+        told = {"nodes": given.nodes, "losses": given.losses, "shape": given.parity}
+        for one in lose_nodes(warm, Path(name), given.seed, **told):
             print(json.dumps({"seed": given.seed, "nodes": given.nodes, **one}), flush=True)
     print(f"{given.losses} losses among {given.nodes} nodes: none of what had reached its peers")
     return 0

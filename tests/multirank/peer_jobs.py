@@ -1,4 +1,7 @@
-"""What the ranks of a test do whose nodes keep one another's steps; each function runs in every rank."""
+"""What the ranks of a test do whose nodes keep one another's steps; each function runs in every rank.
+
+`shape` is that of the parity that they keep; "": whole copies.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +35,29 @@ def home_of(place: str, node: str | None) -> Path:
     return Path(place) / node
 
 
-def level_of(who: Rank, place: str, **changes: Any) -> Level:
-    """The copies of this node on another one, and those of another one here."""
+def level_of(who: Rank, place: str, shape: str = "", **changes: Any) -> Level:
+    """The copies of this node on another one, and those of another one here; or parity."""
     os.environ["CKPT_PEER_TOKEN_FILE"] = str(Path(place) / changes.pop("token", TOKEN))
-    given: dict[str, Any] = {"peers": 1, "bind": "lo:0", "dir": home_of(place, who.node) / "copies"}
+    given: dict[str, Any] = {"parity": shape} if shape else {"peers": 1}
+    given |= {"bind": "lo:0", "dir": home_of(place, who.node) / "kept"}
     return Level(**(given | changes))
 
 
-def open_here(who: Rank, place: str, met: TorchStore | None = None, **changes: Any) -> Checkpointer:
-    """A root on the disk of this node."""
-    root, level = home_of(place, who.node) / "root", level_of(who, place, **changes)
-    return Checkpointer(root, options(), coordination=met or who.meet(), levels=[level])
+def open_here(
+    who: Rank,
+    place: str,
+    shape: str = "",
+    *,
+    met: TorchStore | None = None,
+    behind: Sequence[str] = (),
+    keep_last: int = 2,
+    **changes: Any,
+) -> Checkpointer:
+    """A root on the disk of this node, and such levels."""
+    root, level = home_of(place, who.node) / "root", level_of(who, place, shape, **changes)
+    levels = [level, *map(Level, behind)]
+    settings = options(keep_last=keep_last)
+    return Checkpointer(root, settings, coordination=met or who.meet(), levels=levels)
 
 
 def restored(ck: Checkpointer, who: Rank) -> int:
@@ -56,16 +74,24 @@ def restored(ck: Checkpointer, who: Rank) -> int:
     return found.step
 
 
-def save_and_reach(who: Rank, place: str, steps: list[int], **changes: Any) -> dict[str, Any]:
-    """Restore, save, and wait each time until this node's copy is verified."""
-    with open_here(who, place, **changes) as ck:
+def save_and_reach(
+    who: Rank, place: str, steps: list[int], shape: str = "", **changes: Any
+) -> dict[str, Any]:
+    """Restore, save, and wait each time until this node's copy, or the group's parity, is verified."""
+    name = name_of(shape)
+    with open_here(who, place, shape, **changes) as ck:
         begun = restored(ck, who)
         for step in steps:
             handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
-            handle.reached("peers").result(_REACHED_S)
-        ck.wait(level="peers")
-        (gauge,) = ck.gauges.levels()
-    return {"begun": begun, "url": gauge.url}
+            handle.reached(name).result(_REACHED_S)
+        ck.wait(level=name)
+        gauge = ck.gauges.levels()[0]
+    return {"begun": begun, "url": gauge.url, "newest": gauge.newest}
+
+
+def name_of(shape: str) -> str:
+    """What `reached` calls the level."""
+    return "parity" if shape else "peers"
 
 
 def fall_behind(who: Rank, place: str, sleeper: int, steps: int) -> dict[str, Any]:
@@ -86,48 +112,94 @@ def fall_behind(who: Rank, place: str, sleeper: int, steps: int) -> dict[str, An
         return {"kept": agreed.kept, "sought": agreed.sought, "steps": committed_steps(ck.root)}
 
 
-def opens(who: Rank, place: str, each: list[dict[str, Any]]) -> str:
+def save_fast(who: Rank, place: str, shape: str, steps: list[int], seed: int) -> int:
+    """Save without waiting for parity, one step in the root; now and then the agent is killed.
+
+    The last step gets its parity.
+    """
+    chance = random.Random(f"{seed} {who.rank}")
+    root = home_of(place, who.node) / "root"
+    with open_here(who, place, shape, keep_last=1) as ck:
+        begun = restored(ck, who)
+        for step in steps:
+            ck.save(step, make_state(who.rank, step), per_rank=["sampler"]).committed.result(60)
+            if chance.random() < 0.1 and (pid := agent_of(root)) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        ck.wait(level="parity")
+    return begun
+
+
+def opens(who: Rank, place: str, each: list[dict[str, Any]], shape: str = "") -> str:
     """Each rank with a level of its own."""
     try:
-        open_here(who, place, **each[who.rank]).close()
+        open_here(who, place, shape, **each[who.rank]).close()
     except CkptError as exc:
         return f"{type(exc).__name__}: {exc}"
     return "opened"
 
 
-def train_until_lost(
-    who: Rank, place: str, victim: int, seed: int, early: bool, waits: bool = True
-) -> None:
-    """Go on, save step after step, and note what has reached its peers; at some moment a node is lost.
+@dataclass(frozen=True)
+class Loss:
+    """Nodes that are lost, and how.
 
-    With it end all ranks, as their launcher would see to. What each has noted is all that is left of it.
-
-    Args:
-        early: it is lost from its beginning on, while it is filled; else once the group is whole again.
-        waits: each save for the copies of the one before; else the first alone does, and only what has been
-            agreed on is noted.
+    Attributes:
+        nodes: names of all, in the order of ranks.
+        victims: ranks whose nodes are lost, together.
+        seed: for the moment.
+        early: from their beginning on, while nodes are filled; else once all is whole again.
+        waits: each save waits for the copies (the parity) of the one before; else the first alone does.
+        pause_s: from one save to the next, at most.
     """
+
+    nodes: list[str]
+    victims: list[int]
+    seed: int
+    early: bool
+    waits: bool
+    pause_s: float = 0.0
+
+
+def train_until_lost(who: Rank, place: str, loss: dict[str, Any], shape: str = "") -> None:
+    """Go on, save step after step, and note what has reached its peers; at some moment nodes are lost.
+
+    With them end all ranks, as their launcher would see to. What each has noted is all that is left of it:
+    where no save waits for copies that is what has been agreed on, and with parity what is known to have it.
+    """
+    told = Loss(**loss)
+    chance, name = random.Random(f"{told.seed} {who.rank}"), name_of(shape)
     (Path(place) / f"rank-{who.rank}.pid").write_text(str(os.getpid()))
-    loser = _loser(who, place) if who.rank == victim else -1
+    loses = who.rank == told.victims[0]
+    loser = _loser(who, place, told) if loses else -1
     met = who.meet()  # from here on all have said who they are
-    if who.rank == victim and early:
-        _lose_after(loser, random.Random(seed).uniform(0.0, 2.0))
-    with open_here(who, place, met) as ck:
+    if loses and told.early:
+        _lose_after(loser, random.Random(told.seed).uniform(0.0, 2.0))
+    with open_here(who, place, shape, met=met) as ck:
         begun = step = restored(ck, who)
         _note(place, f"begun-{who.rank}", step)
-        ck.wait(level="peers")
+        ck.wait(level=name)
+        asked: dict[int, Future[None]] = {}
         while True:
             step += 1
             handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
-            if who.rank == victim and not early and step == begun + 2:
+            if loses and not told.early and step == begun + 2:
                 handle.committed.result(_REACHED_S)  # so all ranks have noted the step before
-                _lose_after(loser, random.Random(seed).uniform(0.0, 1.5))
-            if waits or step == begun + 1:
-                handle.reached("peers").result(_REACHED_S)
-                _note(place, f"reached-{who.rank}", step)
+                _lose_after(loser, random.Random(told.seed).uniform(0.0, 1.5))
+            asked[step] = handle.reached(name)
+            if told.waits or step == begun + 1:
+                asked[step].result(_REACHED_S)
+            handle.committed.result(_REACHED_S)
+            if told.waits or step == begun + 1 or shape:
+                _note(place, f"reached-{who.rank}", _newest(asked))
             else:
-                handle.committed.result(_REACHED_S)
                 _note(place, f"reached-{who.rank}", max(agreed_of(ck), begun))
+            time.sleep(chance.uniform(0.0, told.pause_s))
+
+
+def _newest(asked: dict[int, Future[None]]) -> int:
+    """The newest step that is known to have reached, the first one having done so."""
+    done = [step for step, one in asked.items() if one.done() and one.exception() is None]
+    return max(done)
 
 
 def agreed_of(ck: Checkpointer) -> int:
@@ -143,8 +215,8 @@ def _note(place: str, name: str, step: int) -> None:
     fresh.replace(Path(place) / name)
 
 
-def _loser(who: Rank, place: str) -> int:
-    """A process that waits for a number of seconds, on the pipe that this returns, and loses the node then.
+def _loser(who: Rank, place: str, loss: Loss) -> int:
+    """A process that waits for a number of seconds, on the pipe that this returns, and loses the nodes then.
 
     Called before there are threads: it is a fork.
     """
@@ -153,7 +225,7 @@ def _loser(who: Rank, place: str) -> int:
         try:
             os.close(write)
             if seconds := os.read(read, 100):
-                _lose(who, place, float(seconds))
+                _lose(who, place, loss, float(seconds))
         finally:
             os._exit(0)
     os.close(read)
@@ -164,16 +236,19 @@ def _lose_after(loser: int, seconds: float) -> None:
     os.write(loser, str(seconds).encode())
 
 
-def _lose(who: Rank, place: str, seconds: float) -> None:
+def _lose(who: Rank, place: str, loss: Loss, seconds: float) -> None:
     time.sleep(seconds)
-    home = home_of(place, who.node)
-    # What runs on the node ends with it, and nothing of its disk is left.
-    _kill(place, who.rank)
-    for pid in processes(home / "root"):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    while home.exists():
-        shutil.rmtree(home, ignore_errors=True)
+    homes = [home_of(place, loss.nodes[rank]) for rank in loss.victims]
+    # What runs on these nodes ends with them, and nothing of their disks is left.
+    for rank in loss.victims:
+        _kill(place, rank)
+    for home in homes:
+        for pid in processes(home / "root"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    for home in homes:
+        while home.exists():
+            shutil.rmtree(home, ignore_errors=True)
     for rank in range(who.world_size):
         _kill(place, rank)
 

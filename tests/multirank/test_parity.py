@@ -19,28 +19,17 @@ from ckpt_core.store import committed_steps
 from tests.crash.warm import Warm
 from tests.levels.servers.moto import needs_store
 from tests.multirank.crew import all_well
-from tests.multirank.losing_nodes import a_place, end
+from tests.multirank.losing_nodes import a_place, end, lose_nodes, run
 
 pytestmark = needs_store
 
-ROUNDS = 2
+ROUNDS = 3
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
     with a_place(tmp_path):
         yield tmp_path
-
-
-def run(warm: Warm, name: str, place: Path, nodes: list[str], **more: Any) -> list[Any]:
-    (place / "nodes").write_text(" ".join(nodes))
-    return warm.call(
-        "tests.multirank.crew:run_ranks",
-        call=f"tests.multirank.parity_jobs:{name}",
-        world_size=len(nodes),
-        nodes=nodes,
-        arguments={"place": str(place), **more},
-    )
 
 
 def test_a_lost_node_is_rebuilt_from_the_others_and_keeps_its_part_of_parity_again(
@@ -103,34 +92,17 @@ def test_agents_that_are_killed_go_on_and_the_newest_step_gets_its_parity(
         assert all(verify(kept / name).ok for name in names)
 
 
-@pytest.mark.parametrize(("shape", "count"), [("2+1", 3), ("2+2", 4)])
+@pytest.mark.parametrize(("shape", "nodes"), [("2+1", 3), ("2+2", 4)])
 def test_whichever_nodes_are_lost_at_whatever_moment_nothing_that_had_its_parity_is(
-    warm: Warm, place: Path, shape: str, count: int
+    warm: Warm, place: Path, shape: str, nodes: int
 ) -> None:
-    chance = random.Random(f"{os.environ.get('CKPT_PLACES')} {shape}")
-    nodes, least, lost = [f"node-{n}" for n in range(count)], 0, [0]
-    for round in range(ROUNDS):
-        victims, early = chance.sample(range(count), int(shape[-1])), round % 2 == 1
-        if early:
-            victims = lost  # those which are being filled
-        for left in place.glob("rank-*.pid"):
-            left.unlink()
-        how = {"victims": victims, "seed": chance.randrange(1 << 30), "early": early}
-        how["pause_s"] = chance.choice([0.0, 0.3])
-        outcomes = run(warm, "train_until_lost", place, nodes, shape=shape, **how)
-        assert not any(one["problem"] for one in outcomes), f"{how}: {outcomes}"
-        begun = [number(place / f"begun-{rank}") for rank in range(count)]
-        if not early:
-            assert min(begun) == max(begun) >= least, f"{how} {begun} {least}"
-        least = max(least, min(number(place / f"reached-{rank}") for rank in range(count)))
-        lost = victims
-        for victim in victims:
-            end(place / nodes[victim])
-            shutil.rmtree(place / nodes[victim], ignore_errors=True)
-            nodes[victim] = f"fresh-{round}-{victim}"
-    found = all_well(run(warm, "save_and_reach", place, nodes, shape=shape, steps=[]))
-    assert len({one["begun"] for one in found}) == 1 and found[0]["begun"] >= least > 0
+    seed = os.environ.get("CKPT_PLACES", "parity")
+    told = {"nodes": nodes, "losses": ROUNDS, "shape": shape}
+    assert len([*lose_nodes(warm, place, seed, **told)]) == ROUNDS
 
 
-def number(path: Path) -> int:
-    return int(path.read_text()) if path.exists() else 0
+def test_one_node_of_each_of_two_groups_is_lost_and_all_go_on_from_one_step(
+    warm: Warm, place: Path
+) -> None:
+    told = {"nodes": 6, "losses": 1, "shape": "2+1"}
+    assert len([*lose_nodes(warm, place, "groups", **told)]) == 1

@@ -38,7 +38,7 @@ def test_each_node_keeps_the_steps_of_one_other_and_a_lost_one_is_filled_again(
 ) -> None:
     first = all_well(run(warm, "save_and_reach", place, NODES, steps=[1, 2, 3]))
     assert [one["begun"] for one in first] == [0, 0, 0]
-    copies = {path.name: path for path in place.glob("*/copies/*/node-*")}
+    copies = {path.name: path for path in place.glob("*/kept/*/node-*")}
     assert sorted(copies) == ["node-00000", "node-00001", "node-00002"]
     assert [copies[name].parts[-4] for name in sorted(copies)] == ["b", "c", "a"]
     for copy in copies.values():
@@ -51,7 +51,7 @@ def test_each_node_keeps_the_steps_of_one_other_and_a_lost_one_is_filled_again(
     again = all_well(run(warm, "save_and_reach", place, ["a", "fresh", "c"], steps=[4]))
     assert [one["begun"] for one in again] == [3, 3, 3]
     assert committed_steps(place / "fresh" / "root") == (3, 4)
-    (kept,) = (place / "fresh" / "copies").glob("*/node-*")
+    (kept,) = (place / "fresh" / "kept").glob("*/node-*")
     assert kept.name == "node-00000" and 4 in committed_steps(kept), "and does its part for others"
 
 
@@ -83,7 +83,7 @@ def test_a_copy_that_lags_by_more_than_roots_keep_leaves_a_step_that_all_nodes_c
         assert len(one["steps"]) <= 6, "and no more than these and what a level still wants"
     end(place / "c")
     shutil.rmtree(place / "c")
-    (copy,) = (place / "a" / "copies").glob("*/node-00002")
+    (copy,) = (place / "a" / "kept").glob("*/node-00002")
     assert sure in committed_steps(copy) and max(committed_steps(copy)) < 12
     again = all_well(run(warm, "save_and_reach", place, ["a", "b", "fresh"], steps=[20, 21]))
     (begun,) = {one["begun"] for one in again}
