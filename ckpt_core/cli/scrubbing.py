@@ -48,7 +48,7 @@ def _places(request: ScrubRequest) -> list[str]:
 
 
 def _say(one: Scrubbed) -> None:
-    name = f"step {one.copy.step} of {one.url}"
+    name = f"{one.copy.directory or f'step {one.copy.step}'} of {one.url}"
     checked = f"{size_text(one.checked_bytes)} checked"
     if one.ok and not one.damage:
         say(f"{name}: ok, {checked}")
@@ -65,13 +65,17 @@ def _say_sum(found: list[Scrubbed]) -> None:
     repaired = sum(bool(one.source) for one in found)
     left = sum(not one.ok for one in found)
     nbytes = size_text(sum(one.checked_bytes for one in found))
-    say(f"{count_text(len(found), 'step')}, {nbytes}: {repaired} repaired, {left} left damaged")
+    named = sum(one.copy.directory is not None for one in found)
+    what = count_text(len(found) - named, "step")
+    what += f" and {count_text(named, 'directory')}" if named else ""
+    say(f"{what}, {nbytes}: {repaired} repaired, {left} left damaged")
 
 
 def _json(one: Scrubbed) -> dict[str, object]:
     return {
         "place": one.url,
         "step": one.copy.step,
+        "directory": one.copy.directory,
         "attempt": one.copy.attempt,
         "ok": one.ok,
         "checked_bytes": one.checked_bytes,

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ckpt_core.levels.far.reading import Look, look_at
     from ckpt_core.levels.far.trial import upload_speed
     from ckpt_core.levels.losses import CanLose, ask, can_lose, known
+    from ckpt_core.levels.parity.trial import parity_speed, silent_nodes
     from ckpt_core.levels.serving.binding import ALL, Address, parse_address
     from ckpt_core.levels.serving.server import PeerServer
     from ckpt_core.levels.trainer.levels import Levels
@@ -71,6 +72,7 @@ _LAZY = {
     "due_steps": "ckpt_core.levels.by_hand.agent",
     "known": "ckpt_core.levels.losses",
     "look_at": "ckpt_core.levels.far.reading",
+    "parity_speed": "ckpt_core.levels.parity.trial",
     "parse_address": "ckpt_core.levels.serving.binding",
     "pull": "ckpt_core.levels.by_hand.pulling",
     "push": "ckpt_core.levels.by_hand.pushing",
@@ -78,6 +80,7 @@ _LAZY = {
     "scrub": "ckpt_core.levels.by_hand.scrubbing",
     "serve_agent": "ckpt_core.levels.by_hand.agent",
     "settle_plan": "ckpt_core.levels.by_hand.agent",
+    "silent_nodes": "ckpt_core.levels.parity.trial",
     "upload_speed": "ckpt_core.levels.far.trial",
 }
 
@@ -112,6 +115,7 @@ __all__ = [
     "look_at",
     "meets",
     "open_far",
+    "parity_speed",
     "parse_address",
     "places_of",
     "pull",
@@ -122,6 +126,7 @@ __all__ = [
     "scrub",
     "serve_agent",
     "settle_plan",
+    "silent_nodes",
     "upload_speed",
     "wanted",
     "write_plan",

@@ -18,6 +18,7 @@ from ckpt_core.options import Level
 from ckpt_core.store import committed_steps, step_path
 from ckpt_core.system.files import Files
 from tests.crash.warm import Warm
+from tests.levels import named_making
 from tests.levels.agents import plan_of
 from tests.levels.restoring import fill, opened, shard_in
 from tests.levels.servers.faulty import in_environment
@@ -176,6 +177,23 @@ def test_a_part_of_one_node_is_repaired_from_a_place_that_has_it_all(tmp_path: P
     flip(shard_in(tmp_path / "node", 20, 3), 9000)
     (one,) = [one for one in scrubbed(tmp_path / "node", tmp_path / "copy") if one.damage]
     assert one.ok and verify(tmp_path / "node").ok
+
+
+def test_a_damaged_file_of_a_tag_is_repaired_and_its_pointer_stays(tmp_path: Path) -> None:
+    root, level = tmp_path / "root", tmp_path / "level"
+    named_making.save(root, 1)
+    named_making.save(root, 2)
+    shutil.copytree(root, level)
+    file = root / "global_step1" / named_making.FILES[1]
+    before = file.read_bytes()
+    for harm in (lambda: named_making.damage(file), file.unlink):
+        harm()
+        (one,) = [one for one in scrubbed(root, level) if one.damage]
+        assert one.ok and one.source == str(level) and one.copy.directory == "global_step1"
+        assert file.read_bytes() == before and (root / "latest").read_text() == "global_step2"
+    (root / "global_step2" / "manifest.json").write_text("{}")
+    assert [one.source for one in scrubbed(root, level) if one.damage] == [str(level)]
+    assert named_making.whole(root) == {"global_step1": 1, "global_step2": 2}
 
 
 # -- at a peer -------------------------------------------------------------------------------------

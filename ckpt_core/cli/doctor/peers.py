@@ -1,4 +1,4 @@
-"""Nodes that keep one another's steps: do copies outlive what they are for, and do all answer."""
+"""Nodes that keep one another's steps: do copies or parity outlive what they are for, and do all answer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckpt_core.cli.doctor.finding import Finding, ok, problem, warning
+from ckpt_core.cli.doctor.parity import check_parity
 from ckpt_core.errors import CkptError
 from ckpt_core.levels import Plan, ask, parse_address, read_keys, read_plan
 from ckpt_core.store import device_of
@@ -24,7 +25,10 @@ def check_peers(root: Path | None) -> list[Finding]:
         read_keys(plan.serve.token_file)
     except CkptError as exc:
         return [problem(_CHECK, str(exc), "without it nothing is sent to peers, nor kept for them")]
-    return [*_placement(plan), *_disks(root, Path(plan.serve.dir)), *_answers(plan)]
+    disks = _disks(root, Path(plan.serve.dir))
+    if plan.parity:
+        return [*check_parity(plan), *disks]
+    return [*_placement(plan), *disks, *_answers(plan)]
 
 
 def _placement(plan: Plan) -> Iterator[Finding]:
@@ -55,7 +59,7 @@ def _disks(root: Path, folder: Path) -> Iterator[Finding]:
     """A filesystem that nodes share holds their roots and all copies."""
     place = next(one for one in (folder, *folder.parents) if one.is_dir())
     if not Files().is_local(place) and device_of(place) == device_of(root):
-        text = f"{root} and the copies of another node in {folder} are on one network filesystem"
+        text = f"{root} and what is kept for other nodes in {folder} are on one network filesystem"
         yield warning(
             _CHECK, text, "what loses it loses both: name a disk of this node, or its memory"
         )

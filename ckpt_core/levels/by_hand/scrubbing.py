@@ -4,21 +4,21 @@
     places_of(root)              a root, its levels, and its copy at another node
 
 A directory is a root: its step is replaced as a whole, brought and published as a restore does it, with the
-root locked. In a store or at a peer the one file is put again under the name that only its attempt writes. So
-a kill leaves what a kill of a restore or of an agent leaves, and several scrubs at once do the same twice.
+root locked. In a store or at a peer the one file is put again under the name that only its attempt writes.
+Parity is made again of the steps of its group. So a kill leaves what a kill of a restore or of an agent
+leaves, and several scrubs at once do the same twice.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import xxhash
 
@@ -26,13 +26,13 @@ from ckpt_core.errors import CkptError, CorruptCheckpoint, NotCommitted, RootBus
 from ckpt_core.layout import MANIFEST_NAME, ChunkSum, FileEntry, Manifest, RankEntry, RankManifest
 from ckpt_core.levels.agent.pace import Pace
 from ckpt_core.levels.bring.fetching import PATIENCE_S, Wanted, fetch
-from ckpt_core.levels.far.door import Away, Copy, Far
-from ckpt_core.levels.far.opening import open_far
+from ckpt_core.levels.by_hand.scrub_places import KeptParity, Place, SharedPace, places_at
+from ckpt_core.levels.far.door import Away, Copy
 from ckpt_core.levels.mailbox import read_plan
 from ckpt_core.levels.tokens import TOKEN_VARIABLE
-from ckpt_core.options import scheme_of
-from ckpt_core.store import StepStore, committed_steps, step_path, store_by_hand
+from ckpt_core.store import Attempt, StepStore, is_real_dir, store_by_hand
 from ckpt_core.system.files import Files
+from ckpt_core.types import Destination
 
 Progress = Callable[[str, int, int], None]
 
@@ -45,7 +45,7 @@ _ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Scrubbed:
-    """One step of one place.
+    """One step (directory of files) of one place.
 
     Attributes:
         url: the place.
@@ -98,11 +98,8 @@ def scrub(
     """
     files = files or Files()
     with ExitStack() as stack:
-        pace = _Shared(Pace(bytes_per_s))
-        found = [
-            _Place(url, stack.enter_context(open_far(url, files=files)), pace, files)
-            for url in places
-        ]
+        pace = SharedPace(Pace(bytes_per_s))
+        found = [place for url in places for place in places_at(url, stack, pace=pace, files=files)]
         for place in found:
             others = [one for one in found if one is not place]
             for copy in place.copies(others):
@@ -110,55 +107,6 @@ def scrub(
                     yield _Scrubbing(place, copy, others, progress).run(dry_run=dry_run)
                 except NotCommitted:
                     continue  # retired or replaced meanwhile: that is no damage
-
-
-class _Shared:
-    """A pace for the threads of a fetch."""
-
-    def __init__(self, pace: Pace) -> None:
-        self._pace, self._lock = pace, threading.Lock()
-
-    def let_through(self, nbytes: int) -> None:
-        with self._lock:
-            self._pace.let_through(nbytes)
-
-
-class _Paced:
-    """A level that is read no faster than it may be."""
-
-    def __init__(self, far: Far, pace: _Shared) -> None:
-        self._far, self._pace = far, pace
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._far, name)
-
-    def read_blocks(self, copy: Copy, name: str, offset: int, nbytes: int) -> Iterator[memoryview]:
-        for block in self._far.read_blocks(copy, name, offset, nbytes):
-            self._pace.let_through(len(block))
-            yield block
-
-
-class _Place:
-    """A root, here or elsewhere.
-
-    Attributes:
-        path: if it is a directory.
-        there: what is whole there by its manifests.
-    """
-
-    def __init__(self, url: str, far: Far, pace: _Shared, files: Files) -> None:
-        self.url, self.files = url, files
-        self.far = cast("Far", _Paced(far, pace))
-        self.path = Path(url) if scheme_of(url) is None else None
-        self.there = far.steps()
-
-    def copies(self, others: Sequence[_Place]) -> list[Copy]:
-        """All that has a step's name there; where its manifest cannot be read, as another place has it."""
-        found = dict(self.there)
-        for step in () if self.path is None else committed_steps(self.path):
-            known = [one.there[step] for one in others if step in one.there]
-            found.setdefault(step, known[0] if known else "")
-        return [Copy(step, found[step]) for step in sorted(found)]
 
 
 @dataclass
@@ -181,10 +129,10 @@ class _Scrubbing:
     """One copy."""
 
     def __init__(
-        self, place: _Place, copy: Copy, others: Sequence[_Place], progress: Progress
+        self, place: Place, copy: Copy, others: Sequence[Place], progress: Progress
     ) -> None:
         self._place, self._copy = place, copy
-        self._sources = [one for one in others if one.there.get(copy.step) == copy.attempt]
+        self._sources = [one for one in others if one.there.get(copy.target) == copy]
         self._progress = progress
 
     def run(self, *, dry_run: bool) -> Scrubbed:
@@ -207,7 +155,7 @@ class _Scrubbing:
         looked, far, copy = _Looked(), self._place.far, self._copy
         manifest = self._manifest()
         if manifest is None:
-            looked.texts.append(f"the manifest of step {copy.step} cannot be read")
+            looked.texts.append(f"the manifest of {_named(copy)} cannot be read")
             return looked
         there = far.files(copy)
         total = sum(there.values())
@@ -227,10 +175,10 @@ class _Scrubbing:
             manifest = Manifest.decode(raw, path=Path(self._place.url) / self._copy.target)
             if manifest.attempt == self._copy.attempt:
                 return manifest
-        elif self._place.path is not None and self._copy.step in committed_steps(self._place.path):
-            _be_ours(step_path(self._place.path, self._copy.step) / MANIFEST_NAME)
+        elif self._place.path is not None and is_real_dir(self._place.path / self._copy.target):
+            _be_ours(self._place.path / self._copy.target / MANIFEST_NAME)
             return None
-        raise NotCommitted(f"step {self._copy.step} was retired or replaced meanwhile")
+        raise NotCommitted(f"{_named(self._copy)} was retired or replaced meanwhile")
 
     def _rank(self, looked: _Looked, row: RankEntry, there: dict[str, int]) -> bytes | None:
         """The bytes of a rank manifest, if they are what was saved."""
@@ -274,7 +222,7 @@ class _Scrubbing:
                 bad.append(number)
             offset += chunk.nbytes
             looked.nbytes += chunk.nbytes
-            self._progress(f"step {self._copy.step} of {self._place.url}", looked.nbytes, total)
+            self._progress(f"{_named(self._copy)} of {self._place.url}", looked.nbytes, total)
         if bad:
             self._manifest()
         return bad
@@ -289,6 +237,8 @@ class _Scrubbing:
 
     def _repair(self, looked: _Looked) -> tuple[str, str]:
         """From where it was repaired, or why it was not."""
+        if isinstance(self._place, KeptParity):
+            return self._make_again(self._place)
         left = [] if self._sources else ["no other place that was named holds this save"]
         for source in self._sources:
             try:
@@ -296,7 +246,7 @@ class _Scrubbing:
                     self._bring(source)
                 else:
                     self._put_again(source, looked)
-                self._place.there[self._copy.step] = self._copy.attempt
+                self._place.there[self._copy.target] = self._copy
                 return source.url, ""
             except RootBusy as exc:
                 return "", f"{exc}. A restore there replaces the step by itself"
@@ -306,7 +256,16 @@ class _Scrubbing:
                 left.append(f"from {source.url}: {exc}")
         return "", "; ".join(left)
 
-    def _bring(self, source: _Place) -> None:
+    def _make_again(self, place: KeptParity) -> tuple[str, str]:
+        try:
+            nodes = place.make_again(self._copy, self._tell)
+        except CkptError as exc:
+            if isinstance(exc, NotCommitted):
+                self._manifest()
+            return "", f"from the steps of the group: {exc}"
+        return f"the steps of its {nodes} nodes", ""
+
+    def _bring(self, source: Place) -> None:
         """The whole step anew, under the lock of the root: nobody else changes it, or takes it away."""
         assert self._place.path is not None
         store = _opened(self._place.path, files=self._place.files)
@@ -314,7 +273,7 @@ class _Scrubbing:
             mine = self._manifest()
             given = self._manifest_of(source) if mine is None else mine
             ranks = tuple([row.rank for row in given.ranks])
-            attempt = store.begin(self._copy.step, brought=True)
+            attempt = self._begin(store)
             try:
                 wanted = Wanted(self._copy, attempt.path, ranks, given.world_size, PATIENCE_S)
                 fetch(source.far, wanted, self._tell, files=self._place.files)
@@ -325,16 +284,23 @@ class _Scrubbing:
         finally:
             store.close()
 
-    def _manifest_of(self, source: _Place) -> Manifest:
+    def _begin(self, store: StepStore) -> Attempt:
+        copy = self._copy
+        if copy.directory is None:
+            return store.begin(copy.step, brought=True)
+        # Its pointer stays where it is.
+        return store.begin(copy.step, copy.attempt, Destination(copy.directory))
+
+    def _manifest_of(self, source: Place) -> Manifest:
         raw = source.far.manifest(self._copy.target)
         if raw is None:
-            raise NotCommitted(f"step {self._copy.step} was retired at {source.url} meanwhile")
+            raise NotCommitted(f"{_named(self._copy)} was retired at {source.url} meanwhile")
         return Manifest.decode(raw, path=Path(source.url) / self._copy.target)
 
     def _tell(self, done: int, total: int) -> None:
-        self._progress(f"step {self._copy.step} to {self._place.url}", done, total)
+        self._progress(f"{_named(self._copy)} to {self._place.url}", done, total)
 
-    def _put_again(self, source: _Place, looked: _Looked) -> None:
+    def _put_again(self, source: Place, looked: _Looked) -> None:
         """The files that are wrong, each by one atomic act; then all is looked at again."""
         for _ in range(_ROUNDS):
             for name in looked.ranks:
@@ -353,6 +319,10 @@ class _Scrubbing:
         self._place.far.put(self._copy, name, blocks, nbytes)
 
 
+def _named(copy: Copy) -> str:
+    return copy.directory or f"step {copy.step}"
+
+
 def _has_length(looked: _Looked, name: str, nbytes: int, there: dict[str, int]) -> bool:
     if there.get(name) == nbytes:
         return True
@@ -361,7 +331,7 @@ def _has_length(looked: _Looked, name: str, nbytes: int, there: dict[str, int]) 
     return False
 
 
-def _verified(source: _Place, copy: Copy, entry: FileEntry) -> Iterator[memoryview]:
+def _verified(source: Place, copy: Copy, entry: FileEntry) -> Iterator[memoryview]:
     """A file of a source; the last block of each chunk comes once its sum was found right."""
     offset = 0
     for chunk in entry.chunks:
