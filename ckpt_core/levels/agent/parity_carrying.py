@@ -324,7 +324,7 @@ class ParityCarrier(Carrier):
             return False
         total = sum(part.nbytes for n, part in enumerate(parts) if n != met.mine)
         with self._board.change(self.url) as status:
-            status.begins(save.step, total * met.group.shape.m // met.group.shape.nodes)
+            status.begins(save.step, total * met.group.shape.m // len(met.others))
 
         def progress(done: int) -> None:
             with self._board.change(self.url) as status:

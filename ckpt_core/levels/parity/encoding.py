@@ -6,8 +6,11 @@ encode(group, node, save, Sources(fars, parts), far, how)
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +21,7 @@ import xxhash
 from ckpt_core.errors import CorruptCheckpoint
 from ckpt_core.layout import ChunkSum, FileEntry, Manifest, RankEntry, RankManifest
 from ckpt_core.levels.far.door import Away, Copy, Far, Readable
-from ckpt_core.levels.parity.codes import Code, combine
+from ckpt_core.levels.parity.codes import Bytes, Code, combine
 from ckpt_core.levels.parity.objects import (
     PARTS,
     PIECE_BYTES,
@@ -61,8 +64,9 @@ class How:
     """How it is done.
 
     Attributes:
-        let_through: called before so many bytes are read; may wait, and raises where it is to end.
-        progress: told the bytes that have been read.
+        let_through: called before so many bytes are read, by one thread at a time; may wait, and raises where
+            it is to end.
+        progress: told the bytes that have been read, likewise.
         piece_bytes: see `PIECE_BYTES`.
     """
 
@@ -131,6 +135,7 @@ class _Encoding:
             tuple([(name, file, len(data)) for name, file, data in self._index]),
         )
         self._entries: list[FileEntry] = []
+        self._lock = threading.Lock()
         self._done = 0
 
     def run(self) -> None:
@@ -159,7 +164,8 @@ class _Encoding:
     def _stripe(self, stripe: int) -> None:
         sums: list[list[int]] = [[] for _ in range(self._about.k + 1)]
         name = stripe_name(stripe)
-        self._far.put(self._copy, name, self._parity(stripe, sums), self._about.block_bytes)
+        with closing(self._parity(stripe, sums)) as blocks:
+            self._far.put(self._copy, name, blocks, self._about.block_bytes)
         chunks = [
             ChunkSum(end - begin, f"{found:016x}")
             for found, (begin, end) in zip(sums[-1], self._ranges(), strict=True)
@@ -170,25 +176,37 @@ class _Encoding:
     def _ranges(self) -> Iterator[tuple[int, int]]:
         return map(self._about.piece, range(self._about.pieces))
 
-    def _parity(self, stripe: int, sums: list[list[int]]) -> Iterator[memoryview]:
-        """The parity, piece by piece; the sums of what it was made of."""
+    def _parity(self, stripe: int, sums: list[list[int]]) -> Generator[memoryview]:
+        """The parity, piece by piece; the sums of what it was made of.
+
+        The next piece of every block is read while this one is computed and written.
+        """
         shape, about = self._group.shape, self._about
         code = Code(shape.k, shape.m)
         coefficients = code.coefficients(
             range(shape.k), shape.k + shape.parity(stripe).index(self._node)
         )
-        data = shape.data(stripe)
-        fillings = [Filling(self._verified(node, stripe)) for node in data]
+        fillings = [Filling(self._verified(node, stripe)) for node in shape.data(stripe)]
         size = min(about.piece_bytes, about.block_bytes)
-        buffers = [np.zeros(size, np.uint8) for _ in range(shape.k + 1)]
-        for begin, end in self._ranges():
-            pieces = [buffer[: end - begin] for buffer in buffers]
-            for filling, piece in zip(fillings, pieces, strict=False):
-                filling.fill(piece.data)
-            combine(coefficients, pieces[:-1], pieces[-1])
-            for row, piece in zip(sums, pieces, strict=True):
-                row.append(xxhash.xxh3_64_intdigest(piece.data))
-            yield pieces[-1].data
+        spare = [[np.zeros(size, np.uint8) for _ in fillings] for _ in range(2)]
+        into = np.zeros(size, np.uint8)
+        with ThreadPoolExecutor(shape.k, thread_name_prefix="ckpt-parity") as threads:
+
+            def begin(number: int) -> list[Future[tuple[Bytes, int]]]:
+                first, end = about.piece(number)
+                views = [buffer[: end - first] for buffer in spare[number % 2]]
+                return [threads.submit(_filled, *one) for one in zip(fillings, views, strict=True)]
+
+            coming = begin(0)
+            for number in range(about.pieces):
+                pieces = [future.result() for future in coming]
+                coming = begin(number + 1) if number + 1 < about.pieces else []
+                parity = into[: len(pieces[0][0])]
+                combine(coefficients, [piece for piece, _ in pieces], parity)
+                found = [*(digest for _, digest in pieces), xxhash.xxh3_64_intdigest(parity.data)]
+                for row, digest in zip(sums, found, strict=True):
+                    row.append(digest)
+                yield parity.data
         for filling in fillings:
             filling.end()
 
@@ -196,10 +214,13 @@ class _Encoding:
         begin, end = self._about.block(node, stripe)
         part, far = self._sources.parts[node], self._sources.fars[node]
         for block in verified(far, self._save, part, begin, end):
-            self._how.let_through(len(block))
+            # One after the other: who waits for the pace keeps the others from going faster than it.
+            with self._lock:
+                self._how.let_through(len(block))
             yield block
-            self._done += len(block)
-            self._how.progress(self._done)
+            with self._lock:
+                self._done += len(block)
+                self._how.progress(self._done)
 
     def _put_small(self, name: str, data: bytes) -> None:
         view = memoryview(data)
@@ -219,3 +240,9 @@ class _Encoding:
         except CorruptCheckpoint as exc:
             text = f"{exc}. Look for a disk that damages bytes; the step is safe in the roots"
             raise Away(text, step=self._save.step) from exc
+
+
+def _filled(filling: Filling, piece: Bytes) -> tuple[Bytes, int]:
+    """A piece, with its bytes, and their sum while they are in the processor's cache."""
+    filling.fill(piece.data)
+    return piece, xxhash.xxh3_64_intdigest(piece.data)
