@@ -56,10 +56,11 @@ def end(home: Path) -> None:
 
 
 def run(warm: Warm, name: str, place: Path, nodes: list[str], **more: Any) -> list[Any]:
-    """What each rank of a job says, one rank on each node."""
+    """What each rank of a job says, one rank on each node; of `peer_jobs` where no module is named."""
+    module, _, function = name.rpartition(":")
     return warm.call(
         "tests.multirank.crew:run_ranks",
-        call=f"tests.multirank.peer_jobs:{name}",
+        call=f"tests.multirank.{module or 'peer_jobs'}:{function}",
         world_size=len(nodes),
         nodes=nodes,
         arguments={"place": str(place), **more},

@@ -67,19 +67,23 @@ def combine(coefficients: Sequence[int], blocks: Sequence[Bytes], into: Bytes) -
 
 
 def combine_by_numpy(coefficients: Sequence[int], blocks: Sequence[Bytes], into: Bytes) -> None:
-    """As `combine`, slower where coefficients are above 1."""
-    first = True
-    for coefficient, block in zip(coefficients, blocks, strict=True):
-        if not coefficient:
-            continue
-        part = block if coefficient == 1 else _table(coefficient)[block]
-        if first:
-            np.copyto(into, part)
-        else:
-            np.bitwise_xor(into, part, out=into)
-        first = False
-    if first:
-        into.fill(0)
+    """As `combine`, slower where coefficients are above 1: bit by bit, the highest first, as Horner does."""
+    into.fill(0)
+    carry = np.empty_like(into)
+    for bit in reversed(range(max(coefficients, default=0).bit_length())):
+        for coefficient, block in zip(coefficients, blocks, strict=True):
+            if coefficient >> bit & 1:
+                np.bitwise_xor(into, block, out=into)
+        if bit:
+            _double(into, carry)
+
+
+def _double(values: Bytes, carry: Bytes) -> None:
+    """Twice each of them, in place. `carry` is overwritten."""
+    np.right_shift(values, 7, out=carry)
+    np.multiply(carry, _POLYNOMIAL & 0xFF, out=carry)
+    np.add(values, values, out=values)  # faster than a shift
+    np.bitwise_xor(values, carry, out=values)
 
 
 # -- the field ---------------------------------------------------------------------------------------
@@ -108,11 +112,6 @@ def power(exponent: int) -> int:
 def product(a: int, b: int) -> int:
     """a times b."""
     return power(_logarithms()[a] + _logarithms()[b]) if a and b else 0
-
-
-@cache
-def _table(factor: int) -> Bytes:
-    return np.array([product(factor, value) for value in range(256)], dtype=np.uint8)
 
 
 def _sum(values: Sequence[int]) -> int:
