@@ -17,6 +17,7 @@ import pytest
 from ckpt_core import verify
 from ckpt_core.store import committed_steps
 from tests.crash.warm import Warm
+from tests.levels.named_making import damage
 from tests.levels.servers.moto import needs_store
 from tests.multirank.crew import all_well
 from tests.multirank.losing_nodes import a_place, end, lose_nodes, run
@@ -56,6 +57,13 @@ def test_a_lost_node_is_rebuilt_from_the_others_and_keeps_its_part_of_parity_aga
     assert verify(place / "fresh" / "root").ok
     (path,) = place.glob("fresh/kept/*/parity-of-node-00001/parity-000000000002")
     assert verify(path).ok, "and the parity that the lost one kept is there again"
+
+    damage(next(path.glob("stripe-*")))
+    damage(next((place / "fresh" / "root").glob("step-*2/shard-*")))
+    command = [sys.executable, "-m", "ckpt_core", "scrub", "--levels", place / "fresh" / "root"]
+    told = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    assert told.count("repaired from parity://") == 1 == told.count("the steps of its 3 nodes")
+    assert verify(path).ok and verify(place / "fresh" / "root").ok
 
 
 def said_of(home: Path, step: int) -> str | None:
