@@ -67,11 +67,11 @@ def test_groups_that_keep_parity_are_looked_at_and_how_fast_it_is_computed(tmp_p
         assert "3 nodes of the group" in told[1][1] and "on one machine" in told[1][1]
         assert "2+1 by " in told[2][1] and "for each second of a core" in told[2][1]
         assert told[3:] == [("ok", "the nodes of this group: all answer")]
-    apart = [
-        dataclasses.replace(node, domain=None, address=f"127.0.0.{n + 1}:9")
-        for n, node in enumerate(plan.nodes)
-    ]
-    (placed, _, *silent) = found(root, dataclasses.replace(plan, nodes=tuple(apart)))
-    assert placed == ("ok", "3 nodes in 1 group of 2+1: any 1 of each may be lost")
-    assert [level for level, _ in silent] == ["warning", "warning"]
-    assert "node-00001 does not answer" in silent[0][1]
+        apart = [
+            dataclasses.replace(node, domain=None, address=f"127.0.0.{n + 1}:9")
+            for n, node in enumerate(plan.nodes)
+        ]
+        (placed, _, *silent) = found(root, dataclasses.replace(plan, nodes=tuple(apart)))
+        assert placed == ("ok", "3 nodes in 1 group of 2+1: any 1 of each may be lost")
+        assert [level for level, _ in silent] == ["warning", "warning"]
+        assert "node-00001 does not answer" in silent[0][1]
