@@ -22,6 +22,7 @@ from ckpt_core.cli.requests import (
     DiffRequest,
     DoctorRequest,
     ExportRequest,
+    ImportRequest,
     ListRequest,
     PinRequest,
     PullRequest,
@@ -84,7 +85,8 @@ def options(
         bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Say it.")
     ] = False,
 ) -> None:
-    """Look at checkpoints of ckpt-core: list, show, verify, compare, export, remove; check a setup; measure.
+    """Look at checkpoints of ckpt-core: list, show, verify, compare, export, import, remove;
+    check a setup; measure.
 
     Ends with 0 when all is well, 1 for a finding (bad chunks, differences, problems), 2 when the command
     could not be carried out.
@@ -134,6 +136,18 @@ def export(request: ExportRequest) -> bool:
     from ckpt_core.cli.exporting import export_step
 
     return export_step(request)
+
+
+@app.command("import")
+@takes(ImportRequest)
+def import_step(request: ImportRequest) -> bool:
+    """Make a step of what another program saved.
+
+    A file of torch.save, a directory of DCP, a .ckpt of Lightning, a tag of DeepSpeed, a checkpoint-N.
+    """
+    from ckpt_core.cli.importing import import_source
+
+    return import_source(request)
 
 
 @app.command("rm")

@@ -123,6 +123,39 @@ class ExportRequest:
 
 
 @dataclass(frozen=True)
+class ImportRequest:
+    """`import`."""
+
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="SOURCE", help="A file or directory that another program saved."),
+    ]
+    root: Annotated[str, typer.Argument(metavar="ROOT", help="The root that is to hold it.")]
+    format: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|torch|dcp|lightning|deepspeed|transformers",
+            help="What it is; auto: what it looks like.",
+        ),
+    ] = "auto"
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="Its step, where SOURCE does not say it.")
+    ] = None
+    key: Annotated[
+        str | None,
+        typer.Option("--as", metavar="KEY", help="Put all that it holds under this key: model"),
+    ] = None
+    trusted: Annotated[
+        bool, typer.Option("--trusted", help="Build its objects, which may run code.")
+    ] = False
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the step; take one older than others there.")
+    ] = False
+    no_progress: NoProgress = False
+    json: Json = False
+
+
+@dataclass(frozen=True)
 class RemoveRequest:
     """`rm`."""
 

@@ -1,0 +1,257 @@
+"""`import`: what torch.save and torch.distributed.checkpoint have written becomes a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+import ckpt_core
+from ckpt_core import Checkpointer, RngState, committed_steps
+from ckpt_core.cli.importing import choosing
+from ckpt_core.cli.importing.source import Source
+from tests.crash.warm import Warm
+
+Cli = Callable[..., Any]
+TOP = Path(__file__).parents[2]
+HALF, WHOLE = 4, 8
+
+
+class Own:
+    """A class that nobody knows to be harmless."""
+
+    def __init__(self) -> None:
+        self.text = "own"
+
+
+def network(seed: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    layers = [torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2)]
+    model = torch.nn.Sequential(*layers)
+    first, last = [*layers[0].parameters()], [*layers[2].parameters()]
+    return model, torch.optim.AdamW([{"params": first}, {"params": last, "lr": 0.01}])
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        model(torch.full((3, 4), float(step))).square().mean().backward()
+        optimizer.step()
+
+
+def ending(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """All that must be equal, bit by bit, when two runs are."""
+    rows = optimizer.state_dict()["state"]
+    kept = [rows[number][name] for number in sorted(rows) for name in sorted(rows[number])]
+    return [*model.state_dict().values(), *kept, torch.get_rng_state()]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture(scope="module")
+def halfway(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[torch.Tensor]]:
+    """What a run has saved in its middle, each way; and how it ended."""
+    folder = tmp_path_factory.mktemp("halfway")
+    model, optimizer = network()
+    train(model, optimizer, range(HALF))
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": HALF}
+    saved |= {"rng": RngState().state_dict(), "history": [{"loss": 1.5}, {"loss": np.float64(0.5)}]}
+    torch.save(saved, folder / "last.pt")
+    weights, moments = get_state_dict(model, optimizer)
+    named = {"model": weights, "optimizer": moments, "step": HALF, "rng": saved["rng"]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(named, checkpoint_id=folder / "named")
+        dcp.save({**saved, "history": [{"w": torch.ones(2)}, 3]}, checkpoint_id=folder / "numbered")
+    train(model, optimizer, range(HALF, WHOLE))
+    return folder, ending(model, optimizer)
+
+
+@pytest.mark.parametrize("name", ["last.pt", "named", "numbered"])
+def test_a_run_changes_over_in_its_middle(
+    name: str, cli: Cli, tmp_path: Path, halfway: tuple[Path, list[torch.Tensor]]
+) -> None:
+    answer = cli("import", halfway[0] / name, tmp_path / "ckpts", "--json")
+    assert answer.code == 0, answer.err
+    said = json.loads(answer.out)
+    assert (said["format"], said["step"]) == ("torch" if "." in name else "dcp", HALF)
+    assert said["trusted"] == []
+    model, optimizer = network(seed=1)
+    state = {"model": model, "optimizer": optimizer, "rng": RngState()}
+    with Checkpointer(tmp_path / "ckpts") as ck:
+        found = ck.restore(state, only=[*state])
+        assert found is not None
+        train(model, optimizer, range(found.step, WHOLE))
+        assert same(ending(model, optimizer), halfway[1])
+        ck.save(WHOLE, state).committed.result()
+    assert committed_steps(tmp_path / "ckpts") == (HALF, WHOLE)
+
+
+def test_load_gives_what_was_saved(
+    cli: Cli, tmp_path: Path, halfway: tuple[Path, list[torch.Tensor]]
+) -> None:
+    assert "committed and verified" in cli("import", halfway[0] / "last.pt", tmp_path / "a").out
+    cli("import", halfway[0] / "numbered", tmp_path / "b")
+    tree = ckpt_core.load(tmp_path / "a")
+    assert tree["history"] == [{"loss": 1.5}, {"loss": 0.5}]
+    assert [*tree] == ["model", "optimizer", "step", "rng", "history"]
+    listed = ckpt_core.load(tmp_path / "b")["history"]
+    assert torch.equal(listed[0]["w"], torch.ones(2)) and listed[1] == 3
+
+
+def test_what_is_no_dict_gets_a_key_and_what_says_no_step_is_told_it(
+    cli: Cli, tmp_path: Path
+) -> None:
+    model, _ = network()
+    torch.save(model.state_dict(), tmp_path / "weights.bin")
+    torch.save([torch.ones(3)], tmp_path / "list.pt", _use_new_zipfile_serialization=False)
+    assert "does not say which step" in cli("import", tmp_path / "weights.bin", tmp_path / "r").err
+    answer = cli("import", tmp_path / "list.pt", tmp_path / "r", "--step", 1)
+    assert answer.code == 2 and "--as model" in answer.err
+    assert not (tmp_path / "r").exists(), "the root is opened for what can be saved alone"
+    taken = cli("import", tmp_path / "weights.bin", tmp_path / "r", "--step", 5, "--as", "model")
+    assert taken.code == 0
+    assert cli("import", tmp_path / "list.pt", tmp_path / "r", "--step", 6, "--as", "l").code == 0
+    other, _ = network(seed=1)
+    with Checkpointer(tmp_path / "r") as ck:
+        ck.restore({"model": other}, step=5)
+    assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+
+
+def test_objects_that_may_run_code_are_built_where_they_are_trusted_alone(
+    cli: Cli, tmp_path: Path
+) -> None:
+    torch.save({"step": 3, "w": torch.ones(2), "own": Own()}, tmp_path / "own.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"step": 3, "w": torch.ones(2), "own": Own()}, checkpoint_id=tmp_path / "own")
+    for name in ("own.pt", "own"):
+        refused = cli("import", tmp_path / name, tmp_path / "r")
+        assert refused.code == 2 and f"{__name__}.Own" in refused.err and "--trusted" in refused.err
+        assert not (tmp_path / "r").exists()
+    for name, root in (("own.pt", tmp_path / "r"), ("own", tmp_path / "s")):
+        taken = cli("import", tmp_path / name, root, "--trusted")
+        assert taken.code == 0 and "trusted=True: pickled objects at own" in taken.err
+        assert ckpt_core.load(root, trusted=True)["own"].text == "own"
+
+
+class _Runs:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch ran",)
+
+
+def test_a_metadata_file_that_asks_for_code_is_refused(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil" / ".metadata").write_bytes(pickle.dumps(_Runs()))
+    answer = cli("import", tmp_path / "evil", tmp_path / "r")
+    assert answer.code == 2 and "system" in answer.err and "--trusted" in answer.err
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *(("last.pt", how) for how in ("cut", "flipped", "no pickle")),
+        *(("named", how) for how in ("cut", "no pickle")),  # DCP has no checksums
+    ],
+)
+def test_a_damaged_source_is_told_and_nothing_is_published(
+    name: str, how: str, cli: Cli, tmp_path: Path, halfway: tuple[Path, list[torch.Tensor]]
+) -> None:
+    source = tmp_path / name
+    if name == "named":
+        shutil.copytree(halfway[0] / name, source)
+        file = source / ".metadata" if how == "no pickle" else next(source.glob("*.distcp"))
+    else:
+        file = Path(shutil.copy(halfway[0] / name, source))
+    whole = file.read_bytes()
+    weights = (
+        torch.load(halfway[0] / "last.pt", weights_only=False)["model"]["0.weight"]
+        .numpy()
+        .tobytes()
+    )
+    middle = whole.find(weights) + 8 if name == "last.pt" else len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    file.write_bytes({"cut": whole[:middle], "flipped": flipped, "no pickle": b"no"}[how])
+    kind = "dcp" if name == "named" else "torch"
+    answer = cli("import", source, tmp_path / "r", "--format", kind)
+    assert answer.code == 2 and "cannot be read, and nothing was imported" in answer.err
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_step_that_is_there_and_one_that_nobody_would_go_on_from_are_refused(
+    cli: Cli, ckpts: Path, tmp_path: Path, halfway: tuple[Path, list[torch.Tensor]]
+) -> None:
+    taken = cli("import", halfway[0] / "last.pt", ckpts, "--step", 30)
+    assert taken.code == 2 and "step 30 already" in taken.err
+    older = cli("import", halfway[0] / "last.pt", ckpts)
+    assert older.code == 2 and "newest 30" in older.err and "root of its own" in older.err
+    assert committed_steps(ckpts) == (10, 20, 30)
+    with Checkpointer(tmp_path / "busy"):
+        busy = cli("import", halfway[0] / "last.pt", tmp_path / "busy")
+        assert busy.code == 2 and "open for writing" in busy.err
+    forced = cli("import", halfway[0] / "last.pt", ckpts, "--step", 30, "--force")
+    assert forced.code == 0
+    assert "history" in ckpt_core.load(ckpts)
+
+
+def test_what_nobody_recognises_and_a_library_that_is_missing_are_named(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text("notes")
+    answer = cli("import", tmp_path / "notes.txt", tmp_path / "r")
+    assert answer.code == 2 and "torch: a file of torch.save" in answer.err
+    assert "no such file" in cli("import", tmp_path / "nothing", tmp_path / "r").err
+    assert "choose dcp or torch" in cli("import", tmp_path, tmp_path / "r", "--format", "x").err
+
+    def read(asked: Any) -> Any:
+        import no_such_library  # noqa: F401
+
+    made = Source("x", "a thing", 1, lambda path: True, read, "pip install 'ckpt-core[x]'")
+    monkeypatch.setattr(choosing, "sources", lambda: [made])
+    answer = cli("import", tmp_path / "notes.txt", tmp_path / "r")
+    assert answer.code == 2 and "no_such_library is not installed: pip install" in answer.err
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    """A process with torch imported, whose children are killed, or are ranks."""
+    with Warm() as process:
+        yield process
+
+
+def test_killed_at_any_operation_the_root_has_the_step_whole_or_not_at_all(
+    tmp_path: Path, warm: Warm
+) -> None:
+    torch.save({"step": 7, "w": torch.arange(50_000.0)}, tmp_path / "s.pt")
+    with Checkpointer(tmp_path / "prepared") as ck:
+        ck.save(3, {"w": torch.zeros(10)}).committed.result()
+    call = "tests.cli.importing_kills:kill_imports"
+    where = {"source": tmp_path / "s.pt", "prepared": tmp_path / "prepared", "place": tmp_path}
+    assert warm.call(call, **{name: str(path) for name, path in where.items()}) >= 3
+
+
+def test_one_process_reads_what_two_ranks_wrote_in_parts(
+    cli: Cli, tmp_path: Path, warm: Warm
+) -> None:
+    warm.call("tests.cli.importing_kills:save_in_two_parts", folder=str(tmp_path))
+    assert len(list((tmp_path / "two").glob("*.distcp"))) == 2
+    assert cli("import", tmp_path / "two", tmp_path / "r").code == 0
+    tree = ckpt_core.load(tmp_path / "r")
+    assert torch.equal(tree["w"], torch.arange(35.0).reshape(7, 5)) and tree["step"] == 9
