@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -37,6 +40,39 @@ class Exported:
             yield block
             self._taken += len(block)
             self.show(self._taken, of_bytes)
+
+
+@contextmanager
+def replacing(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
+    """A file beside `path` to write to; it gets the name `path`, durably, when the body succeeds.
+
+    Raises:
+        ConfigError: `path` is there and `force` is not given, or it is a directory.
+        OSError: it cannot be written.
+    """
+    _check_free(path, force=force)
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "x+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _check_free(path, force=force)
+        os.rename(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    Files().sync_dir(Path(os.path.realpath(path.parent)))
+
+
+def _check_free(path: Path, *, force: bool) -> None:
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory: name the file to write", path=path)
+    if os.path.lexists(path) and not force:
+        raise ConfigError(f"{path} is there already: --force replaces it", path=path)
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path.parent}: there is no such directory", path=path)
 
 
 def check_room(file: IO[bytes], nbytes: int) -> None:

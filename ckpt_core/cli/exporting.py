@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
-from ckpt_core.cli.exported import Exported
+from ckpt_core.cli.elsewhere import export_elsewhere, targets
+from ckpt_core.cli.exported import Exported, replacing
 from ckpt_core.cli.parts import Part, weights_of
 from ckpt_core.cli.steps import opened, rank_of
 from ckpt_core.cli.text import note, say, say_json, shorten
@@ -19,7 +16,6 @@ from ckpt_core.cli.tree import read_tree
 from ckpt_core.errors import ConfigError
 from ckpt_core.observe import progress_bar
 from ckpt_core.restore import RankLeaves
-from ckpt_core.system.files import Files
 from ckpt_core.units import count_text, size_text
 
 if TYPE_CHECKING:
@@ -29,7 +25,7 @@ _SHOWN = 4
 
 
 class Format(StrEnum):
-    """What `--to` takes."""
+    """What `--to` takes, beside the layouts of frameworks."""
 
     SAFETENSORS = "safetensors"
     TORCH = "torch"
@@ -53,6 +49,8 @@ def export_step(request: ExportRequest) -> bool:
         NotCommitted, CorruptCheckpoint, UnknownFormat, RestoreError: the step cannot be read.
         OSError: the file cannot be written. It is not there then, or is the one that was there.
     """
+    if request.to in targets():
+        return export_elsewhere(request)
     part = Part(request.only, request.prefix, request.strip and not request.weights)
     if request.weights and request.prefix is not None:
         raise ConfigError("--weights takes a whole module: name it with --only, not with --prefix")
@@ -81,39 +79,6 @@ def export_step(request: ExportRequest) -> bool:
     return True
 
 
-@contextmanager
-def replacing(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
-    """A file beside `path` to write to; it gets the name `path`, durably, when the body succeeds.
-
-    Raises:
-        ConfigError: `path` is there and `force` is not given, or it is a directory.
-        OSError: it cannot be written.
-    """
-    _check_free(path, force=force)
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(temporary, "x+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        _check_free(path, force=force)
-        os.rename(temporary, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
-    Files().sync_dir(Path(os.path.realpath(path.parent)))
-
-
-def _check_free(path: Path, *, force: bool) -> None:
-    if path.is_dir():
-        raise ConfigError(f"{path} is a directory: name the file to write", path=path)
-    if os.path.lexists(path) and not force:
-        raise ConfigError(f"{path} is there already: --force replaces it", path=path)
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path.parent}: there is no such directory", path=path)
-
-
 def _format(request: ExportRequest) -> Format:
     if request.to is None:
         kind = _SUFFIXES.get(request.file.suffix)
@@ -125,7 +90,7 @@ def _format(request: ExportRequest) -> Format:
     try:
         return Format(request.to)
     except ValueError as exc:
-        known = " or ".join(Format)
+        known = " or ".join([*Format, *targets()])
         raise ConfigError(f"--to {request.to}: that is no format; choose {known}") from exc
 
 

@@ -101,7 +101,9 @@ class ExportRequest:
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")]
     to: Annotated[
         str | None,
-        typer.Option(metavar="safetensors|torch", help="Format; default: by the file's name."),
+        typer.Option(
+            metavar="safetensors|torch|lightning", help="Format; default: by the file's name."
+        ),
     ] = None
     step: AtStep = None
     rank: OfRank = None

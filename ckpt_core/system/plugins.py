@@ -4,6 +4,7 @@
 
     ckpt_core.bench     a suite of `ckpt-core bench`
     ckpt_core.doctor    what `ckpt-core doctor` is to know of a framework
+    ckpt_core.export    a layout of `ckpt-core export`
     ckpt_core.import    what `ckpt-core import` is to know of a format
 """
 

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 import ckpt_core
-from ckpt_core.cli import exporting
+from ckpt_core.cli import exported
 from tests.cli.conftest import Tied, make_state
 
 Cli = Callable[..., Any]
@@ -392,7 +392,7 @@ def test_a_corrupt_step_leaves_no_file_behind(
 def test_a_disk_that_is_too_small_is_told_before_writing(
     cli: Cli, ckpts: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporting.Files, "free_bytes", lambda self, path: 100)
+    monkeypatch.setattr(exported.Files, "free_bytes", lambda self, path: 100)
     answer = cli("export", ckpts, tmp_path / name)
     assert answer.code == 2
     assert "100 B free" in answer.err

@@ -7,6 +7,7 @@ runs with the tests of that framework, and the README's program in a process of 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import warnings
 from collections.abc import Callable
@@ -15,8 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 
-from tests.docs.snippets import EXCERPT, TOP, blocks_of
+from ckpt_core.cli.app import app
+from tests.docs.snippets import EXCERPT, TOP, blocks_of, words_of
+
+COMMAND: Any = typer.main.get_command(app)
 
 
 def _nothing() -> dict[str, Any]:
@@ -105,7 +110,9 @@ PREPARED = {
     "docs/deepspeed.md": Prepared(_deepspeed, "deepspeed"),
     "docs/from-dcp.md": Prepared(_one_rank, apart=True),
     "docs/from-deepspeed.md": Prepared(_deepspeed, "deepspeed", apart=True),
-    "docs/from-model-checkpoint.md": Prepared(_lightning, "lightning", apart=True),
+    "docs/from-model-checkpoint.md": Prepared(
+        _lightning, "lightning", apart=True, warning="Be aware that when using `ckpt_path`"
+    ),
     "docs/from-torch-save.md": Prepared(_training, apart=True),
     "docs/horovod.md": Prepared(_training, "horovod"),
     "docs/lightning.md": Prepared(_lightning, "lightning"),
@@ -125,10 +132,12 @@ def pages_of(framework: str) -> list[str]:
 
 
 def run_page(page: str) -> dict[str, Any]:
-    """Run all blocks of a page but its excerpts, here and now; the names that they leave."""
+    """Run all blocks of a page but its excerpts, and its imports and exports; the names that they leave."""
     prepared = PREPARED[page]
     names = prepared.names()
     for block in blocks_of(Path(TOP, page)):
+        if block.language == "sh" and re.match("ckpt-core (import|export) ", block.text):
+            assert COMMAND.main(words_of(block.text), standalone_mode=False) is None
         if block.language == "python" and block.kind != EXCERPT:
             names = prepared.names() if prepared.apart else names
             # As many lines down as in the page, so that an error names the line there.

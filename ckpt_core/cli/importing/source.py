@@ -88,11 +88,13 @@ def step_of(asked: Asked, found: object, *, exact: bool = True) -> int:
 
     Args:
         found: what the source says; anything but a number means nothing.
-        exact: the framework counts on it: the user may say no other.
+        exact: the framework counts on it, and on the layout: the user may say no other.
 
     Raises:
         ConfigError: neither says it, or they contradict each other.
     """
+    if exact and asked.key is not None:
+        raise ConfigError(f"--as {asked.key}: the layout is that of its framework; leave it out")
     says = found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None
     if asked.step is not None:
         if exact and says is not None and says != asked.step:
