@@ -102,7 +102,8 @@ class ExportRequest:
     to: Annotated[
         str | None,
         typer.Option(
-            metavar="safetensors|torch|lightning", help="Format; default: by the file's name."
+            metavar="safetensors|torch|lightning|transformers",
+            help="Format; default: by the file's name.",
         ),
     ] = None
     step: AtStep = None

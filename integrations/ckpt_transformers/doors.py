@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import Trainer
+from transformers import Trainer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -152,9 +152,12 @@ class Doors:
         _log.info("resumed from step %d of %s", found.step, run.checkpointer.root)
         with tempfile.TemporaryDirectory() as folder:
             state = state_of(found.trainer)
-            state.best_model_checkpoint = self._best_path(state.best_global_step)
+            if (best := self._best_path(state.best_global_step)) or not _is_stock(state):
+                state.best_model_checkpoint = best
             state.save_to_json(os.path.join(folder, TRAINER_STATE_NAME))
             stock: tuple[int, int] = own(max_steps, updates, epochs, folder, trial)
+        if found.imported:
+            return stock
         RngState().load_state_dict(found.rng["now"])
         return self._position(stock, updates)
 
@@ -213,7 +216,7 @@ class Doors:
 
     def _put_back_epoch(self, done: int) -> None:
         """Generators as they were when the epoch began; those of the step that was saved come later."""
-        if self.restored is None:
+        if self.restored is None or self.restored.imported:
             return
         saved = self.restored.rng
         RngState().load_state_dict(saved["epoch" if done else "now"])
@@ -234,6 +237,8 @@ class Doors:
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if self.restored is None:
             self._own["_load_rng_state"](checkpoint)
+        elif self.restored.imported:
+            self.restored.put_back_generators(self.trainer.args.process_index)
         else:
             self._running.fetches.put_back_rest()
 
@@ -265,6 +270,7 @@ class Doors:
         if self._running.stopping:
             return
         if Path(str(state.best_model_checkpoint)).parent != self._running.checkpointer.root:
+            self._running.checkpointer.wait_staged()  # the last step may still be read
             self._own["_load_best_model"]()
         elif not self._running.restore_best(int(state.best_global_step or 0)):
             tell(
@@ -287,6 +293,12 @@ def _refuse_steps(root: Path, steps: tuple[int, ...]) -> None:
             f"train() begins anew, and {root} holds {held} (newest {steps[-1]}): they would be mixed with "
             f"those of this run. Call train(resume_from_checkpoint=True) to go on, or choose another root"
         )
+
+
+def _is_stock(state: TrainerState) -> bool:
+    """Whether the best step is a directory that Trainer wrote, before this root was there."""
+    best = state.best_model_checkpoint
+    return best is not None and os.path.isfile(os.path.join(best, TRAINER_STATE_NAME))
 
 
 def _step_of(path: Path, root: Path) -> int | None:

@@ -67,7 +67,7 @@ def _write(
         mine = {new: weights[old] for new, old in json.loads(names).items()}
         _save(mine, folder / _ADAPTER_WEIGHTS)
         return
-    model = _of_config(folder) if model is None else model
+    model = model_of_config(folder) if model is None else model
     if model is None:
         _save(weights, folder / _WEIGHTS)
         return
@@ -77,7 +77,7 @@ def _write(
     model.save_pretrained(folder)
 
 
-def _of_config(folder: Path) -> Any:
+def model_of_config(folder: Path) -> Any:
     """A model without weights; None if there is no configuration, or its class is none of `transformers`."""
     if not (folder / "config.json").is_file():
         return None

@@ -33,13 +33,24 @@ class Restored:
     Attributes:
         step: its number.
         trainer: TrainerState as text.
-        loop, rng: as `capture.dump` has them.
+        loop, rng: as `capture.dump` has them, or as `ckpt-core import` has made them.
     """
 
     step: int
     trainer: str
     loop: dict[str, Any]
     rng: dict[str, Any]
+
+    @property
+    def imported(self) -> bool:
+        """Whether Trainer saved it by itself: then all goes on as after a directory of its own."""
+        return bool(self.loop.get("imported"))
+
+    def put_back_generators(self, rank: int) -> None:
+        """Those of an imported step, if it has some of this rank; put back when Trainer would."""
+        states = self.rng["ranks"]
+        if rank < len(states):
+            RngState().load_state_dict(states[rank])
 
 
 class Run:

@@ -85,6 +85,7 @@ def test_the_code_for_whoever_comes_from_modelcheckpoint_runs(
     monkeypatch.chdir(tmp_path)
     names = run_page("docs/from-model-checkpoint.md")
     assert committed_steps(Path("ckpts"))
+    assert committed_steps(Path("moved"))[-1] == 20
     assert len(names["callback"].best_k_models) == 2
 
 

@@ -1,0 +1,162 @@
+"""Trainer's directories, for `ckpt-core import`, and Hugging Face's layout, for its `export`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ckpt_core import ConfigError, CorruptCheckpoint
+from ckpt_core.cli.elsewhere import Target
+from ckpt_core.cli.importing import Asked, Source, Tree, load_torch, step_of
+
+_INSTALL = "pip install 'ckpt-core[transformers]'"
+_STATE = "trainer_state.json"
+_PARTS = ("optimizer", "scheduler", "scaler")
+_WEIGHTS, _INDEX, _OLD = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+_ADAPTER = "adapter_config.json"
+_NO_FILES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+
+
+def _recognises(path: Path) -> bool:
+    if not path.is_dir() or (path / ".metadata").exists():
+        return False
+    return (path / _STATE).is_file() or (
+        (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+    )
+
+
+def _read(asked: Asked) -> Tree:
+    """The tree that AsyncCheckpoint goes on from; what Trainer does not save is left to what Trainer does."""
+    folder = asked.path
+    _check(folder)
+    text = (folder / _STATE).read_text()
+    try:
+        step = step_of(asked, json.loads(text)["global_step"])
+    except (ValueError, KeyError, TypeError) as exc:
+        raise CorruptCheckpoint(f"{folder / _STATE} cannot be read: {exc}", path=folder) from exc
+    parts = {
+        name: load_torch(path, trusted=asked.trusted)
+        for name in _PARTS
+        if (path := folder / f"{name}.pt").is_file()
+    }
+    tree = {"model": _weights(folder, trusted=asked.trusted), **parts, "trainer": text}
+    loop = {"imported": True, "loss": _zero(), "last_logged": step, "boundary": False}
+    loop |= dict.fromkeys(("epoch", "updates", "length", "best", "best_before"), 0)
+    rng = {"ranks": list(_generators(folder, trusted=asked.trusted))}
+    return Tree(step, {**tree, "loop": loop, "rng": rng, "files": dict(_files(folder))})
+
+
+def _check(folder: Path) -> None:
+    """Raises ConfigError for what no step can be made of, with what to do."""
+    why = ""
+    if not (folder / _STATE).is_file() or not (folder / "optimizer.pt").is_file():
+        why = (
+            "has weights, and not the state of a training (optimizer.pt, trainer_state.json): "
+            "from_pretrained takes it as it is"
+        )
+    if (folder / _ADAPTER).is_file():
+        why = "has an adapter without its base"
+    if any(folder.glob("pytorch_model_fsdp*")):
+        why = "was saved under FSDP"
+    if any(folder.glob("global_step*")):
+        why = "was saved under DeepSpeed: import the tag in it, --format deepspeed; or Trainer"
+    if why:
+        raise ConfigError(
+            f"{folder} {why}. Trainer itself goes on from a directory of its own, by "
+            f"train(resume_from_checkpoint={str(folder)!r}), and what follows is saved here",
+            path=folder,
+        )
+
+
+def _weights(folder: Path, *, trusted: bool) -> dict[str, Any]:
+    """All that the model's `state_dict()` has: a file has one name of weights that are tied."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    found: dict[str, Any] = {}
+    names = [_WEIGHTS]
+    if (folder / _INDEX).is_file():
+        names = sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
+    elif not (folder / _WEIGHTS).is_file() and (folder / _OLD).is_file():
+        return dict(load_torch(folder / _OLD, trusted=trusted))
+    for name in names:
+        try:
+            found |= load_file(folder / name)
+        except (SafetensorError, OSError) as exc:
+            raise CorruptCheckpoint(
+                f"{folder / name} cannot be read, and nothing was imported: {exc}", path=folder
+            ) from exc
+    return _with_tied(found, folder)
+
+
+def _with_tied(weights: dict[str, Any], folder: Path) -> dict[str, Any]:
+    from ckpt_transformers.exporting import model_of_config
+
+    model = model_of_config(folder)
+    if model is None:
+        return weights
+    model.tie_weights()
+    names: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    for tied in names.values():
+        there = [name for name in tied if name in weights]
+        weights |= {name: weights[there[0]] for name in tied if there}
+    return {
+        name: weights[name]
+        for group in (model.state_dict(), weights)
+        for name in group
+        if name in weights
+    }
+
+
+def _zero() -> Any:
+    import torch
+
+    return torch.tensor(0.0)
+
+
+def _generators(folder: Path, *, trusted: bool) -> Iterator[dict[str, Any]]:
+    """Of each rank, as RngState has them."""
+    alone = folder / "rng_state.pth"
+    ranks = sorted(
+        folder.glob("rng_state_*.pth"), key=lambda path: int(path.stem.rpartition("_")[2])
+    )
+    for path in [alone] if alone.is_file() else ranks:
+        state = load_torch(path, trusted=trusted)
+        made = {"python": state["python"], "torch": state["cpu"], "numpy": state["numpy"]}
+        for kind in state.keys() - {"python", "cpu", "numpy"}:
+            value = state[kind]
+            made[kind] = list(value) if isinstance(value, list | tuple) else [value]
+        yield made
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Configuration, tokenizer and the like, as `export` writes them."""
+    import torch
+
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_dir() or name == _STATE or name.endswith(_NO_FILES):
+            continue
+        if data := path.read_bytes():
+            yield name, torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _write(step: Path, folder: Path) -> None:
+    from ckpt_transformers import export
+
+    export(step, folder)
+
+
+SOURCE = Source(
+    name="transformers",
+    what="a checkpoint of Hugging Face's Trainer",
+    place=20,
+    recognises=_recognises,
+    read=_read,
+    install=_INSTALL,
+)
+TARGET = Target(name="transformers", write_directory=_write, install=_INSTALL)

@@ -1,0 +1,105 @@
+"""A run changes over in its middle, from what Trainer saved by itself: to the same bits. And back."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ckpt_core import ConfigError, CorruptCheckpoint, committed_steps
+from ckpt_core.cli.exporting import export_step
+from ckpt_core.cli.importing import import_source
+from ckpt_core.cli.requests import ExportRequest, ImportRequest
+from ckpt_transformers import AsyncCheckpoint
+from tests.integrations.transformers.jobs import DiesAt, ending, run, trainer_of
+
+PLACES = (4, 6)
+"""In the middle of the first epoch, and at its end."""
+ARGUMENTS: dict[str, Any] = {
+    "max_steps": 10,
+    "logging_steps": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "metric_for_best_model": "loss",
+    "greater_is_better": True,  # of a loss: the first evaluation is the best, and stays so
+    "load_best_model_at_end": True,
+}
+
+
+def _stock(folder: Path, resume: Any = None) -> Any:
+    """A run without us, which saves into folder/out."""
+    made = trainer_of(folder, **ARGUMENTS)
+    made.pop_callback(AsyncCheckpoint)
+    for name in [name for name in vars(made) if callable(getattr(type(made), name, None))]:
+        del vars(made)[name]
+    made.train(resume_from_checkpoint=resume)
+    return ending(made)
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stock")
+    _stock(folder)
+    return folder / "out"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_changes_over_in_its_middle(place: int, stock: Path, tmp_path: Path) -> None:
+    source = stock / f"checkpoint-{place}"
+    import_source(ImportRequest(source, str(tmp_path / "ckpts")))
+    assert committed_steps(tmp_path / "ckpts") == (place,)
+    expected = _stock(tmp_path / "stock", resume=str(source))
+    shutil.copytree(tmp_path / "ckpts", tmp_path / "cut" / "ckpts")
+    assert run(tmp_path, **ARGUMENTS) == expected
+    assert committed_steps(tmp_path / "ckpts")[-1] == 10
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", DiesAt(place + 3), **ARGUMENTS)
+    again = run(tmp_path / "cut", **ARGUMENTS)
+    assert again["model"] == expected["model"], "the best is still that of Trainer"
+    assert again["optimizer"] == expected["optimizer"]
+
+
+def test_the_step_goes_back_by_export(stock: Path, tmp_path: Path) -> None:
+    root = tmp_path / "ckpts"
+    import_source(ImportRequest(stock / "checkpoint-4", str(root)))
+    export_step(ExportRequest(str(root), tmp_path / "model", to="transformers"))
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+    expected = AutoModelForCausalLM.from_pretrained(stock / "checkpoint-4").state_dict()
+    assert list(found) == list(expected)
+    assert all(map(torch.equal, found.values(), expected.values()))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ("optimizer.pt", "from_pretrained takes it as it is"),
+        ("trainer_state.json", "from_pretrained takes it as it is"),
+        ("+adapter_config.json", "an adapter without its base"),
+        ("+pytorch_model_fsdp_0", "saved under FSDP"),
+        ("+global_step4", "--format deepspeed"),
+    ],
+)
+def test_what_no_step_can_be_made_of_is_refused(
+    wrong: str, text: str, stock: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(stock / "checkpoint-4", tmp_path / "c"))
+    if wrong.startswith("+"):
+        (folder / wrong[1:]).touch()
+    else:
+        (folder / wrong).unlink()
+    with pytest.raises(ConfigError, match=text):
+        import_source(ImportRequest(folder, str(tmp_path / "r")))
+    assert not (tmp_path / "r").exists()
+
+
+def test_damaged_weights_are_told_and_nothing_is_published(stock: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(stock / "checkpoint-4", tmp_path / "c"))
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CorruptCheckpoint, match=r"model\.safetensors cannot be read"):
+        import_source(ImportRequest(folder, str(tmp_path / "r")))
+    assert not (tmp_path / "r").exists()
