@@ -102,6 +102,11 @@ def _check_free(found: Tree | NamedFiles, ck: Checkpointer) -> None:
         path = ck.root / found.directory
         if path.exists():
             raise ConfigError(f"{path} is there already: --force replaces it", path=path)
+        if (ck.root / found.pointer).exists():
+            raise ConfigError(
+                f"{ck.root} has a newest tag already, and a run would go on from {found.directory} instead: "
+                f"give a root of its own, or --force"
+            )
         return
     steps = ck.steps()
     if found.step in steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import warnings
@@ -13,6 +14,8 @@ import torch.distributed as dist
 
 import ckpt_core
 import ckpt_deepspeed
+from ckpt_core.cli.importing import import_source
+from ckpt_core.cli.requests import ImportRequest
 from tests.integrations.deepspeed.training import digest, engine, train
 
 STEPS, AT = 5, 3
@@ -43,7 +46,8 @@ def exact(folder: Path, zero: int, dtype: str) -> dict[str, Any]:
     plain_end = digest(plain)
     plain.destroy()
     tag = f"global_step{AT}"
-    return {
+    imported = _imported(folder, zero, dtype) if dtype == "fp32" else {}
+    return imported | {
         "engine": kind,
         "preset": options == ckpt_core.Options.preset(preset),
         "latest": (root / "latest").read_text(),
@@ -53,6 +57,25 @@ def exact(folder: Path, zero: int, dtype: str) -> dict[str, Any]:
         "ours_from_ours": _resumed(root, tag, zero, dtype, ours=True),
         "plain_from_ours": _resumed(root, tag, zero, dtype, ours=False),
         "ours_from_plain": _resumed(folder / "plain", tag, zero, dtype, ours=True),
+    }
+
+
+def _imported(folder: Path, zero: int, dtype: str) -> dict[str, Any]:
+    """The same from what `ckpt-core import` has made of the plain tag, by both engines."""
+    root = folder / "imported"
+    if dist.get_rank() == 0:
+        import_source(ImportRequest(folder / "plain", str(root), trusted=True, no_progress=True))
+        assert ckpt_core.verify(root / f"global_step{AT}").ok
+        with contextlib.suppress(ckpt_core.ConfigError):
+            import_source(ImportRequest(folder / "plain", str(root), trusted=True))
+            raise AssertionError("it is there already")
+    dist.barrier()
+    ways = {"ours": True, "plain": False}
+    return {
+        f"{way}_from_imported": _resumed(
+            root, (root / "latest").read_text(), zero, dtype, ours=ours
+        )
+        for way, ours in ways.items()
     }
 
 
