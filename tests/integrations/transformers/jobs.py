@@ -131,6 +131,16 @@ def run(folder: Path, *callbacks: TrainerCallback, resume: Any = True, **more: A
     return ending(trainer)
 
 
+def run_stock(folder: Path, resume: Any = None, **more: Any) -> Any:
+    """The same by Trainer alone, which saves into folder/out."""
+    trainer = trainer_of(folder, **more)
+    trainer.pop_callback(AsyncCheckpoint)
+    for name in [name for name in vars(trainer) if callable(getattr(Trainer, name, None))]:
+        delattr(trainer, name)  # what the callback has put there
+    trainer.train(resume_from_checkpoint=resume)
+    return ending(trainer)
+
+
 def fingerprint(value: Any) -> str:
     """SHA-256 of all that is in it."""
     digest = hashlib.sha256()

@@ -22,8 +22,10 @@ from accelerate.utils import DistributedType
 from transformers import TrainerCallback
 
 from ckpt_core import Options, committed_steps
+from ckpt_core.cli.importing import import_source
+from ckpt_core.cli.requests import ImportRequest
 from ckpt_transformers import AsyncCheckpoint
-from tests.integrations.transformers.jobs import run
+from tests.integrations.transformers.jobs import run, run_stock
 
 COMMITTED_BY = 4
 """The step that begins when some step is committed."""
@@ -81,6 +83,18 @@ def train(folder: Path, **arguments: Any) -> None:
     (folder / f"last-{rank}.json").write_text(json.dumps(last))
 
 
+def change_over(folder: Path) -> None:
+    """Trainer alone, then from its middle again, by itself and by us behind an import: how those end."""
+    run_stock(folder, save_total_limit=None, max_steps=6)
+    middle = folder / "out" / "checkpoint-4"
+    if torch.distributed.get_rank() == 0:
+        import_source(ImportRequest(middle, str(folder / "ckpts"), no_progress=True))
+    torch.distributed.barrier()
+    there = run_stock(folder / "again", resume=str(middle), max_steps=6)
+    here = run(folder, max_steps=6)
+    (folder / f"last-{os.environ['RANK']}.json").write_text(json.dumps([here, there]))
+
+
 @contextmanager
 def without(*names: str) -> Iterator[None]:
     """What is asked of the last run is not asked of those before."""
@@ -102,3 +116,5 @@ if __name__ == "__main__":
         with without("HOLD_AT", "STOP_AT"):
             train(folder, **more)
     train(last, **more)
+    if "CHANGE_OVER" in os.environ:
+        change_over(last.with_name("changed"))

@@ -14,8 +14,7 @@ from ckpt_core import ConfigError, CorruptCheckpoint, committed_steps
 from ckpt_core.cli.exporting import export_step
 from ckpt_core.cli.importing import import_source
 from ckpt_core.cli.requests import ExportRequest, ImportRequest
-from ckpt_transformers import AsyncCheckpoint
-from tests.integrations.transformers.jobs import DiesAt, ending, run, trainer_of
+from tests.integrations.transformers.jobs import DiesAt, run, run_stock
 
 PLACES = (4, 6)
 """In the middle of the first epoch, and at its end."""
@@ -30,20 +29,10 @@ ARGUMENTS: dict[str, Any] = {
 }
 
 
-def _stock(folder: Path, resume: Any = None) -> Any:
-    """A run without us, which saves into folder/out."""
-    made = trainer_of(folder, **ARGUMENTS)
-    made.pop_callback(AsyncCheckpoint)
-    for name in [name for name in vars(made) if callable(getattr(type(made), name, None))]:
-        del vars(made)[name]
-    made.train(resume_from_checkpoint=resume)
-    return ending(made)
-
-
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stock")
-    _stock(folder)
+    run_stock(folder, **ARGUMENTS)
     return folder / "out"
 
 
@@ -52,7 +41,7 @@ def test_a_run_changes_over_in_its_middle(place: int, stock: Path, tmp_path: Pat
     source = stock / f"checkpoint-{place}"
     import_source(ImportRequest(source, str(tmp_path / "ckpts")))
     assert committed_steps(tmp_path / "ckpts") == (place,)
-    expected = _stock(tmp_path / "stock", resume=str(source))
+    expected = run_stock(tmp_path / "stock", resume=str(source), **ARGUMENTS)
     shutil.copytree(tmp_path / "ckpts", tmp_path / "cut" / "ckpts")
     assert run(tmp_path, **ARGUMENTS) == expected
     assert committed_steps(tmp_path / "ckpts")[-1] == 10

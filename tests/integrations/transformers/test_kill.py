@@ -110,7 +110,7 @@ def test_a_process_that_is_killed_and_stopped_ends_bit_for_bit_the_same(
 
 
 @pytest.mark.timeout(900)
-def test_two_ranks_are_killed_and_stopped_and_end_bit_for_bit_the_same(
+def test_two_ranks_are_killed_and_stopped_and_change_over_and_end_bit_for_bit_the_same(
     folders: tuple[Path, Path],
 ) -> None:
     whole, cut = folders
@@ -118,9 +118,13 @@ def test_two_ranks_are_killed_and_stopped_and_end_bit_for_bit_the_same(
     program.kill(whole, cut, after=dice.randint(6, 8))
     assert program.run(cut, STOP_AT=3) == [0, 0]
     assert not _last(cut)
-    assert program.run(cut) == [0, 0]
+    assert program.run(cut, CHANGE_OVER=1) == [0, 0]
     assert len(_last(cut)) == 2
     assert _last(cut) == _last(whole)
+    changed = cut.with_name("changed")  # from Trainer alone, by an import
+    assert committed_steps(changed / "ckpts") == (4, 6)
+    for here, there in _last(changed):
+        assert here == there
 
 
 @pytest.mark.timeout(900)
