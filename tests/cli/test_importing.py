@@ -218,7 +218,7 @@ def test_what_nobody_recognises_and_a_library_that_is_missing_are_named(
     answer = cli("import", tmp_path / "notes.txt", tmp_path / "r")
     assert answer.code == 2 and "torch: a file of torch.save" in answer.err
     assert "no such file" in cli("import", tmp_path / "nothing", tmp_path / "r").err
-    assert "choose dcp or torch" in cli("import", tmp_path, tmp_path / "r", "--format", "x").err
+    assert "dcp or torch" in cli("import", tmp_path, tmp_path / "r", "--format", "x").err
 
     def read(asked: Any) -> Any:
         import no_such_library  # noqa: F401
