@@ -109,7 +109,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
     ) -> None:
         super().__init__()
         refuse_unknown(unknown)
-        if not isinstance(root, str | os.PathLike) or not os.fspath(root):
+        given: object = root
+        if not isinstance(given, str | os.PathLike) or not os.fspath(given):
             raise ConfigError(f"root={root!r} is no path: give the directory for the steps")
         if resume not in ("auto", "never"):
             raise ConfigError(f"resume={resume!r} is unknown: use 'auto' or 'never'")
