@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ import torch
 
 from tests import gpus, places, quick
 from tests.levels.servers.shared import azurite, google, moto, peer
-from tests.quick import pytest_addoption, pytest_ignore_collect
+from tests.quick import pytest_addoption, pytest_collection_modifyitems, pytest_ignore_collect
 from tests.seconds import pytest_terminal_summary
 from tests.workers import pytest_xdist_make_scheduler
 
@@ -26,6 +27,7 @@ __all__ = [
     "moto",
     "peer",
     "pytest_addoption",
+    "pytest_collection_modifyitems",
     "pytest_ignore_collect",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
@@ -44,6 +46,11 @@ places.run_number()
 # says of it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell that starts a run in the background has it ignore Ctrl-C, and so would every process that it starts:
+# many tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Where they find this tree, and behind it what the shell says.
 _TOP = Path(__file__).parents[1]

@@ -1,15 +1,19 @@
 """What `pytest --quick` leaves out: a framework, ranks, a kill, agents of levels, or what takes very long.
 
-`nox -s quick` runs the rest, and draws fewer examples where a test draws any. Whole files, so that nothing
-of what is left out is even imported.
+`nox -s quick` runs the rest, and draws fewer examples where a test draws any. Mostly whole files, so that
+nothing of what is left out is even imported.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import hypothesis
 import pytest
+
+from tests import places
 
 TESTS = Path(__file__).parent
 
@@ -27,13 +31,22 @@ FILES = (
     *("test_beside_a_writer.py",),  # a job that saves as often as it can
     # Agents of levels, and errands: processes that are killed, or waited for until they end by themselves.
     *("test_agent*.py", "test_azure.py", "test_bringing*.py", "test_by_hand.py", "test_peer.py"),
-    *("test_named_carrying.py", "test_named_kills.py", "test_train*.py"),
+    *("test_claiming.py", "test_errands.py", "test_hosting.py", "test_named_*.py"),
+    *("test_objects_faults.py", "test_scrubbing.py", "test_train*.py"),
     *("test_exit.py", "test_interrupts.py", "test_kill*.py", "test_sigterm.py", "test_tune.py"),
+    # Dozens of processes, each of which imports torch.
+    *("test_doctor*.py", "test_exact_bounds.py", "test_startup.py", "test_watching.py"),
     # Long, and seldom concerned.
+    *("test_mistakes.py", "test_on_devices.py"),
     *("test_gpus.py", "test_horovod_wheel.py", "test_model.py", "test_workers.py"),
     *("test_fuzz_*.py", "test_hostile*.py", "test_papers.py"),
 )
+COMPILED = ("test_a_compiled_step_waits_as_well", "test_a_wrapped_module_comes_back[compiled]")
+"""The only tests of their files that import torch's compiler, which takes longer than all others."""
 _EXAMPLES = 25
+_is_quick = False
+
+T = TypeVar("T")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,9 +54,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def configure(config: pytest.Config) -> None:
-    if config.getoption("--quick"):
+    """Before any file of tests is imported."""
+    global _is_quick
+    _is_quick = config.getoption("--quick")
+    if _is_quick:
         hypothesis.settings.register_profile("quick", hypothesis.settings(), max_examples=_EXAMPLES)
         hypothesis.settings.load_profile("quick")
+
+
+def drawn(examples: int) -> int:
+    """How many examples a test draws that would draw so many: fewer in a quick run."""
+    return min(examples, _EXAMPLES) if _is_quick else examples
+
+
+def few(cases: Sequence[T], most: int, *, of: str) -> list[T]:
+    """All of these, or so many in a quick run, each run another part of them."""
+    return places.some(cases, most, of=of) if _is_quick else list(cases)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out single tests of files that stay."""
+    if config.getoption("--quick"):
+        left_out = [item for item in items if item.name in COMPILED]
+        items[:] = [item for item in items if item.name not in COMPILED]
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -28,8 +30,8 @@ def module(request: pytest.FixtureRequest) -> Path:
     return path
 
 
-def _imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -38,9 +40,40 @@ def _imports(tree: ast.AST) -> Iterator[str]:
             yield node.module
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What the tests ask of a module, which is parsed once for all of them; no tree is kept."""
+
+    docstring: str | None
+    imports: tuple[str, ...]
+    running: tuple[tuple[str, str], ...]
+    """`_imported` of those that are carried out."""
+    cuda: tuple[int, ...]
+    """Lines that name devices of one maker."""
+    integrations: tuple[str, ...]
+    """Texts that name one."""
+
+
+@cache
+def _facts(path: Path) -> Facts:
+    tree = ast.parse(path.read_text())
+    texts = _docstrings(tree)
+    nodes = [*ast.walk(tree)]
+    constants = [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
+    return Facts(
+        ast.get_docstring(tree),
+        tuple(_imports(nodes)),
+        tuple(pair for node in _running(tree) for pair in _imported(node)),
+        tuple(
+            getattr(node, "lineno", 0) for node in nodes if id(node) not in texts and _is_cuda(node)
+        ),
+        tuple(text for text in constants if text.split(".")[0] in INTEGRATIONS),
+    )
+
+
 def test_another_folder_is_entered_by_its_door(module: Path) -> None:
     home = module.relative_to(PACKAGE).parts[0]
-    for name in _imports(ast.parse(module.read_text())):
+    for name in _facts(module).imports:
         parts = name.split(".")
         if parts[0] != "ckpt_core" or len(parts) < 3 or parts[1] == DOORS:
             continue
@@ -53,7 +86,7 @@ def test_every_folder_has_a_door_that_says_what_is_behind_it() -> None:
     for folder in sorted({path.parent for path in MODULES}):
         door = folder / "__init__.py"
         assert door.exists(), f"{_name(folder)} has no __init__.py"
-        assert ast.get_docstring(ast.parse(door.read_text())), f"{_name(door)} has no docstring"
+        assert _facts(door).docstring, f"{_name(door)} has no docstring"
 
 
 DEVICE_DOOR = PACKAGE / "system" / "devices.py"
@@ -70,7 +103,7 @@ def _is_cuda(node: ast.AST) -> bool:
         of_torch = isinstance(node.value, ast.Name) and node.value.id == "torch"
         return node.attr == "is_cuda" or (node.attr == "cuda" and of_torch)
     if isinstance(node, ast.Import | ast.ImportFrom):
-        return any(name.startswith("torch.cuda") for name in _imports(node))
+        return any(name.startswith("torch.cuda") for name in _imports([node]))
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return bool(re.fullmatch(r"cuda(:\d*)?", node.value)) or "torch.cuda" in node.value
     return False
@@ -83,11 +116,8 @@ def _docstrings(tree: ast.AST) -> set[int]:
 
 @pytest.mark.parametrize("asker", ASKERS, ids=lambda path: str(path.relative_to(TOP)))
 def test_devices_of_one_maker_are_named_behind_their_door_alone(asker: Path) -> None:
-    tree = ast.parse(asker.read_text())
-    texts = _docstrings(tree)
-    found = [node for node in ast.walk(tree) if id(node) not in texts and _is_cuda(node)]
-    lines = [getattr(node, "lineno", 0) for node in found]
-    assert not found, f"lines {lines}: ask ckpt_core.system.devices, of any kind of device"
+    lines = _facts(asker).cuda
+    assert not lines, f"lines {lines}: ask ckpt_core.system.devices, of any kind of device"
 
 
 def test_a_use_of_one_makers_devices_is_found() -> None:
@@ -118,10 +148,9 @@ def test_no_module_lies_outside_of_a_room() -> None:
 
 
 def test_no_integration_is_imported_or_started_by_name(module: Path) -> None:
-    tree = ast.parse(module.read_text())
-    named = [name for name in _imports(tree) if name.split(".")[0] in INTEGRATIONS]
-    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    named += [text for text in texts if str(text).split(".")[0] in INTEGRATIONS]
+    facts = _facts(module)
+    named = [name for name in facts.imports if name.split(".")[0] in INTEGRATIONS]
+    named += facts.integrations
     assert not named, f"{named}: found by entry points alone (ckpt_core/system/plugins.py)"
 
 
@@ -156,8 +185,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert {"ckpt_core.layout", "ckpt_core.cli.app", "ckpt_deepspeed.engine"} <= set(modules)
     needs: dict[str, set[str]] = {}
     for name, path in modules.items():
-        pairs = [pair for node in _running(ast.parse(path.read_text())) for pair in _imported(node)]
-        found = {full if full in modules else package for full, package in pairs}
+        found = {full if full in modules else package for full, package in _facts(path).running}
         needs[name] = found.intersection(modules) - {name}
     try:
         TopologicalSorter(needs).prepare()

@@ -26,6 +26,8 @@ IMPORTED = FRAMEWORKS.keys() & sys.modules.keys()
         ("cli/far/test_serve.py", True),
         ("levels/test_training.py", True),
         ("levels/test_objects.py", False),
+        ("levels/test_objects_faults.py", True),
+        ("cli/test_doctor_root.py", True),
         ("store/test_lock.py", False),
         ("integrations/test_doors.py", False),
         ("store", False),

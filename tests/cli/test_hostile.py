@@ -20,6 +20,7 @@ from ckpt_core import Checkpointer, Options
 from ckpt_core.cli import main
 from ckpt_core.cli.tree import read_tree, walk
 from ckpt_core.cli.values import value_text
+from tests.quick import drawn
 from tests.restore.ranks import Job, write_ranks
 
 TAGS = (
@@ -109,7 +110,7 @@ def _run(*arguments: object) -> int:
     raise AssertionError("main always ends the process")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=drawn(60))
 @given(tree=skeletons, pools=skeletons)
 def test_no_skeleton_brings_a_command_down(
     victim: Path, capsys: pytest.CaptureFixture[str], tree: Any, pools: Any

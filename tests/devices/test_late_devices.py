@@ -8,11 +8,12 @@ import pytest
 
 from tests.devices import jobs
 from tests.devices.late_devices import PACES, LateDevices
+from tests.quick import few
 
 MODES = ["host", "device", "auto"]
 
 
-@pytest.fixture(params=PACES)
+@pytest.fixture(params=few(list(PACES), 2, of="paces"))
 def devices(request: pytest.FixtureRequest) -> LateDevices:
     return LateDevices(PACES[request.param])
 

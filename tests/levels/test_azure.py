@@ -23,6 +23,7 @@ from ckpt_core import Checkpointer, ConfigError, Level
 from ckpt_core.levels import Away, open_far
 from tests.crash.promises import QuickFiles
 from tests.levels.agents import Agents
+from tests.levels.object_copies import SHARD, A, B, manifest_of, put, send, step
 from tests.levels.servers.azurite import ACCOUNT, KEY, AzuriteServer, needs_azurite
 from tests.levels.servers.faulty import SECRET, in_environment
 from tests.levels.servers.moto import needs_store
@@ -31,7 +32,6 @@ from tests.levels.test_agent_store import (
     test_nodes_without_a_word_to_each_other_make_one_step_in_the_store,
     test_what_is_committed_comes_to_the_store_and_retention_is_kept_there,
 )
-from tests.levels.test_objects import SHARD, A, B, manifest_of, put, send, step
 from tests.levels.trainers import SOON_S, end_agent, options, processes, until
 from tests.levels.training_jobs import is_of_step, make_state
 

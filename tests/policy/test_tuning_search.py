@@ -27,6 +27,7 @@ from ckpt_core.policy.tuning import (
     space_of,
     sureness_of,
 )
+from tests.quick import drawn
 
 MIB = 2**20
 STATE = 768 * MIB
@@ -80,7 +81,7 @@ def excess(space: Space, cost: Surface, chosen: Candidate) -> float:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=drawn(60), deadline=None, derandomize=True)
 def test_within_a_tenth_of_the_best_on_a_surface_with_little_noise(seed: int) -> None:
     cost = surface_of(SPACE, seed)
     found = search(SPACE, noisy(cost, noise=0.02, seed=seed), start=START, plan=Plan(seed=seed))

@@ -25,6 +25,7 @@ from ckpt_core.simulate import (
     stretch,
 )
 from ckpt_core.simulate.levels import Holdings
+from tests.quick import drawn
 from tests.simulate.drawn import ITERATION_S, costs, eighths
 from tests.simulate.naive import Naive
 
@@ -110,7 +111,7 @@ def _after(made: Costs, course: Naive, base: int, held: list[int], up_s: float) 
     return [there[-1][1], *further]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=drawn(60), deadline=None)
 @given(
     costs(Sharing.OLDEST_FIRST).filter(lambda made: not made.update_wait_s),
     KINDS,

@@ -28,6 +28,7 @@ from ckpt_core.simulate import (
     stretch,
     young_s,
 )
+from tests.quick import drawn
 from tests.simulate import naive
 from tests.simulate.drawn import ITERATION_S, costs
 
@@ -35,7 +36,7 @@ MACHINE = Rates(write=2e9, serial=0.7e9, copy=12e9, read=2e9, network=1.875e9)
 SETTING = Setting(Job(iteration_s=1.0, state_bytes=16e9), MACHINE)
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(
     costs(Sharing.OLDEST_FIRST).filter(lambda made: not made.update_wait_s),
     st.integers(1, 12),

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from ckpt_core import ConfigError
 from ckpt_core.simulate import Costs, Sharing, bound_s, stretch
+from tests.quick import drawn
 from tests.simulate.drawn import ITERATION_S, costs, eighths
 from tests.simulate.naive import Naive
 
 INTERVALS = st.integers(1, 12)
 
 
-@settings(max_examples=100)
+@settings(max_examples=drawn(100))
 @given(costs(Sharing.OLDEST_FIRST), INTERVALS, st.data())
 def test_it_agrees_with_a_loop_over_iterations(
     made: Costs, interval: int, data: st.DataObject
@@ -48,7 +49,7 @@ def test_the_mean_loss_lies_below_the_worst(made: Costs, interval: int) -> None:
     assert 0 <= course.mean_lost <= course.worst_lost + 1 + 1e-6
 
 
-@settings(max_examples=40)
+@settings(max_examples=drawn(40))
 @given(costs(), INTERVALS)
 def test_the_mean_loss_is_that_of_many_moments(made: Costs, interval: int) -> None:
     course = stretch(made, iteration_s=ITERATION_S, interval=interval)

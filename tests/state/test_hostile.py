@@ -18,6 +18,7 @@ from ckpt_core.errors import CorruptCheckpoint, RestoreError, UntrustedData
 from ckpt_core.state import Skeleton, flatten
 from ckpt_core.state.atoms import to_base64
 from ckpt_core.types import LeafSpec
+from tests.quick import drawn
 from tests.state.state_helpers import LIMIT, same, through
 
 T = {"!": "tensor", "leaf": "a"}
@@ -255,7 +256,7 @@ JUNK = st.sampled_from(
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=drawn(400))
 @given(st.data())
 def test_any_damaged_field_gives_a_tree_or_a_restore_error(data: st.DataObject) -> None:
     flat = flatten(SAMPLE, eager_leaf_bytes=LIMIT)

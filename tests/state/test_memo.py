@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.state import FlatState, SpecMemo, flatten
+from tests.quick import drawn
 from tests.state.state_helpers import LIMIT
 
 DTYPES = (torch.float32, torch.float16, torch.int64, torch.complex64)
@@ -170,7 +171,7 @@ CHANGES: dict[str, Any] = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=drawn(150), deadline=None)
 @given(st.data())
 def test_any_changes_between_saves_are_all_seen(data: Any) -> None:
     tree, memo = tree_of(data.draw), SpecMemo()

@@ -14,6 +14,7 @@ from torch import nn
 
 from ckpt_core.errors import StateMismatch
 from ckpt_core.state import RngState, bind
+from tests.quick import drawn
 from tests.state.state_helpers import fill, restore, same, saved
 
 _SIZE = 25
@@ -57,7 +58,7 @@ def held(item: Any) -> Any:
     return item.clone().numpy() if isinstance(item, torch.Tensor) else item.copy()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=drawn(300))
 @given(st.data())
 def test_any_sharing_is_restored_right_or_refused_untouched(data: st.DataObject) -> None:
     views = data.draw(_views())

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from ckpt_core.state import flatten
 from ckpt_core.state.leaf import dtypes
 from ckpt_core.state.special import QUANTIZED
+from tests.quick import drawn
 from tests.state.state_helpers import LIMIT, same, through
 
 
@@ -116,7 +117,7 @@ TREES = st.recursive(
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=drawn(300))
 @given(TREES)
 def test_any_tree_comes_back_with_types_and_bits(tree: Any) -> None:
     back = through(tree)
@@ -276,7 +277,7 @@ def test_columns_of_a_big_matrix_do_not_drag_the_matrix_along() -> None:
     assert same(tree, through(tree))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=drawn(200))
 @given(st.data())
 def test_views_of_one_storage_keep_values_and_sharing(data: st.DataObject) -> None:
     base = torch.arange(64, dtype=torch.int32)

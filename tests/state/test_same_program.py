@@ -19,6 +19,7 @@ from torch import nn
 from ckpt_core.errors import ConfigError, StateMismatch
 from ckpt_core.state import flatten
 from ckpt_core.state.plain import is_plain_live
+from tests.quick import drawn
 from tests.state.state_helpers import LIMIT, restore, same
 from tests.state.test_round_trip import PLAIN, TREES, Pair
 
@@ -114,7 +115,7 @@ ARRAYS = {
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=drawn(200))
 @given(st.data())
 def test_any_tree_comes_back_over_any_placeholders(data: st.DataObject) -> None:
     tree = data.draw(st.dictionaries(st.text(), TREES | st.sampled_from(list(ARRAYS.values()))))
