@@ -58,6 +58,16 @@ def test_the_compiler_is_whole_for_whoever_asks_for_a_part_of_it() -> None:
     assert told(code, **{VARIABLE: "1"}) == ["torch._dynamo.config", "OptimizedModule"]
 
 
+def test_deterministic_algorithms_are_asked_for_without_the_compiler_which_is_told_later() -> None:
+    code = "import json, sys, torch\ntorch.use_deterministic_algorithms(True)\n"
+    code += (
+        "told = [torch.are_deterministic_algorithms_enabled(), 'torch._inductor' in sys.modules]\n"
+    )
+    code += "import torch._inductor.config as settings\n"
+    code += "told.append(getattr(settings, 'deterministic', True))"
+    assert told(code, **{VARIABLE: "1"}) == [True, False, True]
+
+
 @pytest.mark.skipif(find_spec("torchmetrics") is None, reason="torchmetrics is not installed")
 def test_lightnings_metrics_come_without_the_packages_of_other_metrics() -> None:
     code = "import json, sys, torchmetrics\ntold = [torchmetrics.MeanMetric()(3.0).item(), "

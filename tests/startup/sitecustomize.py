@@ -7,6 +7,8 @@ A run starts hundreds of processes that import torch, and most of what they do i
 - The first optimizer imports torch's compiler, which takes as long as torch itself, only to leave what is
   compiled. Where nothing is, there is nothing to leave: the compiler is imported by the first that asks more
   of it, such as `torch.compile`.
+- Whoever asks torch to be deterministic imports the compiler's settings, and with them the compiler. Here
+  they are told once they are imported.
 - DeepSpeed asks it to compile a function of one of its optimizers, wherever an engine is made. Here it is
   asked when that function is called.
 - Lightning imports torchmetrics, which imports whatever its metrics of sound, text and plots would need.
@@ -32,6 +34,7 @@ from typing import Any
 
 FRAMEWORKS = ("torch", "lightning", "deepspeed", "horovod")
 COMPILER = "torch._dynamo"
+SETTINGS = "torch._inductor.config"
 METRICS = "torchmetrics"
 MUON = "deepspeed.runtime.zero.muon.original_muon"
 LATER = (COMPILER, "torch._inductor.compile_fx")
@@ -53,7 +56,7 @@ class _Calm(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> ModuleSpec | None:
         if name.startswith(f"{COMPILER}."):
             _load(sys.modules[COMPILER])
-        if name not in (*FRAMEWORKS, *LATER, METRICS, MUON) or name in self._loaders:
+        if name not in (*FRAMEWORKS, *LATER, METRICS, MUON, SETTINGS) or name in self._loaders:
             return None
         self._loaders[name] = None  # the search below comes here again
         spec = importlib.util.find_spec(name)
@@ -164,6 +167,34 @@ def _compiled_later() -> Iterator[None]:
         torch.compile = compile_now
 
 
+@contextmanager
+def _deterministic_without_settings() -> Iterator[None]:
+    """`torch.use_deterministic_algorithms` tells the compiler's settings only where there are any."""
+    yield
+    import torch
+
+    tell_all = torch.use_deterministic_algorithms
+
+    def use(mode: bool, *, warn_only: bool = False) -> None:
+        if SETTINGS in sys.modules:
+            tell_all(mode, warn_only=warn_only)
+        else:
+            torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)
+
+    torch.use_deterministic_algorithms = use
+
+
+@contextmanager
+def _settings_told() -> Iterator[None]:
+    """What was told before they were imported."""
+    yield
+    import torch
+
+    settings: Any = sys.modules[SETTINGS]
+    if torch.are_deterministic_algorithms_enabled() and hasattr(settings, "deterministic"):
+        settings.deterministic = True
+
+
 # -- packages that are not asked for -------------------------------------------------------------
 
 
@@ -192,6 +223,11 @@ def _without_extras() -> Iterator[None]:
         asked.module_available.cache_clear()
 
 
-_AROUND = {METRICS: _without_extras, MUON: _compiled_later}
+_AROUND = {
+    METRICS: _without_extras,
+    MUON: _compiled_later,
+    "torch": _deterministic_without_settings,
+    SETTINGS: _settings_told,
+}
 
 sys.meta_path.insert(0, _Calm())
