@@ -18,7 +18,11 @@ import torch
 from tests import gpus, places, quick
 from tests.levels.servers.shared import azurite, google, moto, peer
 from tests.quick import pytest_addoption, pytest_collection_modifyitems, pytest_ignore_collect
-from tests.seconds import pytest_terminal_summary
+from tests.seconds import (
+    pytest_runtest_logstart,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+)
 from tests.workers import pytest_xdist_make_scheduler
 
 __all__ = [
@@ -29,6 +33,8 @@ __all__ = [
     "pytest_addoption",
     "pytest_collection_modifyitems",
     "pytest_ignore_collect",
+    "pytest_runtest_logstart",
+    "pytest_runtest_makereport",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
     "root",
@@ -57,6 +63,9 @@ _TOP = Path(__file__).parents[1]
 _OURS = [str(_TOP / "tests" / "startup"), str(_TOP), str(_TOP / "integrations")]
 _GIVEN = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*_OURS, *_GIVEN]))
+
+# Ranks share a pipe: a line is written in one piece.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 # A worker of several (`-n`) has them set, by readline; what is written to a pipe has no width.
 for name in ("COLUMNS", "LINES"):
