@@ -36,8 +36,9 @@ FILES = (
     *("test_exit.py", "test_interrupts.py", "test_kill*.py", "test_sigterm.py", "test_tune.py"),
     # Dozens of processes, each of which imports torch.
     *("test_doctor*.py", "test_exact_bounds.py", "test_startup.py", "test_watching.py"),
+    *("test_deepspeed_settings.py", "test_horovod_frequency.py", "test_suites.py"),
     # Long, and seldom concerned.
-    *("test_mistakes.py", "test_on_devices.py"),
+    *("test_auto.py", "test_mistakes.py", "test_on_devices.py", "test_tuning_search.py"),
     *("test_gpus.py", "test_horovod_wheel.py", "test_model.py", "test_workers.py"),
     *("test_fuzz_*.py", "test_hostile*.py", "test_papers.py"),
 )
