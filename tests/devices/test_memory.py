@@ -122,7 +122,7 @@ def cancel_and_use_again(*, held_back: bool) -> None:
         job = WriteJob(shard, piece, lambda: True, lambda _: done.release())
         (held if held_back else pool).submit(job)
     held.let_go()
-    assert all(done.acquire(timeout=30) for _ in bench.sink.pieces)
+    assert all(done.acquire(timeout=60) for _ in bench.sink.pieces)
     pool.close(timeout_s=30)
     assert len(bench.sink.pieces) == 4
     assert bench.use_again()

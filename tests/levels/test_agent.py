@@ -244,7 +244,7 @@ def test_sigterm_ends_it_in_seconds_and_the_next_one_goes_on(
     begun = time.monotonic()
     process.send_signal(signal.SIGTERM)
     assert agents.ended(process, root).ended == "stopped"
-    assert time.monotonic() - begun < 10 and look(tmp_path / "far") == {}
+    assert time.monotonic() - begun < 60 and look(tmp_path / "far") == {}
     process = agents.start(root, plan_of(level(tmp_path / "far")))
     until(lambda: look(tmp_path / "far") == {1: 0})
     store.close()

@@ -198,7 +198,7 @@ def test_what_is_wrong_is_said_within_seconds_and_holds_no_secret(
     began = time.monotonic()
     with in_environment(environ), pytest.raises((ConfigError, Away), match=text) as caught:
         open_far(url).check()
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
     assert url in str(caught.value)
     assert isinstance(caught.value, ConfigError) or given is nobody_there
     said = "".join(traceback.format_exception(caught.value)) + caplog.text

@@ -41,6 +41,6 @@ def test_what_is_wrong_is_said_within_seconds_and_holds_no_secret(
         began = time.monotonic()
         with pytest.raises((ConfigError, Away), match=text) as caught:
             open_far(where or server.url()).check()
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
     said = "".join(traceback.format_exception(caught.value)) + caplog.text
     assert SECRET not in said and "<Message>" not in said
