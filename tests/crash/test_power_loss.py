@@ -25,7 +25,7 @@ RESTARTED = [
     *("files_again", "files_over_others_by_two_renames"),
 ]
 
-MOST, MOST_OF_A_RESTART = 8, 4
+MOST, MOST_OF_A_RESTART = 5, 3
 """So many syncs of one scenario, but for `CKPT_PLACES=all`."""
 
 

@@ -20,7 +20,7 @@ from tests.levels.trainers import SOON_S, Bench, attempt_of, bench, processes, u
 
 __all__ = ["bench"]
 
-MOST, FIRST, SECOND = 12, 4, 3
+MOST, FIRST, SECOND = 8, 3, 3
 
 
 def made(bench: Bench, trap: Trap) -> Checkpointer | None:
