@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +59,9 @@ class Job:
         return [*given, "--steps", str(steps), "--every", str(every), "--device", self.device]
 
 
+LIMIT_S = 240
+
+
 @dataclass(frozen=True)
 class Alone(Job):
     """A job of one process, that prints a line for each loss."""
@@ -65,36 +69,56 @@ class Alone(Job):
     example: Path
     steps: int
     every: int
+    flags: tuple[str, ...] = ()
+    """For Python."""
 
-    def run(self, *, kill_after: int | None = None) -> Run:
-        """The command, to its end; or until it has committed a step and told of so many losses since."""
-        command = [
-            sys.executable,
-            str(self.example),
-            *self.arguments(steps=self.steps, every=self.every),
-        ]
-        before, output, told = self._newest(), "", 0
+    def run(
+        self,
+        *,
+        until: Callable[[str], bool] = lambda line: False,
+        sent: signal.Signals = signal.SIGKILL,
+        after_s: float = 0.0,
+    ) -> Run:
+        """The command, to its end; or until a line after which a signal is `sent`, a while later."""
+        command = [sys.executable, *self.flags, str(self.example)]
+        command += self.arguments(steps=self.steps, every=self.every)
+        output = ""
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
                 for line in process.stdout:
                     output += line
-                    told += line.startswith("step ") and self._newest() > before
-                    if told == kill_after:
-                        # No reading to the end: its workers hold the pipe until they miss it.
-                        process.kill()
-                        break
-                process.wait()
+                    if until(line):
+                        time.sleep(after_s)
+                        process.send_signal(sent)
+                        if sent == signal.SIGKILL:
+                            # No reading to the end: its workers hold the pipe until they miss it.
+                            break
+                process.wait(LIMIT_S)
             finally:
                 process.kill()
         return Run(process.returncode, output)
 
+    def run_to_its_end(self) -> Run:
+        """Which is a good one."""
+        run = self.run()
+        assert run.returncode == 0, run.output
+        return run
+
+    def losses_after_a_commit(self, number: int) -> Callable[[str], bool]:
+        """For `until`: this life has committed a step, and told of so many losses since."""
+        before, told = self._newest(), 0
+
+        def reached(line: str) -> bool:
+            nonlocal told
+            told += line.startswith("step ") and self._newest() > before
+            return told == number
+
+        return reached
+
     def _newest(self) -> str:
         """Name of the newest committed step; names ascend as steps do."""
         return max((path.name for path in self.root.glob("step-*")), default="")
-
-
-LIMIT_S = 240
 
 
 def torchrun(ranks: int) -> list[str]:
@@ -172,8 +196,11 @@ _TOLD = re.compile(r"(^|:)step ")
 
 
 def resumed_steps(output: str) -> list[int]:
-    """The steps that ranks said they resumed from; horovodrun says first who speaks."""
-    return [int(step) for step in re.findall(r"resumed from step (\d+)$", output, re.MULTILINE)]
+    """The steps that ranks said they resumed from.
+
+    horovodrun says first who speaks; under torchrun another rank may speak before the end of a line.
+    """
+    return [int(step) for step in re.findall(r"resumed from step (\d+)", output)]
 
 
 def check_killed_and_resumed(job: Ranks, untouched: Ranks) -> int:
@@ -182,8 +209,11 @@ def check_killed_and_resumed(job: Ranks, untouched: Ranks) -> int:
     Returns the exit status of the life that was cut short.
     """
     code, _ = job.run(kill_after=2)
-    last = resumed_steps(job.run_to_its_end())
-    assert len(last) == job.ranks and len(set(last)) == 1, "all ranks resume from one step"
+    output = job.run_to_its_end()
+    last = resumed_steps(output)
+    assert len(last) == job.ranks and len(set(last)) == 1, (
+        f"all ranks resume from one step\n{output}"
+    )
     assert last[0] % job.every == 0 and last[0] > 0
     assert job.result.read_bytes() == untouched.result.read_bytes()
     return code
@@ -194,12 +224,11 @@ def check_killed_again_and_again(job: Alone, untouched: Alone, *, kills: int, se
     dice = random.Random(seed)
     resumed: list[int] = []
     for _ in range(kills):
-        run = job.run(kill_after=dice.randint(1, 2))
+        reached = job.losses_after_a_commit(dice.randint(1, 2))
+        run = job.run(until=reached, after_s=dice.uniform(0.0, 0.1))
         resumed += [] if run.resumed is None else [run.resumed]
         assert run.returncode in (-9, 0), run.output
-    last = job.run()
-
-    assert last.returncode == 0, last.output
+    job.run_to_its_end()
     assert resumed, "a life that was killed after a commit is followed by one that resumes"
     assert resumed == sorted(resumed), "a restart never goes back behind an earlier one"
     assert all(step % job.every == 0 for step in resumed)

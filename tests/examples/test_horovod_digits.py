@@ -29,7 +29,3 @@ def test_a_job_one_of_whose_ranks_is_killed_ends_in_the_same_bits(tmp_path: Path
     assert not resumed_steps(untouched.run_to_its_end())
     code = check_killed_and_resumed(job, untouched)
     assert code != 0, "a job one of whose ranks was killed does not end well"
-
-
-def test_the_example_is_short_enough_to_read() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) <= 80

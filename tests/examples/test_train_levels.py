@@ -106,7 +106,3 @@ def test_a_job_whose_machine_is_lost_goes_on_from_its_level_and_ends_in_the_same
     assert last.returncode == 0, last.output
     assert last.resumed is not None and last.resumed % EVERY == 0, last.output
     assert job.result.read_bytes() == expected
-
-
-def test_the_example_is_short_enough_to_read() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) <= 80
