@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,12 +53,22 @@ class HeldFile:
     ) -> None:
         self.home = path
         self.digests = tuple(digests)
+        self.pieces = tuple([tuple(piece) for piece in pieces])
         self.sizes = tuple([sum(one.nbytes for one in piece) for piece in pieces])
-        self.results = tuple(itertools.chain.from_iterable(pieces))
         self._files = files
         self._fd = files.open_read(path)
         self._users = 1
         self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Its length."""
+        return sum(self.sizes)
+
+    @property
+    def results(self) -> tuple[WriteResult, ...]:
+        """The checksums of all of it, in file order."""
+        return tuple(itertools.chain.from_iterable(self.pieces))
 
     def take(self) -> HeldFile:
         """Have it too, until `release`."""
@@ -106,23 +116,31 @@ class HeldFile:
         os.dup2(fresh, self._fd, inheritable=False)
         self._files.close(fresh)
 
-    def _copy(self, target: Path, step: int) -> None:
+    def copy_pieces(self, fd: int, indices: Iterable[int], *, step: int) -> None:
+        """Write these pieces of it to their places in another file, each of them checked.
+
+        Raises:
+            OSError: it cannot be read, or the other one not be written.
+            PersistError: it is damaged on storage.
+        """
         memory = memoryview(bytearray(max(self.sizes)))
+        starts = list(itertools.accumulate(self.sizes, initial=0))
+        for index in indices:
+            piece = memory[: self.sizes[index]]
+            self._files.fill(self._fd, piece, starts[index])
+            if xxhash.xxh3_128(piece).digest() != self.digests[index]:
+                raise PersistError(
+                    f"step {step} was not saved: {self.home}, which it was to share, is damaged on "
+                    f"storage. `ckpt-core verify` says which steps have it; the next save writes it anew",
+                    step=step,
+                    path=self.home,
+                )
+            self._files.pwrite(fd, piece, starts[index])
+
+    def _copy(self, target: Path, step: int) -> None:
         fd = self._files.create(target)
         try:
-            offset = 0
-            for size, digest in zip(self.sizes, self.digests, strict=True):
-                piece = memory[:size]
-                self._files.fill(self._fd, piece, offset)
-                if xxhash.xxh3_128(piece).digest() != digest:
-                    raise PersistError(
-                        f"step {step} was not saved: {self.home}, which it was to share, is damaged on "
-                        f"storage. `ckpt-core verify` says which steps have it; the next save writes it anew",
-                        step=step,
-                        path=self.home,
-                    )
-                self._files.pwrite(fd, piece, offset)
-                offset += size
+            self.copy_pieces(fd, range(len(self.sizes)), step=step)
             self._files.sync(fd)
         finally:
             self._files.close(fd)

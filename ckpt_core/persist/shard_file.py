@@ -47,6 +47,8 @@ class PieceLike(Protocol):
     def release(self) -> Callable[[], None]: ...
 
 
+_LOOKS, _LINE_BYTES = 8, 64
+
 SUM_BYTES = 1024 * 1024
 """Bytes under one checksum in steps of several ranks. Writes are longer, for the device's sake; whoever
 restores a part of a file reads and verifies no more than the sums that the part lies in. Each sum is a turn
@@ -77,6 +79,8 @@ class ShardRequest:
         exact_bytes: its length at last, less than 4 KiB below `nbytes`; None: `nbytes`. What is written
             behind it is cut off before the sync: direct writes come in multiples of 4 KiB.
         shared_at: it may be shared by later steps, and would be linked there; None: it is one step's alone.
+        like: how the pieces of an earlier file looked; the first one that looks otherwise says that this one
+            has changed, and will be shared by none. None: nobody has looked.
     """
 
     name: str
@@ -89,6 +93,7 @@ class ShardRequest:
     sum_bytes: int | None = None
     exact_bytes: int | None = None
     shared_at: Callable[[], Path] | None = None
+    like: tuple[bytes, ...] | None = None
 
     @property
     def file_bytes(self) -> int:
@@ -114,6 +119,9 @@ class ShardFile:
         self._direct = False
         self._results: dict[int, tuple[WriteResult, ...]] = {}
         self._digests: dict[int, bytes] = {}
+        self._looks: dict[int, bytes] = {}
+        self._is_compared = False
+        self._same: set[int] = set()
         self.earlier: HeldFile | None = None
         self.held: HeldFile | None = None
         self._is_shared = False
@@ -133,6 +141,16 @@ class ShardFile:
         assert self.earlier is not None and not self._results
         self._is_shared = True
 
+    def compare(self) -> None:
+        """Perhaps it is `earlier`: what comes is looked at, and the same is not written again."""
+        assert self.earlier is not None and not self._results
+        self._is_compared = True
+
+    @property
+    def looks(self) -> tuple[bytes, ...]:
+        """How its pieces look, once all is written; see `ShardRequest.like`."""
+        return tuple([self._looks[index] for index in sorted(self._looks)])
+
     @property
     def path(self) -> Path | None:
         """Where the file is, once it has been opened."""
@@ -148,9 +166,9 @@ class ShardFile:
         """
         # Hash before writing: both read the piece, and it has just been filled.
         data = piece.memory[: max(self.request.file_bytes - piece.offset, 0)]
+        if self.request.shared_at is not None and self._is_there(piece.index, data):
+            return
         results = _sums(data, self.request.sum_bytes) if self.request.checksum else None
-        if self.request.shared_at is not None:
-            self._digests[piece.index] = xxhash.xxh3_128(data).digest()
         with self._errors("write"):
             fd = self._open()
             if not self._is_window(piece):
@@ -158,6 +176,21 @@ class ShardFile:
                 if not self._direct:
                     self._files.start_writeback(fd, piece.offset, piece.nbytes)
         self._results[piece.index] = results or (WriteResult(len(data), None),)
+
+    def _is_there(self, index: int, data: memoryview) -> bool:
+        """Note what a piece is; whether it is that of the earlier file."""
+        like = self.request.like
+        if like is not None:
+            look = self._looks[index] = _look(data)
+            if like[index : index + 1] != (look,):
+                return False
+        digest = self._digests[index] = xxhash.xxh3_128(data).digest()
+        earlier = self.earlier
+        if not self._is_compared or earlier is None or earlier.digests[index] != digest:
+            return False
+        self._results[index] = earlier.pieces[index]
+        self._same.add(index)
+        return True
 
     def window(self, offset: int, nbytes: int) -> memoryview:
         """Memory that is bytes offset .. offset+nbytes of the file. Called from the stager thread.
@@ -180,20 +213,36 @@ class ShardFile:
         Raises:
             PersistError: the bytes may not be durable.
         """
-        if self._is_shared:
+        if self._is_shared or self._is_the_same():
+            self._is_shared = True
             return self._link()
         with self._errors("sync"):
             fd = self._open()
+            if self._same:
+                self._fill()
             if self.request.file_bytes != self.request.nbytes:
                 self._files.truncate(fd, self.request.file_bytes)
             self._files.sync(fd)
-        if self.request.shared_at is not None:
+        if self.request.shared_at is not None and len(self._digests) == len(self._results):
             self._hold()
         results = tuple(
             [result for index in sorted(self._results) for result in self._results[index]]
         )
         assert sum(result.nbytes for result in results) == self.request.file_bytes
         return results
+
+    def _is_the_same(self) -> bool:
+        return self.earlier is not None and len(self._same) == len(self.earlier.sizes)
+
+    def _fill(self) -> None:
+        """Write what had been left out as it is in the earlier file, since that one is not shared."""
+        assert self._path is not None and self.earlier is not None
+        # By a descriptor of its own: direct writes take whole blocks alone.
+        fd = self._files.open_write(self._path)
+        try:
+            self.earlier.copy_pieces(fd, sorted(self._same), step=self.request.step)
+        finally:
+            self._files.close(fd)
 
     def _hold(self) -> None:
         """Have later saves share it, where nobody but this machine changes files."""
@@ -327,3 +376,9 @@ def _sums(memory: memoryview, sum_bytes: int | None) -> tuple[WriteResult, ...]:
     size = sum_bytes or len(memory)
     parts = [memory[start : start + size] for start in range(0, len(memory), size)]
     return tuple([WriteResult(len(part), xxhash.xxh3_64(part).hexdigest()) for part in parts])
+
+
+def _look(data: memoryview) -> bytes:
+    """A few of its bytes, from all over it."""
+    step = max((len(data) - _LINE_BYTES) // (_LOOKS - 1), 1)
+    return b"".join([data[at : at + _LINE_BYTES] for at in range(0, _LOOKS * step, step)])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -30,6 +30,7 @@ from ckpt_core.save.open_save import Errand, OpenSave
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.shards import Shards
 from ckpt_core.save.staging import Reading, guarded, stage_items
+from ckpt_core.save.still_named import NamedStill, named_sharing_for
 from ckpt_core.share import TextReference
 from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, StageItem, StagingPool
 from ckpt_core.system.devices import Devices, Queued
@@ -43,7 +44,11 @@ _FIRST_CHUNKS = 128
 
 
 class FilesSaves:
-    """Makes the saves of `Checkpointer.begin_files`; used on the training thread."""
+    """Makes the saves of `Checkpointer.begin_files`; used on the training thread.
+
+    Attributes:
+        sharing: which files may be links to those of earlier directories.
+    """
 
     def __init__(
         self, admission: Admission, pipeline: Pipeline, shards: Shards, *, info: RankInfo
@@ -51,6 +56,7 @@ class FilesSaves:
         self.admission = admission
         self.pipeline = pipeline
         self.shards = shards
+        self.sharing = named_sharing_for(pipeline.options)
         self._several = info.world_size > 1
         self._count = 0
         self._largest_bytes = 0
@@ -79,9 +85,10 @@ class FilesSaves:
         reference = TextReference(plan) if plans else None
         return Contents(Stored(()), None, plans, reference, named_bytes=inflight.file_bytes)
 
-    def took(self, nbytes: int) -> None:
-        """Note the length of all files of a save."""
+    def took(self, nbytes: int, names: Collection[str]) -> None:
+        """Note the length of all files of a save, and their names."""
         self._largest_bytes = max(self._largest_bytes, nbytes)
+        self.sharing.ended(names)
 
     def _destination(self, directory: str, pointer: str | None) -> Destination:
         if not self.pipeline.options.pipelined:
@@ -173,7 +180,7 @@ class FilesSave(OpenSave):
         """
         began = time.monotonic()
         self._check_open()
-        self._saves.took(self._nbytes)
+        self._saves.took(self._nbytes, self._names)
         self._hand_over(Errand((), (), self._run_end, self._note_sealed))
         return self._sealed_handle(began)
 
@@ -214,6 +221,7 @@ class FilesSave(OpenSave):
             watch=watch,
             streams=self._pipeline.streams,
             behind=behind,
+            still=self._saves.sharing.of(name, plan.layout),
         )
 
     def _note(self, names: Iterable[str], nbytes: int) -> None:
@@ -232,8 +240,12 @@ class FilesSave(OpenSave):
         images: list[ShardImage] = []
         with guarded(self._inflight, images):
             # Not before: a file that is registered and never filled would fail the checkpoint.
-            shards = self._saves.shards
-            sink = shards.open_named(self._inflight, file.name, file.nbytes)
+            shards, still = self._saves.shards, file.still
+            like = None if still is None else still.looks
+            sink = shards.open_named(self._inflight, file.name, file.nbytes, like=like)
+            if still is not None:
+                self._inflight.stills.append((still, sink.shard, {}))
+                still.compare(sink.shard)
             image = shards.image(sink, file.pool, (0, sink.shard.request.nbytes))
             images.append(image)
             file.streams.follow(file.behind)
@@ -266,6 +278,7 @@ class _File:
         live: tensors that are read behind training.
         clones: the others.
         behind: what the stager's copies wait for, the clones among it.
+        still: what may be known of the last one of that name.
     """
 
     name: str
@@ -277,6 +290,7 @@ class _File:
     watch: LeafWatch
     streams: CopyStreams
     behind: Queued
+    still: NamedStill | None
 
     def pieces(self) -> list[StageItem | None]:
         """What training must wait for, piece by piece; None for memory that nobody else has.

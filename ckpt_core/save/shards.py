@@ -76,11 +76,15 @@ class Shards:
         request = replace(request, mapped=mapped, sum_bytes=self._sum_bytes, shared_at=shared_at)
         return self._sink(inflight, request)
 
-    def open_named(self, inflight: InFlight, name: str, nbytes: int) -> ShardSink:
-        """A file that has a name of its own and any length."""
+    def open_named(
+        self, inflight: InFlight, name: str, nbytes: int, *, like: tuple[bytes, ...] | None = None
+    ) -> ShardSink:
+        """A file that has a name of its own and any length; see `ShardRequest.like`."""
         padded, place = align_up(nbytes, ALIGN_BYTES), partial(self._named_place, inflight, name)
         request = self._request(inflight, name, padded, place)
-        return self._sink(inflight, replace(request, exact_bytes=nbytes))
+        shared_at = None if like is None else partial(self._named_path, inflight, name)
+        request = replace(request, exact_bytes=nbytes, shared_at=shared_at, like=like)
+        return self._sink(inflight, request)
 
     def image(
         self,
@@ -146,4 +150,7 @@ class Shards:
         return inflight.directory().path / name
 
     def _named_place(self, inflight: InFlight, name: str) -> FilePlace:
-        return FilePlace(file_path(self._files, inflight.directory(), name), recycled=False)
+        return FilePlace(self._named_path(inflight, name), recycled=False)
+
+    def _named_path(self, inflight: InFlight, name: str) -> Path:
+        return file_path(self._files, inflight.directory(), name)

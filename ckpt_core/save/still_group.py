@@ -51,7 +51,7 @@ class StillGroup:
     def lend(self, shard: ShardFile) -> Loan | None:
         """Let a save have the file, as its shard's `earlier`; None where there is none."""
         with self._lock:
-            if self._file is None:
+            if self._file is None or self._file.nbytes != shard.request.file_bytes:
                 return None
             renew = self._steps >= self._most
             if renew and not self.declared:

@@ -81,6 +81,11 @@ def _check(options: Options, section: Mapping[str, Any]) -> None:
             f'{where("mode")}mode="direct": the files of a tag go through staging memory and are not '
             f'mapped; take another preset, or set "mode": "host"'
         )
+    if options.frozen:
+        raise ConfigError(
+            f"{where('frozen')}frozen={list(options.frozen)}: the files of a tag are shared whole, and which "
+            f"of them stay the same is found by itself; remove the key, and keep share_unchanged"
+        )
     if options.blocking:
         raise ConfigError(
             f'{where("blocking")}blocking=true: use "wait": "persisted", which is the same here, and '

@@ -14,13 +14,14 @@ import torch
 
 from ckpt_core import Checkpointer, verify
 from ckpt_core.system.files import Files
-from tests.crash.layers import NoExchange
+from tests.crash.layers import NoExchange, NoLinks
 from tests.crash.promises import LATER, Found, QuickFiles
 from tests.crash.scenarios import LATER_ON, Acknowledge, Run, Scenario
 from tests.crash.states import HOUSEKEEPING, assert_same, make_state, options
 
 POINTER = "latest"
 _FOREIGN = {"foreign.pt": b"somebody else's", "sub/more.pt": b"also"}
+_BASE = "sub/base.pt"
 _WAIT_S = 60
 
 
@@ -28,17 +29,22 @@ def name_of(step: int) -> str:
     return f"tag{step}"
 
 
-def files_of(step: int, mark: int) -> dict[str, Any]:
-    """Two files, one of them in a directory, that show what they are of."""
+def files_of(step: int, mark: int, *, base: bool = False) -> dict[str, Any]:
+    """Two files, one of them in a directory, that show what they are of.
+
+    Args:
+        base: with one more that is the same at every step.
+    """
     state = make_state(step, mark)
     rest = {key: state.pop(key) for key in ("moment", "buffer")}
-    return {"model.pt": state, "sub/optim.pt": rest | {"step": step, "mark": mark}}
+    files = {"model.pt": state, "sub/optim.pt": rest | {"step": step, "mark": mark}}
+    return files | ({_BASE: {"base": torch.arange(3000.0).sin()}} if base else {})
 
 
-def start(run: Run, step: int, mark: int = 0) -> Any:
+def start(run: Run, step: int, mark: int = 0, *, base: bool = False) -> Any:
     """Save a directory, and acknowledge behind the training thread."""
     save = run.ck.begin_files(step, name_of(step), pointer=POINTER)
-    for name, tree in files_of(step, mark).items():
+    for name, tree in files_of(step, mark, base=base).items():
         save.add(name, tree)
     return run.watch(save.seal(), step, mark)
 
@@ -46,6 +52,11 @@ def start(run: Run, step: int, mark: int = 0) -> Any:
 def save(run: Run, step: int, mark: int = 0) -> None:
     """The same, and wait for the commit."""
     start(run, step, mark).committed.result(_WAIT_S)
+
+
+def _share(run: Run) -> None:
+    for step, mark in _SHARED:
+        start(run, step, mark, base=True).committed.result(_WAIT_S)
 
 
 @dataclass(frozen=True)
@@ -150,7 +161,9 @@ def found_in(path: Path) -> Found:
     assert report.ok, report
     trees = {n: torch.load(p, weights_only=True) for n, p in there.items() if n.endswith(".pt")}
     step, mark = trees["model.pt"]["step"], trees["model.pt"]["mark"]
-    assert_same(trees, files_of(step, mark))
+    expected = files_of(step, mark, base=_BASE in trees)
+    assert trees.keys() == expected.keys()
+    assert_same({name: trees[name] for name in expected}, expected)
     assert path.name == name_of(step)
     return step, mark
 
@@ -185,6 +198,9 @@ _NEXT = ((30, 0), (40, 0))
 _AGAIN = ((10, 1), (10, 2))
 _OVER = ((20, 1), (20, 2))
 
+_SHARED = ((30, 0), (40, 0), (45, 0), (45, 1), (47, 0))
+_SHARING = {"share_unchanged": True, "rebase_every": 3}
+
 DIRECTORIES: dict[str, Directories] = {
     "files_first": Directories(_two(save, (30, 0)), history=(), started=((30, 0),)),
     "files_next": Directories(_two(save, *_NEXT), started=_NEXT),
@@ -196,5 +212,9 @@ DIRECTORIES: dict[str, Directories] = {
     "files_over_others": Directories(_two(save, *_OVER), started=_OVER, foreign=True),
     "files_over_others_by_two_renames": Directories(
         _two(save, *_OVER), started=_OVER, foreign=True, base=NoExchange
+    ),
+    "files_share": Directories(_share, started=_SHARED, options=_SHARING),
+    "files_share_without_links": Directories(
+        _share, started=_SHARED, options=_SHARING, base=NoLinks
     ),
 }

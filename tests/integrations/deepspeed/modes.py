@@ -116,6 +116,29 @@ def exact(folder: Path, **how: Any) -> dict[str, Any]:
     }
 
 
+def shared(folder: Path, **how: Any) -> dict[str, Any]:
+    """How many tags have each file, and where a run ends that goes on from the last but one."""
+    way, root = Way(**how), folder / "c"
+    made = start(way, SMALL | {"share_unchanged": True})
+    for step in range(STEPS):
+        advance(made, way, step, step + 1)
+        made.save_checkpoint(str(root), client_state={"step": step + 1})
+        ckpt_deepspeed.wait(root)
+    end = parts(made)
+    made.destroy()
+    tag = root / f"global_step{STEPS - 1}"
+    dist.barrier()
+    return {
+        "names": {name: (tag / name).stat().st_nlink for name in names(tag)},
+        "whole": [ckpt_core.verify(path).ok for path in sorted(root.glob("global_step*"))],
+        "ends": {
+            "end": end,
+            "ours": resumed(way, root, tag.name, SMALL),
+            "plain": resumed(way, root, tag.name, None),
+        },
+    }
+
+
 def _saving_all(way: Way, root: Path, disk: Disk) -> tuple[dict[str, str], bool]:
     """The end of a run, and whether its second save returned before all was copied."""
     made = start(way, SMALL)

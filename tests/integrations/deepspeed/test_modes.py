@@ -22,11 +22,11 @@ SHARED_WRITES = {"checkpoint": {"parallel_write": {"pipeline_stage": True}}}
 
 def piped(**how: Any) -> dict[str, Any]:
     """Two stages, two micro-batches."""
-    tied = how.pop("tied", False)
+    settings = {name: how.pop(name, False) for name in ("tied", "frozen")}
     return {
         "model": "pipe",
         "accumulate": 2,
-        "model_settings": {"stages": 2, "tied": tied},
+        "model_settings": {"stages": 2, **settings},
         **how,
     }
 
@@ -100,6 +100,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"edges {zero}": ("loads.edges", {"zero": zero}) for zero in range(4)},
     **{f"frozen {zero}": ("loads.frozen", {"zero": zero}) for zero in (0, 2)},
     **{f"models {zero}": ("loads.models", {"zero": zero}) for zero in (0, 1)},
+    "shared": ("modes.shared", piped(frozen=True)),
     "between": ("modes.between", {"zero": 3, **BF16}),
     "two": ("modes.two", {"zero": 1, **BF16}),
     "client state": ("modes.client_state", {}),
@@ -194,6 +195,17 @@ def test_layers_of_a_pipeline_are_files_of_their_own_once_over_all_ranks(
         ours, _ = found[0]["names"]
         layers = [name for name in ours if name.startswith("layer_")]
         assert layers == [f"layer_{number:02d}-model_states.pt" for number in range(7)]
+
+
+def test_the_file_of_a_frozen_layer_of_a_pipeline_is_linked_and_no_other(pair: Results) -> None:
+    for found in pair["shared"]:
+        still, *others = [name for name in found["names"] if name.startswith("layer_")]
+        assert found["names"].pop(still) == 4, "the tags of all steps but the first"
+        # Those of a layer without parameters hold nothing that changes either.
+        assert {found["names"].pop(name) for name in others} == {1, 4}
+        assert set(found["names"].values()) == {1}
+        assert found["whole"] == [True] * 5
+        assert same(found["ends"])
 
 
 def test_files_of_experts_hold_them_alone(pair: Results) -> None:

@@ -36,6 +36,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"checkpoint_engine": {**OURS, "pipelined": False}},
         "checkpoint_engine.pipelined=false: the files",
     ),
+    "frozen leaves": (
+        {"checkpoint_engine": {**OURS, "share_unchanged": True, "frozen": ["module"]}},
+        "checkpoint_engine.frozen=['module']: the files of a tag are shared whole",
+    ),
     "an unknown preset": (
         {"checkpoint_engine": {**OURS, "preset": ["pccheck"]}},
         "checkpoint_engine.preset=['pccheck'] is unknown: choose one of default",

@@ -133,7 +133,7 @@ class Words(nn.Module):
 MODELS = {"stack": Stack, "experts": Experts, "words": Words}
 
 
-def _pipe(stages: int, *, tied: bool = False) -> PipelineModule:
+def _pipe(stages: int, *, tied: bool = False, frozen: bool = False) -> PipelineModule:
     ends: list[Any] = [nn.Linear, WIDTH, WIDTH]
     first, last = (
         (TiedLayerSpec("ends", *ends), TiedLayerSpec("ends", *ends))
@@ -141,12 +141,15 @@ def _pipe(stages: int, *, tied: bool = False) -> PipelineModule:
         else (LayerSpec(*ends), LayerSpec(*ends))
     )
     middle = [LayerSpec(*ends), nn.Tanh(), LayerSpec(Counting)]
-    return PipelineModule(
+    model = PipelineModule(
         [first, nn.Tanh(), LayerSpec(Counting), *middle, last],
         num_stages=stages,
         loss_fn=lambda found, wanted: nn.functional.mse_loss(found.float(), wanted.float()),
         partition_method="uniform",
     )
+    if frozen and model.stage_id == 0:
+        model.forward_funcs[0].requires_grad_(False)
+    return model
 
 
 def start(way: Way, section: dict[str, Any] | None = None, *, seed: int = 0) -> Any:
