@@ -22,6 +22,7 @@ from ckpt_core.levels.agent.copying import How, Sent, complete, send
 from ckpt_core.levels.agent.named_carrying import NamedCarrier
 from ckpt_core.levels.agent.pace import Backoff, Pace, Stopped
 from ckpt_core.levels.agent.retiring import agreement, awaited, doomed, left_behind, with_sought
+from ckpt_core.levels.agent.sent_before import SentBefore
 from ckpt_core.levels.agent.source import OpenSave, Source, with_nearest
 from ckpt_core.levels.agreed import Agreed, Save
 from ckpt_core.levels.far.door import Away, Copy, Far
@@ -65,6 +66,7 @@ class Carrier:
         self._taken = -1
         self._token = ""
         self._refused: set[Save] = set()
+        self._before = SentBefore()
         self._backoff = Backoff(first_s=timing.again_s, most_s=timing.again_most_s)
         self._threads = [
             threading.Thread(target=target, daemon=True, name=f"ckpt-level-{target.__name__}")
@@ -291,7 +293,9 @@ class Carrier:
             self._board.moved()
 
         there = self._there.get(copy.step)
-        return How(self._pace, there, may_publish, progress, own=self._is_own())
+        return How(
+            self._pace, there, may_publish, progress, before=self._before, own=self._is_own()
+        )
 
     def _ended(self, copy: Copy, sent: Sent) -> None:
         self._waiting.pop(copy.step, None)

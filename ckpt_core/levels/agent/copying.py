@@ -20,6 +20,7 @@ import xxhash
 from ckpt_core.errors import CkptError
 from ckpt_core.layout import FileEntry, Manifest, RankEntry, RankManifest, rank_manifest_name
 from ckpt_core.levels.agent.pace import BLOCK_BYTES, Pace
+from ckpt_core.levels.agent.sent_before import SentBefore
 from ckpt_core.levels.agent.source import OpenSave
 from ckpt_core.levels.far.door import Away, Copy, Far
 
@@ -45,6 +46,7 @@ class How:
 
     Attributes:
         pace: of the bytes.
+        before: what was sent there before, so that the same files need not be sent again.
         own: no other root sends there, so that this part of a step is all that comes.
         replaces: the attempt that is there now and may be replaced.
         may_publish: called right before; raises where somebody else has the level now.
@@ -57,13 +59,14 @@ class How:
     may_publish: Callable[[], None] = _nothing
     progress: Callable[[int], None] = _nothing
     sample: float = SAMPLE
+    before: SentBefore = field(default_factory=SentBefore)
     own: bool = False
 
 
 def send(save: OpenSave, far: Far, how: How) -> Sent:
     """Take what a root has of a save to a level, and publish it if that makes it whole there.
 
-    What is there from an earlier try is not sent again.
+    What is there from an earlier try is not sent again, nor what an earlier save has as well.
 
     Raises:
         CorruptCheckpoint: the save is damaged here. Nothing of it can be seen there.
@@ -76,6 +79,7 @@ def send(save: OpenSave, far: Far, how: How) -> Sent:
     sending.look()
     for name, data in save.ranks.items():
         sending.rank(name, data)
+    how.before.note(save)
     return complete(save, far, how)
 
 
@@ -105,10 +109,17 @@ class _Sending:
         self._done = 0
 
     def file(self, entry: FileEntry) -> None:
-        if self._there.get(entry.name) == entry.nbytes:
+        if self._there.get(entry.name) == entry.nbytes or self._is_taken_over(entry):
             self._count(entry.nbytes)
         else:
             self._put(entry)
+
+    def _is_taken_over(self, entry: FileEntry) -> bool:
+        before = self._how.before.file(self._save, entry)
+        if before is None:
+            return False
+        self._how.pace.let_through(0)
+        return self._far.take_over(self._copy, entry.name, entry.nbytes, before=before)
 
     def _put(self, entry: FileEntry) -> None:
         self._far.put(self._copy, entry.name, self._paced(entry), entry.nbytes)

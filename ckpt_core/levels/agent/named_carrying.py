@@ -18,6 +18,7 @@ from pathlib import Path
 from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
 from ckpt_core.levels.agent.board import Board, Timing
 from ckpt_core.levels.agent.copying import How, Sent, send
+from ckpt_core.levels.agent.sent_before import SentBefore
 from ckpt_core.levels.agent.source import OpenSave, with_nearest
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.far.door import Away, Copy, Far
@@ -43,6 +44,7 @@ class NamedCarrier:
         self._looked_s = float("-inf")
         self._told: set[Copy] = set()
         self._damaged: set[Copy] = set()
+        self._before = SentBefore()
 
     def turn(
         self, far: Far, level: Level, folders: Sequence[Path], plans: Plans, *, last: bool
@@ -95,7 +97,11 @@ class NamedCarrier:
 
     def _send(self, far: Far, one: Named, folders: Sequence[Path], plans: Plans) -> None:
         present = self._there.get(one.name)
-        how = replace(plans(far, one.copy), replaces=None if present is None else present.attempt)
+        how = replace(
+            plans(far, one.copy),
+            replaces=None if present is None else present.attempt,
+            before=self._before,
+        )
         try:
             with_nearest(
                 folders, one.copy, lambda save: self._carry(far, save, how), files=self._files

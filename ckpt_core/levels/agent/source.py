@@ -112,6 +112,11 @@ class OpenSave:
         if size != entry.nbytes:
             raise _corrupt(self.path / entry.name, f"{entry.nbytes} bytes", f"{size} bytes")
 
+    def which(self, name: str) -> tuple[int, int]:
+        """Which file of this machine that is, under whatever names."""
+        found = os.fstat(self._fds[name])
+        return found.st_dev, found.st_ino
+
     @property
     def nbytes(self) -> int:
         """Of all files but `manifest.json`."""

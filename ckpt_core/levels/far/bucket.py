@@ -5,6 +5,7 @@ Each call ends within the deadlines that it was opened with; every error of the 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -18,6 +19,8 @@ from obstore.exceptions import AlreadyExistsError, NotModifiedError, Preconditio
 from ckpt_core.errors import CkptError
 from ckpt_core.levels.far.clients import ERRORS, away, is_missing, open_store
 from ckpt_core.levels.far.parts import PART_BYTES, STREAMS, Parts, part_bytes
+
+logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 256 * 1024
 """Small enough to stay in the processor's cache from the network to the file, and few enough calls."""
@@ -135,6 +138,17 @@ class Bucket:
             if isinstance(exc, ERRORS):
                 raise away(self.url, f"write {key}", exc) from None
             raise
+
+    def copy(self, source: str, target: str) -> bool:
+        """Have the server copy an object; False where it does not."""
+        try:
+            obstore.copy(self._store, self._key(source), self._key(target))
+        except ERRORS as exc:
+            logger.info(
+                "%s: %s is sent and not copied there: %s", self.url, target, type(exc).__name__
+            )
+            return False
+        return True
 
     def delete(self, keys: list[str]) -> None:
         """Take objects away; those that are not there are no error."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from ckpt_core.errors import CkptError, CorruptCheckpoint, PersistError
 from ckpt_core.layout import MANIFEST_NAME, Manifest, is_directory_name
 from ckpt_core.levels.far.door import Away, Copy, Far, Word
+from ckpt_core.levels.far.linking import PART, link, sync_below
 from ckpt_core.levels.far.looking import HOPELESS, Looked, age_s, check_place, files_in, read_whole
 from ckpt_core.levels.far.words import Words, held
 from ckpt_core.levels.mailbox import LEVELS
@@ -48,7 +49,6 @@ from ckpt_core.types import Destination, parse_step_dir
 
 logger = logging.getLogger(__name__)
 
-_PART = ".part"
 _RETIRED = ".retired"
 _SUPERSEDED = (_RETIRED, ".replaced")
 """What lies in `.inflight` under these, once `bring_back` has run, has lost its name."""
@@ -132,7 +132,7 @@ class DirectoryFar(Far):
         with self._asked(f"write {name}", step=copy.step):
             attempt = self._begin(copy)
             path = file_path(self._files, attempt, name)
-            fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PART}")
+            fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
             try:
                 self._write(fresh, blocks, nbytes)
                 self._files.rename(fresh, path)
@@ -140,10 +140,18 @@ class DirectoryFar(Far):
                 with suppress(OSError):
                     self._files.unlink(fresh)
                 raise
-            for folder in path.parents:
-                self._files.sync_dir(folder)
-                if folder == attempt.path:
-                    break
+            sync_below(self._files, path, attempt.path)
+
+    def take_over(self, copy: Copy, name: str, nbytes: int, *, before: tuple[Copy, str]) -> bool:
+        """As `Far.take_over`: a link."""
+        earlier, known = before
+        with self._asked(f"link {name}", step=copy.step):
+            source, attempt = self._root / earlier.target / known, self._begin(copy)
+            path = file_path(self._files, attempt, name)
+            done = link(self._files, source, path, nbytes=nbytes, is_it=lambda: self._has(earlier))
+            if done:
+                sync_below(self._files, path, attempt.path)
+            return done
 
     def publish(self, copy: Copy, manifest: bytes, *, replaces: str | None = None) -> bool:
         """As `Far.publish`. Waits while somebody else has the root locked, and then says who it is."""
@@ -164,7 +172,7 @@ class DirectoryFar(Far):
             if not is_real_dir(self._root / directory):
                 raise Away(f"{self.url}: {directory} is not there, so that {pointer} was not moved")
             ensure_dir(self._files, self._root / INFLIGHT)
-            fresh = self._root / INFLIGHT / f".{secrets.token_hex(8)}{_PART}"
+            fresh = self._root / INFLIGHT / f".{secrets.token_hex(8)}{PART}"
             self._files.write_new(fresh, directory.encode())
             self._files.rename(fresh, self._root / pointer)  # Commit point of the pointer.
             self._files.sync_dir(self._root)
@@ -269,10 +277,11 @@ class DirectoryFar(Far):
 
     def _folder(self, copy: Copy) -> Path:
         """Where the files of a copy lie now."""
+        return self._root / copy.target if self._has(copy) else self._inflight(copy)
+
+    def _has(self, copy: Copy) -> bool:
         manifest = self._looked.manifest(copy.target)
-        if manifest is not None and manifest.attempt == copy.attempt:
-            return self._root / copy.target
-        return self._inflight(copy)
+        return manifest is not None and manifest.attempt == copy.attempt
 
     def _attempt(self, copy: Copy) -> Attempt:
         to = None if copy.directory is None else Destination(copy.directory)
@@ -347,10 +356,10 @@ class DirectoryFar(Far):
         if missing:
             text = f"{self.url}: {missing[0]} of {copy.target} is gone: the copy begins anew"
             raise Away(text, step=copy.step)
-        for path in attempt.path.rglob(f".*{_PART}"):
+        for path in attempt.path.rglob(f".*{PART}"):
             with suppress(FileNotFoundError):
                 self._files.unlink(path)
-        fresh = attempt.path / f".{MANIFEST_NAME}.{secrets.token_hex(4)}{_PART}"
+        fresh = attempt.path / f".{MANIFEST_NAME}.{secrets.token_hex(4)}{PART}"
         self._files.write_new(fresh, manifest)
         self._files.rename(fresh, attempt.path / MANIFEST_NAME)
         # Order matters: names in the attempt are durable before it has the step's name.

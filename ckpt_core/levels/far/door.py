@@ -160,6 +160,17 @@ class Far(Readable):
                 and no file is there.
         """
 
+    def take_over(self, copy: Copy, name: str, nbytes: int, *, before: tuple[Copy, str]) -> bool:
+        """Have a file of a copy be one that is there already, of a copy that is whole, without sending it.
+
+        Args:
+            before: that copy, and the name of the file in it, which has the same bytes.
+
+        Returns:
+            Whether it is there now, durably; False: it is to be sent.
+        """
+        return False
+
     @abstractmethod
     def publish(self, copy: Copy, manifest: bytes, *, replaces: str | None = None) -> bool:
         """Make a copy whose files are all there a step (a directory) of the level. The commit point.
