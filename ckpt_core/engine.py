@@ -159,8 +159,8 @@ class Engine:
     def restorer(self) -> Restorer:
         """What restores from this root."""
         # What is read may be found damaged: nothing of it is shared any more.
-        self.plain.sharing.forget()
-        self.named.sharing.forget()
+        for saves in (self.plain, self.layerwise.planner, self.named):
+            saves.sharing.forget()
         return Restorer(
             self.store.root,
             files=self.files,
@@ -292,8 +292,8 @@ class Engine:
         except StagingError as exc:
             _log.warning("staging memory is left to threads that hang: %s", exc)
         self.flights.close(timeout_s=max(deadline - time.monotonic(), _GRACE_S))
-        self.plain.sharing.close()
-        self.named.sharing.close()
+        for saves in (self.plain, self.layerwise.planner, self.named):
+            saves.sharing.close()
 
     def let_go(self) -> None:
         """Unlock the root and say goodbye to the other ranks; steps of optimizers wait no more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -12,7 +12,11 @@ import torch
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import Extent, LayoutBuilder, ShardLayout, nbytes
 from ckpt_core.save.pipeline import Pipeline
+from ckpt_core.save.still_files import StillLeaves, still_leaves
+from ckpt_core.save.still_group import StillGroup
+from ckpt_core.save.unchanged import sharing_for
 from ckpt_core.share import (
+    Arrangement,
     Audit,
     Auditor,
     Part,
@@ -20,6 +24,7 @@ from ckpt_core.share import (
     Scope,
     Share,
     Sharer,
+    arrange,
     items_of,
 )
 from ckpt_core.snapshot import PoolDemand, StageItem, StagingPool
@@ -60,6 +65,8 @@ class Tail:
         leaves: of the flat state, small and early-changing ones replaced by clones.
         lazy_names: leaf of each item that is still live.
         lazy_items: these, in the same order, at offsets that are not those of a file.
+        looked_at: those of which `sharing` wants to know how they look, by these offsets.
+        stills: what tends to stay the same, in files of its own.
         behind: what the copies wait for, the clones among it.
     """
 
@@ -70,6 +77,8 @@ class Tail:
     leaves: Sequence[Leaf]
     lazy_names: tuple[str, ...]
     lazy_items: tuple[StageItem, ...]
+    looked_at: Mapping[int, str]
+    stills: tuple[StillLeaves, ...]
     behind: Queued
 
     @property
@@ -79,13 +88,19 @@ class Tail:
 
 
 class LayerPlanner:
-    """Plans layer-wise saves; remembers the last structures. Used on the training thread."""
+    """Plans layer-wise saves; remembers the last structures. Used on the training thread.
+
+    Attributes:
+        sharing: which leaves that `seal` brings may lie in files of earlier steps.
+    """
 
     def __init__(self, pipeline: Pipeline, auditor: Auditor, info: RankInfo) -> None:
         self._pipeline = pipeline
         self._auditor = auditor
         self._sharer, self._tail_sharer = Sharer(info), Sharer(info)
         self._tail_bytes = 0
+        self._arrangement: tuple[Arrangement, tuple[StillGroup, ...]] | None = None
+        self.sharing = sharing_for(pipeline.options, pipeline.devices)
 
     def plan(self, tensors: Mapping[str, torch.Tensor]) -> LayerwisePlan:
         """Lay out tensors whose order is not known yet.
@@ -118,7 +133,19 @@ class LayerPlanner:
         share = self._tail_sharer.share(flat, scope)
         audit = self._auditor.audit(share, flat.leaves, turn)
         audit.read_eager(pipeline.streams)
-        return _tail(flat, share, audit, pipeline.devices)
+        arrangement, groups = self._arranged(flat, share, [leaf.spec.name for leaf in staged])
+        stills = still_leaves(flat, arrangement, groups, self.sharing)
+        looked_at = frozenset(self.sharing.offsets(arrangement).values())
+        return _tail(flat, share, audit, pipeline.devices, stills=stills, looked_at=looked_at)
+
+    def _arranged(
+        self, flat: FlatState, share: Share, staged: Collection[str]
+    ) -> tuple[Arrangement, tuple[StillGroup, ...]]:
+        groups, known = self.sharing.groups(flat, share, staged), self._arrangement
+        if known is None or known[0].share is not share or known[1] is not groups:
+            names = [group.names for group in groups]
+            known = self._arrangement = arrange(flat, share, names), groups
+        return known
 
     def make_room(self, plan: LayerwisePlan, tail: Tail) -> None:
         """Have memory for the second file of a save, if it must be staged as a whole.
@@ -184,7 +211,16 @@ def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
     )
 
 
-def _tail(flat: FlatState, share: Share, audit: Audit, devices: Devices) -> Tail:
+def _tail(
+    flat: FlatState,
+    share: Share,
+    audit: Audit,
+    devices: Devices,
+    *,
+    stills: tuple[StillLeaves, ...],
+    looked_at: Collection[str],
+) -> Tail:
+    apart = frozenset[str]().union(*(still.group.names for still in stills))
     leaves = list(flat.leaves)
     for part in share.parts:
         leaf = leaves[part.index]
@@ -193,6 +229,7 @@ def _tail(flat: FlatState, share: Share, audit: Audit, devices: Devices) -> Tail
     # Order matters: behind the clones.
     behind = devices.queued(devices.of_all(leaves[part.index].tensor for part in share.parts))
     lazy = [part for part in share.parts if not leaves[part.index].eager]
+    lazy = [part for part in lazy if part.stored.name not in apart]
     eager = [part for part in share.parts if leaves[part.index].eager]
     sizes = [nbytes(part.stored) for part in lazy]
     extents = map(Extent, [part.stored.name for part in lazy], accumulate(sizes, initial=0), sizes)
@@ -200,4 +237,8 @@ def _tail(flat: FlatState, share: Share, audit: Audit, devices: Devices) -> Tail
         leaves, [Placed(part, 1, extent) for part, extent in zip(lazy, extents, strict=True)]
     )
     names, items = tuple([name for name, _ in named]), tuple([item for _, item in named])
-    return Tail(flat.skeleton, share, audit, (*lazy, *eager), leaves, names, items, behind)
+    looks = {item[1]: name for name, item in named if name in looked_at}
+    return Tail(
+        *(flat.skeleton, share, audit, (*lazy, *eager), leaves),
+        *(names, items, looks, stills, behind),
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -28,9 +28,10 @@ from ckpt_core.save.layers import LayerPlanner, LayerwisePlan, Tail
 from ckpt_core.save.open_save import Errand, OpenSave
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.shards import Shards
-from ckpt_core.save.staging import Reading, guarded, look_at, stage_items
+from ckpt_core.save.staging import Reading, guarded, look_at, stage_items, stage_still
+from ckpt_core.save.still_files import open_still
 from ckpt_core.share import Audit, Auditor, Placed, Scope, items_of
-from ckpt_core.snapshot import ShardImage, StageItem
+from ckpt_core.snapshot import LeafWatch, ShardImage, StageItem
 from ckpt_core.state import Leaf
 from ckpt_core.system.devices import Queued
 from ckpt_core.units import count_text
@@ -72,6 +73,7 @@ class LayerwiseSave(OpenSave):
         self._audit = auditor.audit(plan.share, leaves, self._turn)
         self._devices, self._streams = pipeline.devices, pipeline.streams
         self._watch, self._tail_watch = pipeline.watch_for(inflight), pipeline.watch_for(inflight)
+        self._still_watches: list[LeafWatch] = []
         inflight.snapshot.name_leaves(self._leaf_name)
         builder = plan.builder
         sink = saves.shards.open(inflight, builder.file_bytes)
@@ -185,9 +187,14 @@ class LayerwiseSave(OpenSave):
         # A new one, also if an earlier `seal` was interrupted.
         self._tail_watch = self._pipeline.watch_for(self._inflight)
         self._tail_watch.begin(tail.lazy_names, tail.lazy_items)
-        names = tail.audit.names()
-        live = [*tail.audit.live(names), *tail.lazy_items]
-        return Errand([*names, *tail.lazy_names], live, run, self._note_sealed)
+        self._still_watches = [self._pipeline.watch_for(self._inflight) for _ in tail.stills]
+        names = [*tail.audit.names(), *tail.lazy_names]
+        live = [*tail.audit.live(tail.audit.names()), *tail.lazy_items]
+        for still, watch in zip(tail.stills, self._still_watches, strict=True):
+            watch.begin(still.names, still.items)
+            names += still.names
+            live += still.items
+        return Errand(names, live, run, self._note_sealed)
 
     # -- stager thread ---------------------------------------------------------------------------
 
@@ -223,6 +230,7 @@ class LayerwiseSave(OpenSave):
                 self._look_at(tail.audit, tail.audit.names())
                 tail.audit.done()
                 placed += self._run_tail(tail, images)
+                placed += self._run_stills(tail, images)
             self._streams.settle()
             self._watch.raise_if_changed()
             self._tail_watch.raise_if_changed()
@@ -251,11 +259,38 @@ class LayerwiseSave(OpenSave):
         handed = iter(tail.lazy_items)
 
         def copied(batch: Sequence[StageItem]) -> None:
-            self._tail_watch.end(tuple(islice(handed, len(batch))))
+            live = tuple(islice(handed, len(batch)))
+            self._planner.sharing.look(live, tail.looked_at)
+            self._tail_watch.end(live)
 
         reading = Reading(self._streams, copied, bool(tail.behind.events))
         stage_items(self._inflight.snapshot, image, items[:lazy], reading)
         image.leaves(items[lazy:])
+        return placed
+
+    def _run_stills(self, tail: Tail, images: list[ShardImage]) -> list[Placed]:
+        """Stage the files of what tends to stay the same; those that are written join `images`."""
+        if tail.stills and len(images) > 1:
+            images[-1].finish()  # It may have the only chunk that is free.
+        self._streams.follow(tail.behind)
+        inflight, placed = self._inflight, list[Placed]()
+        for leaves, watch in zip(tail.stills, self._still_watches, strict=True):
+            number = len(inflight.shards)
+            placed += [replace(place, file=number) for place in leaves.part.placed]
+            still = open_still(self._shards, inflight, self._plan.pool, leaves, watch)
+            if still is None:
+                inflight.snapshot.arrived(len(leaves.names))
+                continue
+            images.append(still.image)
+            stage_still(
+                inflight.snapshot,
+                still,
+                self._streams,
+                self._planner.sharing,
+                on_devices=bool(tail.behind.events),
+            )
+            if still.shard.is_shared:
+                images.remove(still.image)
         return placed
 
     def _look_at(self, audit: Audit, names: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.shards import Shards
 from ckpt_core.save.staging import StageJob, source_of
-from ckpt_core.save.still_files import StillFile
+from ckpt_core.save.still_files import StillFile, StillLeaves, open_still, still_leaves
 from ckpt_core.save.still_group import StillGroup
 from ckpt_core.save.unchanged import sharing_for
 from ckpt_core.share import Arrangement, Auditor, Scope, Sharer, arrange
@@ -34,8 +34,7 @@ class SavePlan:
 
     flat: FlatState
     arrangement: Arrangement
-    groups: tuple[StillGroup, ...]
-    looks: Sequence[Mapping[str, bytes]]
+    stills: tuple[StillLeaves, ...]
     stored: Stored
     mode: Mode
     pool: StagingPool
@@ -120,13 +119,13 @@ class PlainSaves:
             # Swapped as a whole: an interrupt may come between two assignments.
             known = self._known = arrangement, groups, Stored(arrangement.all_placed)
         arrangement, _, stored = known
-        looks = self.sharing.glance(flat, arrangement, groups)
+        stills = still_leaves(flat, arrangement, groups, self.sharing)
         mode = self._resolve_mode(flat.tensors)
         demand = pipeline.memory.demand_of_save(
             arrangement.file_bytes, arrangement.layout.front_bytes, mapped=mode is Mode.DIRECT
         )
         pool = pipeline.pool_for(demand)
-        return SavePlan(flat, arrangement, groups, looks, stored, mode, pool)
+        return SavePlan(flat, arrangement, stills, stored, mode, pool)
 
     def _start(self, inflight: InFlight, plan: SavePlan) -> None:
         """Copy the front on this thread and queue the rest; the checkpoint then goes on by itself.
@@ -163,20 +162,11 @@ class PlainSaves:
 
     def _stills(self, inflight: InFlight, plan: SavePlan) -> list[StillFile]:
         """The still files that have to be read; those that need not be are shared at once."""
-        shards, found = self._shards, []
-        for group, part, look in zip(plan.groups, plan.arrangement.stills, plan.looks, strict=True):
-            nbytes = part.layout.file_bytes
-            sink = shards.open(inflight, nbytes, still=True)
-            inflight.stills.append((group, sink.shard, look))
-            loan = group.lend(sink.shard)
-            if loan is not None and loan.trusted:
-                sink.shard.share()
-                continue
-            image = shards.image(sink, plan.pool, (0, nbytes))
-            names, items = part.items(plan.flat)
-            watch = self._pipeline.watch_for(inflight)
-            found.append(StillFile(group, part, sink.shard, image, names, items, watch, loan))
-        return found
+        found = [
+            open_still(self._shards, inflight, plan.pool, one, self._pipeline.watch_for(inflight))
+            for one in plan.stills
+        ]
+        return [still for still in found if still is not None]
 
     def _no_room(self) -> None:
         """Called by the stager: a save in DEVICE mode has become one in HOST mode."""

@@ -195,20 +195,9 @@ class StageJob:
 
     def _stage_stills(self) -> None:
         """What is in the other files: looked at, and written where it is not there already."""
-        snapshot, streams = self.inflight.snapshot, self.pipeline.streams
+        streams, on_devices = self.pipeline.streams, bool(self.source.behind.events)
         for still in self.stills:
-            reading = Reading(streams, still.watch.end, bool(self.source.behind.events))
-            with reading.of(snapshot):
-                is_there = still.is_there(streams, self.sharing)
-            if is_there:
-                still.shard.share()
-                snapshot.arrived(len(still.names))
-            else:
-                still.image.header(still.part.layout.header)
-                stage_items(snapshot, still.image, still.items, reading)
-                still.image.finish()
-                streams.settle()
-            still.watch.raise_if_changed()
+            stage_still(self.inflight.snapshot, still, streams, self.sharing, on_devices=on_devices)
 
     def _reading(self) -> Reading:
         return Reading(self.pipeline.streams, self._copied, bool(self.source.behind.events))
@@ -301,6 +290,34 @@ def _batches(
             start, size = index + 1, 0
     if start < len(items):
         yield items[start:]
+
+
+def stage_still(
+    snapshot: Snapshot,
+    still: StillFile,
+    streams: CopyStreams,
+    sharing: NoSharing,
+    *,
+    on_devices: bool,
+) -> None:
+    """Look at what is in a still file, and write it where it is not there already.
+
+    Raises:
+        StagingError: the checkpoint was given up meanwhile.
+        ConfigError, BarrierError: a leaf has changed that must not.
+    """
+    reading = Reading(streams, still.watch.end, on_devices)
+    with reading.of(snapshot):
+        is_there = still.is_there(streams, sharing)
+    if is_there:
+        still.shard.share()
+        snapshot.arrived(len(still.names))
+    else:
+        still.image.header(still.part.layout.header)
+        stage_items(snapshot, still.image, still.items, reading)
+        still.image.finish()
+        streams.settle()
+    still.watch.raise_if_changed()
 
 
 @contextlib.contextmanager

@@ -6,21 +6,69 @@ digests of what was written then. So a file is shared only if a write would have
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import xxhash
 
 from ckpt_core.persist import HeldFile, ShardFile
+from ckpt_core.save.in_flight import InFlight
+from ckpt_core.save.shards import Shards
 from ckpt_core.save.still_group import Loan, StillGroup
 from ckpt_core.save.unchanged import NoSharing, lie
-from ckpt_core.share import StillPart
-from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, StageItem
-from ckpt_core.state import memory_at, memory_of
+from ckpt_core.share import Arrangement, StillPart
+from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, StageItem, StagingPool
+from ckpt_core.state import FlatState, memory_at, memory_of
 
 _SCRATCH_BYTES = 8 * 2**20
 _NO_BYTES = bytes(4096)
+
+
+@dataclass(frozen=True, slots=True)
+class StillLeaves:
+    """What is to lie in one still file of a save.
+
+    Attributes:
+        group: these leaves.
+        part: where they lie in it.
+        look: how some of them look.
+        names, items: what is read for it, in file order.
+    """
+
+    group: StillGroup
+    part: StillPart
+    look: Mapping[str, bytes]
+    names: tuple[str, ...]
+    items: Sequence[StageItem]
+
+
+def still_leaves(
+    flat: FlatState, arrangement: Arrangement, groups: Sequence[StillGroup], sharing: NoSharing
+) -> tuple[StillLeaves, ...]:
+    """Those of a state. Called on the training thread.
+
+    Raises:
+        ConfigError: a leaf looks otherwise of which the user says that it does not change.
+    """
+    looks = sharing.glance(flat, arrangement, groups)
+    rows = zip(groups, arrangement.stills, looks, strict=True)
+    return tuple([StillLeaves(group, part, look, *part.items(flat)) for group, part, look in rows])
+
+
+def open_still(
+    shards: Shards, inflight: InFlight, pool: StagingPool, leaves: StillLeaves, watch: LeafWatch
+) -> StillFile | None:
+    """The next file of a save; None if it is shared unread."""
+    group, part = leaves.group, leaves.part
+    sink = shards.open(inflight, part.layout.file_bytes, still=True)
+    inflight.stills.append((group, sink.shard, leaves.look))
+    loan = group.lend(sink.shard)
+    if loan is not None and loan.trusted:
+        sink.shard.share()
+        return None
+    image = shards.image(sink, pool, (0, part.layout.file_bytes))
+    return StillFile(group, part, sink.shard, image, leaves.names, leaves.items, watch, loan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +93,6 @@ class StillFile:
     items: Sequence[StageItem]
     watch: LeafWatch
     loan: Loan | None
-
-    @property
-    def is_trusted(self) -> bool:
-        """Whether it is shared unread."""
-        return self.loan is not None and self.loan.trusted
 
     def is_there(self, streams: CopyStreams, sharing: NoSharing) -> bool:
         """Whether its bytes are those of the earlier file, so that nothing need be written.

@@ -49,8 +49,13 @@ microseconds, in which a hundredth of a megabyte is saved."""
 class NoSharing:
     """Every save writes all."""
 
-    def groups(self, flat: FlatState, share: Share) -> tuple[StillGroup, ...]:
+    def groups(
+        self, flat: FlatState, share: Share, others: Collection[str] = ()
+    ) -> tuple[StillGroup, ...]:
         """Which leaves lie in still files. Called on the training thread, for each save.
+
+        Args:
+            others: leaves of the state that are staged one by one, and lie in no still file.
 
         Raises:
             ConfigError: a path of `frozen` is not in the state.
@@ -115,11 +120,13 @@ class Unchanged(NoSharing):
         self._changed: set[str] = set()
         self._barred: dict[str, tuple[int, int]] = {}
 
-    def groups(self, flat: FlatState, share: Share) -> tuple[StillGroup, ...]:
+    def groups(
+        self, flat: FlatState, share: Share, others: Collection[str] = ()
+    ) -> tuple[StillGroup, ...]:
         """See `NoSharing.groups`. The same object while nothing moves."""
         known = self._known
         self._saves += 1
-        made = self._moved(known) if known.share is share else self._first(flat, share)
+        made = self._moved(known) if known.share is share else self._first(flat, share, others)
         if made is not known:
             self._known = made
             for group in known.groups:
@@ -194,9 +201,9 @@ class Unchanged(NoSharing):
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _first(self, flat: FlatState, share: Share) -> _Known:
+    def _first(self, flat: FlatState, share: Share, others: Collection[str]) -> _Known:
         """With those leaves in still files that the user has declared."""
-        names = [spec.name for spec in flat.specs]
+        names = [*(spec.name for spec in flat.specs), *others]
         for path in self._frozen:
             if not any(is_below(name, (path,)) for name in names):
                 near = difflib.get_close_matches(path, [*names, *_parents(names)], n=5, cutoff=0.5)

@@ -51,9 +51,9 @@ class Run:
         """Save, and wait for the commit."""
         self.start(step, mark=mark, rows=rows, base=base).committed.result(_WAIT_S)
 
-    def layerwise(self, step: int) -> None:
+    def layerwise(self, step: int, *, base: bool = False) -> None:
         """Save name by name."""
-        state = make_state(step)
+        state = make_state(step, base=base)
         save = self.ck.begin(step, {name: state[name] for name in ("weight", "moment")})
         save.stage(["moment"])
         save.stage(["weight"])
@@ -199,6 +199,11 @@ def _share(run: Run) -> None:
     run.save(47, base=True)
 
 
+def _share_layerwise(run: Run) -> None:
+    for step in (30, 40, 45):
+        run.layerwise(step, base=True)
+
+
 def _save_after_a_corrupt_step(run: Run) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RestoreWarning)
@@ -245,6 +250,9 @@ SCENARIOS: dict[str, Scenario] = {
     "buffered": Scenario(_save_two, started=_TWO, options={"direct_io": "off", "writers": 2}),
     "pins": Scenario(_pin, started=_TWO),
     "share": Scenario(_share, started=_SHARED, options=_SHARING),
+    "share_layerwise": Scenario(
+        _share_layerwise, started=((30, 0), (40, 0), (45, 0)), options=_SHARING
+    ),
     "share_without_links": Scenario(_share, started=_SHARED, options=_SHARING, base=NoLinks),
     "corrupt_newest": Scenario(_save_after_a_corrupt_step, started=((30, 0),), damaged=True),
 }

@@ -215,3 +215,25 @@ def large(root: str, mode: str) -> dict[str, Any]:
             training.optimizer.end_iteration()
         ck.wait()
         return {"steps": ck.steps()}
+
+
+def shared(root: str) -> dict[str, Any]:
+    """Six steps with a frozen layer, each committed before the next; the last one brings back the same."""
+    settings: dict[str, Any] = {"share_unchanged": True, "keep_last": None, "rebase_every": 50}
+    with saving(root, chunk_bytes="64KiB", staging_bytes="16MiB", **settings) as ck:
+        assert ck is not None
+        options = {"checkpointer": ck, "every_n_steps": 1, "layerwise": "in_step"}
+        training = Training(Recipe(name="shared", width=300, trained_alone=True), options)
+        training.attach()
+        for number in range(6):
+            training.iterate(number)
+            training.optimizer.end_iteration()
+            ck.wait()
+        before = [param.detach().clone() for param in training.model.parameters()]
+        training.iterate(6)
+        training.optimizer.restore()
+        after = list(training.model.parameters())
+        return {
+            "steps": ck.steps()[:6],
+            "same": all(map(torch.equal, before, after)),
+        }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_core import step_path
+from ckpt_core import step_path, verify
 from ckpt_core.restore import read_manifests
 from ckpt_core.system.files import Files
 from tests.integrations.horovod.cases import MODES
@@ -92,6 +92,18 @@ def test_each_of_two_ranks_writes_half(pair: Outcome, mode: str, step: int) -> N
 def test_each_of_three_ranks_writes_a_third(trio: Outcome) -> None:
     trio.of("large-lazy")
     share(written(trio, "large-lazy", 2))
+
+
+def test_the_frozen_layer_is_written_once_by_each_rank(pair: Outcome) -> None:
+    for found in pair.of("shared"):
+        assert found["steps"] == [1, 2, 3, 4, 5, 6] and found["same"]
+    root = pair.folder / "shared.root"
+    assert verify(root).ok
+    for rank in (0, 1):
+        files = [*step_path(root, 6).glob(f"shard-{rank:05d}-*")]
+        # The first step has no state of the optimizer yet. Then three to see that the layer stays, one
+        # that writes it apart, and this one.
+        assert sorted(path.stat().st_nlink for path in files) == [1, 1, 2]
 
 
 def share(sizes: list[int]) -> None:

@@ -52,6 +52,7 @@ class Recipe:
         horovod: arguments of DistributedOptimizer; some in words, see `_horovod_options`.
         loop: "plain", or one of the ways in `Training.iterate`.
         ranks: those of a process set; None for all.
+        trained_alone: the optimizer is not given the frozen layer.
         sleep_s: longest random pause in backward, different on each rank.
     """
 
@@ -63,6 +64,7 @@ class Recipe:
     ranks: list[int] | None = None
     sparse: bool = False
     width: int = 128
+    trained_alone: bool = False
     sleep_s: float = 0.0
     seed: int = 0
 
@@ -94,7 +96,9 @@ class Training:
 
     def _wrap(self, options: dict[str, Any], checkpoints: dict[str, Any] | None) -> Any:
         recipe = self.recipe
-        base = make_optimizer(recipe.optimizer, self.model, recipe.options)
+        base = make_optimizer(
+            recipe.optimizer, self.model, recipe.options, trained_alone=recipe.trained_alone
+        )
         named = [(f"{recipe.name}.{name}", p) for name, p in self.model.named_parameters()]
         if checkpoints is None:
             return hvd.DistributedOptimizer(base, named_parameters=named, **options)
@@ -245,11 +249,17 @@ class Training:
         return digest(state)
 
 
-def make_optimizer(name: str, model: nn.Module, options: dict[str, Any]) -> Any:
+def make_optimizer(
+    name: str, model: nn.Module, options: dict[str, Any], *, trained_alone: bool = False
+) -> Any:
     """Two groups of different weight decay and learning rate, where the optimizer knows groups."""
     own = getattr(own_optimizers, name, None)
     cls: Any = own or getattr(torch.optim, name)
-    params = list(model.named_parameters())
+    params = [
+        (key, param)
+        for key, param in model.named_parameters()
+        if param.requires_grad or not trained_alone
+    ]
     if name == "LBFGS":
         return cls([param for _, param in params], **options)
     decayed = [param for _, param in params if param.dim() > 1]
