@@ -15,7 +15,7 @@ from ckpt_core.cli.text import note, say, say_json, say_wrong, shorten
 from ckpt_core.errors import CkptError, NotCommitted
 from ckpt_core.layout import RankManifest, parse_shard_name, rank_manifest_name
 from ckpt_core.observe import progress_bar
-from ckpt_core.restore import BadChunk, StepReport, verify
+from ckpt_core.restore import BadChunk, SharedFile, StepReport, verify
 from ckpt_core.store import committed_steps, step_path
 from ckpt_core.types import parse_step_dir
 from ckpt_core.units import count_text, size_text
@@ -40,6 +40,7 @@ def verify_path(request: VerifyRequest) -> bool:
         place = url_of_level(root, request.level)
     reports: list[StepReport] = []
     retired: list[int | None] = []
+    sound: set[SharedFile] = set()
     with progress_bar(shown=not request.no_progress, tell=note) as show, seen(place) as there:
         paths, is_root = _steps(there.path, request.step)
         if len(paths) > 1:
@@ -48,7 +49,8 @@ def verify_path(request: VerifyRequest) -> bool:
             label = f"{path.name} ({number}/{len(paths)})"
             try:
                 step = there.ready(path)
-                reports += verify(step, progress=partial(show, label), files=there.files).steps
+                told = partial(show, label)
+                reports += verify(step, progress=told, files=there.files, sound=sound).steps
             except NotCommitted:
                 if not is_root:
                     raise

@@ -26,7 +26,7 @@ from ckpt_core.restore.leaves import Place, StepLeaves, StoredLeaf
 from ckpt_core.restore.manifests import StepManifest, read_manifests
 from ckpt_core.restore.streaming import LeafReader, RankLeaves
 from ckpt_core.restore.units import BadChunk
-from ckpt_core.restore.verifying import Report, StepReport, verify
+from ckpt_core.restore.verifying import Report, SharedFile, StepReport, verify
 from ckpt_core.restore.watch import Watch
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ __all__ = [
     "RestoredStep",
     "Restorer",
     "Retired",
+    "SharedFile",
     "StepLeaves",
     "StepManifest",
     "StepReport",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_core.errors import ConfigError, CorruptCheckpoint, RestoreError
@@ -31,6 +32,9 @@ from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import committed_steps, resolve, step_path
 from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
+
+SharedFile = tuple[int, int, int, FileEntry]
+"""A file of this machine, when it was written, and what it should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +114,13 @@ def verify(
     share: tuple[int, int] = (0, 1),
     progress: Progress | None = None,
     files: Files | None = None,
+    sound: set[SharedFile] | None = None,
 ) -> Report:
     """`ckpt_core.verify` of a directory: the arguments, what it returns and its errors are those.
 
     Args:
         files: how its files are read; also those of a stand-in (`ckpt_core.levels`).
+        sound: files that several steps have and an earlier call has found sound: they are not read again.
     """
     path = Path(path) if isinstance(path, str) else path
     number, count = share
@@ -123,7 +129,7 @@ def verify(
     reader = ParallelReader(
         files=files or Files(), readers=readers, timeout_s=READ_TIMEOUT_S, progress=progress
     )
-    how = _How(reader, share)
+    how = _How(reader, share, set() if sound is None else sound)
     found = resolve(path)
     if found == path:
         return Report(path, (_verify_step(path, how),))
@@ -140,6 +146,8 @@ class _How:
 
     reader: ParallelReader
     share: tuple[int, int]
+    sound: set[SharedFile]
+    """Files that several steps have, and that were found sound in one of them."""
 
 
 class _Faulty(Exception):
@@ -184,11 +192,15 @@ def _number(step: StepManifest) -> int | None:
 
 def _verify_files(step: StepManifest, how: _How) -> StepReport:
     reader, (number, count) = how.reader, how.share
-    problems, jobs = within(reader.timeout_s, lambda: _inspect(step, reader.files), path=step.path)
-    jobs = jobs[number::count]
+    problems, found = within(reader.timeout_s, lambda: _inspect(step, reader.files), path=step.path)
+    found = found[number::count]
+    jobs = [job for job, which in found if which not in how.sound]
+    known = [job.entry for job, which in found if which in how.sound]
     gaps, elsewhere = _coverage(step)
     problems += gaps
     outcome = reader.run(jobs, keep_going=True)
+    if not outcome.bad and not outcome.failed:
+        how.sound.update(which for _, which in found if which is not None)
     problems += [f"{path}: cannot be read: {error}" for path, error in outcome.failed]
     unchecked = sum(_unchecked_bytes(job.entry) for job in jobs)
     return StepReport(
@@ -196,7 +208,7 @@ def _verify_files(step: StepManifest, how: _How) -> StepReport:
         step.path,
         tuple(sorted(outcome.bad, key=lambda bad: (bad.file, bad.index))),
         tuple(problems),
-        checked_bytes=max(outcome.done_bytes - unchecked, 0),
+        checked_bytes=max(outcome.done_bytes - unchecked, 0) + sum(one.nbytes for one in known),
         unchecked_bytes=min(outcome.done_bytes, unchecked),
         ranks=tuple(rank.rank for rank in step.ranks),
         world_size=step.manifest.world_size,
@@ -217,10 +229,12 @@ def _coverage(step: StepManifest) -> tuple[list[str], list[str]]:
     return [str(leaves.lacks(name, gap)) for name, gap in lacking.items()], []
 
 
-def _inspect(step: StepManifest, files: Files) -> tuple[list[str], list[ReadJob]]:
+def _inspect(
+    step: StepManifest, files: Files
+) -> tuple[list[str], list[tuple[ReadJob, SharedFile | None]]]:
     """What is wrong with files and headers, and which files can be read."""
     problems: list[str] = []
-    jobs: list[ReadJob] = []
+    jobs: list[tuple[ReadJob, SharedFile | None]] = []
     for rank, index, entry in step.files():
         path = step.path / entry.name
         problem = file_problem(step.path, entry)
@@ -229,8 +243,20 @@ def _inspect(step: StepManifest, files: Files) -> tuple[list[str], list[ReadJob]
             continue
         if step.manifest.directory is None:
             problems += _header_problems(path, rank, index, files=files)
-        jobs.append(ReadJob(path, entry, Discard()))
+        jobs.append((ReadJob(path, entry, Discard()), _which(path, entry)))
     return problems, jobs
+
+
+def _which(path: Path, entry: FileEntry) -> SharedFile | None:
+    """What tells a file that other steps may have too; None: it is this step's alone, or has no checksums."""
+    try:
+        found = os.lstat(path)
+    except OSError:  # that of a stand-in
+        return None
+    if found.st_nlink < 2 or _unchecked_bytes(entry):
+        return None
+    # By another name in another step, perhaps.
+    return found.st_dev, found.st_ino, found.st_mtime_ns, replace(entry, name="")
 
 
 def _unchecked_bytes(entry: FileEntry) -> int:

@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 
 from ckpt_core import Checkpointer, Options
 from ckpt_core.cli.app import app
+from ckpt_core.restore import verify as verify_with
 from ckpt_core.store import step_path
+from ckpt_core.system.files import Files
 from ckpt_core.units import size_text
 
 
@@ -65,6 +67,36 @@ def test_verify_says_which_steps_have_the_damaged_file(root: Path) -> None:
     assert f"{shard.name} is one file with that of step 2" in text
     code, text = run("verify", step_path(root, 2), "--json")
     assert json.loads(text)["steps"][0]["shared"] == {shard.name: [1]}
+
+
+class Heard(Files):
+    """Notes which files are opened to be read."""
+
+    def __init__(self) -> None:
+        self.opened: list[Path] = []
+
+    def open_read(self, path: Path, *, direct: bool = False) -> int:
+        self.opened.append(path)
+        return super().open_read(path, direct=direct)
+
+
+def test_verify_reads_a_file_that_several_steps_have_once(root: Path) -> None:
+    files = Heard()
+    report = verify_with(root, files=files)
+    still = [path.parent.name for path in files.opened if path.name.endswith("-1.safetensors")]
+    # Headers are looked at in each step, before the bytes are read.
+    both = [still.count(f"step-{step:012d}") for step in (1, 2, 3)]
+    assert both[0] == both[2] > both[1] > 0
+    assert report.ok and len({step.checked_bytes for step in report.steps}) == 1
+
+
+def test_verify_reads_a_damaged_file_for_each_step_and_tells_it_of_both(root: Path) -> None:
+    with (step_path(root, 1) / "shard-00000-1.safetensors").open("r+b") as file:
+        file.seek(8000)
+        file.write(b"damaged!")
+    assert [step.ok for step in verify_with(root).steps] == [False, False, True]
+    rows = json.loads(run("verify", root, "--json")[1])["steps"]
+    assert [row["ok"] for row in rows] == [False, False, True]
 
 
 def test_diff_takes_what_steps_share_for_equal_and_compares_the_rest(root: Path) -> None:
