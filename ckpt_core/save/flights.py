@@ -40,6 +40,7 @@ class Flights:
         self._finish = finish
         self._changed = Monitor()
         self._active: list[InFlight] = []
+        self._held: list[InFlight] = []
         self._ready: queue.SimpleQueue[InFlight | None] = queue.SimpleQueue()
         self._chores: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         jobs = [("finisher", self._run_finisher)] * finishers
@@ -105,8 +106,24 @@ class Flights:
         done.acquire(timeout=_CHORE_S)
 
     def ready(self, inflight: InFlight) -> None:
-        """Nothing is staged or written for it any more: let the finisher have it."""
+        """Nothing is staged or written for it any more: let the finisher have it.
+
+        Not before an older save of the same step has ended, which would take its place.
+        """
+        with self._changed.lock:
+            if self._overtakes(inflight):
+                self._held.append(inflight)
+                return
         self._ready.put(inflight)
+
+    def _overtakes(self, inflight: InFlight) -> bool:
+        """Whether an older save of the step is in flight; directories have an order of their own."""
+        if inflight.destination is not None or inflight not in self._active:
+            return False
+        older = self._active[: self._active.index(inflight)]
+        # One that its caller has not sealed yet is not older: nobody knows when it ends.
+        older = [one for one in older if one.destination is None and not one.open_ended]
+        return any(one.step == inflight.step for one in older)
 
     def active(self) -> tuple[InFlight, ...]:
         """Those in flight, oldest first."""
@@ -231,6 +248,10 @@ class Flights:
             if inflight in self._active:
                 self._active.remove(inflight)
                 self._changed.notify_all()
+            free = [one for one in self._held if not self._overtakes(one)]
+            self._held = [one for one in self._held if one not in free]
+        for one in free:
+            self._ready.put(one)
 
 
 def _overdue(inflight: InFlight) -> CkptError:

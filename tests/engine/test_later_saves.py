@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import ckpt_core
-from ckpt_core import Checkpointer, ConfigError, Options, StateMismatch
+from ckpt_core import Checkpointer, ConfigError, Options, StateMismatch, load, step_path
+from tests.engine.files_trees import GatedFiles
 
 
 def files(root: Path, step: int) -> tuple[bytes, dict[str, Any]]:
@@ -98,3 +99,31 @@ def test_a_tensor_without_its_memory_is_not_restored_into(tmp_path: Path) -> Non
         with pytest.raises(StateMismatch, match="freed: the memory of the live tensor"):
             ck.restore(state)
         assert not other.any()
+
+
+def test_a_save_that_is_late_does_not_take_the_place_of_a_younger_one_of_its_step(
+    tmp_path: Path,
+) -> None:
+    disk = GatedFiles()
+    with Checkpointer(tmp_path, Options(writers=4, in_flight=3, timeout=60), files=disk) as ck:
+        late = ck.save(5, {"big": torch.zeros(50000)})
+        ck.wait_staged()
+        young = ck.save(5, {"big": torch.ones(50000)})
+        other = ck.save(6, {"big": torch.ones(9)})
+        # Nobody waits for the late one but those of its step.
+        other.committed.result(60)
+        assert disk.holds.wait(60) and not young.committed.done()
+        disk.gate.set()
+        for handle in (late, young):
+            handle.committed.result(60)
+    assert torch.equal(load(step_path(tmp_path, 5))["big"], torch.ones(50000))
+
+
+def test_a_save_that_is_still_open_holds_up_no_other_of_its_step(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, Options(in_flight=2, timeout=60)) as ck:
+        opened = ck.begin(5, {"big": torch.zeros(50000)})
+        ck.save(5, {"big": torch.ones(50000)}).committed.result(60)
+        assert torch.equal(load(step_path(tmp_path, 5))["big"], torch.ones(50000))
+        opened.stage(["big"])
+        opened.seal().committed.result(60)
+    assert torch.equal(load(step_path(tmp_path, 5))["big"], torch.zeros(50000))
