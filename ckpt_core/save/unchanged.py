@@ -213,11 +213,21 @@ class Unchanged(NoSharing):
                 raise ConfigError(
                     f"frozen: the state has no leaf {path!r}, nor any below it: {text}"
                 )
+        known, sizes = self._known, _sizes(flat, share)
         with self._lock:
-            self._seen, self._ripe, self._changed, self._barred = {}, set(), set(), {}
-        sizes = _sizes(flat, share)
-        declared = [name for name in sizes if is_below(name, self._frozen)]
-        return _Known(share, sizes, self._made(declared, sizes, True))
+            self._seen = {name: self._seen[name] for name in sizes if name in self._seen}
+            self._ripe &= sizes.keys()
+        # What comes and goes would take the others of its file along each time.
+        self.changed(name for group in known.groups for name in group.names if name not in sizes)
+        # Danger: what is shared unread must lie there as it did: the same parts, in the same order.
+        kept = [
+            group
+            for group in known.groups
+            if known.share is not None and _lie(group, share) == _lie(group, known.share)
+        ]
+        held = frozenset[str]().union(*(group.names for group in kept))
+        declared = [name for name in sizes if is_below(name, self._frozen) and name not in held]
+        return _Known(share, sizes, (*kept, *self._made(declared, sizes, True)))
 
     def _moved(self, known: _Known) -> _Known:
         """The same object where no leaf moves."""
@@ -294,6 +304,12 @@ def _sizes(flat: FlatState, share: Share) -> dict[str, int]:
     lazy = [part for part in share.parts if not flat.eager[part.index]]
     sizes = {part.stored.name: nbytes(part.stored) for part in lazy}
     return {name: size for name, size in sizes.items() if size}
+
+
+def _lie(group: StillGroup, share: Share) -> list[object]:
+    """The parts of a still file, in its order."""
+    parts = [part for part in share.parts if part.stored.name in group.names]
+    return [(part.stored, part.whole, part.slice) for part in parts]
 
 
 def _sum(names: Iterable[str], sizes: Mapping[str, int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from ckpt_core import Checkpointer, Options
 from ckpt_core.cli.doctor.mounts import Mount, judge_mount, mount_of
-from ckpt_core.cli.doctor.storage import check_lock
+from ckpt_core.cli.doctor.storage import check_lock, check_sharing
 from ckpt_core.store import RootLock
 from ckpt_core.system.files import Files
 from tests.cli.doctoring import Cli, Diagnosis, diagnosis
@@ -141,6 +142,27 @@ def test_whether_files_are_recycled_is_told(cli: Cli, tmp_path: Path) -> None:
     made = _look(cli, tmp_path)
     (tmp_path / "file").write_text("")
     assert made.one("recycling")[0] == ("ok" if Files().is_unused(tmp_path / "file") else "note")
+
+
+class NoLinks(Files):
+    def link(self, source: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+class Elsewhere(Files):
+    def is_local(self, path: Path) -> bool:
+        return False
+
+
+def test_what_sharing_would_do_is_told(cli: Cli, tmp_path: Path) -> None:
+    made = _look(cli, tmp_path).one("sharing")
+    assert made[0] == ("ok" if Files().is_local(tmp_path) else "note")
+    (tmp_path / "file").write_text("")
+    found = check_sharing(tmp_path, tmp_path / "file", files=Elsewhere())
+    assert found.level == "note" and "does nothing" in found.found
+    if Files().is_local(tmp_path):
+        found = check_sharing(tmp_path, tmp_path / "file", files=NoLinks())
+        assert found.level == "note" and "Operation not permitted" in found.found
 
 
 # -- what it holds -----------------------------------------------------------------------------

@@ -316,13 +316,36 @@ def test_saves_that_overlap_are_whole(tmp_path: Path) -> None:
     assert not held()
 
 
-def test_another_structure_begins_anew(tmp_path: Path) -> None:
+def test_what_stays_is_shared_also_where_the_structure_changes(tmp_path: Path) -> None:
+    """As at the end of each epoch, where a loader has no state."""
     with Job(tmp_path) as job:
-        job.save_all(range(1, 7))
-        job.base.append(torch.ones(900))
-        job.save_all(range(7, 10))
-        assert [len(shards(tmp_path, step)) for step in (6, 7, 8, 9)] == [2, 1, 1, 1]
+        job.save_all(range(1, 6))
+        for step in range(6, 12):
+            if step % 2:
+                job.base.append(torch.full((900,), float(step)))
+            else:
+                job.base = job.base[:6]
+            job.save(step)
+        assert job.generations() == [list(range(4, 12))]
         job.check()
+    assert not held()
+
+
+@pytest.mark.parametrize("frozen", [[], ["base"]])
+def test_leaves_of_another_shape_or_order_are_written_anew(
+    tmp_path: Path, frozen: list[str]
+) -> None:
+    with Job(tmp_path, frozen=frozen, keep_last=None) as job:
+        job.save_all(range(1, 6))
+        job.base = [leaf.view(50, 40) for leaf in job.base]
+        job.save(6)
+        got = load(step_path(tmp_path, 6))["base"]
+        assert [leaf.shape for leaf in got] == [(50, 40)] * 6
+        job.base = [job.base[0], job.base[1].to(torch.float64), *job.base[:1:-1]]
+        job.save(7)
+        job.check()
+        if frozen:
+            assert job.generations() == [[1, 2, 3, 4, 5], [6], [7]]
     assert not held()
 
 

@@ -60,6 +60,7 @@ def _trial(folder: Path) -> Iterator[Finding]:
         yield check_lock(store.root, is_record=store.has_record_lock)
         yield _commit(store, folder)
         yield _recycling(store.root)
+        yield check_sharing(store.root, step_path(store.root, _STEP) / _FILE)
         yield _direct(store, folder)
     finally:
         store.close()
@@ -100,6 +101,20 @@ def _recycling(root: Path) -> Finding:
         return ok("recycling", "files of retired steps that nobody reads are written again")
     text = "it cannot be told here who reads a file, so those of retired steps are deleted"
     return note("recycling", text, "saves take a little longer than where they are written again")
+
+
+def check_sharing(root: Path, file: Path, *, files: Files | None = None) -> Finding:
+    """What `share_unchanged` would do in a root, tried with a file of it."""
+    files = files or Files()
+    if not files.is_local(root):
+        text = "other machines may change files here, so `share_unchanged` does nothing"
+        return note("sharing", text, "every step is written whole")
+    try:
+        files.link(file, root / "shared")
+    except OSError as exc:
+        text = f"no hard links ({exc.strerror or exc}), so `share_unchanged` copies what has not changed"
+        return note("sharing", text, "steps take as much space as without it")
+    return ok("sharing", "with `share_unchanged` steps have files in common that have not changed")
 
 
 def _direct(store: StepStore, folder: Path) -> Finding:
