@@ -101,9 +101,9 @@ def test_the_frozen_layer_is_written_once_by_each_rank(pair: Outcome) -> None:
     assert verify(root).ok
     for rank in (0, 1):
         files = [*step_path(root, 6).glob(f"shard-{rank:05d}-*")]
-        # The first step has no state of the optimizer yet. Then three to see that the layer stays, one
-        # that writes it apart, and this one.
-        assert sorted(path.stat().st_nlink for path in files) == [1, 1, 2]
+        # Three steps to see that the layer stays, and one that writes it apart.
+        (still,) = [path.stat() for path in files if path.stat().st_nlink == 3]
+        assert still.st_size > 300 * 300 * 4 / 2, "half of its weight"
 
 
 def share(sizes: list[int]) -> None:
