@@ -56,7 +56,7 @@ def parse_duration(value: timedelta | float | int, *, field: str) -> timedelta:
     except (OverflowError, ValueError) as exc:
         raise ConfigError(f"{field}={value!r} is not a finite duration") from exc
     if duration <= timedelta(0):
-        raise ConfigError(f"{field}={value!r} must be above zero: nothing waits without a deadline")
+        raise ConfigError(f"{field}={value!r} must be above zero")
     return duration
 
 

@@ -32,7 +32,10 @@ _COUNTS = {
 _MODES: dict[str, type[StrEnum]] = {"mode": Mode, "direct_io": DirectIO, "on_error": OnError}
 _FLAGS = ("checksum", "debug_barrier", "pipelined", "blocking", "progress", "share_unchanged")
 _PLACES = ("levels", "events_file", "metrics")
-_NONE_ALLOWED = frozenset({"staging_bytes", "keep_last", "keep_every", "events_file", "metrics"})
+_DURATIONS = ("timeout", "rebase_after")
+_NONE_ALLOWED = frozenset(
+    {"staging_bytes", "keep_last", "keep_every", "rebase_after", "events_file", "metrics"}
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,6 +82,7 @@ class Options:
             are read at every tenth save only. One that has changed then fails that save.
         rebase_every: most steps that share one file; then it is written anew, so that damage to it harms no
             more of them.
+        rebase_after: the same by time, since the file was written; None: by steps alone.
         levels: more roots, in their order, to which committed steps are taken behind training: `Level`s, or
             what makes one (mappings of its fields, URLs; in the environment JSON of that).
     """
@@ -105,6 +109,7 @@ class Options:
     share_unchanged: bool = False
     frozen: Sequence[str] = ()
     rebase_every: int = 20
+    rebase_after: timedelta | float | None = None
     levels: Sequence[Level | Mapping[str, Any] | str] = ()
 
     def __new__(cls, *given: Any, **named: Any) -> Self:
@@ -139,10 +144,11 @@ class Options:
 
     def _check_sharing(self) -> None:
         if not self.share_unchanged:
-            if self.frozen:
-                raise ConfigError(
-                    f"frozen={self.frozen!r} needs share_unchanged=True: without it every save writes all"
-                )
+            for name in ("frozen", "rebase_after"):
+                if value := getattr(self, name):
+                    raise ConfigError(
+                        f"{name}={value!r} needs share_unchanged=True: without it every save writes all"
+                    )
             return
         if not self.pipelined or self.mode is Mode.DIRECT:
             field = "mode='direct'" if self.pipelined else "pipelined=False"
@@ -160,6 +166,14 @@ class Options:
     def timeout_s(self) -> float:
         """`timeout` in seconds."""
         return parse_duration(self.timeout, field="timeout").total_seconds()
+
+    @property
+    def rebase_after_s(self) -> float | None:
+        """`rebase_after` in seconds."""
+        after = self.rebase_after
+        return (
+            None if after is None else parse_duration(after, field="rebase_after").total_seconds()
+        )
 
     @property
     def further(self) -> tuple[Level, ...]:
@@ -257,7 +271,7 @@ def _checked(name: str, value: Any) -> Any:
             raise ConfigError(f"events_file={value!r} is not a path: name a file, or None")
         # The loop may change its working directory before the file is opened.
         return os.path.abspath(os.fspath(value))
-    assert name == "timeout", name
+    assert name in _DURATIONS, name
     return parse_duration(value, field=name)
 
 
@@ -282,7 +296,7 @@ def _from_text(name: str, text: str, key: str) -> Any:
         return flag[text.lower()]
     if name == "frozen":
         return tuple([path.strip() for path in text.split(",") if path.strip()])
-    if name in _COUNTS or name == "timeout":
+    if name in _COUNTS or name in _DURATIONS:
         try:
             return int(text) if name in _COUNTS else float(text)
         except ValueError as exc:

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckpt_core.options import Options
 from ckpt_core.persist import HeldFile, ShardFile
 
 _CHECK_EVERY = 10
 """Declared leaves are read at one save in so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebase:
+    """When a file is written anew though nothing in it has changed.
+
+    Attributes:
+        steps: most that share one.
+        seconds: from the commit of the first of them on, in which others may still share it; None: no bound.
+    """
+
+    steps: int
+    seconds: float | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    @classmethod
+    def of(cls, options: Options) -> Rebase:
+        """What the options ask for."""
+        return cls(options.rebase_every, options.rebase_after_s)
+
+    def is_due(self, steps: int, since: float) -> bool:
+        """Whether a file is old enough that so many steps have, the first of which was committed then."""
+        late = self.seconds is not None and self.clock() - since >= self.seconds
+        return late or steps >= self.steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +46,7 @@ class Loan:
     Attributes:
         file: that file; the shard of the save has it as `earlier`.
         trusted: it is shared unread.
-        renew: it has been shared often enough: what was declared is looked at, and written again.
+        renew: it has been shared often or long enough: what was declared is looked at, and written again.
     """
 
     file: HeldFile
@@ -34,17 +60,17 @@ class StillGroup:
     Args:
         names: of the leaves.
         declared: the user says that they never change.
-        most: steps that may share one file.
+        rebase: when the file is written anew.
     """
 
-    def __init__(self, names: Collection[str], *, declared: bool, most: int) -> None:
+    def __init__(self, names: Collection[str], *, declared: bool, rebase: Rebase) -> None:
         self.names = frozenset(names)
         self.declared = declared
-        self._most = most
+        self._rebase = rebase
         self._lock = threading.Lock()
         self._file: HeldFile | None = None
         self._looked: Mapping[str, bytes] = {}
-        self._steps = 0
+        self._steps, self._since = 0, 0.0
         self._unread = 0
         self._closed = False
 
@@ -53,7 +79,7 @@ class StillGroup:
         with self._lock:
             if self._file is None or self._file.nbytes != shard.request.file_bytes:
                 return None
-            renew = self._steps >= self._most
+            renew = self._rebase.is_due(self._steps, self._since)
             if renew and not self.declared:
                 return None
             shard.earlier = self._file.take()
@@ -85,7 +111,7 @@ class StillGroup:
             if self._closed:
                 return
             old, self._file, self._looked = self._file, file.take(), look
-            self._steps, self._unread = 1, 0
+            self._steps, self._unread, self._since = 1, 0, self._rebase.clock()
         if old is not None:
             old.release()
 

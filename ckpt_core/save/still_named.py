@@ -18,7 +18,7 @@ import xxhash
 
 from ckpt_core.options import Options
 from ckpt_core.persist import ShardFile
-from ckpt_core.save.still_group import StillGroup
+from ckpt_core.save.still_group import Rebase, StillGroup
 from ckpt_core.torch_zip import ZipLayout
 
 _MOST_FILES = 128
@@ -31,8 +31,8 @@ _FIRST_WAIT = 4
 class NamedStill(StillGroup):
     """A named file, and the last one of that name in a committed directory. Thread-safe."""
 
-    def __init__(self, name: str, *, most: int) -> None:
-        super().__init__((name,), declared=False, most=most)
+    def __init__(self, name: str, *, rebase: Rebase) -> None:
+        super().__init__((name,), declared=False, rebase=rebase)
         self._looking = threading.Lock()
         self._frames = b""
         self._looks: tuple[bytes, ...] = ()
@@ -97,7 +97,7 @@ class UnchangedNamed(NoNamedSharing):
     """Remembers the files of the last directory. Used on the training thread."""
 
     def __init__(self, options: Options) -> None:
-        self._most = options.rebase_every
+        self._rebase = Rebase.of(options)
         self._known: dict[str, NamedStill] = {}
 
     def of(self, name: str, layout: ZipLayout) -> NamedStill | None:
@@ -105,7 +105,7 @@ class UnchangedNamed(NoNamedSharing):
         if name not in self._known:
             if len(self._known) >= _MOST_FILES:
                 return None
-            self._known[name] = NamedStill(name, most=self._most)
+            self._known[name] = NamedStill(name, rebase=self._rebase)
         self._known[name].added(layout)
         return self._known[name]
 

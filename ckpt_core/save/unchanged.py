@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import nbytes
 from ckpt_core.options import Options
-from ckpt_core.save.still_group import StillGroup
+from ckpt_core.save.still_group import Rebase, StillGroup
 from ckpt_core.share import Arrangement, Share, StillPart, is_below
 from ckpt_core.snapshot import StageItem
 from ckpt_core.state import FlatState
@@ -106,7 +106,7 @@ class Unchanged(NoSharing):
     """Guesses which leaves stay the same."""
 
     def __init__(self, options: Options, devices: Devices) -> None:
-        self._most = options.rebase_every
+        self._rebase = Rebase.of(options)
         self._frozen = tuple(options.frozen)
         self._devices = devices
         # Swapped as a whole: an interrupt may come between two assignments.
@@ -252,7 +252,7 @@ class Unchanged(NoSharing):
     def _without(self, group: StillGroup, changed: Collection[str]) -> StillGroup:
         if group.declared or group.names.isdisjoint(changed):
             return group
-        return StillGroup(group.names.difference(changed), declared=False, most=self._most)
+        return StillGroup(group.names.difference(changed), declared=False, rebase=self._rebase)
 
     def _with_more(
         self, groups: list[StillGroup], ripe: Collection[str], sizes: Mapping[str, int]
@@ -277,7 +277,7 @@ class Unchanged(NoSharing):
             files[min(begin * count // max(total, 1), count - 1)].append(name)
             begin += sizes[name]
         return tuple(
-            [StillGroup(file, declared=declared, most=self._most) for file in files if file]
+            [StillGroup(file, declared=declared, rebase=self._rebase) for file in files if file]
         )
 
     def _may_move(self, name: str) -> bool:

@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from ckpt_core import Checkpointer, ConfigError, Options, load, verify
 from ckpt_core.restore import RestoreWarning
+from ckpt_core.save.still_group import Rebase
 from ckpt_core.store import step_path
 from ckpt_core.system.files import Files
 
@@ -158,6 +160,31 @@ def test_a_file_belongs_to_so_many_steps_and_is_then_written_anew(tmp_path: Path
         job.save_all(range(1, 9))
         assert job.generations() == [[1, 2, 3], [4, 5, 6], [7, 8]]
         job.check()
+
+
+@pytest.mark.parametrize(
+    ("frozen", "found"),
+    [(["base"], [[1, 2, 3], [4, 5, 6], [7, 8]]), ([], [[4, 5, 6], [7, 8]])],
+)
+def test_a_file_is_shared_for_so_long_and_is_then_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen: list[str], found: list[list[int]]
+) -> None:
+    now_s = 0.0
+    wound = Rebase(steps=50, seconds=3, clock=lambda: now_s)
+    monkeypatch.setattr(Rebase, "of", lambda options: wound)
+    with Job(tmp_path, frozen=frozen) as job:
+        for step in range(1, 9):
+            job.save(step)
+            now_s += 1
+        assert job.generations() == found
+        job.check()
+
+
+@pytest.mark.parametrize(("after", "files"), [(timedelta(microseconds=1), 4), (1e6, 1)])
+def test_the_time_is_an_option(tmp_path: Path, after: timedelta | float, files: int) -> None:
+    with Job(tmp_path, frozen=["base"], rebase_after=after) as job:
+        job.save_all(range(1, 5))
+        assert len(job.generations()) == files
 
 
 def test_steps_may_be_deleted_in_any_order(tmp_path: Path) -> None:
@@ -383,11 +410,14 @@ def test_a_path_that_is_not_in_the_state_is_told(tmp_path: Path) -> None:
     "wrong",
     [
         {"frozen": ["a"]},
+        {"rebase_after": 3600},
         {"share_unchanged": True, "frozen": "a"},
         {"share_unchanged": True, "frozen": [""]},
         {"share_unchanged": True, "pipelined": False},
         {"share_unchanged": True, "mode": "direct"},
         {"share_unchanged": True, "rebase_every": 0},
+        {"share_unchanged": True, "rebase_after": 0},
+        {"share_unchanged": True, "rebase_after": "7d"},
     ],
 )
 def test_settings_that_exclude_each_other_are_told(wrong: dict[str, Any]) -> None:
@@ -396,5 +426,8 @@ def test_settings_that_exclude_each_other_are_told(wrong: dict[str, Any]) -> Non
 
 
 def test_the_environment_may_ask_for_it() -> None:
-    found = Options.from_env({"CKPT_CORE_SHARE_UNCHANGED": "1", "CKPT_CORE_FROZEN": "a.b, c"})
+    settings = {"SHARE_UNCHANGED": "1", "FROZEN": "a.b, c", "REBASE_AFTER": "3600"}
+    found = Options.from_env({f"CKPT_CORE_{name}": text for name, text in settings.items()})
     assert found.share_unchanged and found.frozen == ("a.b", "c")
+    assert found.rebase_after_s == 3600
+    assert Options.from_env({"CKPT_CORE_REBASE_AFTER": "none"}).rebase_after_s is None
