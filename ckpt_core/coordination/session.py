@@ -99,11 +99,34 @@ class Session:
             self._gathered[topic] += 1
         gathering = Gathering(self._crew, topic, number)
         channel = self._channel(timeout_s)
-        try:
+        with self._exchanging(topic):
             try:
                 return gathering.run(channel, json.loads(text))
             finally:
                 self._reap_later(gathering, channel)
+
+    def tell_once(self, topic: str, value: Json, timeout_s: float) -> Json:
+        """See TorchStore."""
+        self._check_here()
+        with self._exchanging(topic):
+            return json.loads(
+                self._channel(timeout_s).put_first(self._told_key(topic), json.dumps(value))
+            )
+
+    def told(self, topic: str, timeout_s: float) -> Json | None:
+        """See TorchStore."""
+        self._check_here()
+        with self._exchanging(topic):
+            text = self._channel(timeout_s).read(self._told_key(topic))
+        return None if text is None else json.loads(text)
+
+    def _told_key(self, topic: str) -> str:
+        return f"{self._crew.prefix}/told/{topic}"
+
+    @contextlib.contextmanager
+    def _exchanging(self, topic: str) -> Iterator[None]:
+        try:
+            yield
         except StoreGone as exc:
             raise CommitError(
                 f"the ranks could not exchange {topic!r}: {exc}. Nothing was changed. Look for the process "

@@ -237,6 +237,25 @@ class TorchStore:
         """See Coordination."""
         return self._session.refusal(attempt_id, step, timeout_s)
 
+    def tell_once(self, topic: str, value: Json, timeout_s: float) -> Json:
+        """Leave a value, not None, for all ranks; the first one stays. From any thread, by any rank.
+
+        Returns:
+            The value that stands.
+
+        Raises:
+            CommitError: the store cannot be reached.
+        """
+        return self._session.tell_once(topic, value, timeout_s)
+
+    def told(self, topic: str, timeout_s: float) -> Json | None:
+        """What `tell_once` of any rank has left; None: nothing yet. Never waits for it.
+
+        Raises:
+            CommitError: the store cannot be reached.
+        """
+        return self._session.told(topic, timeout_s)
+
     def close(self) -> None:
         """See Coordination. Done at exit too, if it was forgotten."""
         self._session.close()

@@ -69,8 +69,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
             that has given way to a better one goes once that is committed.
         save_last: save the state at the end of training, whatever was asked for.
         save_on_exception: when training fails, save the last whole step before. Costs a copy of all buffers
-            at every step. Ignored with several ranks, of which one fails alone. On SIGTERM the state is
-            always saved.
+            at every step. Several ranks save it together or not at all. On SIGTERM the state is always saved.
         resume: "auto" goes on from the newest step in `root`; "never" insists that there is none. A
             `ckpt_path` given to `trainer.fit` wins over both.
         on_error: "warn" lets training go on when a save fails, "raise" ends it.
@@ -364,7 +363,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         if self._counter is not None:
             self._counter.close()
         try:
-            recorder.session.close()
+            recorder.close()
         finally:
             self._hear(trainer)
             trainer._logger_connector._progress_bar_metrics.pop("ckpt", None)

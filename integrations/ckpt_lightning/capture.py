@@ -184,6 +184,8 @@ class _Copies:
         if tensor.nbytes <= self._above_bytes or tensor in self._owned:
             return tensor.detach()
         local = _local(tensor)
+        if not local.numel():
+            return tensor.detach().clone()  # it has no place by which to know it
         key = (_place(local), local.data_ptr(), local.shape, local.stride(), local.dtype)
         if key not in self._made:
             self._made[key] = tensor.detach().clone()

@@ -22,6 +22,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from ckpt_core import Checkpointer, ConfigError, EveryNSteps, Options, TorchStore
 from ckpt_core.data import ResumableLoader
 from ckpt_lightning.position import loaders
+from ckpt_lightning.rescue import Armed, ArmedTogether, Save
 from ckpt_lightning.texts import Teller
 from ckpt_lightning.triggers import Schedule, Triggers
 
@@ -41,6 +42,7 @@ class Ranks:
         self.several: bool = trainer.world_size > 1
         self.trainer = trainer
         self._module = module
+        self._store: TorchStore | None = None
 
     def open(self, root: Path, options: Options) -> Checkpointer:
         """A Checkpointer of all ranks. Called on every rank.
@@ -48,8 +50,8 @@ class Ranks:
         Raises:
             CkptError: as `Checkpointer`; also when another rank could not open the root.
         """
-        store = TorchStore.from_process_group() if self.several else None
-        return Checkpointer(root, options, coordination=store)
+        self._store = TorchStore.from_process_group() if self.several else None
+        return Checkpointer(root, options, coordination=self._store)
 
     def first(self, value: T) -> T:
         """The value of rank 0. Called on every rank: a collective."""
@@ -87,13 +89,27 @@ class Ranks:
 
     def possible(self, triggers: Triggers, teller: Teller) -> Triggers:
         """What several ranks can do of these triggers; says so where it is less."""
-        if not self.several or not triggers.save_on_exception:
+        by_deepspeed = isinstance(self.trainer.strategy, DeepSpeedStrategy)
+        if not (self.several and by_deepspeed and triggers.save_on_exception):
             return triggers
         teller.once(
-            "save_on_exception is ignored with several ranks: when one of them fails, the others do not know "
-            "of it, and all of them would have to save. Save more often; SIGTERM to all ranks still saves"
+            "save_on_exception is ignored under DeepSpeedStrategy with several ranks: DeepSpeed saves by "
+            "collectives, and a rank that has failed comes to none. Save more often; SIGTERM to all ranks "
+            "still saves"
         )
         return replace(triggers, save_on_exception=False)
+
+    def armed(self, save: Save, *, timeout_s: float) -> Armed:
+        """What keeps the last whole step for `save_on_exception`. Called on every rank, behind `open`.
+
+        Args:
+            save: starts a save of it.
+            timeout_s: of a save.
+        """
+        if self._store is None:
+            return Armed(save)
+        listens = self.trainer.strategy.root_device.type == "cpu"
+        return ArmedTogether(save, store=self._store, timeout_s=timeout_s, listens=listens)
 
     def check_optimizers(self) -> None:
         """Refuse what cannot be saved. Called on every rank, once there are optimizers.

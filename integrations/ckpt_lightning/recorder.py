@@ -37,6 +37,7 @@ from ckpt_lightning.capture import (
 from ckpt_lightning.loops import batch_ends_epoch, ends_here, logs_in_training, validation_follows
 from ckpt_lightning.position import DataPosition
 from ckpt_lightning.ranking import Change, Ranking
+from ckpt_lightning.rescue import Armed
 from ckpt_lightning.session import Session
 from ckpt_lightning.texts import Teller
 from ckpt_lightning.traps import updating_batch_norm
@@ -63,7 +64,6 @@ class Recorder:
     _seen_step: int = 0
     _score: float | None = None
     _pending: tuple[int, dict[str, Any]] | None = None
-    _armed: tuple[int, dict[str, Any]] | None = None
     _prepared: bool = False
 
     @classmethod
@@ -74,6 +74,12 @@ class Recorder:
         schedule.watch(session.checkpointer)
         triggers = session.ranks.possible(triggers, teller)
         return cls(session, DataPosition(teller), schedule, ranking, triggers, teller)
+
+    def __post_init__(self) -> None:
+        self._armed = Armed(self._start_save)
+        if self.triggers.save_on_exception:
+            timeout_s = self.session.checkpointer.options.timeout_s
+            self._armed = self.session.ranks.armed(self._start_save, timeout_s=timeout_s)
 
     # -- hooks, in their order -------------------------------------------------------------------
 
@@ -93,13 +99,11 @@ class Recorder:
         if self._pending is not None:
             (step, early), self._pending = self._pending, None
             began = time.monotonic()
-            self._save(
-                trainer, step, merged(early, dump(trainer, before_next_batch(trainer), {})), began
-            )
+            self._save(step, merged(early, dump(trainer, before_next_batch(trainer), {})), began)
 
     def before_update(self) -> None:
         """on_before_optimizer_step: the barrier."""
-        self._armed = None
+        self._armed.disarm()
         self.session.wait_staged()
 
     def after_batch(self, trainer: Trainer, module: LightningModule, batch_idx: int) -> None:
@@ -113,7 +117,7 @@ class Recorder:
             return  # gradients are still being accumulated
         self._seen_step = step
         self.schedule.after_step(step)
-        self._armed = None
+        self._armed.disarm()
         if batch_ends_epoch(trainer, batch_idx) or validation_follows(trainer):
             return
         own_hook = is_overridden("on_train_batch_end", module)
@@ -130,6 +134,7 @@ class Recorder:
         if self._pending is not None:
             self._pending = None
             self.schedule.wanted = True
+        self._armed.disarm()
         self.session.wait_staged()
 
     def after_validation(self, trainer: Trainer) -> None:
@@ -165,10 +170,18 @@ class Recorder:
             moment = between_epochs(trainer) if over else before_next_batch(trainer)
             began = time.monotonic()
             if trainer.global_step and self._is_new(trainer):
-                self._save(trainer, trainer.global_step, self._dump(trainer, moment), began)
-        elif self._armed is not None:
-            step, tree = self._armed
-            self._save(trainer, step, tree, time.monotonic())
+                self._save(trainer.global_step, self._dump(trainer, moment), began)
+        else:
+            self._armed.fail()
+
+    def close(self) -> None:
+        """Finish what is in flight, and let the root go. Idempotent.
+
+        Raises:
+            CkptError: as `Session.close`.
+        """
+        self._armed.close()
+        self.session.close()
 
     def save_now(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         """trainer.save_checkpoint(root): this state, wherever training stands; durable at return."""
@@ -176,7 +189,7 @@ class Recorder:
             moment = before_next_batch(trainer)
             extras = self.position.extras(trainer, boundary=False)
             tree = {**checkpoint, **extras_beside(trainer, moment, extras)}
-            self._save(trainer, checkpoint["global_step"], tree, time.monotonic())
+            self._save(checkpoint["global_step"], tree, time.monotonic())
         self.session.wait()
 
     # -- inside ----------------------------------------------------------------------------------
@@ -191,10 +204,10 @@ class Recorder:
         if (best or self._is_due(trainer)) and self._is_new(trainer):
             began = time.monotonic()
             change = Change() if score is None else self.ranking.enter(step, score)
-            if not self._save(trainer, step, self._dump(trainer, moment), began, change):
+            if not self._save(step, self._dump(trainer, moment), began, change):
                 self.ranking.undo(step, change)
         elif self.triggers.save_on_exception and self._is_new(trainer):
-            self._armed = (step, frozen(self._dump(trainer, moment), Owned.of(trainer)))
+            self._armed.arm(step, frozen(self._dump(trainer, moment), Owned.of(trainer)))
         self._prepare(trainer, moment)
 
     def _prepare(self, trainer: Trainer, moment: Moment) -> None:
@@ -229,15 +242,26 @@ class Recorder:
 
     def _save(
         self,
-        trainer: Trainer,
         step: int,
         tree: dict[str, Any],
         began: float,
         change: Change = _NO_CHANGE,
     ) -> bool:
-        self._armed = None
+        self._armed.disarm()
+        return self._start_save(step, tree, began, change)
+
+    def _start_save(
+        self,
+        step: int,
+        tree: dict[str, Any],
+        began: float | None = None,
+        change: Change = _NO_CHANGE,
+    ) -> bool:
+        """Called on the training thread, or by `rescue` while that waits at the barrier."""
+        began = time.monotonic() if began is None else began
+        owned = Owned.of(self.session.ranks.trainer)
         limit = int(self.session.checkpointer.options.eager_leaf_bytes)
-        tree = protected(tree, Owned.of(trainer), above_bytes=limit)
+        tree = protected(tree, owned, above_bytes=limit)
         self.schedule.saved(step)
         self.last_step = step
         return self.session.save(step, tree, change=change, began=began)

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ckpt_core.data import ResumableLoader
 from tests.integrations.lightning.models import FEATURES, Net
-from tests.integrations.lightning.running import ending, preset, saver, trainer_of
+from tests.integrations.lightning.running import SMALL, ending, preset, saver, trainer_of
 
 SAMPLES, BATCH_SIZE = 48, 4
 
@@ -122,12 +123,14 @@ class Rank:
         sharded = job.get("sharded", False)
         kind = Sharded if sharded else Flat if "fsdp" in job else Recording
         mine = {**job, **job.get("mine", {}).get(str(self.rank), {})}
-        module = kind(job.get("stop_at"), mine.get("pause_at"), job.get("width", 0))
+        module = kind(mine.get("stop_at"), mine.get("pause_at"), job.get("width", 0))
         module.paused = Path(f"{job['out']}.paused{self.rank}")
         watch = Watch(job.get("save_to"))
         saving = dict(mine.get("saving", {}))
         if "preset" in mine:
             saving["options"] = preset(**mine["preset"])
+        if "timeout" in mine:
+            saving["options"] = replace(SMALL, timeout=mine["timeout"])
         callbacks = [saver(Path(job["root"]), **saving)] if "root" in job else []
         trainer = trainer_of(
             watch,
@@ -139,7 +142,7 @@ class Rank:
         with contextlib.suppress(Stop):
             trainer.fit(module, loader(job.get("plain", False)), ckpt_path=job.get("ckpt_path"))
         model = trainer.strategy.model if "fsdp" in job else module
-        last = whole(ending(trainer, model)) if job.get("stop_at") is None else None
+        last = whole(ending(trainer, model)) if mine.get("stop_at") is None else None
         torch.save({"begin": watch.begin, "last": last}, f"{job['out']}.{self.rank}")
         return {"samples": module.samples, "best": [c.best_model_path for c in callbacks]}
 

@@ -213,13 +213,6 @@ def test_save_checkpoint_writes_one_step_by_all_ranks(
     assert not differences(first["optimizer_states"], second["optimizer_states"])
 
 
-def test_save_on_exception_is_refused_with_a_reason(pair: Crew, root: Path) -> None:
-    saving = {"every_n_steps": 100, "save_on_exception": True}
-    answers = pair.fit(root=root, saving=saving, stop_at=5)
-    assert "save_on_exception is ignored with several ranks" in _told(answers)
-    assert committed_steps(root) == ()
-
-
 def test_spawned_processes_save_together_and_the_first_one_knows_the_newest_step(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,147 @@
+"""`save_on_exception` with several ranks: all of them save the last whole step, or none does, in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_core import TorchStore, committed_steps
+from ckpt_lightning import CheckpointWarning
+from ckpt_lightning.rescue import ArmedTogether
+from tests.integrations.lightning.ddp_crew import Answers, Crew
+from tests.integrations.lightning.running import differences
+from tests.ports import free_port
+
+RESCUE: dict[str, Any] = {"saving": {"every_n_steps": 100, "save_on_exception": True}}
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    with Crew(2, tmp_path_factory.mktemp("pair")) as crew:
+        yield crew
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pair: Crew) -> Answers:
+    return pair.fit()
+
+
+def _assert_goes_on(pair: Crew, root: Path, expected: Answers, step: int, **job: Any) -> None:
+    resumed = pair.fit(root=root, saving={"every_n_steps": 100}, seed=99, **job)
+    for rank in (0, 1):
+        assert resumed.steps(rank)[0] == step
+        assert not differences(expected.tensors(rank)["last"], resumed.tensors(rank)["last"]), rank
+
+
+def test_when_one_rank_fails_both_save_the_last_whole_step(
+    pair: Crew, undisturbed: Answers, root: Path, tmp_path: Path
+) -> None:
+    with Crew(2, tmp_path) as crew:
+        crew.begin(root=root, **RESCUE, mine={"1": {"stop_at": 5}})
+        failed = crew.answer_of(1)
+        assert "error" not in failed and not failed["warnings"], "it ends in its own exception"
+        # Rank 0 hangs in a collective until the process of the other ends, and saved nevertheless.
+        assert committed_steps(root) == (5,)
+        crew.processes[1].kill()
+        assert "error" in crew.answer_of(0)
+    assert committed_steps(root) == (5,)
+    _assert_goes_on(pair, root, undisturbed, 5)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_ranks_that_all_fail_save_together(
+    pair: Crew, undisturbed: Answers, root: Path, sharded: bool
+) -> None:
+    answers = pair.fit(root=root, **RESCUE, stop_at=5, sharded=sharded)
+    assert committed_steps(root) == (5,) and not answers.rows[0]["warnings"]
+    expected = pair.fit(sharded=True) if sharded else undisturbed
+    _assert_goes_on(pair, root, expected, 5, sharded=sharded)
+
+
+@pytest.fixture
+def stores() -> Iterator[list[TorchStore]]:
+    """Those of two ranks, here in one process."""
+    port = free_port()
+
+    def joined(rank: int) -> TorchStore:
+        return TorchStore("127.0.0.1", port, rank=rank, world_size=2)
+
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(joined, (0, 1)))
+    yield made
+    for store in reversed(made):
+        store.close()
+
+
+def test_a_step_that_one_rank_is_ahead_of_is_not_saved(stores: list[TorchStore]) -> None:
+    saved: list[int] = []
+    ahead, failing = (
+        ArmedTogether(lambda step, _: saved.append(step), store=store, timeout_s=60, listens=True)
+        for store in stores
+    )
+    for rank in (ahead, failing):
+        rank.arm(3, {})
+    ahead.disarm()
+    ahead.arm(4, {})
+    with pytest.warns(CheckpointWarning, match="rank 0: step 4, rank 1: step 3"):
+        failing.fail()
+    ahead.disarm()
+    ahead.close()
+    assert not saved
+
+
+def test_a_rank_that_is_not_there_yet_is_waited_for(stores: list[TorchStore]) -> None:
+    saved: list[int] = []
+    behind, failing = (
+        ArmedTogether(lambda step, _: saved.append(step), store=store, timeout_s=60, listens=True)
+        for store in stores
+    )
+    failing.arm(4, {})
+    behind.arm(3, {})
+    behind.disarm()
+    with ThreadPoolExecutor(1) as pool:
+        failed = pool.submit(failing.fail)
+        behind.arm(4, {})
+        failed.result()
+    behind.disarm()
+    behind.close()
+    assert saved == [4, 4]
+
+
+def test_a_rank_that_had_begun_to_change_it_says_so(stores: list[TorchStore]) -> None:
+    well, failing = (
+        ArmedTogether(lambda *_: pytest.fail("saved"), store=store, timeout_s=60, listens=True)
+        for store in stores
+    )
+    for rank in (well, failing):
+        rank.arm(3, {})
+    failing.disarm()
+    with pytest.warns(CheckpointWarning, match="had begun to change it"):
+        failing.fail()
+    well.close()
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_the_rank_that_is_left_ends_in_time_with_its_own_error(
+    root: Path, tmp_path: Path, killed: int
+) -> None:
+    with Crew(2, tmp_path) as crew:
+        out = crew.begin(root=root, **RESCUE, timeout=4, mine={str(killed): {"pause_at": 5}})
+        deadline = time.monotonic() + 100
+        while not Path(f"{out}.paused{killed}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(crew.processes[killed].pid, signal.SIGKILL)
+        left = crew.answer_of(1 - killed)
+    assert "Error" in left["error"] and "CommitError" not in left["error"]
+    (told,) = [text for text in left["warnings"] if "save_on_exception" in text]
+    assert "the last whole step was not saved: " in told
+    assert committed_steps(root) == ()
