@@ -306,6 +306,14 @@ def test_gather_gives_everybody_everything_in_rank_order(ranks: Make) -> None:
     assert crew.do(lambda store: store.gather("other", None, LONG_S)) == [(None,) * 4] * 4
 
 
+def test_what_one_rank_tells_is_there_for_all_and_the_first_word_stands(ranks: Make) -> None:
+    made = ranks(2)
+    assert made.do(lambda store: store.told("news", 60.0)) == [None, None]
+    assert made.stores[1].tell_once("news", {"step": 3}, 60.0) == {"step": 3}
+    assert made.stores[0].tell_once("news", {"step": 4}, 60.0) == {"step": 3}
+    assert made.do(lambda store: store.told("news", 60.0)) == [{"step": 3}, {"step": 3}]
+
+
 def test_gather_names_the_rank_that_does_not_come(ranks: Make) -> None:
     crew = ranks(3)
     found = crew.do(lambda store: store.info.rank == 1 or store.gather("steps", 1, 2.0))
