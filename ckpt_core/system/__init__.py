@@ -5,6 +5,7 @@
     threads    threads, and waits      sigterm       the end that is asked for
     pages      memory for direct I/O   memory_limit  what the control groups leave
     plugins    what is installed with entry points for `ckpt-core`
+    bell       a wait that a name in a directory ends
 
 Nothing is imported here: only `devices` needs torch.
 """

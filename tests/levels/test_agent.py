@@ -68,6 +68,26 @@ def test_what_is_committed_comes_to_every_level_and_then_the_agent_ends(
     assert not list((near / ".inflight").iterdir())
 
 
+def test_a_step_is_taken_on_and_told_of_when_it_is_committed_and_not_by_looking_around(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    store = make_store(root)
+    save(store, 1)
+    # Whoever waited for the next look would wait for longer than this test does.
+    agents.start(root, plan_of(level(near), level(far)), poll_s=1000.0)
+    for step in (2, 3):
+        until(lambda step=step: _told(root) == [[*range(1, step)]] * 2)
+        save(store, step)
+    until(lambda: _told(root) == [[1, 2, 3]] * 2)
+    store.close()
+
+
+def _told(root: Path) -> list[list[int]]:
+    status = read_status(root)
+    return [] if status is None else [one.reached for one in status.levels]
+
+
 def test_a_trainer_that_is_killed_has_its_newest_step_taken_to_every_level(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:

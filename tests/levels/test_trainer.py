@@ -23,7 +23,7 @@ from ckpt_core import (
 )
 from ckpt_core.layout import Manifest
 from ckpt_core.levels import LevelStatus, read_plan
-from ckpt_core.levels.trainer import following
+from ckpt_core.levels.trainer import following, tending
 from ckpt_core.levels.trainer import levels as trainer
 from ckpt_core.levels.trainer.joining import read_run, write_run
 from ckpt_core.observe import EventName
@@ -58,11 +58,24 @@ def test_a_save_has_reached_a_level_when_the_agent_has_seen_this_very_save_there
         handle = save(ck, 1)
         future = handle.reached(1)
         bench.say(LevelStatus(bench.url))
-        ck._engine.levels._on_thread(lambda: None)  # type: ignore[attr-defined]
+        ck._engine.levels._tender.do(lambda: None)  # type: ignore[attr-defined]
         assert not future.done()
         bench.say(LevelStatus(bench.url, steps={1: attempt_of(bench.root, 1)}, reached=[1]))
         assert future.result(SOON_S) is None
         assert handle.reached(bench.url + "/").result(SOON_S) is None
+
+
+def test_what_the_agent_says_is_heard_when_it_says_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tending, "_LOOK_S", 1000.0)
+    with bench.open() as ck:
+        for step in (1, 2):
+            handle = save(ck, step)
+            future = handle.reached(1)
+            bench.say(LevelStatus(bench.url, steps={step: attempt_of(bench.root, step)}))
+            assert future.result(SOON_S) is None
+            assert handle.reached(1).result(SOON_S) is None, "it is known, and nothing is to come"
 
 
 def test_a_step_that_was_retired_there_since_has_reached_it(bench: Bench) -> None:

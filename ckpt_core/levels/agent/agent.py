@@ -39,6 +39,7 @@ from ckpt_core.levels.mailbox import (
 )
 from ckpt_core.options import PARITY, scheme_of
 from ckpt_core.store import RootLock, find_root, writer_of
+from ckpt_core.system.bell import Bell
 from ckpt_core.system.files import Files
 
 logger = logging.getLogger(__name__)
@@ -155,15 +156,19 @@ class Agent:
             return NO_PLAN
         if not _is_ours(self.plan):
             return OTHER_RELEASE
-        board = Board(self.plan, read_status(self._root))
-        logger.info("agent of %s: pid %d, session %d", self._root, os.getpid(), self.plan.session)
-        self._follow(board, self.plan)
-        try:
-            while not (ended := self._reason(board)):
-                self._say(board)
-                self._stop.wait(self._timing.poll_s)
-        finally:
-            self.hangs = not self._end()
+        with Bell() as bell:
+            board = Board(self.plan, read_status(self._root), tell=bell.ring)
+            pid, session = os.getpid(), self.plan.session
+            logger.info("agent of %s: pid %d, session %d", self._root, pid, session)
+            self._follow(board, self.plan)
+            try:
+                while not (ended := self._reason(board)):
+                    self._say(board)
+                    bell.wait(self._timing.poll_s, folders=[self._root])
+                    for carrier in self._carriers.values():
+                        carrier.wake()
+            finally:
+                self.hangs = not self._end()
         self._say(board, ended)
         logger.info("ended: %s", ended)
         return ended

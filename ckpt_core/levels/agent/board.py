@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -43,8 +43,15 @@ class Timing:
 class Board:
     """What the levels have, whether somebody trains, and the status. Thread-safe."""
 
-    def __init__(self, plan: Plan, before: Status | None) -> None:
-        """Begins with what the last agent of the same Checkpointer said of the same levels."""
+    def __init__(
+        self, plan: Plan, before: Status | None, *, tell: Callable[[], None] = lambda: None
+    ) -> None:
+        """Begins with what the last agent of the same Checkpointer said of the same levels.
+
+        Args:
+            tell: called when there is something that somebody may wait for.
+        """
+        self._tell = tell
         self._lock = threading.Lock()
         self._known: dict[str, LevelStatus] = {}
         is_same = before is not None and before.token == plan.token
@@ -93,7 +100,12 @@ class Board:
         """The status of a level, to be changed."""
         with self._lock:
             self.version += 1
-            yield self._of(url)
+            status = self._of(url)
+            before = _awaited(status)
+            yield status
+            is_news = _awaited(status) != before
+        if is_news:
+            self._tell()
 
     def moved(self) -> None:
         """Something has been achieved."""
@@ -109,10 +121,12 @@ class Board:
     def seen(self, url: str, there: Mapping[int, str]) -> None:
         """Note what is whole at a level."""
         with self._lock:
-            if self._there.get(url) != there:
-                self.version += 1
-                self._there[url] = dict(there)
-                self._of(url).steps = dict(there)
+            if self._there.get(url) == there:
+                return
+            self.version += 1
+            self._there[url] = dict(there)
+            self._of(url).steps = dict(there)
+        self._tell()
 
     def goes_by(self, url: str, order: Sequence[int]) -> None:
         """Note which conclusion on agreed steps a level is kept by."""
@@ -136,3 +150,8 @@ class Board:
 
     def _of(self, url: str) -> LevelStatus:
         return self._known.setdefault(url, LevelStatus(url))
+
+
+def _awaited(status: LevelStatus) -> tuple[object, ...]:
+    """What a Checkpointer may wait for; how far something is on its way is no news."""
+    return [*status.reached], [*status.skipped], {**status.files}, status.problem

@@ -10,12 +10,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from ckpt_core.errors import (
-    CkptError,
-    CorruptCheckpoint,
-    RestoreError,
-    UnknownFormat,
-)
+from ckpt_core.errors import CkptError, CorruptCheckpoint, RestoreError, UnknownFormat
 from ckpt_core.levels.agent.board import Board, Timing
 from ckpt_core.levels.agent.claims import Fenced, beat, check_fence, take
 from ckpt_core.levels.agent.copying import How, Sent, complete, send
@@ -49,7 +44,7 @@ class Carrier:
         self.done_in = -1
         self.fenced_s = 0.0
         self._root, self._board, self._files, self._timing = root, board, files, timing
-        self._stop = threading.Event()
+        self._stop, self._woken = threading.Event(), threading.Event()
         self._far: Far | None = None
         self._there: dict[int, str] = {}
         self._looked_s = self._swept_s = float("-inf")
@@ -83,6 +78,11 @@ class Carrier:
     def stop(self) -> None:
         """Have it end before the next block, and before anything is published."""
         self._stop.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """Have it look at once whether there is something to send."""
+        self._woken.set()
 
     def join(self, *, deadline: float) -> bool:
         """Wait for its end until then; whether it came."""
@@ -92,10 +92,13 @@ class Carrier:
 
     def _carry(self) -> None:
         while not self._stop.is_set():
-            epoch = self._board.epoch
+            epoch, waits, wait_s = self._board.epoch, self._stop, 0.0
+            # Order matters: what comes during the turn is looked at in the next one.
+            self._woken.clear()
             try:
                 moved = self._turn()
-                wait_s = 0.0 if moved else self._timing.poll_s
+                if not moved:
+                    waits, wait_s = self._woken, self._timing.poll_s
                 if not moved and not self._waiting and not self._board.alive:
                     self.done_in = epoch
                 self.fenced_s = 0.0
@@ -111,7 +114,7 @@ class Carrier:
             except Exception as exc:
                 logger.exception("%s: unexpected", self.url)
                 wait_s = self._failed(exc)
-            self._stop.wait(wait_s)
+            waits.wait(wait_s)
 
     def _beat(self) -> None:
         """Renew the lease while somebody trains; give it back at the end, if nobody does then."""

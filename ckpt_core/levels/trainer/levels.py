@@ -11,9 +11,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import queue
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -38,18 +37,16 @@ from ckpt_core.levels.trainer.peering import Peers, number_of
 from ckpt_core.levels.trainer.places import check_places, same_disk
 from ckpt_core.levels.trainer.rhythm import Rhythm
 from ckpt_core.levels.trainer.spawning import Agent
+from ckpt_core.levels.trainer.tending import Tender
 from ckpt_core.observe import EventLog
 from ckpt_core.options import Level
 from ckpt_core.save import Followed, LevelGauge, NoLevels, Reaching
 from ckpt_core.store import committed_steps
 from ckpt_core.system.files import Files
-from ckpt_core.system.threads import Monitor, Worker
 
 _log = logging.getLogger("ckpt_core")
 
-_LOOK_S = 0.2
-_BEGINS_WITHIN_S = 30.0
-_ENDS_WITHIN_S = 5.0
+_LOOK_AGAIN_S = 0.05
 
 _SILENT_S = 60.0
 """An agent says something every ten seconds, and oftener when there is something to say."""
@@ -103,15 +100,13 @@ class Levels(NoLevels):
         self._heard_s = time.monotonic()
         self._is_silent = False
         self._sign: object = None
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._changed = Monitor()
-        self._worker = Worker(self._run, name="ckpt-levels")
+        self._tender = Tender(root, look=self._look, finish=self._finish)
 
     # -- training thread: the beginning and the end ------------------------------------------------
 
     def start(self) -> None:
         """See `NoLevels.start`."""
-        self._worker.start()
+        self._tender.start()
 
     def open(self) -> None:
         """Claim the levels on all ranks, and have an agent at work for each root.
@@ -143,7 +138,7 @@ class Levels(NoLevels):
         def settle() -> None:
             if there.parity is None:
                 check([there], self.errands)
-            self._on_thread(lambda: self._write_plan(claim, closed=False))
+            self._tender.do(lambda: self._write_plan(claim, closed=False))
 
         of_nodes(settle, self._coordination, "agents", timeout_s=self._timeout_s)
         return claim
@@ -154,7 +149,7 @@ class Levels(NoLevels):
         if self._coordination.info.rank != 0:
             check(self._plain, self.errands)
         write_run(self._root, claim.run, files=self._files)
-        self._on_thread(lambda: self._begin(claim))
+        self._tender.do(lambda: self._begin(claim))
 
     @property
     def sources(self) -> list[str]:
@@ -173,35 +168,10 @@ class Levels(NoLevels):
         self._end()
 
     def _end(self) -> bool:
-        self._tasks.put(None)
-        ended = self._worker.join(deadline=time.monotonic() + _ENDS_WITHIN_S)
+        ended = self._tender.end()
         # Order matters: until then the thread looks after it.
         self.errands.close()
         return ended
-
-    def _on_thread(self, work: Callable[[], None]) -> None:
-        done: list[BaseException | None] = []
-
-        def run() -> None:
-            error: BaseException | None = None
-            try:
-                work()
-            except Exception as exc:
-                error = exc
-            with self._changed.lock:
-                done.append(error)
-                self._changed.notify_all()
-
-        self._tasks.put(run)
-        deadline = time.monotonic() + _BEGINS_WITHIN_S
-        if not self._changed.wait_for(lambda: bool(done), deadline=deadline):
-            raise PersistError(
-                f"the agent of {self._root} could not be started within {_BEGINS_WITHIN_S:g} s: storage "
-                f"hangs. Committed steps are safe",
-                path=self._root,
-            )
-        if done[0] is not None:
-            raise done[0]
 
     # -- training thread: saves --------------------------------------------------------------------
 
@@ -210,6 +180,8 @@ class Levels(NoLevels):
         first = save.destination is None and self._following.note(save.step)
         if save.destination is None:
             self._rhythm.follow(save)
+        # The agent may have it at a level before the name is synced here, and says so once.
+        save.committed.add_done_callback(self._tender.ring)
 
         def reached(level: int | str) -> Future[None]:
             number = number_of(level, self._levels, self._peers)
@@ -217,7 +189,9 @@ class Levels(NoLevels):
                 raise ConfigError(
                     f"step {save.step} was saved by process {self._pid}, and this is a fork of it: ask there"
                 )
-            return self._following.ask(save, number, first=first)
+            future = self._following.ask(save, number, first=first)
+            self._tender.ring()
+            return future
 
         return reached
 
@@ -242,7 +216,7 @@ class Levels(NoLevels):
                     f"{': ' + problem if problem else ' within `timeout`'}. All of it is safe where it is, "
                     f"and is taken there once that is possible"
                 )
-            time.sleep(_LOOK_S / 4)
+            time.sleep(_LOOK_AGAIN_S)
 
     # -- any thread --------------------------------------------------------------------------------
 
@@ -265,7 +239,7 @@ class Levels(NoLevels):
         """See `NoLevels.restored`."""
         claim, peers = self._claim, self._peers
         if peers is not None and peers.go_on_from(step, self._attempts) and claim and self._works:
-            self._on_thread(lambda: self._write_plan(claim, closed=False))
+            self._tender.do(lambda: self._write_plan(claim, closed=False))
 
     def _apart(self) -> frozenset[str]:
         return frozenset() if self._peers is None else self._peers.apart
@@ -280,24 +254,6 @@ class Levels(NoLevels):
         return self._following.gauges(newest, problem=self._problem)
 
     # -- the thread --------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        failed = False
-        while True:
-            try:
-                task = self._tasks.get(timeout=_LOOK_S)
-                if task is None:
-                    break
-                task()
-            except queue.Empty:
-                pass
-            try:
-                self._look()
-            except Exception:
-                if not failed:
-                    _log.exception("looking after the levels failed; later errors are not logged")
-                failed = True
-        self._finish()
 
     def _begin(self, claim: Claim) -> None:
         self._write_plan(claim, closed=False)
