@@ -37,7 +37,7 @@ class Request:
             help="core: one process beside other checkpointers. ranks: several that save together. "
             "lightning, transformers, deepspeed, horovod: the ways to save under these. "
             "policy: Auto, beside a second job. papers: figures of the papers. "
-            "device: a GPU or the like, beside raw copies. levels: an agent, a store on loopback, memory.",
+            "device: a GPU or the like, beside raw copies. levels: agents, a store on loopback, memory.",
         ),
     ] = "core"
     quick: Annotated[
@@ -103,7 +103,7 @@ class Request:
             "deepspeed save, train; horovod train; "
             "policy overhead, decision; papers throughput, persist, in_flight, writers, memory, "
             "intervals, separated, breakdown; device copy, first, read, train, restore; "
-            "levels train, upload, back, memory.",
+            "levels train, upload, back, memory, peers, parity.",
         ),
     ] = None
     max_overhead: Annotated[

@@ -18,6 +18,7 @@ from tests.bench.quick import ckpt_core_bench, quick_fixtures
 
 pytestmark = pytest.mark.timeout(300)
 output, report = quick_fixtures("--suite", "levels")
+PEERS, PARITY = "ckpt_core_peers", "ckpt_core_parity"
 OURS, ENGINES = "ckpt_core", ("ckpt_core", "ckpt_core_capped", "no_level")
 
 
@@ -30,7 +31,8 @@ def test_what_is_installed_runs_and_the_rest_says_what_is_missing(report: dict[s
     for name, entry in report["contenders"].items():
         assert entry["reason"] is None or entry["reason"].endswith("is not installed"), name
         assert not entry["failed"], entry["reason"]
-    assert report["contenders"][OURS]["restored"] is True
+    for name in (OURS, PEERS, PARITY):
+        assert report["contenders"][name]["restored"] is True
 
 
 def test_each_figure_has_its_ways(report: dict[str, Any]) -> None:
@@ -38,7 +40,12 @@ def test_each_figure_has_its_ways(report: dict[str, Any]) -> None:
     for figure in ("call", "step"):
         assert list(rows(report, figure)) == list(ENGINES)
     for figure in ("slower", "slower_median"):
-        assert list(rows(report, figure)) == list(ENGINES[:2])
+        assert list(rows(report, figure)) == [*ENGINES[:2], PEERS]
+    for figure in ("peers_call", "peers_committed", "peers_sent"):
+        assert PEERS in rows(report, figure)
+    assert {PEERS, "cp"} <= set(rows(report, "peers_arrived"))
+    assert list(rows(report, "parity_made")) == [PARITY]
+    assert list(rows(report, "lost_back")) == [PEERS, PARITY]
     assert list(rows(report, "cap")) == ["ckpt_core_capped"]
     for figure in ("upload", "upload_cpu"):
         assert {OURS, "obstore"} <= set(rows(report, figure))
@@ -55,6 +62,16 @@ def test_each_figure_has_its_ways(report: dict[str, Any]) -> None:
 
 def test_a_bound_is_never_passed(report: dict[str, Any]) -> None:
     assert max(rows(report, "cap")["ckpt_core_capped"]["values"]) < 1.1
+
+
+def test_a_copy_is_all_that_a_node_has_and_is_sent_once(report: dict[str, Any]) -> None:
+    node_bytes = report["settings"]["node_bytes"]
+    for sent in rows(report, "peers_sent")[PEERS]["values"]:
+        assert 0.9 * node_bytes < sent < 1.1 * node_bytes
+    for figure in ("call", "committed"):
+        parts = rows(report, f"peers_{figure}")[PEERS]["values"]
+        whole = rows(report, "peers_arrived")[PEERS]["values"]
+        assert all(one < other for one, other in zip(parts, whole, strict=True))
 
 
 def test_nothing_is_left_and_no_path_is_told(output: Path, report: dict[str, Any]) -> None:

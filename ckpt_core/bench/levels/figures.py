@@ -27,6 +27,14 @@ BACK = Figure(
 )
 MEMORY_SAVE = Figure("memory_save", "Save to a root in memory", Unit.BYTES_PER_S, True)
 MEMORY_RESTORE = Figure("memory_restore", "Restore from it", Unit.BYTES_PER_S, True)
+KEPT_CALL = Figure("peers_call", "save() of nodes that keep copies, the call alone", Unit.SECONDS)
+KEPT_COMMITTED = Figure("peers_committed", "The same, until it is committed", Unit.SECONDS)
+KEPT_ARRIVED = Figure("peers_arrived", "The same, until another node has a copy", Unit.SECONDS)
+KEPT_SENT = Figure("peers_sent", "Bytes that a node sends for one save", Unit.BYTES)
+PARITY_MADE = Figure("parity_made", "Save, until its group has the parity", Unit.SECONDS)
+LOST_BACK = Figure(
+    "lost_back", "A node lost with its disk: restore on all, until tensors are back", Unit.SECONDS
+)
 VIEWS: tuple[View, ...] = (
     One(CALL),
     One(STEP),
@@ -36,6 +44,12 @@ VIEWS: tuple[View, ...] = (
     One(UPLOAD, drawn=True),
     One(UPLOAD_CPU, drawn=True),
     One(BACK, drawn=True),
+    One(KEPT_CALL),
+    One(KEPT_COMMITTED),
+    One(KEPT_ARRIVED, drawn=True),
+    One(KEPT_SENT, columns=False),
+    One(PARITY_MADE, columns=False),
+    One(LOST_BACK, columns=False),
     Several("Memory", (("save", MEMORY_SAVE), ("restore", MEMORY_RESTORE))),
 )
 

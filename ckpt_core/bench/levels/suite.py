@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.crew import Crew
+from ckpt_core.bench.levels import nodes
 from ckpt_core.bench.levels.figures import (
     BACK,
     CALL,
@@ -27,11 +27,25 @@ from ckpt_core.bench.levels.figures import (
     VIEWS,
     median_within,
 )
+from ckpt_core.bench.levels.settings import (
+    CAPPED,
+    CLIENTS,
+    ENGINES,
+    MEMCPY,
+    NAMES,
+    NODES,
+    OBSTORE,
+    OF,
+    SENDERS,
+    WAYS,
+    WITHOUT,
+    LevelMeasure,
+    LevelSettings,
+)
 from ckpt_core.bench.machine import check_room, work_folder
 from ckpt_core.bench.remote import Remote
 from ckpt_core.bench.results import Entrant, Figure, per_gb
 from ckpt_core.bench.run import Run
-from ckpt_core.bench.settings import ModelSize, RunSettings, model_of
 from ckpt_core.bench.suite import Suite
 from ckpt_core.bench.team import Launcher, Team
 from ckpt_core.system.machine import describe
@@ -47,97 +61,16 @@ _ENVIRONMENT = {
 }
 """Of whoever is to use it, besides the endpoint."""
 
-CAPPED, WITHOUT = "ckpt_core_capped", "no_level"
-OBSTORE, MEMCPY = "obstore", "memcpy"
-_ENGINES = (OURS, CAPPED, WITHOUT)
-_WAYS = {
-    OURS: ("ckpt-core's agent", "a root on --root, one level in the store; its agent"),
-    CAPPED: ("ckpt-core's agent, bounded", "the same, with a bound on the bandwidth"),
-    WITHOUT: ("ckpt-core, no level", "the same root alone"),
-    OBSTORE: (
-        "obstore alone",
-        "the files of the same step by the client alone, 8 MiB parts, 4 streams; ranges back by 8",
-    ),
-    MEMCPY: ("memcpy", "each leaf into warm memory, one thread"),
-    "sync_boto3": (
-        "boto3, as aws s3 sync",
-        "upload_file of each file of the step, its defaults: what `aws s3 sync` does",
-    ),
-    "torch_save_s3fs": ("torch.save to s3fs", "torch.save into a file of s3fs"),
-    "dcp_s3torchconnector": ("DCP to s3torchconnector", "DCP's save with S3StorageWriter"),
-}
-"""Name -> title, and settings in words."""
-
-NAMES = tuple(_WAYS)
-_CLIENTS = (OBSTORE, "sync_boto3")
-_SENDERS = (*_CLIENTS, "torch_save_s3fs", "dcp_s3torchconnector")
-
 _STATES = 16
 """In sizes of the state: what processes hold, with what lies in memory and in the sink."""
 
 _DISK_STATES = 12
 """In sizes of the state of the model that trains."""
 
+_NODE_STATES = 48
+"""In sizes of a node's state: what five of them hold, and keep of one another."""
+
 _WARM_UPS = 2
-_MODEL = model_of(128 * 2**20)
-
-
-class LevelMeasure(StrEnum):
-    """Groups of figures that can be asked for one by one."""
-
-    TRAIN = "train"
-    UPLOAD = "upload"
-    BACK = "back"
-    MEMORY = "memory"
-
-
-_OF = {
-    LevelMeasure.TRAIN: _ENGINES,
-    LevelMeasure.UPLOAD: (OURS, CAPPED, *_SENDERS),
-    LevelMeasure.BACK: (OURS, OBSTORE),
-    LevelMeasure.MEMORY: (OURS, MEMCPY),
-}
-"""Measure -> its ways."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LevelSettings(RunSettings):
-    """One run; see `RunSettings` for the other fields.
-
-    Attributes:
-        leaves: of the state.
-        bandwidth: bound of the way that has one, bytes each second.
-        interval: training steps between saves.
-        train_steps: of one window.
-        pairs: of windows of `interval` steps, in each round.
-        model: that trains.
-        memory_root: existing directory in memory; None: without it, the root.
-    """
-
-    state_bytes: int = 768 * 2**20
-    leaves: int = 384
-    bandwidth: int = 200_000_000
-    interval: int = 5
-    train_steps: int = 30
-    pairs: int = 8
-    model: ModelSize = _MODEL
-    memory_root: Path | None = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
-    contenders: tuple[str, ...] = NAMES
-    measures: tuple[LevelMeasure, ...] = tuple(LevelMeasure)
-
-    suite: ClassVar = "levels"
-    leasts: ClassVar = {"leaves": 4, "train_steps": 2, "pairs": 1, "interval": 1, "bandwidth": 1}
-    numbers: ClassVar = ()
-    trial: ClassVar = {
-        "state_bytes": 24 * 2**20,
-        "leaves": 24,
-        "rounds": 2,
-        "bandwidth": 100_000_000,
-        "train_steps": 4,
-        "interval": 2,
-        "pairs": 1,
-        "model": ModelSize(width=32, layers=1, vocabulary=64, batch=1, tokens=8),
-    }
 
 
 @dataclass(frozen=True)
@@ -163,27 +96,32 @@ def measure(run: Run[LevelSettings]) -> None:
     settings = run.settings
     memory = settings.memory_root or settings.root
     disk_bytes = _DISK_STATES * settings.model.state_bytes
-    memory_bytes = _STATES * settings.state_bytes
+    memory_bytes = max(_STATES * settings.state_bytes, _NODE_STATES * settings.node_bytes)
     check_room(settings.root, disk_bytes=disk_bytes, memory_bytes=memory_bytes)
-    parts = {
+    parts: dict[LevelMeasure, Callable[[_Site], None]] = {
         LevelMeasure.TRAIN: _train,
         LevelMeasure.UPLOAD: _upload,
         LevelMeasure.BACK: _back,
         LevelMeasure.MEMORY: _memory,
+        LevelMeasure.PEERS: lambda site: nodes.peers(run, site.crew, site.memory),
+        LevelMeasure.PARITY: lambda site: nodes.parity(run, site.crew, site.memory),
     }
     with work_folder(memory) as folder, _sink(run) as sink:
         endpoint = f"http://127.0.0.1:{sink.call('start')['port']}"
         environment = {**_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}
+        token = nodes.write_token(folder)
 
         def launch(name: str, folder: Path, timeout_s: float) -> Team:
-            worker = "client:Client" if name in _CLIENTS else "worker:Worker"
+            if name in NODES:
+                return nodes.launcher(name, token)(name, folder, timeout_s)
+            worker = "client:Client" if name in CLIENTS else "worker:Worker"
             start = Launcher(worker=f"{__package__}.{worker}", environment=environment)
             return start(name, folder, timeout_s)
 
         with Crew(run, launch) as crew:
-            about = {n: Entrant(settings=words, title=title) for n, (title, words) in _WAYS.items()}
+            about = {n: Entrant(settings=words, title=title) for n, (title, words) in WAYS.items()}
             about[MEMCPY].reference = about[OBSTORE].reference = True
-            asked = {name for one in settings.measures for name in _OF[one]}
+            asked = {name for one in settings.measures for name in OF[one]}
             crew.enter((n for n in NAMES if n in asked and n in settings.contenders), about=about)
             crew.start()
             for one in settings.measures:
@@ -221,14 +159,14 @@ def _train(site: _Site) -> None:
     cpu = cpus[0] if len(cpus) > 1 else None
     if cpu is not None:
         site.sink.call("pin", cpus=cpus[1:])
-    for name in _some(site, *_ENGINES):
+    for name in _some(site, *ENGINES):
         crew.ask(name, "train_on", model=dataclasses.asdict(settings.model))
         _open(site, name, run.folder / f"train-{name}", f"train-{name}")
     window = {"steps": settings.train_steps, "every": settings.interval, "cpu": cpu}
-    for name in _some(site, *_ENGINES):
+    for name in _some(site, *ENGINES):
         crew.ask(name, "train", **window)
     for _ in crew.rounds("training"):
-        for name in crew.shuffled(_some(site, *_ENGINES)):
+        for name in crew.shuffled(_some(site, *ENGINES)):
             answer = crew.ask_one(name, "train", **window)
             call = crew.ask_one(name, "save")
             if name != WITHOUT:
@@ -256,7 +194,7 @@ def _beside(site: _Site, cpus: Sequence[int]) -> None:
 
 
 def _leave(site: _Site) -> None:
-    for name in _some(site, *_ENGINES):
+    for name in _some(site, *ENGINES):
         site.crew.ask(name, "leave")
 
 
@@ -275,7 +213,7 @@ def _build(site: _Site, *names: str) -> int:
 def _upload(site: _Site) -> None:
     """The same step by each way, from memory: a disk would be what is measured."""
     run, crew = site.run, site.crew
-    state_bytes = _build(site, OURS, CAPPED, *_SENDERS[2:])
+    state_bytes = _build(site, OURS, CAPPED, *SENDERS[2:])
     source = _step(site)
     ready = [
         name
@@ -292,7 +230,7 @@ def _upload(site: _Site) -> None:
                 run.report.add(CAP, name, nbytes / busy_s / run.settings.bandwidth)
             else:
                 _note(run, name, nbytes, busy_s, cpu_s)
-        elif name in _SENDERS:
+        elif name in SENDERS:
             told = {"url": site.url(f"upload-{name}"), "source": str(source)}
             answer = crew.ask_one(name, "upload", **told)
             if answer is not None:
