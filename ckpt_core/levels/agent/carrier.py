@@ -58,8 +58,7 @@ class Carrier:
         self._begun: Copy | None = None
         self._damaged: set[tuple[int, str]] = set()
         self._abandoned = self._in_trouble = False
-        self._taken = -1
-        self._token = ""
+        self._taken, self._token = -1, ""
         self._refused: set[Save] = set()
         self._before = SentBefore()
         self._backoff = Backoff(first_s=timing.again_s, most_s=timing.again_most_s)
@@ -81,7 +80,7 @@ class Carrier:
         self.wake()
 
     def wake(self) -> None:
-        """Have it look at once whether there is something to send."""
+        """Have it look at once."""
         self._woken.set()
 
     def join(self, *, deadline: float) -> bool:
@@ -107,8 +106,7 @@ class Carrier:
                 break
             except Fenced as exc:
                 self._trouble(str(exc), hopeless=True)
-                self.fenced_s = self.fenced_s or time.monotonic()
-                wait_s = self._timing.poll_s
+                self.fenced_s, wait_s = self.fenced_s or time.monotonic(), self._timing.poll_s
             except CkptError as exc:
                 wait_s = self._failed(exc)
             except Exception as exc:
