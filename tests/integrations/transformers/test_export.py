@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 import ckpt_core
-from ckpt_core import Checkpointer, ConfigError, NotCommitted
-from ckpt_transformers import export
-from tests.integrations.transformers.jobs import DiesAt, gpt, run, trainer_of
+from ckpt_core import Checkpointer, ConfigError, NotCommitted, committed_steps, step_path
+from ckpt_transformers import AsyncCheckpoint, export
+from tests.integrations.transformers.jobs import SMALL, DiesAt, gpt, run, trainer_of
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -57,6 +60,34 @@ def test_an_adapter_goes_on_bit_for_bit_and_is_exported(tmp_path: Path) -> None:
     folder = export(tmp_path / "cut" / "ckpts", tmp_path / "adapter")
     read = pytest.importorskip("peft").PeftModel.from_pretrained(gpt(), folder)
     assert _same(read.state_dict(), model.state_dict())
+
+
+class Waits(TrainerCallback):
+    """Only a file of a committed step is shared, and these steps take no time."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        deadline = time.monotonic() + 60
+        while state.global_step and state.global_step not in committed_steps(self._root):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+
+def test_the_frozen_base_of_an_adapter_is_not_written_again(tmp_path: Path) -> None:
+    sharing = replace(SMALL, share_unchanged=True)
+    saver = AsyncCheckpoint(tmp_path / "ckpts", options=sharing)
+    waits = Waits(tmp_path / "ckpts")
+    run(tmp_path, waits, saver=saver, model=_lora(), max_steps=8, save_steps=1)
+    names = [
+        {shard.stat().st_ino for shard in step_path(tmp_path / "ckpts", step).glob("shard-*")}
+        for step in range(5, 9)
+    ]
+    assert all(first & second for first, second in pairwise(names)), names
+    model = _lora()
+    assert run(tmp_path, saver=AsyncCheckpoint(tmp_path / "ckpts"), model=model, max_steps=8)
+    assert _same(ckpt_core.load(tmp_path / "ckpts", only=["model"])["model"], model.state_dict())
 
 
 def test_a_model_of_ones_own_is_given(tmp_path: Path) -> None:
