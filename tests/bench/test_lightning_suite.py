@@ -15,72 +15,20 @@ import torch
 pytest.importorskip("lightning.pytorch")
 
 from ckpt_core.bench import OURS, ModelSize
-from ckpt_core.bench.fits import BASE
 from ckpt_core.errors import ConfigError
 from ckpt_lightning_tools.bench import NAMES, LightningSettings, fitting
 from ckpt_lightning_tools.bench.suite import MODEL_CHECKPOINT
-from tests.bench.quick import assert_all_ran, ckpt_core_bench, quick_fixtures
-
-INTERVALS = (1, 3)
-SAVING = [name for name in NAMES if name != BASE]
-BY_INTERVAL = ("slowdown_every", "train_stall_every", "fit_every", "peak_memory_every")
+from tests.bench.fit_suites import QuickRun
+from tests.bench.quick import ckpt_core_bench, quick_fixtures
 
 pytestmark = pytest.mark.timeout(300)
 
 output, report = quick_fixtures("--suite", "lightning")
 
 
-def test_every_way_ran_and_says_what_it_is(report: dict[str, Any]) -> None:
-    assert_all_ran(report, NAMES, framework="lightning")
-    assert report["contenders"][OURS]["fsyncs"] == "yes"
-
-
-@pytest.mark.parametrize("name", SAVING)
-def test_what_a_way_has_saved_is_what_training_ended_with(
-    report: dict[str, Any], name: str
-) -> None:
-    assert report["contenders"][name]["restored"] is True
-
-
-@pytest.mark.parametrize("figure", BY_INTERVAL)
-@pytest.mark.parametrize("every", INTERVALS)
-def test_each_interval_has_a_figure_of_each_way_for_each_round(
-    report: dict[str, Any], figure: str, every: int
-) -> None:
-    rows = report["results"][f"{figure}_{every}"]["contenders"]
-    assert list(rows) == SAVING
-    for row in rows.values():
-        assert len(row["values"]) == report["settings"]["rounds"]
-        assert 0 < row["min"] <= row["median"] <= row["max"]
-    assert rows[OURS]["ratio_to_ours"] == 1
-
-
-@pytest.mark.parametrize("figure", ["large_stall", "large_peak_memory", "resume"])
-def test_the_large_state_is_measured_for_each_way_that_saves(
-    report: dict[str, Any], figure: str
-) -> None:
-    assert list(report["results"][figure]["contenders"]) == SAVING
-
-
-@pytest.mark.parametrize("figure", ["large_longest_step", "large_train_step", "large_fit"])
-def test_times_of_the_large_state_have_those_without_saves_beside_them(
-    report: dict[str, Any], figure: str
-) -> None:
-    assert list(report["results"][figure]["contenders"]) == list(NAMES)
-
-
-def test_the_report_names_the_size_that_was_measured(report: dict[str, Any]) -> None:
-    settings = report["settings"]
-    assert settings["leaves"] > 10
-    assert abs(settings["state_bytes"] / (2 * 2**20) - 1) < 0.1
-
-
-def test_tables_and_picture_are_written_and_the_root_is_left_as_it_was(output: Path) -> None:
-    text = (output / "stdout").read_text()
-    for title in ("Training step over none", "Stall of a save", "End-to-end fit", "Large state"):
-        assert title in text
-    assert (output / "out.png").read_bytes().startswith(b"\x89PNG")
-    assert not list((output / "root").iterdir())
+class TestQuickRun(QuickRun):
+    names = NAMES
+    framework = "lightning"
 
 
 def test_a_way_whose_package_is_missing_says_how_to_install_it(tmp_path: Path) -> None:
