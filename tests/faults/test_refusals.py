@@ -246,14 +246,14 @@ def test_without_descriptors_every_call_says_so(free: int, prepared: Path, tmp_p
             continue
         root = tmp_path / name
         shutil.copytree(prepared, root)
-        needs = hasattr(call, "needs_checkpointer")
-        if needs:
-            _ck[root] = Checkpointer(root, options())
+        made = getattr(call, "made", None)
+        if made is not None:
+            _ck[root] = made(root)
         try:
             with few_descriptors(free), contextlib.suppress(CkptError):
                 call(root)
         finally:
-            if needs:
+            if made is not None:
                 _ck.pop(root).close()
         with Checkpointer(root, options()) as again:
             again.save(9, state(9)).committed.result(60)
