@@ -31,10 +31,12 @@ from tests.integrations.lightning.test_kill import Program
 def wait_for_agent(root: Path) -> None:
     """Until it has taken everything on, and has ended."""
     deadline = time.monotonic() + 60
-    while (status := read_status(root)) is None or writer_of(root / LEVELS) is not None:
-        assert time.monotonic() < deadline, status
+    while read_status(root) is None or writer_of(root / LEVELS) is not None:
+        assert time.monotonic() < deadline, read_status(root)
         time.sleep(0.01)
-    assert status.ended == "up to date"
+    # Read again: it may have ended between the two looks.
+    status = read_status(root)
+    assert status is not None and status.ended == "up to date"
 
 
 @pytest.fixture
