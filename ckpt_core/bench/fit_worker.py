@@ -11,6 +11,7 @@ import gc
 import os
 import shutil
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,7 +49,7 @@ class Fitting(Protocol):
         """Weights and optimizer from the newest file or step of a way."""
 
 
-class FitWorker:
+class FitWorker(ABC):
     """One way; keeps the model of the last size between fits.
 
     Attributes:
@@ -70,9 +71,9 @@ class FitWorker:
         self._fits = 0
         self._stopped = root / "stopped"
 
+    @abstractmethod
     def fitting(self) -> Fitting:
         """The module that trains."""
-        raise NotImplementedError
 
     def hello(self) -> Answer:
         """Whether it can run here."""

@@ -167,7 +167,7 @@ class DeepSpeedDoors:
         """
         path = Path(os.path.abspath(self.ranks.first(str(checkpoint_path))))
         if (path / _LIGHTNINGS_TAG).is_dir() or path.is_file():
-            return self._own("load_checkpoint")(path, weights_only=weights_only)  # type: ignore[no-any-return]
+            return self.ranks.own_method("load_checkpoint")(path, weights_only=weights_only)  # type: ignore[no-any-return]
         is_tag = (path.parent / "latest").is_file()
         found = self.newest(path.parent, path.name) if is_tag else self.newest(path)
         if found is None:
@@ -209,9 +209,7 @@ class DeepSpeedDoors:
         """For `trainer.save_checkpoint` and ModelCheckpoint, which deletes the one before: it is durable."""
         import ckpt_deepspeed
 
-        self._own("save_checkpoint")(checkpoint, filepath, storage_options=storage_options)
+        self.ranks.own_method("save_checkpoint")(
+            checkpoint, filepath, storage_options=storage_options
+        )
         ckpt_deepspeed.wait(self.ranks.first(str(filepath)))
-
-    def _own(self, name: str) -> Any:
-        strategy = self.ranks.trainer.strategy
-        return getattr(type(strategy), name).__get__(strategy)

@@ -82,6 +82,11 @@ class Ranks:
             return int(self.trainer.global_rank)
         return None
 
+    def own_method(self, name: str) -> Any:
+        """The strategy's own method, which stays below one of ours."""
+        strategy = self.trainer.strategy
+        return getattr(type(strategy), name).__get__(strategy)
+
     def decide_alike(self, schedule: Schedule) -> None:
         """Let rank 0 decide for all, where the ranks might not come to the same decision."""
         if self.several and any(type(policy) is not EveryNSteps for policy in schedule.policies):

@@ -86,7 +86,9 @@ class Doors:
         """Called on every rank, with the checkpoint that Lightning has dumped."""
         path = self.ranks.first(str(filepath))
         if names_a_file(path):
-            self._own("save_checkpoint")(checkpoint, path, storage_options=storage_options)
+            self.ranks.own_method("save_checkpoint")(
+                checkpoint, path, storage_options=storage_options
+            )
             return
         if is_sharded(self.trainer):
             states = live_states(self.trainer)
@@ -97,7 +99,9 @@ class Doors:
         """Called on every rank, when the sharded states are there to be filled."""
         path = Path(os.path.abspath(self.ranks.first(str(checkpoint_path))))
         if not is_step_of_ours(path):
-            found: dict[str, Any] = self._own("load_checkpoint")(path, weights_only=weights_only)
+            found: dict[str, Any] = self.ranks.own_method("load_checkpoint")(
+                path, weights_only=weights_only
+            )
             return found
         root, step = root_and_step(path)
         trusted = self.io.trusted if weights_only is None else not weights_only
@@ -111,11 +115,6 @@ class Doors:
         found = _received(checkpointer, self.trainer, self.module, trusted, step)
         assert found is not None, "a step that is asked for is restored, or an error"
         return checked_tree(found.state, found.path)
-
-    def _own(self, name: str) -> Any:
-        """The strategy's own method, which stays below ours."""
-        strategy = self.trainer.strategy
-        return getattr(type(strategy), name).__get__(strategy)
 
 
 def _received(
