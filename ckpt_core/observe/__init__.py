@@ -7,11 +7,13 @@
     event_file("run.jsonl", log, ...)  or write each one down as it happens (`Options.events_file`)
     EventLines().read(path)            and read them back
     open_metrics("ckpt.prom", Figures(log, ...), ...)   or count them, for Prometheus (`Options.metrics`)
+    Meter()                            or what each save has cost, for the loggers of a framework
     with progress_bar() as show: ...   or show how far a reader of many bytes is
 
 Idea: layers emit facts, and every view (the log, counters, progress bars, timelines) is made from them.
 """
 
+from ckpt_core.observe.costs import Meter, SaveCost
 from ckpt_core.observe.event import Event, EventName
 from ckpt_core.observe.event_file import NoEventFile, event_file
 from ckpt_core.observe.event_lines import EventLines
@@ -29,9 +31,11 @@ __all__ = [
     "EventLog",
     "EventName",
     "Figures",
+    "Meter",
     "Narrator",
     "NoEventFile",
     "NoMetrics",
+    "SaveCost",
     "Show",
     "check_plot",
     "event_file",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core import Checkpointer, CkptError, Options, SaveHandle
-from ckpt_lightning.metrics import Meter
+from ckpt_core.observe import Meter
 from ckpt_lightning.ranking import Change
 from ckpt_lightning.ranks import Ranks
 from ckpt_lightning.texts import tell
@@ -77,13 +77,11 @@ class Session:
         """
         if all(handle.staged.done() for handle in self._handles):
             return
-        began = time.monotonic()
         try:
             self.checkpointer.wait_staged()
         except CkptError as exc:
             # Safe to go on: a save that outlives `timeout` has been given up.
             self._failed(self._handles[-1].step, exc)
-        self.meter.waited(time.monotonic() - began)
 
     def poll(
         self, *, on_committed: Callable[[int, Path], None], on_failed: Callable[[int, Change], None]

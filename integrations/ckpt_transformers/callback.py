@@ -9,6 +9,8 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from transformers import (
+    PrinterCallback,
+    ProgressCallback,
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -19,6 +21,13 @@ from transformers import (
 from ckpt_core import ConfigError, OnError, Options
 from ckpt_transformers.doors import Doors
 from ckpt_transformers.settings import checked_root, engine_options
+
+_TERMINAL = (PrinterCallback, ProgressCallback)
+_GIVEN = (
+    *("model", "processing_class", "optimizer", "lr_scheduler"),
+    *("train_dataloader", "eval_dataloader"),
+)
+"""What Trainer hands to every callback."""
 
 
 class AsyncCheckpoint(TrainerCallback):
@@ -115,6 +124,7 @@ class AsyncCheckpoint(TrainerCallback):
         run = self._doors.run
         run.place = replace(run.place, updates=run.place.updates + 1)
         run.poll()
+        self._report_costs(state, control)
         if self.on_sigterm is not None and run.hear_of_stop():
             control.should_training_stop = control.should_save = True
         return control
@@ -127,6 +137,32 @@ class AsyncCheckpoint(TrainerCallback):
         if self._doors.left_epoch():
             control.should_log = control.should_evaluate = control.should_save = False
         return control
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Figures go out. Those of the whole run are the last that reporters hear: of the last save, too."""
+        if (
+            self._doors is not None
+            and self._doors.run is not None
+            and "train_runtime" in kwargs["logs"]
+        ):
+            self._doors.run.checkpointer.wait()
+            self._report_costs(state, control)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _report_costs(self, state: TrainerState, control: TrainerControl) -> None:
+        """Tell reporters what saves have cost that were committed since; neither history nor terminal."""
+        assert self._doors is not None and self._doors.run is not None
+        handler: Any = self._doors.trainer.callback_handler
+        given = {name: getattr(handler, name) for name in _GIVEN}
+        for cost in self._doors.run.meter.take():
+            for other in handler.callbacks:
+                if other is not self and not isinstance(other, _TERMINAL):
+                    # Not by Trainer.log, nor by its handler: they write history, and forget a wish to log.
+                    logs = cost.as_metrics()
+                    other.on_log(self._doors.trainer.args, state, control, logs=logs, **given)
 
 
 def _calling_trainer(callback: AsyncCheckpoint) -> Trainer | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ckpt_core import (
     SaveHandle,
     step_path,
 )
+from ckpt_core.observe import Meter
 from ckpt_transformers.capture import PRIVATE, Kept, Place, dump, live
 from ckpt_transformers.fetching import Fetches
 from ckpt_transformers.files import small_files
@@ -63,11 +65,14 @@ class Run:
         stopping: SIGTERM has come, and all ranks know.
         saved_step: the newest step of which a save was begun.
         place: where training stands.
+        meter: what saves cost.
     """
 
     def __init__(self, trainer: Trainer, checkpointer: Checkpointer) -> None:
         self._trainer = trainer
         self.checkpointer = checkpointer
+        self.meter = Meter()
+        checkpointer.events.subscribe(self.meter.on_event)
         self.fetches = Fetches()
         self.best = self._best_before = 0
         self.stopping = False
@@ -94,7 +99,7 @@ class Run:
         Raises:
             CkptError: with on_error="raise", this save or an earlier one failed.
         """
-        trainer = self._trainer
+        trainer, began = self._trainer, time.monotonic()
         trainer.store_flos()
         step, mine = trainer.state.global_step, self._best_of(trainer.state.best_global_step)
         rng = {"epoch": self._epoch_rng, "batch": self._drawn_from()}
@@ -105,10 +110,13 @@ class Run:
         try:
             handle = self.checkpointer.save(step, tree, per_rank=PRIVATE if self._several else None)
         except CkptError as exc:
+            self.meter.refused(step, stall_s=time.monotonic() - began)
             self._failed(step, exc)
             return
         handle.committed.add_done_callback(lambda done: self._settle(done, *mine))
         self._handles.append(handle)
+        under_way = sum(not other.committed.done() for other in self._handles)
+        self.meter.begun(step, stall_s=time.monotonic() - began, in_flight=under_way)
 
     def poll(self) -> None:
         """Hear what became of saves; never blocks. With on_error="raise", the next save raises."""
@@ -144,6 +152,7 @@ class Run:
         self.place = Place(loop["epoch"], loop["updates"], loop["length"], loop["boundary"])
         self.best, self._best_before = loop["best"], loop["best_before"]
         self._settle_pins(self.best, self._best_before)
+        self.meter.resumed(found.step)
         return Restored(found.step, found.state["trainer"], loop, rng_of.value)
 
     def restore_best(self, step: int) -> bool:

@@ -13,7 +13,6 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger
 
-from ckpt_lightning.metrics import Meter
 from tests.integrations.lightning import models
 from tests.integrations.lightning.running import fit, saver
 
@@ -110,16 +109,3 @@ def test_no_tensor_is_made_on_a_device_for_them(root: Path) -> None:
     assert not any(
         isinstance(value, torch.Tensor) for metrics, _ in logger.rows for value in metrics.values()
     )
-
-
-def test_events_that_come_before_the_save_returns_are_not_lost() -> None:
-    class Told:
-        def __init__(self, name: str, seconds: float) -> None:
-            self.name, self.step, self.seconds, self.nbytes = name, 3, seconds, 100
-
-    meter = Meter()
-    for name, seconds in (("staged", 0.1), ("persisted", 0.5), ("committed", 0.6)):
-        meter.on_event(Told(name, seconds))
-    meter.begun(3, stall_s=0.01, in_flight=0)
-    (cost,) = meter.take()
-    assert (cost.staged_s, cost.persist_s, cost.as_metrics()["ckpt/bytes_per_s"]) == (0.1, 0.5, 200)

@@ -10,8 +10,8 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ckpt_core import ConfigError, committed_steps
+from ckpt_core.observe import SaveCost
 from ckpt_lightning import AsyncCheckpoint
-from ckpt_lightning.metrics import SaveCost
 from tests.docs.prepared import run_page
 
 PAGE = (Path(__file__).parents[3] / "docs" / "lightning.md").read_text()

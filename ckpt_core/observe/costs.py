@@ -1,4 +1,4 @@
-"""What saves cost, as numbers for the trainer's loggers, one of the progress bar, and a summary.
+"""What each save has cost, as numbers for the loggers of a framework, and a summary of a run.
 
 Numbers come from the engine's events and from the clock: no device is asked, nothing synchronizes.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+
+from ckpt_core.observe.event import Event, EventName
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class SaveCost:
     failures: int = 0
 
     def as_metrics(self) -> dict[str, float]:
-        """For `Logger.log_metrics`."""
+        """As loggers take them: plain numbers, by names that begin with `ckpt/`."""
         return {
             "ckpt/stall_ms": self.stall_s * 1000,
             "ckpt/staged_ms": self.staged_s * 1000,
@@ -49,8 +50,16 @@ class SaveCost:
         }
 
 
+_HEARD = {
+    *(EventName.STAGED, EventName.PERSISTED, EventName.COMMITTED, EventName.FAILED),
+    EventName.WAITED,
+}
+
+
 class Meter:
     """Gathers the costs of saves. `on_event` may be called from any thread, the rest from training.
+
+        unsubscribe = checkpointer.events.subscribe(meter.on_event)
 
     Attributes:
         newest: the newest step that was committed.
@@ -58,8 +67,8 @@ class Meter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[int, SaveCost] = {}
-        self._early: dict[int, list[Any]] = {}
+        self._open: dict[int | None, SaveCost] = {}
+        self._early: dict[int | None, list[Event]] = {}
         self._done: deque[SaveCost] = deque()
         self._begun_last: SaveCost | None = None
         self._last_step = 0
@@ -88,33 +97,30 @@ class Meter:
     def refused(self, step: int, *, stall_s: float) -> None:
         """The engine's `save` raised: at once, or, with `blocking`, after all that it told of the save."""
         with self._lock:
-            told = [str(event.name) for event in self._early.pop(step, ())]
-            if "failed" in told:
+            told = [event.name for event in self._early.pop(step, ())]
+            if EventName.FAILED in told:
                 self._end(SaveCost(step, step - self._last_step, stall_s, 0), failed=True)
                 self._last_step = step
 
-    def waited(self, seconds: float) -> None:
-        """The training thread waited at a barrier, because of the newest save."""
-        with self._lock:
-            if self._begun_last is not None:
-                self._begun_last.stall_s += seconds
-
-    def on_event(self, event: Any) -> None:
+    def on_event(self, event: Event) -> None:
         """Hear an event of the engine."""
-        name = str(event.name)
-        if name not in ("staged", "persisted", "committed", "failed"):
+        if event.name not in _HEARD:
             return
         with self._lock:
             cost = self._open.get(event.step)
-            if cost is None:
+            if event.name == EventName.WAITED:
+                # At a barrier, because of the newest save.
+                if self._begun_last is not None:
+                    self._begun_last.stall_s += event.seconds
+            elif cost is None:
                 self._early.setdefault(event.step, []).append(event)
-            elif name == "staged":
+            elif event.name == EventName.STAGED:
                 cost.staged_s = event.seconds
-            elif name == "persisted":
+            elif event.name == EventName.PERSISTED:
                 cost.persist_s, cost.nbytes = event.seconds, event.nbytes
             else:
                 del self._open[event.step]
-                self._end(cost, failed=name == "failed")
+                self._end(cost, failed=event.name == EventName.FAILED)
 
     def take(self) -> list[SaveCost]:
         """The saves that were committed since the last call."""
