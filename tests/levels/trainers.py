@@ -15,7 +15,7 @@ import pytest
 
 from ckpt_core import Checkpointer, Level, Options
 from ckpt_core.layout import Manifest
-from ckpt_core.levels import LEVELS, LevelStatus, Status, read_plan, write_status
+from ckpt_core.levels import LEVELS, LevelStatus, Status, read_plan, read_status, write_status
 from ckpt_core.levels.trainer import spawning
 from ckpt_core.levels.trainer.joining import read_run
 from ckpt_core.store import step_path, writer_of
@@ -79,6 +79,14 @@ def end_agent(root: Path) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         until(lambda: agent_of(root) is None, "the end of the agent")
+
+
+def wait_for_agent(root: Path) -> None:
+    """Until it has taken everything on, and has ended. It may be starting still."""
+    until(lambda: read_status(root) is not None and agent_of(root) is None, "the end of the agent")
+    # Read again: it may have ended between the two looks.
+    status = read_status(root)
+    assert status is not None and status.ended == "up to date"
 
 
 class Bench:

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckpt_core.levels import LEVELS
-from ckpt_core.store import writer_of
 from tests.integrations.deepspeed.launch import Job, run, run_ranks
+from tests.levels.trainers import end_agent
 
 pytestmark = pytest.mark.timeout(600)
 
 AT = 4
-
-
-def end_agent(root: Path) -> None:
-    """It outlives the ranks."""
-    if (agent := writer_of(root / LEVELS)) is not None:
-        with suppress(ProcessLookupError):
-            os.kill(agent["pid"], signal.SIGKILL)
-    while writer_of(root / LEVELS) is not None:
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ckpt_core import Level, Options, committed_steps
-from ckpt_core.levels import LEVELS, read_status
-from ckpt_core.store import writer_of
 from ckpt_horovod.elastic_settings import Settings
 from tests.examples.runs import EXAMPLES, Ranks, horovodrun, resumed_steps
+from tests.levels.trainers import end_agent, wait_for_agent
 
 pytest.importorskip("sklearn")
 
@@ -35,9 +30,7 @@ def job(tmp_path: Path) -> Iterator[Ranks]:
     """One whose agent ends with the test."""
     made = job_in(tmp_path / "killed")
     yield made
-    if (agent := writer_of(made.root / LEVELS)) is not None:
-        with suppress(ProcessLookupError):
-            os.kill(agent["pid"], signal.SIGKILL)
+    end_agent(made.root)
 
 
 def test_an_elastic_state_takes_levels_of_its_options_or_of_the_environment(
@@ -58,11 +51,7 @@ def test_a_job_that_loses_its_disk_goes_on_from_the_level(
     untouched.run_to_its_end()
     monkeypatch.setenv("CKPT_CORE_LEVELS", json.dumps([{"url": str(far), "every": 4}]))
     job.run(kill_after=2)
-    deadline = time.monotonic() + 100
-    # Where the job was killed early, the agent is starting still.
-    while not committed_steps(far) or writer_of(job.root / LEVELS) is not None:
-        assert time.monotonic() < deadline, read_status(job.root)
-        time.sleep(0.01)
+    wait_for_agent(job.root)
     newest = committed_steps(far)[-1]
     assert newest == committed_steps(job.root)[-1], "the agent outlives the job"
     shutil.rmtree(job.root)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
-import time
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +16,20 @@ import torch
 from torch.utils.data import DataLoader
 
 from ckpt_core import ConfigError, Level, Options, committed_steps, step_path
-from ckpt_core.levels import LEVELS, read_status
-from ckpt_core.store import writer_of
+from ckpt_core.levels import LEVELS
 from ckpt_lightning import AsyncCheckpoint
 from tests import places
 from tests.integrations.lightning import killed_program, models
 from tests.integrations.lightning.running import differences, ending, fit, saver
 from tests.integrations.lightning.test_kill import Program
-
-
-def wait_for_agent(root: Path) -> None:
-    """Until it has taken everything on, and has ended."""
-    deadline = time.monotonic() + 60
-    while read_status(root) is None or writer_of(root / LEVELS) is not None:
-        assert time.monotonic() < deadline, read_status(root)
-        time.sleep(0.01)
-    # Read again: it may have ended between the two looks.
-    status = read_status(root)
-    assert status is not None and status.ended == "up to date"
+from tests.levels.trainers import end_agent, wait_for_agent
 
 
 @pytest.fixture
 def far(root: Path, tmp_path: Path) -> Iterator[Path]:
     """A level."""
     yield tmp_path / "far"
-    if (agent := writer_of(root / LEVELS)) is not None:
-        with suppress(ProcessLookupError):
-            os.kill(agent["pid"], signal.SIGKILL)
+    end_agent(root)
 
 
 def test_levels_are_given_to_the_callback_in_its_options_or_by_the_environment(

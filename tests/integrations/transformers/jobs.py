@@ -47,6 +47,11 @@ class Words(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": words, "labels": words}
 
 
+def plain(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Batches that draw nothing: workers may make them."""
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
 def masked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Batches with words left out at random, as for masked language models: fetching them draws numbers."""
     words = torch.stack([row["input_ids"] for row in rows])
@@ -78,6 +83,7 @@ def trainer_of(
     *callbacks: TrainerCallback,
     model: Any = None,
     saver: Any = None,
+    collator: Any = masked,
     **arguments: Any,
 ) -> Trainer:
     """A quiet Trainer that saves into folder/ckpts; 18 steps of two batches each unless told otherwise."""
@@ -101,7 +107,7 @@ def trainer_of(
         args=TrainingArguments(**(given | arguments)),
         train_dataset=Words(),
         eval_dataset=Words(),
-        data_collator=masked,
+        data_collator=collator,
         callbacks=[saver, *callbacks],
     )
 

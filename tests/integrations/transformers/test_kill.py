@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import TrainerCallback
 
 from ckpt_core import committed_steps
+from ckpt_transformers import CheckpointWarning
 from tests import places
+from tests.integrations.transformers.jobs import ending, trainer_of
 from tests.ports import free_port
 
 HERE = Path(__file__).parents[3]
@@ -125,6 +128,26 @@ def test_two_ranks_are_killed_and_stopped_and_change_over_and_end_bit_for_bit_th
     assert committed_steps(changed / "ckpts") == (4, 6)
     for here, there in _last(changed):
         assert here == there
+    _check_goes_on_alone(changed, _last(changed)[0][0])
+
+
+def _check_goes_on_alone(folder: Path, last: dict[str, Any]) -> None:
+    """One rank takes up what two have left: weights, optimizer and scheduler are exact."""
+    begin: dict[str, Any] = {}
+
+    class Looks(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            begin.update(ending(trainer))
+
+    trainer = trainer_of(folder, Looks(), max_steps=8)
+    with (
+        pytest.warns(CheckpointWarning, match="goes on with other batches"),
+        pytest.warns(match="private values of 1 rank"),  # generators of the rank that is no more
+    ):
+        trainer.train(resume_from_checkpoint=True)
+    exact = ("step", "model", "optimizer", "scheduler")
+    assert [begin[name] for name in exact] == [last[name] for name in exact]
+    assert committed_steps(folder / "ckpts")[-1] == 8
 
 
 @pytest.mark.timeout(900)

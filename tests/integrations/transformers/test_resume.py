@@ -13,7 +13,7 @@ from transformers import EarlyStoppingCallback
 from ckpt_core import ConfigError, committed_steps, step_path
 from ckpt_transformers import AsyncCheckpoint, CheckpointWarning
 from tests import places
-from tests.integrations.transformers.jobs import SMALL, DiesAt, run, trainer_of
+from tests.integrations.transformers.jobs import SMALL, DiesAt, plain, run, trainer_of
 
 STEPS = 18
 BEST = {
@@ -31,6 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "the best alone is saved": BEST | {"save_strategy": "best"},
     "ends within an epoch": {"max_steps": 16, "save_steps": 5},
     "an order that the generators make": {"train_sampling_strategy": "group_by_length"},
+    "workers": {"dataloader_num_workers": 2, "collator": plain, "num_train_epochs": 2},
     "no accumulation": {"gradient_accumulation_steps": 1, "num_train_epochs": 1},
 }
 
