@@ -84,11 +84,12 @@ def shards(root: Path, step: int) -> list[Path]:
     return sorted(step_path(root, step).glob("shard-*"))
 
 
-def held() -> list[str]:
-    """Shard files that this process has open."""
+def held(root: Path) -> list[str]:
+    """Shard files of a root that this process has open."""
     found = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
     names = [os.readlink(path) for path in found if path.is_symlink()]
-    return [name for name in names if "shard-" in name or ".slots" in name]
+    mine = [name for name in names if name.startswith(f"{root}/")]
+    return [name for name in mine if "shard-" in name or ".slots" in name]
 
 
 def test_leaves_that_stay_get_a_file_of_their_own_which_later_steps_link(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_leaves_that_stay_get_a_file_of_their_own_which_later_steps_link(tmp_pat
         written = shards(tmp_path, FIRST_SHARED)[0].stat().st_size
         assert written < job.still(FIRST_SHARED).stat().st_size / 5
         job.check()
-    assert not held(), "a file is open after close"
+    assert not held(tmp_path), "a file is open after close"
 
 
 def test_declared_leaves_are_shared_from_the_second_step_on(tmp_path: Path) -> None:
@@ -276,7 +277,7 @@ def test_nothing_is_shared_where_other_machines_change_files_too(tmp_path: Path)
     with Job(tmp_path, Elsewhere(), frozen=["base"]) as job:
         job.save_all(range(1, 4))
         assert job.generations() == [[1], [2], [3]]
-        assert not held()
+        assert not held(tmp_path)
         job.check()
 
 
@@ -340,7 +341,7 @@ def test_saves_that_overlap_are_whole(tmp_path: Path) -> None:
         job.check()
         paths = [path for step in job.ck.steps() for path in shards(tmp_path, step)]
         assert max(path.stat().st_nlink for path in paths) > 1, "nothing was shared"
-    assert not held()
+    assert not held(tmp_path)
 
 
 def test_what_stays_is_shared_also_where_the_structure_changes(tmp_path: Path) -> None:
@@ -355,7 +356,7 @@ def test_what_stays_is_shared_also_where_the_structure_changes(tmp_path: Path) -
             job.save(step)
         assert job.generations() == [list(range(4, 12))]
         job.check()
-    assert not held()
+    assert not held(tmp_path)
 
 
 @pytest.mark.parametrize("frozen", [[], ["base"]])
@@ -373,7 +374,7 @@ def test_leaves_of_another_shape_or_order_are_written_anew(
         job.check()
         if frozen:
             assert job.generations() == [[1, 2, 3, 4, 5], [6], [7]]
-    assert not held()
+    assert not held(tmp_path)
 
 
 def test_strided_and_empty_leaves_and_views_are_shared_too(tmp_path: Path) -> None:

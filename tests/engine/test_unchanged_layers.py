@@ -50,7 +50,7 @@ def test_leaves_that_stay_get_a_file_of_their_own_which_later_steps_link(tmp_pat
         written = sum(path.stat().st_size for path in shards(tmp_path, 8)[:-1])
         assert written < job.still(8).stat().st_size / 5
         job.check()
-    assert not held(), "a file is open after close"
+    assert not held(tmp_path), "a file is open after close"
 
 
 @pytest.mark.parametrize("frozen", [["base"], ["base", "adapter"]])
@@ -120,4 +120,4 @@ def test_saves_that_overlap_and_plain_ones_between_them_are_whole(tmp_path: Path
         job.check()
         paths = [path for step in job.ck.steps() for path in shards(tmp_path, step)]
         assert max(path.stat().st_nlink for path in paths) > 1, "nothing was shared"
-    assert not held()
+    assert not held(tmp_path)

@@ -68,7 +68,7 @@ def test_a_vast_file_has_its_records_where_torch_looks(vast: torch.Tensor, tmp_p
     reader = torch._C.PyTorchFileReader(str(path))
     for extent in plan.layout.extents:
         assert reader.get_record_offset(extent.name) == extent.offset
-    back = torch.load(path, map_location="meta", weights_only=True)
+    back = torch.load(path, mmap=True, weights_only=True)
     assert back["large"].nbytes == 5 * GIB and back["tied"].shape == back["large"].shape
     assert len(back["small"]) == 256 and back["strided"].is_contiguous()
 
