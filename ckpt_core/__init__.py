@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ckpt_core.checkpointer import Checkpointer
     from ckpt_core.coordination import StoreOptions, TorchStore
     from ckpt_core.levels import bring_directory
+    from ckpt_core.observe import Meter
     from ckpt_core.restore import Report, RestoredStep
     from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle
     from ckpt_core.state import RngState
@@ -55,6 +56,7 @@ _LAZY = {
     "Checkpointer": "ckpt_core.checkpointer",
     "FilesSave": "ckpt_core.save",
     "LayerwiseSave": "ckpt_core.save",
+    "Meter": "ckpt_core.observe",
     "Report": "ckpt_core.restore",
     "RestoredStep": "ckpt_core.restore",
     "RngState": "ckpt_core.state",
@@ -85,6 +87,7 @@ __all__ = [
     "LastStep",
     "LayerwiseSave",
     "Level",
+    "Meter",
     "Mode",
     "NotCommitted",
     "OnError",

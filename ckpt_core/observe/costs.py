@@ -6,9 +6,13 @@ Numbers come from the engine's events and from the clock: no device is asked, no
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ckpt_core.errors import CkptError
 from ckpt_core.observe.event import Event, EventName
 
 
@@ -57,9 +61,17 @@ _HEARD = {
 
 
 class Meter:
-    """Gathers the costs of saves. `on_event` may be called from any thread, the rest from training.
+    """Gathers what saves cost, for whoever logs it.
 
-        unsubscribe = checkpointer.events.subscribe(meter.on_event)
+        meter = Meter()
+        ck.events.subscribe(meter.on_event)
+        ...
+        with meter.saving(step):
+            ck.save(step, state)
+        for cost in meter.take():
+            logger.log(cost.as_metrics())
+
+    `on_event` may be called from any thread, the rest from training.
 
     Attributes:
         newest: the newest step that was committed.
@@ -84,23 +96,20 @@ class Meter:
         """Training goes on from `step`: the first interval counts from there."""
         self._last_step = step
 
-    def begun(self, step: int, *, stall_s: float, in_flight: int) -> None:
-        """A save was started; the engine may have told events of it already."""
-        cost = SaveCost(step, step - self._last_step, stall_s, in_flight)
-        self._last_step = step
-        with self._lock:
-            self._open[step] = self._begun_last = cost
-            early = self._early.pop(step, [])
-        for event in early:
-            self.on_event(event)
+    @contextmanager
+    def saving(self, step: int, *, began_s: float | None = None) -> Iterator[None]:
+        """Around the call that starts a save; what the call raises is passed on.
 
-    def refused(self, step: int, *, stall_s: float) -> None:
-        """The engine's `save` raised: at once, or, with `blocking`, after all that it told of the save."""
-        with self._lock:
-            told = [event.name for event in self._early.pop(step, ())]
-            if EventName.FAILED in told:
-                self._end(SaveCost(step, step - self._last_step, stall_s, 0), failed=True)
-                self._last_step = step
+        Args:
+            began_s: when training began to wait for it, on the monotonic clock; None: now.
+        """
+        began_s = time.monotonic() if began_s is None else began_s
+        try:
+            yield
+        except CkptError:
+            self._refused(step, stall_s=time.monotonic() - began_s)
+            raise
+        self._begun(step, stall_s=time.monotonic() - began_s)
 
     def on_event(self, event: Event) -> None:
         """Hear an event of the engine."""
@@ -142,6 +151,25 @@ class Meter:
         )
         saves = "save" if self.failures == 1 else "saves"
         return text + (f"; {self.failures} {saves} failed" if self.failures else "")
+
+    def _begun(self, step: int, *, stall_s: float) -> None:
+        cost = SaveCost(step, step - self._last_step, stall_s, 0)
+        self._last_step = step
+        with self._lock:
+            self._open[step] = self._begun_last = cost
+            early = self._early.pop(step, [])
+        for event in early:  # the engine has told of it already
+            self.on_event(event)
+        with self._lock:
+            cost.in_flight = len(self._open)
+
+    def _refused(self, step: int, *, stall_s: float) -> None:
+        """The call has raised: at once, or, with `blocking`, after all that the engine told of the save."""
+        with self._lock:
+            told = [event.name for event in self._early.pop(step, ())]
+            if EventName.FAILED in told:
+                self._end(SaveCost(step, step - self._last_step, stall_s, 0), failed=True)
+                self._last_step = step
 
     def _end(self, cost: SaveCost, *, failed: bool) -> None:
         self.stall_s += cost.stall_s

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from ckpt_core import Checkpointer, CkptError, Options, SaveHandle
-from ckpt_core.observe import Meter
+from ckpt_core import Checkpointer, CkptError, Meter, Options, SaveHandle
 from ckpt_lightning.ranking import Change
 from ckpt_lightning.ranks import Ranks
 from ckpt_lightning.texts import tell
@@ -57,16 +55,14 @@ class Session:
             CkptError: with on_error="raise", this save or an earlier one failed.
         """
         try:
-            handle = self._start(step, tree)
+            with self.meter.saving(step, began_s=began):
+                handle = self._start(step, tree)
         except CkptError as exc:
-            self.meter.refused(step, stall_s=time.monotonic() - began)
             self._failed(step, exc)
             return False
         handle.committed.add_done_callback(lambda done: self._settle_pins(done, change))
         self._handles.append(handle)
         self._changes[step] = change
-        under_way = sum(not other.committed.done() for other in self._handles)
-        self.meter.begun(step, stall_s=time.monotonic() - began, in_flight=under_way)
         return True
 
     def wait_staged(self) -> None:

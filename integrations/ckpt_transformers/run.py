@@ -15,13 +15,13 @@ from transformers import Trainer
 from ckpt_core import (
     Checkpointer,
     CkptError,
+    Meter,
     NotCommitted,
     OnError,
     RngState,
     SaveHandle,
     step_path,
 )
-from ckpt_core.observe import Meter
 from ckpt_transformers.capture import PRIVATE, Kept, Place, dump, live
 from ckpt_transformers.fetching import Fetches
 from ckpt_transformers.files import small_files
@@ -108,15 +108,14 @@ class Run:
         tree["files"] = self._files
         self.saved_step = step
         try:
-            handle = self.checkpointer.save(step, tree, per_rank=PRIVATE if self._several else None)
+            with self.meter.saving(step, began_s=began):
+                private = PRIVATE if self._several else None
+                handle = self.checkpointer.save(step, tree, per_rank=private)
         except CkptError as exc:
-            self.meter.refused(step, stall_s=time.monotonic() - began)
             self._failed(step, exc)
             return
         handle.committed.add_done_callback(lambda done: self._settle(done, *mine))
         self._handles.append(handle)
-        under_way = sum(not other.committed.done() for other in self._handles)
-        self.meter.begun(step, stall_s=time.monotonic() - began, in_flight=under_way)
 
     def poll(self) -> None:
         """Hear what became of saves; never blocks. With on_error="raise", the next save raises."""

@@ -116,6 +116,7 @@ PREPARED = {
     "docs/from-torch-save.md": Prepared(_training, apart=True),
     "docs/horovod.md": Prepared(_training, "horovod"),
     "docs/lightning.md": Prepared(_lightning, "lightning"),
+    "docs/metrics.md": Prepared(),
     "docs/parts.md": Prepared(_training, warning="step 100 fits the state in part"),
     "docs/policy.md": Prepared(_training),
     "docs/presets.md": Prepared(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from ckpt_core.errors import PersistError
 from ckpt_core.observe import Event, EventName, Meter
 
 
@@ -9,33 +12,56 @@ def tell(meter: Meter, name: EventName, seconds: float, *, step: int | None = 3)
     meter.on_event(Event(name, 0.0, step=step, seconds=seconds, nbytes=100))
 
 
+def begin(meter: Meter, step: int) -> None:
+    with meter.saving(step):
+        pass
+
+
 def test_events_that_come_before_the_save_returns_are_not_lost() -> None:
     meter = Meter()
     tell(meter, EventName.STAGED, 0.1)
     tell(meter, EventName.PERSISTED, 0.5)
     tell(meter, EventName.COMMITTED, 0.6)
-    meter.begun(3, stall_s=0.01, in_flight=0)
+    begin(meter, 3)
     (cost,) = meter.take()
     assert (cost.staged_s, cost.persist_s, cost.as_metrics()["ckpt/bytes_per_s"]) == (0.1, 0.5, 200)
 
 
 def test_a_wait_at_a_barrier_counts_for_the_newest_save() -> None:
     meter = Meter()
-    tell(meter, EventName.WAITED, 9.0, step=None)
+    tell(meter, EventName.WAITED, 900.0, step=None)
     for step in (3, 4):
-        meter.begun(step, stall_s=0.25, in_flight=1)
-    tell(meter, EventName.WAITED, 0.5, step=None)
+        begin(meter, step)
+    tell(meter, EventName.WAITED, 1000.0, step=None)
     for step in (3, 4):
         tell(meter, EventName.COMMITTED, 1.0, step=step)
-    assert [cost.stall_s for cost in meter.take()] == [0.25, 0.75]
+    first, second = meter.take()
+    assert first.stall_s < 1000.0 <= second.stall_s < 1900.0
+    assert (first.in_flight, second.in_flight) == (1, 2)
 
 
 def test_a_save_that_fails_is_counted_in_those_after_it_and_in_the_summary() -> None:
     meter = Meter()
-    meter.begun(3, stall_s=0.5, in_flight=0)
+    begin(meter, 3)
     tell(meter, EventName.FAILED, 0.2)
-    meter.begun(4, stall_s=0.5, in_flight=0)
+    begin(meter, 4)
     tell(meter, EventName.COMMITTED, 0.2, step=4)
     (cost,) = meter.take()
     assert (cost.step, cost.failures, cost.interval_steps) == (4, 1, 1)
     assert "1 step saved" in meter.summary() and "1 save failed" in meter.summary()
+
+
+def test_a_call_that_raises_counts_as_a_save_only_where_one_had_begun() -> None:
+    meter = Meter()
+
+    def save(told: bool) -> None:
+        with meter.saving(3):
+            if told:
+                tell(meter, EventName.FAILED, 0.2)
+            raise PersistError("the disk is full")
+
+    for told in (False, True):
+        with pytest.raises(PersistError):
+            save(told)
+    assert "1 save failed" in meter.summary()
+    assert not meter.take()
