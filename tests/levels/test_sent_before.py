@@ -20,8 +20,12 @@ from ckpt_core.store import step_path
 from ckpt_core.system.files import Files
 from tests.crash.layers import CHANGES, hooked
 from tests.engine.test_unchanged import Job, flip
-from tests.levels.servers.faulty import in_environment
+from tests.levels.agents import Agents, plan_of
+from tests.levels.servers.before_peer import BeforePeer
+from tests.levels.servers.faulty import Request, in_environment
 from tests.levels.servers.moto import MotoServer, needs_store
+from tests.levels.servers.peer import PeerServer
+from tests.levels.stores import level_of
 from tests.store.harness import QuickFiles
 
 STEPS = range(1, 7)
@@ -194,3 +198,123 @@ def test_an_object_store_copies_what_it_has(root: Path, store: Far, tmp_path: Pa
     store.retire(["step-000000000006"])
     heard.send(root, 5)  # there already: nothing is lost by asking again
     assert heard.still() == [1, 4]
+
+
+# -- at a peer -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def before(peer: PeerServer, tmp_path: Path) -> Iterator[BeforePeer]:
+    with BeforePeer(peer, tmp_path.name) as server, in_environment(server.environ()):
+        yield server
+
+
+def kept_at(server: BeforePeer, place: Path) -> Path:
+    """What a peer keeps is a root."""
+    return server.peer.kept / place.name / "run"
+
+
+def kept_still(kept: Path, step: int) -> Path:
+    (path,) = step_path(kept, step).glob(f"*/{STILL}")
+    return path
+
+
+def put_bytes(server: BeforePeer) -> list[int]:
+    """Notes how many bytes each request brings from here on."""
+    found: list[int] = []
+
+    def fault(request: Request) -> None:
+        found.append(int(request.headers.get("content-length", 0)))
+
+    server.fault = fault
+    return found
+
+
+def nbytes_of(root: Path, step: int, *, linked: bool) -> int:
+    """All files of a step, but for the one that is a link."""
+    files = [
+        path for path in step_path(root, step).iterdir() if not (linked and path.name == STILL)
+    ]
+    return sum(path.stat().st_size for path in files)
+
+
+@needs_store
+def test_a_peer_links_what_it_has_and_is_sent_none_of_its_bytes(
+    root: Path, before: BeforePeer, tmp_path: Path
+) -> None:
+    came, told = put_bytes(before), list[int]()
+    with open_far(before.url()) as far:
+        heard = Heard(far)
+        for step in STEPS:
+            del came[:], told[:]
+            heard.send(root, step, travelled=told.append)
+            expected = nbytes_of(root, step, linked=step not in (1, 4))
+            assert sum(came) == expected, f"step {step}"
+            manifest = (step_path(root, step) / "manifest.json").stat().st_size
+            assert sum(told) == expected - manifest, f"step {step}"
+        assert heard.still() == [1, 4]
+        kept = kept_at(before, tmp_path)
+        same = [kept_still(kept, step).stat().st_ino for step in STEPS]
+        assert same == [same[0]] * 3 + [same[3]] * 3 and same[0] != same[3]
+        for step in STEPS:
+            assert (
+                kept_still(kept, step).read_bytes() == (step_path(root, step) / STILL).read_bytes()
+            )
+        # Each step is whole by itself there too.
+        far.retire(["step-000000000001", "step-000000000004"])
+    assert [report.step for report in verify(kept).steps if report.ok] == [2, 3, 5, 6]
+    assert kept_still(kept, 2).stat().st_nlink == 2
+    assert not list((before.peer.kept / ".incoming").iterdir())
+
+
+@needs_store
+def test_what_is_damaged_at_a_peer_is_not_linked_on(
+    root: Path, before: BeforePeer, tmp_path: Path
+) -> None:
+    with open_far(before.url()) as far:
+        heard = Heard(far)
+        heard.send(root, 1)
+        flip(kept_still(kept_at(before, tmp_path), 1))
+        heard.send(root, 2, sample=0.0)
+        assert heard.still() == [1, 2]
+        heard.send(root, 3)
+        assert heard.still() == [1, 2]
+    assert [report.ok for report in verify(kept_at(before, tmp_path)).steps] == [False, True, True]
+
+
+@needs_store
+def test_what_a_peer_has_no_more_is_sent(root: Path, before: BeforePeer, tmp_path: Path) -> None:
+    with open_far(before.url()) as far:
+        heard = Heard(far)
+        heard.send(root, 1)
+        far.retire(["step-000000000001"])
+        heard.send(root, 2)
+        kept_still(kept_at(before, tmp_path), 2).unlink()
+        heard.send(root, 3)
+        assert heard.still() == [1, 2, 3]
+
+
+@needs_store
+def test_a_peer_that_is_asked_for_a_long_file_is_waited_for(
+    root: Path, before: BeforePeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckpt_core.levels.far.bucket._COPIED_BYTES", 1000)
+    with open_far(before.url()) as far:
+        heard = Heard(far)
+        for step in STEPS:
+            heard.send(root, step)
+    assert heard.still() == [1, 4]
+
+
+@needs_store
+def test_an_agent_tells_the_bytes_that_it_has_sent(
+    root: Path, before: BeforePeer, tmp_path: Path, agents: Agents
+) -> None:
+    agents.environ = before.environ()
+    status = agents.ended(agents.start(root, plan_of(level_of(before))), root)
+    (level,) = status.levels
+    assert [*level.steps] == [*STEPS]
+    small = sum((step_path(root, step) / "manifest.json").stat().st_size for step in STEPS)
+    expected = sum(nbytes_of(root, step, linked=step not in (1, 4)) for step in STEPS)
+    assert level.bytes_all == expected - small
+    assert len({kept_still(kept_at(before, tmp_path), step).stat().st_ino for step in STEPS}) == 2

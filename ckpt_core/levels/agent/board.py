@@ -111,6 +111,11 @@ class Board:
         """Something has been achieved."""
         self.progress_s = time.monotonic()
 
+    def has_sent(self, url: str, nbytes: int) -> None:
+        """So many bytes have gone to a level."""
+        with self._lock:
+            self._of(url).bytes_all += nbytes
+
     def hosts(self, serving: str, refused: str) -> None:
         """Where steps of other nodes are kept, or why not."""
         with self._lock:

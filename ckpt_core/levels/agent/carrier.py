@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from ckpt_core.errors import CkptError, CorruptCheckpoint, RestoreError, UnknownFormat
@@ -289,13 +290,12 @@ class Carrier:
 
         def progress(done: int) -> None:
             with self._board.change(self.url) as status:
-                status.bytes_all += done - status.sent_bytes
                 status.sent_bytes = done
             self._board.moved()
 
-        there = self._there.get(copy.step)
+        there, sent = self._there.get(copy.step), partial(self._board.has_sent, self.url)
         return How(
-            self._pace, there, may_publish, progress, before=self._before, own=self._is_own()
+            self._pace, there, may_publish, progress, sent, before=self._before, own=self._is_own()
         )
 
     def _ended(self, copy: Copy, sent: Sent) -> None:

@@ -51,6 +51,7 @@ class How:
         replaces: the attempt that is there now and may be replaced.
         may_publish: called right before; raises where somebody else has the level now.
         progress: told the bytes done.
+        travelled: told of the bytes that were sent, and not there already.
         sample: see `SAMPLE`.
     """
 
@@ -58,6 +59,7 @@ class How:
     replaces: str | None = None
     may_publish: Callable[[], None] = _nothing
     progress: Callable[[int], None] = _nothing
+    travelled: Callable[[int], None] = _nothing
     sample: float = SAMPLE
     before: SentBefore = field(default_factory=SentBefore)
     own: bool = False
@@ -129,6 +131,7 @@ class _Sending:
         for again in (False, True):
             if again or self._there.get(name) != len(data):
                 self._far.put(self._copy, name, iter([memoryview(data)]), len(data))
+                self._how.travelled(len(data))
             if self._read(name, 0, len(data)) == xxhash.xxh3_64_hexdigest(data):
                 return self._count(len(data))
         raise _differs(self._far, self._copy, name)
@@ -174,6 +177,7 @@ class _Sending:
         for block in self._save.blocks(entry, self._how.pace.block_bytes):
             self._how.pace.let_through(len(block))
             yield block
+            self._how.travelled(len(block))
             self._count(len(block))
         self._done = before + entry.nbytes
 

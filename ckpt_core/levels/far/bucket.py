@@ -17,13 +17,18 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, NotModifiedError, PreconditionError
 
 from ckpt_core.errors import CkptError
-from ckpt_core.levels.far.clients import ERRORS, away, is_missing, open_store
+from ckpt_core.levels.far.clients import ERRORS, Store, away, is_missing, open_store
 from ckpt_core.levels.far.parts import PART_BYTES, STREAMS, Parts, part_bytes
+from ckpt_core.options import PEER, scheme_of
 
 logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 256 * 1024
 """Small enough to stay in the processor's cache from the network to the file, and few enough calls."""
+
+_COPIED_BYTES = 2**31
+_LEAST_READ_BYTES_PER_S = 50e6
+"""Of a disk of a peer."""
 
 Version = dict[str, str]
 """Which writing of an object: what a condition is made of."""
@@ -47,7 +52,7 @@ class Bucket:
     """Thread-safe."""
 
     def __init__(self, url: str, *, request_s: float, retries: int) -> None:
-        self.url = url
+        self.url, self._request_s = url, request_s
         self._store = open_store(url, request_s=request_s, retries=retries)
         self._quotes = url.startswith("az:")
 
@@ -139,16 +144,26 @@ class Bucket:
                 raise away(self.url, f"write {key}", exc) from None
             raise
 
-    def copy(self, source: str, target: str) -> bool:
-        """Have the server copy an object; False where it does not."""
+    def copy(self, source: str, target: str, nbytes: int) -> bool:
+        """Have the server copy an object; False where it does not, or may not within a request."""
+        store = self._store if nbytes <= _COPIED_BYTES else self._patient(nbytes)
+        if store is None:
+            return False
         try:
-            obstore.copy(self._store, self._key(source), self._key(target))
+            obstore.copy(store, self._key(source), self._key(target))
         except ERRORS as exc:
             logger.info(
                 "%s: %s is sent and not copied there: %s", self.url, target, type(exc).__name__
             )
             return False
         return True
+
+    def _patient(self, nbytes: int) -> Store | None:
+        """A client that waits until a peer has read so many bytes: it compares them, and links the file."""
+        if scheme_of(self.url) != PEER:
+            return None
+        longest_s = self._request_s + nbytes / _LEAST_READ_BYTES_PER_S
+        return open_store(self.url, request_s=longest_s, retries=0)
 
     def delete(self, keys: list[str]) -> None:
         """Take objects away; those that are not there are no error."""

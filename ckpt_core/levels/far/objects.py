@@ -33,7 +33,6 @@ from ckpt_core.layout import MANIFEST_NAME, Manifest, is_directory_name
 from ckpt_core.levels.far.bucket import CREATE, Bucket, Refused, Unchanged, Version
 from ckpt_core.levels.far.door import Away, Conflict, Copy, Far, Word
 from ckpt_core.levels.far.leftovers import abort_leftovers
-from ckpt_core.options import scheme_of
 from ckpt_core.types import parse_step_dir
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,6 @@ _AT_ONCE = 8
 _TRIES = 8
 _YOUNG = timedelta(hours=1)
 _MARK_HOLDS_S = 60.0
-_COPIED_BYTES = 2**31
 _PINS = ".pins"
 _FOLDER = re.compile(r"[0-9a-f]{8}")
 
@@ -146,13 +144,10 @@ class ObjectFar(Far):
 
     def take_over(self, copy: Copy, name: str, nbytes: int, *, before: tuple[Copy, str]) -> bool:
         earlier, known = before
-        # A peer copies nothing, and a longer copy may take longer than a request.
-        if scheme_of(self.url) == "peer" or nbytes > _COPIED_BYTES:
-            return False
         if self._place(earlier.target, anew=True).copy != earlier:
             return False
         key = f"{self.folder(copy)}/{name}"
-        if not self._bucket.copy(f"{self.folder(earlier)}/{known}", key):
+        if not self._bucket.copy(f"{self.folder(earlier)}/{known}", key, nbytes):
             return False
         if self._bucket.size(key) != nbytes:
             return False

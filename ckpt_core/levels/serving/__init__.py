@@ -5,6 +5,7 @@
       allowing     who may: signatures with the job's keys
       answering    what is asked: the subset of S3 that the levels need, and 501 for the rest
       uploads      objects that come in parts
+      linking      a file of a step that is here once more, in another step
       tree         objects as files: whole and durable before they have their name
 
 Idea: another node is one more object store, so that nothing of the levels has to know of it: `far` speaks to

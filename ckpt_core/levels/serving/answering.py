@@ -4,6 +4,7 @@
     GET /steps?list-type=2               a list, flat or of one folder, in pages
     GET /steps?uploads                   what comes in parts and has not ended
     PUT /steps/KEY                       whole, or not at all; If-Match, If-None-Match: *
+    PUT /steps/KEY  x-amz-copy-source    a link to a file of a step that is here, read and found right
     POST /steps/KEY?uploads  PUT ?partNumber&uploadId  POST ?uploadId  DELETE ?uploadId
     DELETE /steps/KEY  POST /steps?delete
 
@@ -23,6 +24,7 @@ from urllib.parse import quote, unquote
 from xml.sax.saxutils import escape
 
 from ckpt_core.levels.serving.allowing import check_content_is_signed
+from ckpt_core.levels.serving.linking import link
 from ckpt_core.levels.serving.tree import Condition, Row, Thing, Tree
 from ckpt_core.levels.serving.uploads import Upload, Uploads
 from ckpt_core.levels.serving.wire import Answer, Connection, FilePart, Refusal, Request
@@ -62,10 +64,13 @@ class Desk:
         asked = {*request.fields}
         if bucket != PEER_BUCKET:
             raise Refusal(404, "NoSuchBucket")
-        if asked - _KNOWN_FIELDS or "x-amz-copy-source" in request.headers:
+        source = request.headers.get("x-amz-copy-source")
+        if asked - _KNOWN_FIELDS or (source is not None and (asked or request.method != "PUT")):
             raise Refusal(501, "NotImplemented")
         check_content_is_signed(request)
         match request.method:
+            case "PUT" if key and source is not None:
+                return self._link(request, source, key)
             case "GET" | "HEAD" if key and not asked:
                 return self._get(request, key)
             case "GET" if not key and "uploads" in asked:
@@ -135,6 +140,16 @@ class Desk:
             self._tree.discard(path)
             raise
         return Answer(headers={"ETag": tag})
+
+    def _link(self, request: Request, source: str, key: str) -> Answer:
+        if request.nbytes:
+            raise Refusal(501, "NotImplemented")
+        bucket, _, known = unquote(source, errors="surrogateescape").lstrip("/").partition("/")
+        if bucket != PEER_BUCKET:
+            raise Refusal(404, "NoSuchBucket")
+        tag, changed_s = link(self._tree, known, key, _condition(request), files=self._files)
+        rows = [f"<ETag>{escape(tag)}</ETag>", f"<LastModified>{_iso(changed_s)}</LastModified>"]
+        return _xml("CopyObjectResult", rows)
 
     def _put_part(self, request: Request, key: str, connection: Connection) -> Answer:
         fields = request.fields

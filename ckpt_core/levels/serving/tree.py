@@ -159,6 +159,23 @@ class Tree:
         finally:
             self._files.close(fd)
 
+    def link(self, thing: Thing, source: str, key: str, condition: Condition) -> str:
+        """Give an object that is open one more key, durably; its tag.
+
+        Raises:
+            Refusal: 412 if the object has gone from its key; or as `publish`.
+        """
+        path = self.folder / INCOMING / secrets.token_hex(8)
+        try:
+            with refused(), contextlib.suppress(FileNotFoundError):
+                self._files.link(self._path(source), path)
+                if os.path.samestat(os.lstat(path), os.fstat(thing.fd)):
+                    return self.publish(path, key, condition)
+            raise Refusal(412, "PreconditionFailed")
+        finally:
+            # Also where it has been published: of two names of one file a rename takes none.
+            self.discard(path)
+
     def delete(self, keys: Sequence[str]) -> None:
         """Take objects away, durably, with the folders that are empty then; what is not there is no error."""
         changed: set[Path] = set()

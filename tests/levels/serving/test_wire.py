@@ -77,7 +77,13 @@ def test_what_is_not_known_is_501(server: PeerServer, tmp_path: Path) -> None:
         answer = ask(server, method, target)
         assert (answer.status, answer.code) == (501, "NotImplemented"), (method, target)
     copy = {"x-amz-copy-source": "/steps/y"}
-    assert ask(server, "PUT", "/steps/x", more=copy).status == 501
+    for method, target, body in (
+        ("PUT", "/steps/x", b"bytes"),
+        ("PUT", "/steps/x?partNumber=1&uploadId=x", b""),
+        ("GET", "/steps/x", b""),
+        ("PUT", "/steps", b""),
+    ):
+        assert ask(server, method, target, body, more=copy).status == 501
     assert ask(server, "GET", "/other/x").code == "NoSuchBucket"
     headers = headers_of("PUT", "/steps/x", b"", more={"transfer-encoding": "chunked"})
     assert send(server, "PUT", "/steps/x", b"", headers).status == 501
