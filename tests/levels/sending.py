@@ -11,7 +11,9 @@ from ckpt_core.store import step_path
 from ckpt_core.system.files import Files
 
 
-def sent_to(far: Far, root: Path, step: int, *, replaces: str | None = None) -> bool:
+def sent_to(
+    far: Far, root: Path, step: int, *, replaces: str | None = None, own: bool = False
+) -> bool:
     """Send a step; whether it is there now."""
     with OpenSave(step_path(root, step), files=Files()) as opened:
-        return send(opened, far, How(replaces=replaces)) is Sent.REACHED
+        return send(opened, far, How(replaces=replaces, own=own)) is Sent.REACHED

@@ -20,6 +20,7 @@ from tests.levels.servers.moto import needs_store
 from tests.levels.trainers import processes
 from tests.multirank.crew import all_well
 from tests.multirank.losing_nodes import a_place, end, lose_nodes, run
+from tests.restore.harness import flip
 
 pytestmark = needs_store
 
@@ -44,6 +45,13 @@ def test_each_node_keeps_the_steps_of_one_other_and_a_lost_one_is_filled_again(
     for copy in copies.values():
         assert 3 in committed_steps(copy) and verify(step_path(copy, 3)).ok
     assert said_of(place, 3) == "this node" and said_of(place, 3, "--ask") == "any 1 of 3 nodes"
+
+    (shard,) = step_path(copies["node-00000"], 3).glob("*/shard-00000-0.safetensors")
+    flip(shard, shard.stat().st_size // 2)
+    scrub = [sys.executable, "-m", "ckpt_core", "scrub", "--levels", str(place / "b" / "root")]
+    text = subprocess.run(scrub, stdout=subprocess.PIPE, check=True, text=True).stdout
+    assert f"step 3 of {copies['node-00000']}: repaired from node-00000 at " in text, text
+    assert verify(step_path(copies["node-00000"], 3)).ok
 
     end(place / "b")
     shutil.rmtree(place / "b")

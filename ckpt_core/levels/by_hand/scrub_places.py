@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_core.errors import CkptError, ConfigError, NotCommitted
+from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.levels.agent.pace import Pace
 from ckpt_core.levels.far.directory import DirectoryFar
-from ckpt_core.levels.far.door import Copy, Far, Readable
+from ckpt_core.levels.far.door import Away, Copy, Far, Readable
 from ckpt_core.levels.far.opening import open_far
-from ckpt_core.levels.mailbox import Plan, read_plan
+from ckpt_core.levels.mailbox import Node, Plan, read_plan
 from ckpt_core.levels.parity.opening import group_of, open_root, open_source, place_of
 from ckpt_core.options import PARITY, scheme_of
 from ckpt_core.store import committed_steps, entries, is_real_dir
 from ckpt_core.system.files import Files
-from ckpt_core.types import step_dir_name
+from ckpt_core.types import parse_step_dir, step_dir_name
 
 if TYPE_CHECKING:
     from ckpt_core.levels.parity.objects import Group
+
+
+KEPT = "kept"
+"""Before `://` and a root: the copies that its node keeps for others."""
 
 
 class SharedPace:
@@ -55,16 +61,19 @@ class Place:
     """A root, here or elsewhere.
 
     Attributes:
-        path: if it is a directory.
+        path: if it is a directory whose steps are replaced as a whole.
+        part: whose copy it is, if it is another node's: only places of the same one have the same files.
+        away: why it is no source, where that is known; "".
         there: what is whole there by its manifests, by its name.
     """
+
+    part = away = ""
 
     def __init__(self, url: str, far: Readable, pace: SharedPace, files: Files) -> None:
         self.url, self.files = url, files
         self.far = cast("Far", _Paced(far, pace))
         self.path = Path(url) if scheme_of(url) is None else None
-        steps = [Copy(step, attempt) for step, attempt in far.steps().items()]
-        self.there = {copy.target: copy for copy in (*steps, *far.directories().values())}
+        self.there = _whole(far)
 
     def copies(self, others: Sequence[Place]) -> list[Copy]:
         """All that is to be read there; where its manifest cannot be, as another place has it."""
@@ -72,6 +81,11 @@ class Place:
         for name, known in () if self.path is None else self._unreadable(self.path, others):
             found.setdefault(name, known)
         return sorted(found.values(), key=lambda one: (one.directory or "", one.step))
+
+    def unread(self, name: str) -> Path | None:
+        """What has a name there and may be a step whose manifest cannot be read, if it lies here."""
+        found = None if self.path is None else self.path / name
+        return found if found is not None and is_real_dir(found) else None
 
     def _unreadable(self, path: Path, others: Sequence[Place]) -> Iterator[tuple[str, Copy]]:
         known = {name: copy for one in others for name, copy in one.there.items()}
@@ -174,6 +188,70 @@ class _Afresh(DirectoryFar):
         return self._inflight(copy)
 
 
+class _KeptCopy(Place):
+    """What this node keeps of another one, read where it lies."""
+
+    def __init__(self, folder: Path, node: Node, pace: SharedPace, files: Files) -> None:
+        super().__init__(str(folder), _KeptFar(folder, node.copy, files=files), pace, files)
+        self.path, self.part, self._folder = None, node.part, folder
+
+    def copies(self, others: Sequence[Place]) -> list[Copy]:
+        """As `Place.copies`."""
+        names = [entry.name for entry in entries(self._folder) if entry.name not in self.there]
+        steps = {name: step for name in names if (step := parse_step_dir(name)) is not None}
+        lost = [Copy(step, "") for name, step in steps.items() if self.unread(name) is not None]
+        return sorted(
+            (*self.there.values(), *lost), key=lambda one: (one.directory or "", one.step)
+        )
+
+    def unread(self, name: str) -> Path | None:
+        """As `Place.unread`; not what is on its way there, or has been taken away."""
+        from ckpt_core.levels.far.objects import gone_in
+
+        with suppress(OSError):
+            data = (self._folder / name / MANIFEST_NAME).read_bytes()
+            return None if gone_in(data) else self._folder / name
+        return None
+
+
+class _KeptFar(DirectoryFar):
+    """A copy as it lies on this machine; files are put by the agent that serves it, as those of its owner."""
+
+    def __init__(self, folder: Path, url: str, *, files: Files) -> None:
+        super().__init__(folder, files=files)
+        self._served_at = url
+
+    def _folder(self, copy: Copy) -> Path:
+        return self._root / copy.target / copy.folder
+
+    def put(self, copy: Copy, name: str, blocks: Iterable[memoryview], nbytes: int) -> None:
+        with open_far(self._served_at) as far:
+            far.put(copy, name, blocks, nbytes)
+
+
+class _Owner(Place):
+    """The root of the node whose copy it is, asked once something is damaged here: only a source."""
+
+    def __init__(self, plan: Plan, node: Node, stack: ExitStack, pace: SharedPace) -> None:
+        self.url, self.part, self.path = f"{node.part} at {node.address}", node.part, None
+        self._plan, self._stack, self._pace = plan, stack, pace
+
+    @cached_property
+    def there(self) -> dict[str, Copy]:  # type: ignore[override]
+        """As `Place.there`; nothing, where it does not answer."""
+        try:
+            far = self._stack.enter_context(open_root(self._plan, self.part))
+            self.far = cast("Far", _Paced(far, self._pace))
+            return _whole(self.far)
+        except Away as exc:
+            self.away = f"{self.url} does not answer: scrub there, too, or here again. {exc}"
+            return {}
+
+    def copies(self, others: Sequence[Place]) -> list[Copy]:
+        """None: that node reads them."""
+        return []
+
+
 def places_at(url: str, stack: ExitStack, *, pace: SharedPace, files: Files) -> Iterator[Place]:
     """What a URL names, open until the end of a stack; of parity, also what is kept for others.
 
@@ -181,12 +259,37 @@ def places_at(url: str, stack: ExitStack, *, pace: SharedPace, files: Files) -> 
         ConfigError: it is none; or the root has no plan of parity any more.
         Away: it cannot be listed.
     """
+    root = Path(url.partition("://")[2])
+    if scheme_of(url) == KEPT:
+        yield from _kept(root, stack, pace=pace, files=files)
+        return
     if scheme_of(url) != PARITY:
         yield Place(url, stack.enter_context(open_far(url, files=files)), pace, files)
         return
     yield _Rebuilt(url, stack.enter_context(open_source(url, files=files)), pace, files)
-    root = Path(url.partition("://")[2])
+    yield KeptParity(root, _serving_plan(url, root), pace, files)
+
+
+def kept_for(plan: Plan) -> list[Node]:
+    """The nodes whose whole copies the node of a plan keeps."""
+    return [node for node in plan.nodes if node.keeper and node.keeper == plan.part]
+
+
+def _kept(root: Path, stack: ExitStack, *, pace: SharedPace, files: Files) -> Iterator[Place]:
+    plan = _serving_plan(f"{KEPT}://{root}", root)
+    assert plan.serve is not None
+    for node in kept_for(plan):
+        yield _KeptCopy(Path(plan.serve.dir, plan.run, node.part), node, pace, files)
+        yield _Owner(plan, node, stack, pace)
+
+
+def _serving_plan(url: str, root: Path) -> Plan:
     plan = read_plan(root)
     if plan is None or plan.serve is None:
         raise ConfigError(f"{url}: the plan of that root is gone")
-    yield KeptParity(root, plan, pace, files)
+    return plan
+
+
+def _whole(far: Readable) -> dict[str, Copy]:
+    steps = [Copy(step, attempt) for step, attempt in far.steps().items()]
+    return {copy.target: copy for copy in (*steps, *far.directories().values())}

@@ -26,11 +26,18 @@ from ckpt_core.errors import CkptError, CorruptCheckpoint, NotCommitted, RootBus
 from ckpt_core.layout import MANIFEST_NAME, ChunkSum, FileEntry, Manifest, RankEntry, RankManifest
 from ckpt_core.levels.agent.pace import Pace
 from ckpt_core.levels.bring.fetching import PATIENCE_S, Wanted, fetch
-from ckpt_core.levels.by_hand.scrub_places import KeptParity, Place, SharedPace, places_at
+from ckpt_core.levels.by_hand.scrub_places import (
+    KEPT,
+    KeptParity,
+    Place,
+    SharedPace,
+    kept_for,
+    places_at,
+)
 from ckpt_core.levels.far.door import Away, Copy
 from ckpt_core.levels.mailbox import read_plan
 from ckpt_core.levels.tokens import TOKEN_VARIABLE
-from ckpt_core.store import Attempt, StepStore, is_real_dir, store_by_hand
+from ckpt_core.store import Attempt, StepStore, store_by_hand
 from ckpt_core.system.files import Files
 from ckpt_core.types import Destination
 
@@ -70,11 +77,17 @@ class Scrubbed:
 
 
 def places_of(root: Path) -> list[str]:
-    """A root, and where its plan takes its steps; the peers' token is in the environment from now on."""
+    """A root, where its plan takes its steps, and what its node keeps of others.
+
+    The peers' token is in the environment from now on.
+    """
     plan = read_plan(root)
     if plan is not None and plan.serve is not None:
         os.environ.setdefault(TOKEN_VARIABLE, plan.serve.token_file)
-    return [str(root), *([] if plan is None else [level.url for level in plan.levels])]
+    if plan is None:
+        return [str(root)]
+    kept = [f"{KEPT}://{root}"] if plan.serve is not None and kept_for(plan) else []
+    return [str(root), *[level.url for level in plan.levels], *kept]
 
 
 def scrub(
@@ -101,7 +114,7 @@ def scrub(
         pace = SharedPace(Pace(bytes_per_s))
         found = [place for url in places for place in places_at(url, stack, pace=pace, files=files)]
         for place in found:
-            others = [one for one in found if one is not place]
+            others = [one for one in found if one is not place and one.part == place.part]
             for copy in place.copies(others):
                 try:
                     yield _Scrubbing(place, copy, others, progress).run(dry_run=dry_run)
@@ -132,7 +145,7 @@ class _Scrubbing:
         self, place: Place, copy: Copy, others: Sequence[Place], progress: Progress
     ) -> None:
         self._place, self._copy = place, copy
-        self._sources = [one for one in others if one.there.get(copy.target) == copy]
+        self._others = others
         self._progress = progress
 
     def run(self, *, dry_run: bool) -> Scrubbed:
@@ -175,8 +188,8 @@ class _Scrubbing:
             manifest = Manifest.decode(raw, path=Path(self._place.url) / self._copy.target)
             if manifest.attempt == self._copy.attempt:
                 return manifest
-        elif self._place.path is not None and is_real_dir(self._place.path / self._copy.target):
-            _be_ours(self._place.path / self._copy.target / MANIFEST_NAME)
+        elif (unread := self._place.unread(self._copy.target)) is not None:
+            _be_ours(unread / MANIFEST_NAME)
             return None
         raise NotCommitted(f"{_named(self._copy)} was retired or replaced meanwhile")
 
@@ -239,8 +252,10 @@ class _Scrubbing:
         """From where it was repaired, or why it was not."""
         if isinstance(self._place, KeptParity):
             return self._make_again(self._place)
-        left = [] if self._sources else ["no other place that was named holds this save"]
-        for source in self._sources:
+        sources = [one for one in self._others if one.there.get(self._copy.target) == self._copy]
+        away = next((one.away for one in self._others if one.away), "")
+        left = [] if sources else [away or "no other place that was named holds this save"]
+        for source in sources:
             try:
                 if self._place.path is not None:
                     self._bring(source)

@@ -309,7 +309,7 @@ class ObjectFar(Far):
         return place
 
     def _understood(self, target: str, data: bytes, version: Version) -> _Place:
-        gone = _gone(data)
+        gone = gone_in(data)
         if gone:
             return _Place(version, gone=gone)
         try:
@@ -414,7 +414,7 @@ def _mark(folders: Iterable[str]) -> bytes:
     return json.dumps({"retired": list(folders)}).encode()
 
 
-def _gone(data: bytes) -> tuple[str, ...]:
+def gone_in(data: bytes) -> tuple[str, ...]:
     """The attempts that a mark names; () when it is none."""
     if not data.startswith(b'{"retired"'):
         return ()

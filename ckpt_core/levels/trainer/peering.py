@@ -133,7 +133,8 @@ class Peers:
 
     def planned(self, plan: Plan) -> Plan:
         """What the agent of this root is to do; until all have met: listen, and go on as before."""
-        if self.parity and self._serve is not None:
+        if self._serve is not None:
+            # The others read it: to make parity, and to repair what they keep of it.
             self._serve = dataclasses.replace(self._serve, shows=root_key(plan.run, self._mine))
         if self._sources:
             return dataclasses.replace(
