@@ -1,13 +1,23 @@
 """Signatures of requests to an object store (AWS Signature, version 4), of whoever sends and whoever checks.
 
-Source: "Authenticating Requests: Using the Authorization Header", the reference of Amazon S3.
+A request to a peer may name, where others have the SHA-256 of the body, an AES-GMAC of it, by a key that is
+made for this one request of the token's: whoever has no token cannot make a body for it, as little as with
+SHA-256, and it takes a tenth of the time.
+
+Source: "Authenticating Requests: Using the Authorization Header", the reference of Amazon S3; GMAC: NIST
+SP 800-38D.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import importlib.util
+import re
+import secrets
 from collections.abc import Mapping
+from functools import cache
+from typing import Self
 from urllib.parse import parse_qsl, quote
 
 ALGORITHM = "AWS4-HMAC-SHA256"
@@ -16,6 +26,55 @@ MOMENT = "%Y%m%dT%H%M%SZ"
 
 NOTHING = hashlib.sha256(b"").hexdigest()
 """`x-amz-content-sha256` of a request without a body."""
+
+
+_MAC = re.compile(r"GMAC-([0-9a-f]{32})-([0-9a-f]{32})")
+
+
+class BodyMac:
+    """The AES-GMAC of one body; fed as a hash of `hashlib` is. Needs the package `cryptography`.
+
+    Args:
+        secret: of whoever sends and whoever checks.
+        nonce: 32 hex digits, drawn for this one body: no key is used twice.
+    """
+
+    def __init__(self, secret: str, nonce: str) -> None:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+        self._nonce = nonce
+        key = hmac.digest(secret.encode(), f"ckpt-core body {nonce}".encode(), "sha256")
+        self._of = Cipher(algorithms.AES128(key[:16]), modes.GCM(bytes(12))).encryptor()
+
+    @classmethod
+    def begin(cls, secret: str) -> Self:
+        """Of a body that is to be sent."""
+        return cls(secret, secrets.token_hex(16))
+
+    @staticmethod
+    @cache
+    def is_there() -> bool:
+        """Whether it can be computed here."""
+        return importlib.util.find_spec("cryptography") is not None
+
+    @staticmethod
+    def named(content: str) -> tuple[str, str] | None:
+        """Nonce and tag that `x-amz-content-sha256` names; None: it names something else."""
+        found = _MAC.fullmatch(content)
+        return None if found is None else (found[1], found[2])
+
+    def update(self, data: memoryview) -> None:
+        """The next bytes."""
+        self._of.authenticate_additional_data(data)
+
+    def hexdigest(self) -> str:
+        """The tag. Called once, at the end."""
+        self._of.finalize()
+        return self._of.tag.hex()
+
+    def content(self) -> str:
+        """What `x-amz-content-sha256` is to say. Likewise."""
+        return f"GMAC-{self._nonce}-{self.hexdigest()}"
 
 
 def signature(

@@ -19,6 +19,7 @@ from obstore.exceptions import AlreadyExistsError, NotModifiedError, Preconditio
 from ckpt_core.errors import CkptError
 from ckpt_core.levels.far.clients import ERRORS, Store, away, is_missing, open_store
 from ckpt_core.levels.far.parts import PART_BYTES, STREAMS, Parts, part_bytes
+from ckpt_core.levels.far.peer_parts import PeerParts
 from ckpt_core.options import PEER, scheme_of
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,9 @@ class Bucket:
     def __init__(self, url: str, *, request_s: float, retries: int) -> None:
         self.url, self._request_s = url, request_s
         self._store = open_store(url, request_s=request_s, retries=retries)
+        self._peer = (
+            PeerParts(url, request_s=request_s, retries=retries) if scheme_of(url) == PEER else None
+        )
         self._quotes = url.startswith("az:")
 
     def get(self, key: str, *, unless: Version | None = None) -> tuple[bytes, Version] | None:
@@ -124,6 +128,9 @@ class Bucket:
 
     def put_blocks(self, key: str, blocks: Iterable[memoryview], nbytes: int) -> None:
         """Write an object of any length. What `blocks` raises comes out, and nothing is there."""
+        if self._peer is not None and self._peer.takes(nbytes):
+            self._peer.put(key, blocks, nbytes)
+            return
         parts = Parts(blocks, nbytes)
         try:
             if nbytes <= PART_BYTES:

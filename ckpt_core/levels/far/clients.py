@@ -30,7 +30,7 @@ Store = S3Store | GCSStore | AzureStore
 ERRORS = (BaseError, OSError, ValueError, NotImplementedError)
 """What a call of the client may raise; a missing object is a FileNotFoundError."""
 
-_CONNECT_S = 5.0
+CONNECT_S = 5.0
 
 _PROCESS = os.getpid()
 """In a fork of this one, the threads of the client are missing, and a call would never return."""
@@ -171,7 +171,7 @@ def open_store(url: str, *, request_s: float, retries: int) -> Store:
     keys = _peer_keys(url) if scheme == PEER else None
     plain = endpoint(url).startswith("http://")
     client: Any = {
-        "connect_timeout": timedelta(seconds=min(_CONNECT_S, request_s)),
+        "connect_timeout": timedelta(seconds=min(CONNECT_S, request_s)),
         "timeout": timedelta(seconds=request_s),
         "allow_http": plain or os.environ.get("AWS_ALLOW_HTTP", "") == "true",
         "user_agent": "ckpt-core",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Protocol
 
 from ckpt_core.levels.serving.wire import Refusal, Request
-from ckpt_core.levels.signing import ALGORITHM, MOMENT, signature
+from ckpt_core.levels.signing import ALGORITHM, MOMENT, BodyMac, signature
 from ckpt_core.levels.tokens import Keys
 
 HOLDS = timedelta(minutes=15)
@@ -52,18 +54,39 @@ def check_allowed(request: Request, keys: Keys, *, now: datetime | None = None) 
     _check_moment(headers["x-amz-date"], scope, now or datetime.now(UTC))
 
 
+class Sum(Protocol):
+    """Of a body, as it comes."""
+
+    def update(self, data: memoryview, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
 def check_content_is_signed(request: Request) -> str:
     """The sum of the body, which is signed; without it somebody on the way could change the body.
 
     Raises:
-        Refusal: there is none.
+        Refusal: there is none; 501: it is of a kind that is not known here.
     """
     text = request.headers["x-amz-content-sha256"]
     if re.fullmatch("[0-9a-f]{64}", text):
         return text
-    if text.startswith("STREAMING-"):
+    is_mac = request.method == "PUT" and BodyMac.named(text) is not None
+    if text.startswith("STREAMING-") or (is_mac and not BodyMac.is_there()):
         raise Refusal(501, "NotImplemented")
-    raise Refusal(403, "AccessDenied")
+    if not is_mac:
+        raise Refusal(403, "AccessDenied")
+    return text
+
+
+def content_sum(request: Request, keys: Keys) -> tuple[str, Sum]:
+    """What the sum of the body has to be, and what is to be fed with it."""
+    text = check_content_is_signed(request)
+    named = BodyMac.named(text)
+    if named is None:
+        return text, hashlib.sha256()
+    nonce, tag = named
+    return tag, BodyMac(keys.secret_access_key, nonce)
 
 
 def _check_moment(text: str, scope: str, now: datetime) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import html
 import itertools
 import re
@@ -23,12 +24,12 @@ from email.utils import formatdate
 from urllib.parse import quote, unquote
 from xml.sax.saxutils import escape
 
-from ckpt_core.levels.serving.allowing import check_content_is_signed
+from ckpt_core.levels.serving.allowing import check_content_is_signed, content_sum
 from ckpt_core.levels.serving.linking import link
 from ckpt_core.levels.serving.tree import Condition, Row, Thing, Tree
 from ckpt_core.levels.serving.uploads import Upload, Uploads
 from ckpt_core.levels.serving.wire import Answer, Connection, FilePart, Refusal, Request
-from ckpt_core.levels.tokens import PEER_BUCKET
+from ckpt_core.levels.tokens import PEER_BUCKET, Keys
 from ckpt_core.system.files import Files
 
 PAGE_ROWS = 1000
@@ -48,8 +49,8 @@ _KNOWN_FIELDS |= {
 class Desk:
     """Answers requests that are allowed. Thread-safe."""
 
-    def __init__(self, tree: Tree, *, files: Files, page_rows: int = PAGE_ROWS) -> None:
-        self._tree, self._files = tree, files
+    def __init__(self, tree: Tree, keys: Keys, *, files: Files, page_rows: int = PAGE_ROWS) -> None:
+        self._tree, self._keys, self._files = tree, keys, files
         self._uploads = Uploads(tree, files=files)
         self._page_rows = page_rows
 
@@ -167,19 +168,24 @@ class Desk:
         """Write a body durably; its sum, which is what was signed."""
         if "content-length" not in request.headers:
             raise Refusal(411, "MissingContentLength")
-        wanted, found = check_content_is_signed(request), hashlib.sha256()
+        if "x-amz-checksum-sha256" in request.headers:
+            self._check_they_agree(request)
+        wanted, found = content_sum(request, self._keys)
         for piece in connection.body():
             found.update(piece)
             self._tree.write(fd, piece, at)
             at += len(piece)
-        if found.hexdigest() != wanted:
+        if not hmac.compare_digest(found.hexdigest(), wanted):
             raise Refusal(400, "XAmzContentSHA256Mismatch")
-        if request.headers.get("x-amz-checksum-sha256", _base64(found.digest())) != _base64(
-            found.digest()
-        ):
-            raise Refusal(400, "BadDigest")
         self._tree.sync(fd)
         return wanted
+
+    @staticmethod
+    def _check_they_agree(request: Request) -> None:
+        """Of two sums of a body, the other one is not compared with the bytes."""
+        digest = bytes.fromhex(request.headers["x-amz-content-sha256"].rpartition("-")[2])
+        if request.headers["x-amz-checksum-sha256"] != base64.b64encode(digest).decode():
+            raise Refusal(400, "BadDigest")
 
     # -- what is asked by a list -----------------------------------------------------------------
 
@@ -283,7 +289,3 @@ def _number(text: str) -> int:
 
 def _iso(when_s: float) -> str:
     return datetime.fromtimestamp(when_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
-
-
-def _base64(digest: bytes) -> str:
-    return base64.b64encode(digest).decode()

@@ -72,7 +72,7 @@ class PeerServer:
         except BaseException:
             self._listening.close()
             raise
-        self._desk = Desk(self._tree, files=self._files)
+        self._desk = Desk(self._tree, keys, files=self._files)
         self._listening.listen(_WAITING)
         self._accepting = threading.Thread(target=self._accept, name="ckpt-serve", daemon=True)
         self._accepting.start()

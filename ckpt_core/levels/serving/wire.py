@@ -236,7 +236,8 @@ class Connection:
 
     def _receive_into(self, buffer: memoryview) -> int:
         try:
-            got = self._sock.recv_into(buffer)
+            # As much as there is room for: a piece for each packet costs a call or two of each kind.
+            got = self._sock.recv_into(buffer, flags=socket.MSG_WAITALL)
         except OSError:
             raise Gone from None
         if not got:

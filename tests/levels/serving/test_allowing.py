@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from ckpt_core.levels import PeerServer
+from ckpt_core.levels.signing import BodyMac
 from ckpt_core.levels.tokens import Keys
 from tests.levels.serving.asking import KEYS, ask, files_below, headers_of, put, send, served
 
+needs_mac = pytest.mark.skipif(not BodyMac.is_there(), reason="missing: cryptography")
 THERE = {"run/there": b"bytes"}
 OTHERS = [
     ("GET", "/steps/run/there", b""),
@@ -112,6 +114,59 @@ def test_a_body_without_a_signed_sum_is_refused(server: PeerServer, tmp_path: Pa
         headers = headers_of("PUT", "/steps/run/new", more={"x-amz-content-sha256": text})
         assert send(server, "PUT", "/steps/run/new", b"other", headers).status == status
     assert files_below(tmp_path / "kept") == THERE
+
+
+@needs_mac
+def test_a_body_that_is_not_the_one_of_its_mac_is_refused_and_nothing_is_written(
+    server: PeerServer, tmp_path: Path
+) -> None:
+    body = b"bytes" * 1000
+    right = content_of(body)
+    _, nonce, tag = right.split("-")
+    target = "/steps/run/new"
+    for text in (
+        content_of(body + b"."),
+        content_of(body, secret="another"),
+        f"GMAC-{nonce[::-1]}-{tag}",
+        f"GMAC-{nonce}-{'0' * 32}",
+    ):
+        headers = headers_of("PUT", target, more={"x-amz-content-sha256": text})
+        answer = send(server, "PUT", target, body, headers)
+        assert (answer.status, answer.code) == (400, "XAmzContentSHA256Mismatch")
+    for text in (right.upper(), right[:-1], "GMAC", right + "0"):
+        headers = headers_of("PUT", target, more={"x-amz-content-sha256": text})
+        assert send(server, "PUT", target, body, headers).status == 403
+    # Only a body that is put: of texts that are acted on it is a hash.
+    for method, place in (("POST", "/steps?delete="), ("GET", "/steps/run/there")):
+        headers = headers_of(method, place, more={"x-amz-content-sha256": content_of(b"")})
+        assert send(server, method, place, b"", headers).status == 403
+    stranger = Keys(KEYS.access_key_id, "guessed")
+    headers = headers_of("PUT", target, keys=stranger, more={"x-amz-content-sha256": right})
+    assert send(server, "PUT", target, body, headers).status == 403
+    assert files_below(tmp_path / "kept") == THERE
+    headers = headers_of("PUT", target, more={"x-amz-content-sha256": right})
+    assert send(server, "PUT", target, body, headers).status == 200
+    assert files_below(tmp_path / "kept") == THERE | {"run/new": body}
+
+
+@needs_mac
+def test_two_macs_of_the_same_bytes_have_nothing_in_common() -> None:
+    assert len({content_of(b"same").split("-")[n] for _ in range(3) for n in (1, 2)}) == 6
+
+
+def test_a_server_that_knows_no_macs_says_so(
+    server: PeerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BodyMac, "is_there", staticmethod(lambda: False))
+    more = {"x-amz-content-sha256": f"GMAC-{'0' * 32}-{'0' * 32}"}
+    headers = headers_of("PUT", "/steps/run/new", more=more)
+    assert send(server, "PUT", "/steps/run/new", b"x", headers).status == 501
+
+
+def content_of(body: bytes, *, secret: str = KEYS.secret_access_key) -> str:
+    mac = BodyMac.begin(secret)
+    mac.update(memoryview(body))
+    return mac.content()
 
 
 def test_a_strangers_long_body_is_not_read(server: PeerServer) -> None:
