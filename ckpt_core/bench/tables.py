@@ -77,7 +77,8 @@ def steady_table(report: Report, figure: Figure) -> Table:
 
 def spread_table(report: Report, figure: Figure) -> Table:
     """A row for each way: median with range, and ratio."""
-    table = _of_ways(f"{figure.title} ({unit_name(figure)}, lower is better)")
+    better = "higher" if figure.higher_is_better else "lower"
+    table = _of_ways(f"{figure.title} ({unit_name(figure)}, {better} is better)")
     for heading in ("median (min-max)", "ratio"):
         table.add_column(heading, justify="right")
     for name in report.stats(figure):

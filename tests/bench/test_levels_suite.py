@@ -41,6 +41,11 @@ def test_each_figure_has_its_ways(report: dict[str, Any]) -> None:
         assert list(rows(report, figure)) == list(ENGINES)
     for figure in ("slower", "slower_median"):
         assert list(rows(report, figure)) == [*ENGINES[:2], PEERS]
+    for figure in ("slower_clock", "slower_clock_median"):
+        assert list(rows(report, figure)) == [PEERS]
+    assert {PEERS, PARITY} <= set(rows(report, "kept_rate"))
+    assert list(rows(report, "back_rate")) == [PEERS, PARITY]
+    assert list(rows(report, "parity_code")) == ["4+1", "4+2"]
     for figure in ("peers_call", "peers_committed", "peers_sent"):
         assert PEERS in rows(report, figure)
     assert {PEERS, "cp"} <= set(rows(report, "peers_arrived"))
@@ -56,7 +61,7 @@ def test_each_figure_has_its_ways(report: dict[str, Any]) -> None:
         len(row["values"])
         for one in report["results"]
         for row in rows(report, one).values()
-        if one != "slower_median"
+        if not one.endswith("_median")
     } == {rounds}
 
 

@@ -19,6 +19,17 @@ SLOWER = Figure(
 SLOWER_MEDIAN = Figure(
     "slower_median", "The same: the median, in the interval that holds it with 95 %", Unit.PERCENT
 )
+CLOCK = Figure(
+    "slower_clock",
+    "Time of training on a processor of its own beside agents that send, over the same while they are held: "
+    "each pair",
+    Unit.PERCENT,
+)
+CLOCK_MEDIAN = Figure(
+    "slower_clock_median",
+    "The same: the median, in the interval that holds it with 95 %",
+    Unit.PERCENT,
+)
 CAP = Figure("cap", "Bytes each second over the bound", Unit.TIMES)
 UPLOAD = Figure("upload", "Step to the store", Unit.BYTES_PER_S, True)
 UPLOAD_CPU = Figure("upload_cpu", "Processor time of sending", Unit.SECONDS_PER_GB)
@@ -35,11 +46,31 @@ PARITY_MADE = Figure("parity_made", "Save, until its group has the parity", Unit
 LOST_BACK = Figure(
     "lost_back", "A node lost with its disk: restore on all, until tensors are back", Unit.SECONDS
 )
+KEPT_RATE = Figure(
+    "kept_rate",
+    "Bytes of a node's state over the time from its commit until others keep it",
+    Unit.BYTES_PER_S,
+    True,
+)
+BACK_RATE = Figure(
+    "back_rate",
+    "Bytes of a lost node's state over the time until it is back",
+    Unit.BYTES_PER_S,
+    True,
+)
+CODE = Figure(
+    "parity_code",
+    "Arithmetic of parity alone, bytes of data, one processor",
+    Unit.BYTES_PER_S,
+    True,
+)
 VIEWS: tuple[View, ...] = (
     One(CALL),
     One(STEP),
     One(SLOWER, columns=False),
     One(SLOWER_MEDIAN, columns=False),
+    One(CLOCK, columns=False),
+    One(CLOCK_MEDIAN, columns=False),
     One(CAP, columns=False),
     One(UPLOAD, drawn=True),
     One(UPLOAD_CPU, drawn=True),
@@ -49,7 +80,10 @@ VIEWS: tuple[View, ...] = (
     One(KEPT_ARRIVED, drawn=True),
     One(KEPT_SENT, columns=False),
     One(PARITY_MADE, columns=False),
+    One(KEPT_RATE, columns=False),
     One(LOST_BACK, columns=False),
+    One(BACK_RATE, columns=False),
+    One(CODE, columns=False),
     Several("Memory", (("save", MEMORY_SAVE), ("restore", MEMORY_RESTORE))),
 )
 

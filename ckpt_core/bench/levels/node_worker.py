@@ -6,10 +6,12 @@ Each rank is a node: it has a root, an agent and a place for what it keeps, in o
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import torch.distributed as dist
 
 from ckpt_core.bench import workloads
 from ckpt_core.bench.contenders import State
-from ckpt_core.bench.levels.worker import Worker
+from ckpt_core.bench.levels.worker import Worker, pin
 from ckpt_core.bench.meeting import Member
 from ckpt_core.bench.serving import Answer
 from ckpt_core.checkpointer import Checkpointer
@@ -69,7 +71,7 @@ class NodeWorker(Member, Worker):
         self._step += 1
         workloads.mark(self._state, self._step)
         began = time.perf_counter()
-        handle = self._ck.save(self._step, self._state, per_rank=[*self._state])
+        handle = self._ck.save(self._step, self._state, per_rank=self._private())
         call_s = time.perf_counter() - began
         handle.committed.result(_WAIT_S)
         committed_s = time.perf_counter() - began
@@ -80,6 +82,29 @@ class NodeWorker(Member, Worker):
         before, self._sent = self._sent, 0 if status is None else status.levels[0].bytes_all
         answer["sent_bytes"] = self._sent - before
         return {**answer, "digest": workloads.digest(self._state)}
+
+    def _private(self) -> list[str]:
+        return [*self._state]
+
+    def beside(self, pairs: int, steps: int, others: Sequence[int]) -> Answer:
+        """As for one root, on the first node; others only save. All but its trainer is on `others`."""
+        every = sorted(os.sched_getaffinity(0))
+        if others:
+            pin(others if self._rank else [cpu for cpu in every if cpu not in others])
+        try:
+            return super().beside(pairs, steps, others)
+        finally:
+            pin(every)
+
+    def _window(self, agent: psutil.Process, steps: int, *, held: bool) -> tuple[float, float]:
+        # Order matters: no agent is held while another node still waits for what it sends there.
+        dist.barrier()
+        return super()._window(agent, steps, held=held)
+
+    def _timed(self, steps: int) -> tuple[float, float]:
+        took_s = (1.0, 1.0) if self._rank else super()._timed(steps)
+        dist.barrier()  # what agents are, held or not, they are on all nodes until then
+        return took_s
 
     def copy(self, into: str) -> Answer:
         """`cp -r` of what this node has of the newest step."""

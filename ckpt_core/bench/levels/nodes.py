@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import secrets
 from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench.crew import Crew
 from ckpt_core.bench.levels.figures import (
+    BACK_RATE,
+    CLOCK,
+    CLOCK_MEDIAN,
+    CODE,
     KEPT_ARRIVED,
     KEPT_CALL,
     KEPT_COMMITTED,
+    KEPT_RATE,
     KEPT_SENT,
     LOST_BACK,
     PARITY_MADE,
@@ -24,8 +30,12 @@ from ckpt_core.bench.remote import Answers
 from ckpt_core.bench.results import Entrant
 from ckpt_core.bench.run import Run
 from ckpt_core.bench.team import RANKS_ENVIRONMENT, Launcher
+from ckpt_core.levels import parity_speed
 
 _SHAPE = "2+1"
+_SHAPES = ("4+1", "4+2")
+"""Of which the arithmetic is measured."""
+
 _LEAVES = 64
 _WARM_UPS = 2
 _COPY = Entrant("cp", "no", "the files of one node's step, into memory", True, title="cp -r")
@@ -77,6 +87,8 @@ class Nodes:
         if answers is None:
             return
         latest = {key: max(one[key] for one in answers) for key in answers[0] if key[-2:] == "_s"}
+        rate = self._run.settings.node_bytes / (latest["arrived_s"] - latest["committed_s"])
+        report.add(KEPT_RATE, self._name, rate)
         if self._shape:
             report.add(PARITY_MADE, self._name, latest["arrived_s"])
             return
@@ -102,22 +114,24 @@ class Nodes:
             return
         seconds = max(one["seconds"] for one in back)
         self._run.report.add(LOST_BACK, self._name, seconds)
+        self._run.report.add(BACK_RATE, self._name, self._run.settings.node_bytes / seconds)
         before, after = (" ".join(one["digest"] for one in found) for found in (saved, back))
         self._run.report.entrants[self._name].compare(before, after)
 
     def beside(self, model: dict[str, Any]) -> None:
-        """Training on all nodes, while their agents send and while they are held."""
+        """Training on the first node, while agents send and while they are held; others only save."""
         self.ask("leave")
         self.ask("train_on", model=model)
         self.ask("meet", home=self._home["home"] + "-training", shape=self._shape)
         self.ask("save")
         self.ask("reach")
-        settings = self._run.settings
-        asked = {"pairs": settings.pairs, "steps": settings.interval, "others": []}
+        settings, cpus = self._run.settings, sorted(os.sched_getaffinity(0))
+        asked = {"pairs": settings.pairs, "steps": settings.interval, "others": cpus[1:]}
         for _ in range(settings.rounds):
             answers = self.ask("beside", **asked)
-            for value in answers[0]["slower"] if answers is not None else ():
-                self._run.report.add(SLOWER, self._name, value)
+            for key, figure in ("slower", SLOWER), ("clock", CLOCK):
+                for value in answers[0][key] if answers is not None else ():
+                    self._run.report.add(figure, self._name, value)
         self.ask("leave")
 
 
@@ -133,8 +147,9 @@ def peers(run: Run[LevelSettings], crew: Crew, folder: Path) -> None:
         for _ in crew.rounds("peers, one lost"):
             group.lose_one()
         group.beside(dataclasses.asdict(run.settings.model))
-        for value in median_within(run.report.values.get(SLOWER.key, {}).get(PEERS, ())):
-            run.report.add(SLOWER_MEDIAN, PEERS, value)
+        for figure, told in (SLOWER, SLOWER_MEDIAN), (CLOCK, CLOCK_MEDIAN):
+            for value in median_within(run.report.values.get(figure.key, {}).get(PEERS, ())):
+                run.report.add(told, PEERS, value)
 
 
 def parity(run: Run[LevelSettings], crew: Crew, folder: Path) -> None:
@@ -145,6 +160,14 @@ def parity(run: Run[LevelSettings], crew: Crew, folder: Path) -> None:
         for _ in crew.rounds("parity, one lost"):
             group.lose_one()
         group.ask("leave")
+    for shape in _SHAPES:
+        by, _ = parity_speed(shape)
+        about = Entrant("parity", settings="pieces of 1 MiB in memory that is used again")
+        about.title = f"{shape} by {by}"
+        run.report.entrants.setdefault(shape, about)
+    for _ in crew.rounds("parity, arithmetic"):
+        for shape in crew.shuffled(_SHAPES):
+            run.report.add(CODE, shape, parity_speed(shape)[1])
 
 
 def _started(run: Run[LevelSettings], crew: Crew, folder: Path, *names: str) -> dict[str, Nodes]:

@@ -67,10 +67,14 @@ class Worker:
         self._step += 1
         workloads.mark(self._state, self._step)
         began = time.perf_counter()
-        handle = self._ck.save(self._step, self._state)
+        handle = self._ck.save(self._step, self._state, per_rank=self._private())
         call_s = time.perf_counter() - began
         handle.committed.result()
         return {"call_s": call_s, "committed_s": time.perf_counter() - began}
+
+    def _private(self) -> list[str]:
+        """What no other rank has."""
+        return []
 
     def reach(self) -> Answer:
         """Wait until all that is due has come to the level; what its agent has done since it began."""
@@ -90,7 +94,7 @@ class Worker:
         """Steps with a save after each `every`-th; training and this engine's threads keep to `cpu`."""
         assert self._ck is not None and self._training is not None
         if cpu is not None:
-            _pin([cpu])
+            pin([cpu])
         began = time.perf_counter()
         for number in range(1, steps + 1):
             self._training.step(self._ck.wait_staged)
@@ -102,7 +106,7 @@ class Worker:
         return {"step_s": took_s / steps}
 
     def beside(self, pairs: int, steps: int, others: Sequence[int]) -> Answer:
-        """Processor time of training behind a save, in pairs: while the agent sends it, and while it is held.
+        """Training behind a save, in pairs: while the agent sends it, over the same while it is held.
 
         Args:
             others: processors for the agent.
@@ -113,27 +117,32 @@ class Worker:
         agent = psutil.Process(status.pid)
         for thread in agent.threads() if others else ():
             os.sched_setaffinity(thread.id, others)
-        slower = []
+        slower, clock = [], []
         for _ in range(pairs):
             took_s = {held: self._window(agent, steps, held=held) for held in _either_first()}
-            slower.append(took_s[False] / took_s[True] - 1)
-        return {"slower": slower}
+            slower.append(took_s[False][0] / took_s[True][0] - 1)
+            clock.append(took_s[False][1] / took_s[True][1] - 1)
+        return {"slower": slower, "clock": clock}
 
-    def _window(self, agent: psutil.Process, steps: int, *, held: bool) -> float:
-        assert self._ck is not None and self._training is not None
+    def _window(self, agent: psutil.Process, steps: int, *, held: bool) -> tuple[float, float]:
+        assert self._ck is not None
         agent.suspend()
         try:
             self.save()
             if not held:
                 agent.resume()
-            # Of this thread alone, which trains: what else this machine does is not to be measured.
-            began = time.thread_time()
-            for _ in range(steps):
-                self._training.step(self._ck.wait_staged)
-            return time.thread_time() - began
+            return self._timed(steps)
         finally:
             agent.resume()
             self._ck.wait(level=1)
+
+    def _timed(self, steps: int) -> tuple[float, float]:
+        """Seconds of this thread alone, which trains: what else this machine does is not in them; and all."""
+        assert self._ck is not None and self._training is not None
+        cpu_s, began = time.thread_time(), time.perf_counter()
+        for _ in range(steps):
+            self._training.step(self._ck.wait_staged)
+        return time.thread_time() - cpu_s, time.perf_counter() - began
 
     def restore(self) -> Answer:
         """The newest step into the state, destroyed before; digests of before and after."""
@@ -205,6 +214,7 @@ def _either_first() -> list[bool]:
     return random.sample((False, True), 2)
 
 
-def _pin(cpus: Sequence[int]) -> None:
+def pin(cpus: Sequence[int]) -> None:
+    """Keep all threads of this process to some processors."""
     for task in os.listdir("/proc/self/task"):
         os.sched_setaffinity(int(task), cpus)
