@@ -34,7 +34,7 @@ def server(peer: PeerServer, tmp_path: Path) -> Iterator[BeforePeer]:
 
 @pytest.fixture
 def far(server: BeforePeer) -> Iterator[ObjectFar]:
-    with ObjectFar(server.url(), request_s=20.0) as far:
+    with ObjectFar(server.url(), request_s=60.0) as far:
         yield far
 
 
@@ -106,14 +106,13 @@ def test_one_fault_at_any_request_is_overcome(
 
 
 def test_a_peer_that_goes_on_failing_is_away_and_nothing_is_there(
-    server: BeforePeer, nothing: Callable[[], bool], tmp_path: Path
+    server: BeforePeer, far: ObjectFar, nothing: Callable[[], bool]
 ) -> None:
     data = bytes(9 * MIB)
     for word, said in (("503", "asks for less haste"), ("507", "it is full"), ("reset", "was cut")):
-        with ObjectFar(server.url(), request_s=1.0) as far:
-            server.fault = partial(on_parts, word)
-            with pytest.raises(Away, match=said) as caught:
-                far.put(COPY, "shard", blocks_of(data, 8 * MIB), len(data))
+        server.fault = partial(on_parts, word)
+        with pytest.raises(Away, match=said) as caught:
+            far.put(COPY, "shard", blocks_of(data, 8 * MIB), len(data))
         assert not caught.value.hopeless and nothing()
 
 
