@@ -49,6 +49,10 @@ def test_where_copies_are_and_whether_all_answer_is_told(
         assert told[0][0] == "ok" and "2 nodes in 2 domains: each copy is elsewhere" in told[0][1]
         assert [level for level, _ in told[1:]] == ["warning"], "nobody listens at 127.0.0.2"
         assert "the copy of node-00000 does not answer" in told[1][1]
+        monkeypatch.setattr("ckpt_core.cli.doctor.peers.is_there", lambda name: False)
+        assert ("note", "copies are summed by SHA-256, most of what a byte costs") in found(
+            ckpts, apart
+        )
         assert near.serve is not None
         lost = dataclasses.replace(near.serve, token_file=str(server.home / "none"))
         ((level, text),) = found(ckpts, dataclasses.replace(near, serve=lost))
