@@ -283,9 +283,9 @@ class LayerwiseSave(OpenSave):
                 continue
             images.append(still.image)
             stage_still(
-                inflight.snapshot,
+                inflight,
                 still,
-                self._streams,
+                self._pipeline,
                 self._planner.sharing,
                 on_devices=bool(tail.behind.events),
             )

@@ -195,9 +195,9 @@ class StageJob:
 
     def _stage_stills(self) -> None:
         """What is in the other files: looked at, and written where it is not there already."""
-        streams, on_devices = self.pipeline.streams, bool(self.source.behind.events)
+        on_devices = bool(self.source.behind.events)
         for still in self.stills:
-            stage_still(self.inflight.snapshot, still, streams, self.sharing, on_devices=on_devices)
+            stage_still(self.inflight, still, self.pipeline, self.sharing, on_devices=on_devices)
 
     def _reading(self) -> Reading:
         return Reading(self.pipeline.streams, self._copied, bool(self.source.behind.events))
@@ -293,9 +293,9 @@ def _batches(
 
 
 def stage_still(
-    snapshot: Snapshot,
+    inflight: InFlight,
     still: StillFile,
-    streams: CopyStreams,
+    pipeline: Pipeline,
     sharing: NoSharing,
     *,
     on_devices: bool,
@@ -306,9 +306,10 @@ def stage_still(
         StagingError: the checkpoint was given up meanwhile.
         ConfigError, BarrierError: a leaf has changed that must not.
     """
+    snapshot, streams = inflight.snapshot, pipeline.streams
     reading = Reading(streams, still.watch.end, on_devices)
     with reading.of(snapshot):
-        is_there = still.is_there(streams, sharing)
+        is_there = still.is_there(inflight, pipeline, sharing)
     if is_there:
         still.shard.share()
         snapshot.arrived(len(still.names))

@@ -6,23 +6,23 @@ digests of what was written then. So a file is shared only if a write would have
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import torch
-import xxhash
 
 from ckpt_core.persist import HeldFile, ShardFile
 from ckpt_core.save.in_flight import InFlight
+from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.shards import Shards
+from ckpt_core.save.still_bytes import Comparison, LiveBytes, bytes_of
 from ckpt_core.save.still_group import Loan, StillGroup
 from ckpt_core.save.unchanged import NoSharing, lie
 from ckpt_core.share import Arrangement, StillPart
 from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, StageItem, StagingPool
-from ckpt_core.state import FlatState, memory_at, memory_of
+from ckpt_core.state import FlatState
 
-_SCRATCH_BYTES = 8 * 2**20
-_NO_BYTES = bytes(4096)
+_HELPED_BYTES = 32 * 2**20
+"""One writer is asked to help for so many bytes: a few milliseconds of hashing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class StillFile:
     watch: LeafWatch
     loan: Loan | None
 
-    def is_there(self, streams: CopyStreams, sharing: NoSharing) -> bool:
+    def is_there(self, inflight: InFlight, pipeline: Pipeline, sharing: NoSharing) -> bool:
         """Whether its bytes are those of the earlier file, so that nothing need be written.
 
         Called by the stager, inside a reading of live leaves.
@@ -102,11 +102,14 @@ class StillFile:
         Raises:
             ConfigError: a leaf has changed of which the user says that it does not.
         """
-        loan = self.loan
+        loan, streams = self.loan, pipeline.streams
         if loan is None:
             return False
-        runs = _runs(self.part, self.items, streams)
-        pieces = differing(runs, loan.file)
+        live = LiveBytes(self.part.layout.header, self.items, streams)
+        comparison = Comparison(live, loan.file, inflight.snapshot, deadline=inflight.deadline)
+        for _ in range(_helpers(loan.file.nbytes, pipeline) if live.on_host else 0):
+            pipeline.writers.submit(comparison.help)
+        pieces = comparison.find()
         streams.settle()
         changed = self._leaves_in(pieces, loan.file)
         if changed and self.group.declared:
@@ -123,7 +126,7 @@ class StillFile:
         found: dict[str, None] = {}
         for name, (tensor, offset, _) in zip(self.names, self.items, strict=True):
             if name in suspects:
-                for run in _runs_of(tensor, streams):
+                for run in bytes_of(tensor, 0, tensor.nbytes, streams):
                     if file.read(offset, len(run)) != run:
                         found[name] = None
                     offset += len(run)
@@ -145,57 +148,7 @@ class StillFile:
         ]
 
 
-def differing(runs: Iterable[memoryview], file: HeldFile) -> list[int]:
-    """Numbers of the pieces of a file that these bytes have otherwise."""
-    found: list[int] = []
-    digest, piece, left = xxhash.xxh3_128(), 0, file.sizes[0]
-    for run in runs:
-        while run:
-            part, run = run[:left], run[left:]
-            digest.update(part)
-            left -= len(part)
-            if left == 0:
-                if digest.digest() != file.digests[piece]:
-                    found.append(piece)
-                piece += 1
-                digest.reset()
-                left = file.sizes[piece] if piece < len(file.sizes) else -1
-    assert piece == len(file.sizes), "another length"
-    return found
-
-
-def _runs(
-    part: StillPart, items: Sequence[StageItem], streams: CopyStreams
-) -> Iterator[memoryview]:
-    """The bytes of the file as it would be written, in order; each is read before the next."""
-    yield memoryview(part.layout.header)
-    cursor = len(part.layout.header)
-    for tensor, offset, nbytes in items:
-        if nbytes == 0:
-            continue
-        yield from _zeros(offset - cursor)
-        cursor = offset + nbytes
-        yield from _runs_of(tensor, streams)
-    yield from _zeros(part.layout.file_bytes - cursor)
-
-
-def _runs_of(tensor: torch.Tensor, streams: CopyStreams) -> Iterator[memoryview]:
-    """The row-major bytes of a leaf that has some."""
-    if streams.devices.is_flat(tensor):
-        yield memory_at(tensor.data_ptr(), tensor.nbytes)
-        return
-    # By whole elements: leaves of a device, and strided ones.
-    most = _SCRATCH_BYTES // tensor.element_size() * tensor.element_size()
-    scratch = torch.empty(min(most, tensor.nbytes), dtype=torch.uint8, device="cpu")
-    for start in range(0, tensor.nbytes, most):
-        target = scratch[: min(most, tensor.nbytes - start)]
-        streams.copy(tensor, start, target, into=set())
-        streams.settle()
-        yield memory_of(target)
-
-
-def _zeros(count: int) -> Iterator[memoryview]:
-    while count > 0:
-        run = memoryview(_NO_BYTES)[:count]
-        yield run
-        count -= len(run)
+def _helpers(nbytes: int, pipeline: Pipeline) -> int:
+    """Writers that help to hash so much: no more than there are processors beside the stager's."""
+    others = len(os.sched_getaffinity(0)) - 1
+    return min(pipeline.options.writers, others, nbytes // _HELPED_BYTES)

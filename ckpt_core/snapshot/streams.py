@@ -28,7 +28,7 @@ _UNDER_WAY = 2
 
 
 class CopyStreams:
-    """Used by the stager thread alone; the training thread may copy host leaves through it."""
+    """Used by the stager thread alone; any thread may copy host leaves through it."""
 
     def __init__(self, devices: Devices) -> None:
         self.devices = devices

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ckpt_core import Checkpointer, NotCommitted, Options, load, verify
+from ckpt_core.save import still_files
 from ckpt_core.store import step_path
 from tests import places
 
@@ -111,8 +112,12 @@ def options_of(dice: random.Random) -> Options:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_every_step_equals_its_reference(seed: int, tmp_path: Path) -> None:
+def test_every_step_equals_its_reference(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dice = random.Random(f"{places.run_number()} unchanged {seed}")
+    # Writers help to compare, however small the files are.
+    monkeypatch.setattr(still_files, "_helpers", lambda nbytes, pipeline: seed % 3)
     shared = 0
     training, expected = Training(dice), dict[int, Any]()
     busy = dice.sample(training.ways, dice.randrange(1, 4))
