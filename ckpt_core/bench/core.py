@@ -3,6 +3,7 @@
     save, restore   one large state: persist, stall, memory, amplification; restores, cold and warm
     leaves          a state of many small tensors, where bytes cost nothing and leaves do
     train           a small model: steps with saves at each interval over steps without, in the same turn
+    still           a state of which 99 % stays the same, and ways that write only what has changed
     start           a process of its own: from its start to the first step with a state that was restored
 
 Contenders take turns in rounds of random order, so that a disk whose speed drifts, or a neighbour that wakes
@@ -14,13 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
 from ckpt_core.bench import cache, proc
 from ckpt_core.bench.checks import check_state
-from ckpt_core.bench.contenders import NAMES
+from ckpt_core.bench.contenders import NAMES, SHARING
 from ckpt_core.bench.crew import Crew
 from ckpt_core.bench.machine import check_room
 from ckpt_core.bench.results import (
@@ -36,6 +38,8 @@ from ckpt_core.bench.run import Run
 from ckpt_core.bench.settings import ModelSize, RunSettings
 from ckpt_core.bench.starts import FIGURES as STARTS
 from ckpt_core.bench.starts import measure_starts
+from ckpt_core.bench.still import FIGURES as STILL
+from ckpt_core.bench.still import WAYS, measure_still
 from ckpt_core.bench.suite import Suite
 from ckpt_core.bench.team import Launcher
 from ckpt_core.bench.views import One, Over, View
@@ -62,11 +66,12 @@ class Measure(StrEnum):
     RESTORE = "restore"
     LEAVES = "leaves"
     TRAIN = "train"
+    STILL = "still"
     START = "start"
 
 
 _UNASKED = (Measure.SAVE, Measure.RESTORE, Measure.LEAVES, Measure.TRAIN)
-"""A start imports torch anew each time: it is measured where somebody asks for it."""
+"""A start imports torch anew each time, and `still` has ways of its own: where somebody asks for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +96,7 @@ class Settings(RunSettings):
     intervals: tuple[int, ...] = (1, 5, 10, 25, 50)
     train_steps: int = 10
     model: ModelSize = _MODEL
-    contenders: tuple[str, ...] = NAMES
+    contenders: tuple[str, ...] = (*NAMES, *SHARING)
     measures: tuple[Measure, ...] = _UNASKED
     staging_bytes: int | None = None
 
@@ -135,6 +140,7 @@ _FIGURES: tuple[View, ...] = (
     One(MEMORY, drawn=True),
     One(AMPLIFICATION),
     *STARTS,
+    *STILL,
     Over(
         title="Training step, times the same without saves", make=SLOWDOWN, ratios=False, mark=1.0
     ),
@@ -160,8 +166,14 @@ def measure(run: Run[Settings]) -> None:
         ConfigError: there is no room for the run; nothing was written.
     """
     measures = set(run.settings.measures)
+    if Measure.STILL in measures:
+        with Crew(run, LAUNCH) as crew:
+            _start(run, crew, WAYS)
+            measure_still(crew)
+    if measures <= {Measure.STILL}:
+        return
     with Crew(run, LAUNCH) as crew:
-        _start(run, crew)
+        _start(run, crew, NAMES)
         if {Measure.SAVE, Measure.RESTORE} & measures:
             _large(run, crew)
         if Measure.LEAVES in measures:
@@ -172,9 +184,9 @@ def measure(run: Run[Settings]) -> None:
             measure_starts(crew)
 
 
-def _start(run: Run[Settings], crew: Crew) -> None:
+def _start(run: Run[Settings], crew: Crew, names: Iterable[str]) -> None:
     settings = run.settings
-    crew.enter(name for name in NAMES if name in settings.contenders)
+    crew.enter(name for name in names if name in settings.contenders)
     disk_bytes, memory_bytes = 0, settings.state_bytes * _SPARE_STATES
     for hello in crew.start().values():
         disk_bytes += settings.state_bytes * hello["disk_states"]

@@ -26,12 +26,14 @@ class StateWorker:
         self._training: workloads.Training | None = None
 
     def build(self, workload: str, **size: Any) -> Answer:
-        """Allocate and fill the state of a workload: "large", "small_leaves" or "training"."""
+        """Allocate and fill the state of a workload: "large", "small_leaves", "still" or "training"."""
         if workload == "training":
             self._training = workloads.Training.start(size)
             self._state = self._training.state()
         elif workload == "small_leaves":
             self._state = workloads.small_leaves_state(**size)
+        elif workload == "still":
+            self._state = workloads.still_state(**size)
         else:
             self._state = self._large(**size)
         gc.collect()
@@ -43,9 +45,16 @@ class StateWorker:
     def _meet(self) -> None:
         """Called before each clock starts, and before a restore: ranks wait for each other."""
 
-    def _time_save(self, contender: Contender, step: int) -> Answer:
-        """One save, with the barrier right behind it: no compute hides the copy."""
-        workloads.mark(self._state, step)
+    def _time_save(self, contender: Contender, step: int, below: str | None = None) -> Answer:
+        """One save, with the barrier right behind it: no compute hides the copy.
+
+        Args:
+            below: what has names that begin so has changed since the last one; None: a little of the state.
+        """
+        if below is None:
+            workloads.mark(self._state, step)
+        else:
+            workloads.change(self._state, below)
         gc.collect()
         self._meet()
         worked_s = proc.processor_s(os.getpid())
@@ -137,10 +146,10 @@ class Worker(StateWorker):
         self._contender = self._class(Profile(root, staging_bytes, timeout_s))
         return {}
 
-    def save(self) -> Answer:
+    def save(self, below: str | None = None) -> Answer:
         """See `_time_save`."""
         self._step += 1
-        return self._time_save(self._opened(), self._step)
+        return self._time_save(self._opened(), self._step, below)
 
     def tidy(self) -> Answer:
         """Leave no old step and no dirty page behind for the next turn, whoever has it."""
@@ -157,10 +166,10 @@ class Worker(StateWorker):
         own_s = contender.load_into(self._state)
         return {"restore_s": time.perf_counter() - began if own_s is None else own_s}
 
-    def check(self, step: int) -> Answer:
+    def check(self, step: int, below: str | None = None) -> Answer:
         """Save a state that every contender has at that step, destroy it, restore it, compare."""
         self._step = step - 1
-        self.save()
+        self.save(below)
         return self._destroy_and_restore(self._opened())
 
     def train(self, every: int, steps: int) -> Answer:

@@ -32,6 +32,18 @@ def small_leaves_state(*, leaves: int, leaf_bytes: int) -> State:
     return _filled([(leaf_bytes // 4,)] * leaves)
 
 
+def still_state(*, state_bytes: int, leaves: int) -> State:
+    """About `state_bytes`: a base of 99 % in so many tensors, and an adapter in a twentieth of them."""
+    adapters = max(leaves // 20, 1)
+    sizes = {"base": (state_bytes * 99 // 100, leaves), "adapter": (state_bytes // 100, adapters)}
+    generator = torch.Generator().manual_seed(0)
+    return {
+        f"{part}.block{index:05d}": torch.rand(max(nbytes // count // 4, 1), generator=generator)
+        for part, (nbytes, count) in sizes.items()
+        for index in range(count)
+    }
+
+
 def untouched_state(*, state_bytes: int) -> State:
     """A size without content: its memory is never touched, so it takes none."""
     return {"raw": torch.empty(state_bytes // 4)}
@@ -49,6 +61,13 @@ def mark(state: State, step: int) -> None:
     """Make the state of one step differ from that of any other."""
     for tensor in (next(iter(state.values())), next(reversed(state.values()))):
         tensor.view(-1)[0] = step
+
+
+def change(state: State, below: str) -> None:
+    """Change every leaf whose name begins so, and no other."""
+    for name, tensor in state.items():
+        if name.startswith(below):
+            tensor.add_(1)
 
 
 def digest(state: State) -> str:

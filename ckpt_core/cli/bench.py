@@ -98,7 +98,7 @@ class Request:
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Only this; repeatable. core has save, restore, leaves, train; "
+            help="Only this; repeatable. core has save, restore, leaves, train, still, start; "
             "ranks save, train, plan, messages; lightning, transformers save, train, resume; "
             "deepspeed save, train; horovod train; "
             "policy overhead, decision; papers throughput, persist, in_flight, writers, memory, "

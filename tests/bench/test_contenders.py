@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckpt_core.bench.contenders import NAMES, OURS, Profile, State, contender_class
+from ckpt_core.bench.contenders import NAMES, OURS, SHARING, Profile, State, contender_class
 from ckpt_core.bench.contenders.dcp import ThreadTrials
 from ckpt_core.bench.contenders.raw_disk import RawDisk
 
@@ -17,7 +17,7 @@ def state() -> State:
     return {"a": torch.zeros(300_000), "b": torch.zeros(7)}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *SHARING])
 def test_every_name_leads_to_a_class_of_that_name(name: str) -> None:
     assert contender_class(name).name == name
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ckpt_core.bench import NAMES, OURS
+from ckpt_core.bench.contenders import SHARING
 from tests.bench.quick import broken_peers, ckpt_core_bench, quick_run, ran, report_of
 
 ALWAYS_HERE = {OURS, "torch_save", "torch_save_fsync", "dcp_save", "dcp_async_reused"}
@@ -128,6 +129,20 @@ def test_a_start_is_measured_where_it_is_asked_for(tmp_path: Path) -> None:
     for name, row in results["start_own"]["contenders"].items():
         whole = results["start"]["contenders"][name]["values"]
         assert all(own < all_ for own, all_ in zip(row["values"], whole, strict=True))
+
+
+def test_what_does_not_change_is_measured_where_it_is_asked_for(tmp_path: Path) -> None:
+    report = report_of(quick_run(tmp_path, "--measure", "still"))
+    here = ran(report)
+    assert list(report["contenders"]) == [OURS, *SHARING]
+    assert here >= {OURS, *SHARING} - {"moonclip"}
+    assert all(report["contenders"][name]["restored"] for name in here)
+    assert len({report["contenders"][name]["digest"] for name in here}) == 1
+    for key, figure in report["results"].items():
+        looking = key.startswith("changing_")
+        assert set(figure["contenders"]) == ({OURS, "ckpt_core_shared"} if looking else here), key
+    written = report["results"]["still_written"]["contenders"]
+    assert all(row["max"] < 0.1 for name, row in written.items() if name != OURS)
 
 
 @pytest.mark.parametrize(

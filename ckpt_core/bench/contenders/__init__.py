@@ -3,7 +3,7 @@
 A contender lives in a process of its own. Call order, all from that process's main thread:
 `available` -> construct -> `save` and the handle's `barrier`, `wait_durable`, then `tidy`, any number
 of times -> `load_into` -> `close`. To add one, write the class and name it in `REGISTRY`, or in `RANKED`
-where several ranks of a job save together.
+where several ranks of a job save together, or in `SHARING`.
 
 Baselines run with the best settings their documentation gives, not with defaults that are known to
 be slow; where defaults are what most people use, they are a contender of their own.
@@ -47,13 +47,20 @@ RANKED = {
 }
 """Likewise for ranks that save a state that is equal on all of them; in `ckpt_core.bench.ranks.ways`."""
 
+SHARING = {
+    "ckpt_core_shared": "sharing:Shared",
+    "ckpt_core_frozen": "sharing:Frozen",
+    "moonclip": "moonclip_manager:Moonclip",
+}
+"""Likewise, of those that write only what has changed: for `still` alone, which they are made for."""
+
 OURS = "ckpt_core"
 NAMES = tuple(REGISTRY)
 
 
 def contender_class(name: str) -> type[Contender]:
     """The class of a contender; its module is imported only now."""
-    found: type[Contender] = _load(__name__, REGISTRY[name])
+    found: type[Contender] = _load(__name__, (REGISTRY | SHARING)[name])
     return found
 
 
@@ -73,6 +80,7 @@ __all__ = [
     "OURS",
     "RANKED",
     "REGISTRY",
+    "SHARING",
     "Contender",
     "Handle",
     "Profile",
