@@ -55,6 +55,7 @@ class HeldFile:
         self.digests = tuple(digests)
         self.pieces = tuple([tuple(piece) for piece in pieces])
         self.sizes = tuple([sum(one.nbytes for one in piece) for piece in pieces])
+        self._starts = tuple(itertools.accumulate(self.sizes, initial=0))[:-1]
         self._files = files
         self._fd = files.open_read(path)
         self._users = 1
@@ -69,6 +70,11 @@ class HeldFile:
     def results(self) -> tuple[WriteResult, ...]:
         """The checksums of all of it, in file order."""
         return tuple(itertools.chain.from_iterable(self.pieces))
+
+    def has(self, index: int, offset: int, digest: bytes) -> bool:
+        """Whether its piece of that number begins there, and has these bytes."""
+        # Staging memory may have been replaced since, by chunks of another size.
+        return self._starts[index : index + 1] == (offset,) and self.digests[index] == digest
 
     def take(self) -> HeldFile:
         """Have it too, until `release`."""
@@ -124,10 +130,9 @@ class HeldFile:
             PersistError: it is damaged on storage.
         """
         memory = memoryview(bytearray(max(self.sizes)))
-        starts = list(itertools.accumulate(self.sizes, initial=0))
         for index in indices:
             piece = memory[: self.sizes[index]]
-            self._files.fill(self._fd, piece, starts[index])
+            self._files.fill(self._fd, piece, self._starts[index])
             if xxhash.xxh3_128(piece).digest() != self.digests[index]:
                 raise PersistError(
                     f"step {step} was not saved: {self.home}, which it was to share, is damaged on "
@@ -135,7 +140,7 @@ class HeldFile:
                     step=step,
                     path=self.home,
                 )
-            self._files.pwrite(fd, piece, starts[index])
+            self._files.pwrite(fd, piece, self._starts[index])
 
     def _copy(self, target: Path, step: int) -> None:
         fd = self._files.create(target)

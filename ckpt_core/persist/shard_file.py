@@ -166,7 +166,7 @@ class ShardFile:
         """
         # Hash before writing: both read the piece, and it has just been filled.
         data = piece.memory[: max(self.request.file_bytes - piece.offset, 0)]
-        if self.request.shared_at is not None and self._is_there(piece.index, data):
+        if self.request.shared_at is not None and self._is_there(piece, data):
             return
         results = _sums(data, self.request.sum_bytes) if self.request.checksum else None
         with self._errors("write"):
@@ -177,16 +177,18 @@ class ShardFile:
                     self._files.start_writeback(fd, piece.offset, piece.nbytes)
         self._results[piece.index] = results or (WriteResult(len(data), None),)
 
-    def _is_there(self, index: int, data: memoryview) -> bool:
+    def _is_there(self, piece: PieceLike, data: memoryview) -> bool:
         """Note what a piece is; whether it is that of the earlier file."""
-        like = self.request.like
+        index, like = piece.index, self.request.like
         if like is not None:
             look = self._looks[index] = _look(data)
             if like[index : index + 1] != (look,):
                 return False
         digest = self._digests[index] = xxhash.xxh3_128(data).digest()
         earlier = self.earlier
-        if not self._is_compared or earlier is None or earlier.digests[index] != digest:
+        if not self._is_compared or earlier is None:
+            return False
+        if not earlier.has(index, piece.offset, digest):
             return False
         self._results[index] = earlier.pieces[index]
         self._same.add(index)

@@ -36,13 +36,13 @@ class FakePiece:
         self.releases += 1
 
 
-def pieces_of(data: bytes) -> list[FakePiece]:
+def pieces_of(data: bytes, size: int = CHUNK) -> list[FakePiece]:
     memory = mmap.mmap(-1, len(data))
     memory.write(data)
     view = memoryview(memory)
     return [
-        FakePiece(at // CHUNK, at, len(view[at : at + CHUNK]), view[at : at + CHUNK])
-        for at in range(0, len(data), CHUNK)
+        FakePiece(at // size, at, len(view[at : at + size]), view[at : at + size])
+        for at in range(0, len(data), size)
     ]
 
 
@@ -228,3 +228,30 @@ def test_a_cancelled_piece_is_released_and_not_written(tmp_path: Path) -> None:
     pool.close(timeout_s=60)
     assert piece.releases == 1
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [((2, 1), (1, 1, 1)), ((1, 1, 1), (2, 1))], ids=["smaller", "larger"]
+)
+def test_a_piece_is_that_of_an_earlier_file_only_where_it_lies_there(
+    tmp_path: Path, before: tuple[int, ...], now: tuple[int, ...]
+) -> None:
+    """Staging memory that was replaced has chunks of another size: number 1 lies somewhere else."""
+    a, b, c = (os.urandom(CHUNK) for _ in range(3))
+    data = {(2, 1): a + b + c, (1, 1, 1): a + c + b}  # number 1 is c in both
+    target = {"shared_at": lambda: tmp_path / "s"}
+    earlier = shard(tmp_path / "earlier", 3 * CHUNK, **target)
+    for piece in pieces_of(data[before], before[0] * CHUNK):
+        earlier.write(piece)
+    earlier.sync()
+    file = shard(tmp_path / "s", 3 * CHUNK, **target)
+    file.earlier, earlier.held = earlier.held, None
+    file.compare()
+    for piece in pieces_of(data[now], now[0] * CHUNK):
+        file.write(piece)
+    file.sync()
+    for one in (file, earlier):
+        one.close()
+        one.let_go()
+    assert not file.is_shared
+    assert (tmp_path / "s").read_bytes() == data[now]
