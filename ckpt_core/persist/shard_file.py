@@ -81,6 +81,7 @@ class ShardRequest:
         shared_at: it may be shared by later steps, and would be linked there; None: it is one step's alone.
         like: how the pieces of an earlier file looked; the first one that looks otherwise says that this one
             has changed, and will be shared by none. None: nobody has looked.
+        show: told of each piece before it is written: its offset and bytes. By any writer. None: nobody.
     """
 
     name: str
@@ -94,6 +95,7 @@ class ShardRequest:
     exact_bytes: int | None = None
     shared_at: Callable[[], Path] | None = None
     like: tuple[bytes, ...] | None = None
+    show: Callable[[int, memoryview], None] | None = None
 
     @property
     def file_bytes(self) -> int:
@@ -152,6 +154,12 @@ class ShardFile:
         return tuple([self._looks[index] for index in sorted(self._looks)])
 
     @property
+    def others(self) -> list[int]:
+        """Once all is written: numbers of the pieces of `earlier` that this file has otherwise."""
+        count = 0 if self.earlier is None else len(self.earlier.sizes)
+        return [index for index in range(count) if index not in self._same]
+
+    @property
     def path(self) -> Path | None:
         """Where the file is, once it has been opened."""
         return self._path
@@ -166,6 +174,8 @@ class ShardFile:
         """
         # Hash before writing: both read the piece, and it has just been filled.
         data = piece.memory[: max(self.request.file_bytes - piece.offset, 0)]
+        if self.request.show is not None:
+            self.request.show(piece.offset, data)
         if self.request.shared_at is not None and self._is_there(piece, data):
             return
         results = _sums(data, self.request.sum_bytes) if self.request.checksum else None

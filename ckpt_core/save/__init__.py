@@ -4,7 +4,8 @@ plain | layerwise, layers | named_files    what the caller does: one call, or be
   -> admission                             a place among those in flight; or the way out
   -> staging                               leaves into chunks: now, and behind training
      still_files, still_group, unchanged   what has not changed is a link to an earlier step's file
-     still_bytes                           whether it has: the stager compares, and writers help
+     still_looks                           whether it may be: by a few cache lines
+     still_bytes                           whether it is: the stager compares, and writers help
      still_named                           the same for a named file
   -> shards                                a file of the save, made late; its chunks to the writers
   -> pipeline                              the threads and the memory of all saves

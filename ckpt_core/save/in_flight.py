@@ -25,7 +25,7 @@ from ckpt_core.persist import ShardFile
 from ckpt_core.save.contents import Contents
 from ckpt_core.save.failures import Failures
 from ckpt_core.save.further import Followed, NoLevels, Reaching
-from ckpt_core.save.still_group import StillGroup
+from ckpt_core.save.still_group import Keeper
 from ckpt_core.snapshot import ShardImage, Snapshot, Stager, StagingPool
 from ckpt_core.store import Attempt, GuestStore, StepStore
 from ckpt_core.system.devices import Devices
@@ -82,7 +82,7 @@ class InFlight:
         destination: where named files go; None: it becomes a step.
         images: everything that may hold chunks for it.
         open_ended: it waits for its caller, and only the stager touches its images.
-        stills: the files of it that later ones may share, whose leaves they are of, and how some look.
+        stills: the files of it that later ones may share, who keeps them, and how some leaves look.
         created_unix_s: when it was let in, later than the one before it.
     """
 
@@ -95,7 +95,7 @@ class InFlight:
         self.snapshot = Snapshot(step, devices=around.devices, on_staged=self._note_staged)
         self.committed: Future[Path] = Future()
         self.shards: list[ShardFile] = []
-        self.stills: list[tuple[StillGroup, ShardFile, Mapping[str, bytes]]] = []
+        self.stills: list[tuple[Keeper, ShardFile, Mapping[str, bytes]]] = []
         self.images: list[ShardImage] = []
         self.attempt: Attempt | None = None
         self.error: BaseException | None = None

@@ -277,7 +277,9 @@ class LayerwiseSave(OpenSave):
         for leaves, watch in zip(tail.stills, self._still_watches, strict=True):
             number = len(inflight.shards)
             placed += [replace(place, file=number) for place in leaves.part.placed]
-            still = open_still(self._shards, inflight, self._plan.pool, leaves, watch)
+            still = open_still(
+                *(self._shards, inflight, self._plan.pool, leaves, watch), self._planner.sharing
+            )
             if still is None:
                 inflight.snapshot.arrived(len(leaves.names))
                 continue

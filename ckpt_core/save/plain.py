@@ -141,13 +141,16 @@ class PlainSaves:
         inflight.contents = Contents.of_leaves(plan.stored, flat.skeleton, [share], [audit])
         audit.read_eager(pipeline.streams)
         mode = self.mode_used = plan.mode
-        source = source_of(flat, arrangement, mode=mode, devices=pipeline.devices)
-        sink = shards.open(inflight, layout.file_bytes, mapped=mode is Mode.DIRECT)
+        beside = [still.items for still in plan.stills]
+        source = source_of(flat, arrangement, beside, mode=mode, devices=pipeline.devices)
+        offsets, show = self.sharing.offsets(arrangement), None
+        if source.behind.events and (looks := self.sharing.looks(offsets)) is not None:
+            offsets, show = {}, looks.show
+        sink = shards.open(inflight, layout.file_bytes, mapped=mode is Mode.DIRECT, show=show)
         sizes = (layout.front_bytes, layout.file_bytes)
         image = shards.image(sink, plan.pool, sizes, hold=True)
         watch = pipeline.watch_for(inflight)
         stills = self._stills(inflight, plan)
-        offsets = self.sharing.offsets(arrangement)
         job = StageJob(
             *(inflight, image, source, audit, watch, pipeline, self._no_room),
             *(self.sharing, offsets, stills),
@@ -163,10 +166,14 @@ class PlainSaves:
     def _stills(self, inflight: InFlight, plan: SavePlan) -> list[StillFile]:
         """The still files that have to be read; those that need not be are shared at once."""
         found = [
-            open_still(self._shards, inflight, plan.pool, one, self._pipeline.watch_for(inflight))
+            open_still(
+                *(self._shards, inflight, plan.pool, one, self._pipeline.watch_for(inflight)),
+                self.sharing,
+            )
             for one in plan.stills
         ]
-        return [still for still in found if still is not None]
+        # Order matters: those that may be cloned on their devices are so before any other is read.
+        return sorted(filter(None, found), key=lambda still: not still.copied)
 
     def _no_room(self) -> None:
         """Called by the stager: a save in DEVICE mode has become one in HOST mode."""

@@ -25,6 +25,8 @@ from ckpt_core.system.files import Files
 from ckpt_core.types import DirectIO, RankInfo
 from ckpt_core.units import ALIGN_BYTES, align_up
 
+Show = Callable[[int, memoryview], None]
+
 
 @dataclass(frozen=True, slots=True)
 class ShardSink:
@@ -65,15 +67,27 @@ class Shards:
         return self._files.in_huge_pages(self._store.root)
 
     def open(
-        self, inflight: InFlight, nbytes: int, *, mapped: bool = False, still: bool = False
+        self,
+        inflight: InFlight,
+        nbytes: int,
+        *,
+        mapped: bool = False,
+        still: bool = False,
+        show: Show | None = None,
     ) -> ShardSink:
-        """The next shard file of a checkpoint; a still one may be shared by steps."""
+        """The next shard file of a checkpoint; a still one may be shared by steps.
+
+        Args:
+            show: see `ShardRequest.show`.
+        """
         name = shard_name(self._rank, len(inflight.shards))
         request = self._request(
             inflight, name, nbytes, partial(self._place, inflight, name, nbytes)
         )
         shared_at = partial(self._shared_place, inflight, name) if still else None
-        request = replace(request, mapped=mapped, sum_bytes=self._sum_bytes, shared_at=shared_at)
+        request = replace(
+            request, mapped=mapped, sum_bytes=self._sum_bytes, shared_at=shared_at, show=show
+        )
         return self._sink(inflight, request)
 
     def open_named(

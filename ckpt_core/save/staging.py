@@ -64,12 +64,23 @@ class Source:
     behind: Queued
 
 
-def source_of(flat: FlatState, arrangement: Arrangement, *, mode: Mode, devices: Devices) -> Source:
-    """Split parts of leaves by when they are copied. Called on the training thread inside `save`."""
+def source_of(
+    flat: FlatState,
+    arrangement: Arrangement,
+    stills: Sequence[Sequence[StageItem]],
+    *,
+    mode: Mode,
+    devices: Devices,
+) -> Source:
+    """Split parts of leaves by when they are copied. Called on the training thread inside `save`.
+
+    Args:
+        stills: what is read for other files, behind the same events.
+    """
     names, lazy = _lazy(flat, arrangement)
     ready = _ready(flat, arrangement, devices)
     front = () if ready else _front(flat, arrangement)
-    used = devices.of_all([item[0] for items in (front, lazy) for item in items])
+    used = devices.of_all([item[0] for items in (front, lazy, *stills) for item in items])
     if not used:
         return Source(ready or front, (), lazy, names, mode, NOTHING_QUEUED)
     clones = frozen(front, devices)
@@ -110,7 +121,7 @@ class StageJob:
         no_room: called where DEVICE has become HOST for this save.
         sharing: looks at the leaves of the first file.
         offsets: where in that file which leaf is, for `sharing`.
-        stills: the other files.
+        stills: the other files, those first that are `copied`.
     """
 
     inflight: InFlight
@@ -164,7 +175,7 @@ class StageJob:
                 if self.stills:
                     # It may have the only chunk that is free.
                     self.image.finish()
-                self._stage_stills()
+                self._stage_stills(self.stills)
             streams.settle()
             self.watch.raise_if_changed()
             snapshot.complete()
@@ -178,25 +189,34 @@ class StageJob:
         False where there is no room.
         """
         snapshot, streams = self.inflight.snapshot, self.pipeline.streams
+        stills = [still for still in self.stills if still.copied]
+        files = [(self.source.lazy, self.watch), *((still.items, still.watch) for still in stills)]
         with self._reading().of(snapshot):
-            clones = self.pipeline.clones.make(self.source.lazy)
+            clones = self.pipeline.clones.make([items for items, _ in files])
             if clones is not None:
-                self.watch.end(self.source.lazy)
+                for items, watch in files:
+                    watch.end(items)
         if clones is None:
             self.no_room()
             return False
-        self.watch.raise_if_changed()
-        snapshot.arrived(len(self.source.names), streams.queued_now())
-        self._stage_stills()
+        for _, watch in files:
+            watch.raise_if_changed()
+        snapshot.arrived(sum(len(items) for items, _ in files), streams.queued_now())
+        self._stage_stills([still for still in self.stills if not still.copied])
         streams.settle()
         snapshot.complete()
-        self.image.leaves(clones)
+        first, *others = clones
+        self.image.leaves(first)
+        for still, leaves in zip(stills, others, strict=True):
+            # It may have the only chunk that is free.
+            self.image.finish()
+            still.write(leaves)
         return True
 
-    def _stage_stills(self) -> None:
-        """What is in the other files: looked at, and written where it is not there already."""
+    def _stage_stills(self, stills: Sequence[StillFile]) -> None:
+        """What is in these files: looked at, and written where it is not there already."""
         on_devices = bool(self.source.behind.events)
-        for still in self.stills:
+        for still in stills:
             stage_still(self.inflight, still, self.pipeline, self.sharing, on_devices=on_devices)
 
     def _reading(self) -> Reading:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
 
 from ckpt_core.persist import HeldFile, ShardFile
 from ckpt_core.save.in_flight import InFlight
@@ -34,6 +36,8 @@ class StillLeaves:
         part: where they lie in it.
         look: how some of them look.
         names, items: what is read for it, in file order.
+        copied: some lie on devices, and nobody has declared them: they are compared as they come out of
+            staging memory, by the writers.
     """
 
     group: StillGroup
@@ -41,6 +45,7 @@ class StillLeaves:
     look: Mapping[str, bytes]
     names: tuple[str, ...]
     items: Sequence[StageItem]
+    copied: bool
 
 
 def still_leaves(
@@ -52,23 +57,57 @@ def still_leaves(
         ConfigError: a leaf looks otherwise of which the user says that it does not change.
     """
     looks = sharing.glance(flat, arrangement, groups)
-    rows = zip(groups, arrangement.stills, looks, strict=True)
-    return tuple([StillLeaves(group, part, look, *part.items(flat)) for group, part, look in rows])
+    found = []
+    for group, part, look in zip(groups, arrangement.stills, looks, strict=True):
+        names, items = part.items(flat)
+        copied = not group.declared and sharing.lie_on_devices(items)
+        found.append(StillLeaves(group, part, look, names, items, copied))
+    return tuple(found)
 
 
 def open_still(
-    shards: Shards, inflight: InFlight, pool: StagingPool, leaves: StillLeaves, watch: LeafWatch
+    shards: Shards,
+    inflight: InFlight,
+    pool: StagingPool,
+    leaves: StillLeaves,
+    watch: LeafWatch,
+    sharing: NoSharing,
 ) -> StillFile | None:
     """The next file of a save; None if it is shared unread."""
-    group, part = leaves.group, leaves.part
+    group, part, copied = leaves.group, leaves.part, leaves.copied
     sink = shards.open(inflight, part.layout.file_bytes, still=True)
-    inflight.stills.append((group, sink.shard, leaves.look))
+    keeper = _Compared(group, part, sharing) if copied else group
+    inflight.stills.append((keeper, sink.shard, leaves.look))
     loan = group.lend(sink.shard)
     if loan is not None and loan.trusted:
         sink.shard.share()
         return None
+    if loan is not None and copied:
+        sink.shard.compare()
+        loan = None
     image = shards.image(sink, pool, (0, part.layout.file_bytes))
-    return StillFile(group, part, sink.shard, image, leaves.names, leaves.items, watch, loan)
+    return StillFile(
+        *(group, part, sink.shard, image, leaves.names, leaves.items, watch, loan, copied)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """A group whose leaves the writers have compared; it learns of those that have changed."""
+
+    group: StillGroup
+    part: StillPart
+    sharing: NoSharing
+
+    def committed(self, shard: ShardFile, step: Path, look: Mapping[str, bytes]) -> None:
+        """See `StillGroup.committed`."""
+        if shard.earlier is not None:
+            self.sharing.changed(leaves_in(self.part, shard.others, shard.earlier))
+        self.group.committed(shard, step, look)
+
+    def forget(self) -> None:
+        """See `StillGroup.forget`."""
+        self.group.forget()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +121,8 @@ class StillFile:
         image: its bytes, where they are written.
         names, items: what is read for it, in file order.
         watch: finds what changes too early.
-        loan: the file that it may be; None: there is none.
+        loan: the file that it may be; None: there is none, or the writers compare it.
+        copied: see `StillLeaves`.
     """
 
     group: StillGroup
@@ -93,6 +133,13 @@ class StillFile:
     items: Sequence[StageItem]
     watch: LeafWatch
     loan: Loan | None
+    copied: bool
+
+    def write(self, leaves: Sequence[StageItem]) -> None:
+        """Write the whole file, of copies that nobody else has."""
+        self.image.header(self.part.layout.header)
+        self.image.leaves(leaves)
+        self.image.finish()
 
     def is_there(self, inflight: InFlight, pipeline: Pipeline, sharing: NoSharing) -> bool:
         """Whether its bytes are those of the earlier file, so that nothing need be written.
@@ -111,7 +158,7 @@ class StillFile:
             pipeline.writers.submit(comparison.help)
         pieces = comparison.find()
         streams.settle()
-        changed = self._leaves_in(pieces, loan.file)
+        changed = leaves_in(self.part, pieces, loan.file)
         if changed and self.group.declared:
             # The next save writes what there is.
             self.group.forget()
@@ -132,20 +179,18 @@ class StillFile:
                     offset += len(run)
         return list(found)
 
-    def _leaves_in(self, pieces: Iterable[int], file: HeldFile) -> list[str]:
-        """Leaves with bytes in these pieces."""
-        ends: list[int] = []
-        for size in file.sizes:
-            ends.append(size + (ends[-1] if ends else 0))
-        spans = [(ends[piece] - file.sizes[piece], ends[piece]) for piece in pieces]
-        return [
-            extent.name
-            for extent in (place.extent for place in self.part.placed)
-            if any(
-                extent.offset < end and begin < extent.offset + extent.nbytes
-                for begin, end in spans
-            )
-        ]
+
+def leaves_in(part: StillPart, pieces: Iterable[int], file: HeldFile) -> list[str]:
+    """Leaves with bytes in these pieces of a still file."""
+    ends = list(accumulate(file.sizes))
+    spans = [(ends[piece] - file.sizes[piece], ends[piece]) for piece in pieces]
+    return [
+        extent.name
+        for extent in (place.extent for place in part.placed)
+        if any(
+            extent.offset < end and begin < extent.offset + extent.nbytes for begin, end in spans
+        )
+    ]
 
 
 def _helpers(nbytes: int, pipeline: Pipeline) -> int:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ckpt_core.options import Options
 from ckpt_core.persist import HeldFile, ShardFile
@@ -52,6 +53,16 @@ class Loan:
     file: HeldFile
     trusted: bool
     renew: bool
+
+
+class Keeper(Protocol):
+    """Who has the file that later saves may share."""
+
+    def committed(self, shard: ShardFile, step: Path, look: Mapping[str, bytes]) -> None:
+        """See `StillGroup.committed`."""
+
+    def forget(self) -> None:
+        """See `StillGroup.forget`."""
 
 
 class StillGroup:

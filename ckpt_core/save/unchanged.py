@@ -17,6 +17,7 @@ from ckpt_core.errors import ConfigError
 from ckpt_core.layout import nbytes
 from ckpt_core.options import Options
 from ckpt_core.save.still_group import Rebase, StillGroup
+from ckpt_core.save.still_looks import Looks, lines_of
 from ckpt_core.share import Arrangement, Share, StillPart, is_below
 from ckpt_core.snapshot import StageItem
 from ckpt_core.state import FlatState
@@ -37,7 +38,6 @@ _CUTS = 4
 _BARRED = 4
 """Saves for which a leaf that changed in a still file may not go there again; twice as many each time."""
 
-_LOOKS, _LINE_BYTES = 4, 64
 _GLANCES = 32
 """Declared leaves of which a little is looked at inside each `save`."""
 
@@ -83,8 +83,20 @@ class NoSharing:
             names: of the leaves, by their offsets.
         """
 
+    def lie_on_devices(self, items: Sequence[StageItem]) -> bool:
+        """Whether some of these leaves do."""
+        return False
+
+    def looks(self, names: Mapping[int, str]) -> Looks | None:
+        """Looks at the same leaves as the writers have them: for those that lie on devices.
+
+        Args:
+            names: what `offsets` has said.
+        """
+        return None
+
     def changed(self, names: Iterable[str]) -> None:
-        """These leaves are not as in the still file. Called by the stager."""
+        """These leaves are not as in the still file. Called by the stager, and by the finisher."""
 
     def forget(self) -> None:
         """Share no file that is there now."""
@@ -172,12 +184,16 @@ class Unchanged(NoSharing):
             name = names.get(offset)
             if name is None or not size or not self._devices.is_flat(tensor):
                 continue
-            now = _sample(tensor.data_ptr(), size)
-            with self._lock:
-                before, count = self._seen.get(name, (b"", 0))
-                count = count + 1 if now == before else 0
-                self._seen[name] = now, count
-                (self._ripe.add if count >= _PATIENCE else self._ripe.discard)(name)
+            self._note(name, _sample(tensor.data_ptr(), size))
+
+    def lie_on_devices(self, items: Sequence[StageItem]) -> bool:
+        """See `NoSharing.lie_on_devices`."""
+        return bool(self._devices.of_all(tensor for tensor, _, _ in items))
+
+    def looks(self, names: Mapping[int, str]) -> Looks | None:
+        """See `NoSharing.looks`."""
+        sizes = self._known.sizes
+        return Looks({at: (name, sizes[name]) for at, name in names.items()}, self._note)
 
     def changed(self, names: Iterable[str]) -> None:
         """See `NoSharing.changed`."""
@@ -200,6 +216,14 @@ class Unchanged(NoSharing):
             group.forget(closed=True)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _note(self, name: str, now: bytes) -> None:
+        """How a leaf looks in the next save."""
+        with self._lock:
+            before, count = self._seen.get(name, (b"", 0))
+            count = count + 1 if now == before else 0
+            self._seen[name] = now, count
+            (self._ripe.add if count >= _PATIENCE else self._ripe.discard)(name)
 
     def _first(self, flat: FlatState, share: Share, others: Collection[str]) -> _Known:
         """With those leaves in still files that the user has declared."""
@@ -319,9 +343,7 @@ def _sum(names: Iterable[str], sizes: Mapping[str, int]) -> int:
 def _sample(address: int, length: int) -> bytes:
     if not address:  # a leaf that has lost its memory
         return b""
-    size = min(_LINE_BYTES, length)
-    step = (length - size) // (_LOOKS - 1)
-    return b"".join([ctypes.string_at(address + look * step, size) for look in range(_LOOKS)])
+    return b"".join([ctypes.string_at(address + at, size) for at, size in lines_of(length)])
 
 
 def _glance(part: StillPart, flat: FlatState, devices: Devices, most: int) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -125,6 +126,32 @@ def _begin(used: int, run: _Run) -> int:
     return align_up(used, _APART_BYTES) + run.offset % _APART_BYTES
 
 
+def _side_by_side(files: Sequence[Sequence[StageItem]]) -> tuple[Sequence[StageItem], list[int]]:
+    """The leaves of several files as those of one, in which no run goes from one to the next.
+
+    Returns:
+        The leaves, and where each file begins.
+    """
+    leaves, begins = files[0], [0]
+    for items in files[1:]:
+        _, offset, nbytes = leaves[-1] if leaves else (None, 0, 0)
+        begin = align_up(offset + nbytes + 1, _APART_BYTES)
+        begins.append(begin)
+        leaves = [*leaves, *((tensor, begin + at, size) for tensor, at, size in items)]
+    return leaves, begins
+
+
+def _taken_apart(items: Sequence[StageItem], begins: list[int]) -> list[Sequence[StageItem]]:
+    """What has been cloned, file by file."""
+    if len(begins) == 1:
+        return [items]
+    found: list[list[StageItem]] = [[] for _ in begins]
+    for tensor, offset, nbytes in items:
+        file = bisect_right(begins, offset) - 1
+        found[file].append((tensor, offset - begins[file], nbytes))
+    return [*found]
+
+
 class DeviceClones:
     """The clones of DEVICE mode, in memory that is kept from save to save. Used by the stager alone.
 
@@ -138,12 +165,13 @@ class DeviceClones:
         self._memory: dict[torch.device, Tensor] = {}
         self._places: _Places | None = None
 
-    def make(self, leaves: Sequence[StageItem]) -> Sequence[StageItem] | None:
+    def make(self, files: Sequence[Sequence[StageItem]]) -> list[Sequence[StageItem]] | None:
         """Queue clones on the copy streams; None where there is no room, or leaves are on the host.
 
         Returns:
-            The same bytes in few items, in file order.
+            The same bytes of each file in few items, in file order.
         """
+        leaves, begins = _side_by_side(files)
         if self._places is None or not self._places.fit(leaves):
             # Its memory may be that of the next one.
             self._places = None
@@ -154,7 +182,7 @@ class DeviceClones:
         for device in self._memory:
             self._streams.enter(device)
         self._places.fill(leaves, self._streams.devices)
-        return self._places.items
+        return _taken_apart(self._places.items, begins)
 
     def _have_memory(self, runs: Sequence[_Run]) -> bool:
         need: dict[torch.device, int] = {}

@@ -13,7 +13,7 @@ from ckpt_core import CorruptCheckpoint
 from ckpt_core.restore.slots import Slots
 from ckpt_core.save import plain
 from ckpt_core.snapshot import image
-from tests.devices import jobs, mistakes, test_memory
+from tests.devices import jobs, mistakes, test_memory, test_unchanged
 from tests.devices.late_devices import PACES, LateDevices
 
 Scenario = Callable[[Path, LateDevices], None]
@@ -21,6 +21,8 @@ Scenario = Callable[[Path, LateDevices], None]
 HOST: Scenario = jobs.train
 DEVICE: Scenario = partial(jobs.train, mode="device")
 SECOND: Scenario = partial(jobs.train, homes=(1,))
+STILL: Scenario = partial(test_unchanged.change_after_all, mode="host")
+STILL_DEVICE: Scenario = partial(test_unchanged.change_after_all, mode="device")
 FOUND = (AssertionError, CorruptCheckpoint, RuntimeError)
 
 SEEDED = [
@@ -44,6 +46,13 @@ SEEDED = [
     (mistakes.EventOfTheFirstDevice, "all late", HOST),
     (mistakes.EventOfTheFirstDevice, "copies run ahead", SECOND),
     (mistakes.EventOfOneDevice, "copies run ahead", HOST),
+    (mistakes.NoWaitForTraining, "all late", STILL),
+    (mistakes.NoWaitForTraining, "all late", STILL_DEVICE),
+    (mistakes.NoHoldingBack, "training runs ahead", STILL),
+    (mistakes.NoHoldingBack, "training runs ahead", STILL_DEVICE),
+    (mistakes.NoWaitForPieces, "all late", STILL),
+    (mistakes.NoWaitForPieces, "all late", STILL_DEVICE),
+    (mistakes.EventOfOneDevice, "copies run ahead", STILL),
     (mistakes.NoWaitBeforeRestore, "all late", jobs.restore_in_place),
 ]
 
