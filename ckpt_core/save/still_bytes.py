@@ -110,9 +110,8 @@ class Comparison:
         error: BaseException | None = None
         try:
             self._take_pieces()
-        except (
-            BaseException
-        ) as exc:  # it belongs to the checkpoint, and not to the thread that helps
+        except BaseException as exc:
+            # It belongs to the checkpoint, and not to the thread that helps.
             error = exc
         self._snapshot.leave_copy()
         with self._changed.lock:
