@@ -13,6 +13,7 @@ from ckpt_core import Checkpointer, Options, load, verify
 from ckpt_core.store import step_path
 from tests.devices.jobs import SMALL
 from tests.devices.late_devices import PACES, LateDevices
+from tests.quick import few
 
 STEPS = 8
 FIRST_SHARED = 4
@@ -105,7 +106,7 @@ class Undeclared:
         return sum(one.st_size for one in found if one.st_nlink == 1)
 
 
-@pytest.mark.parametrize("pace", PACES)
+@pytest.mark.parametrize("pace", few(list(PACES), 2, of="paces"))
 @pytest.mark.parametrize(("mode", "host"), [("host", False), ("host", True), ("device", False)])
 def test_leaves_of_late_devices_that_nobody_declares_are_found_by_themselves(
     mode: str, host: bool, pace: str, tmp_path: Path
