@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -157,6 +159,44 @@ def test_what_a_helper_fails_with_fails_the_save_and_the_next_one_is_whole(
         assert job.ck.is_staged()
         job.save(FIRST_SHARED + 1)
         assert job.generations() == [[FIRST_SHARED - 1, FIRST_SHARED + 1]]
+        job.check()
+
+
+def test_an_interrupt_at_the_barrier_leaves_it_shut_until_the_helper_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, gate, once = threading.Event(), threading.Event(), threading.Lock()
+
+    def interrupt() -> None:
+        assert waiting.wait(WAIT_S)
+        if once.acquire(blocking=False):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert gate.wait(WAIT_S)
+
+    class Interrupting(Reading):
+        meet = staticmethod(interrupt)
+
+    with Job(tmp_path) as job:
+        job.save_all(range(1, FIRST_SHARED))
+        with monkeypatch.context() as patch:
+            use(patch, Interrupting)
+            job.adapter += 1
+            job.expected[FIRST_SHARED] = torch.cat([*map(torch.flatten, job.base), job.adapter])
+            handle = job.ck.save(FIRST_SHARED, job.state)
+
+            def wait() -> None:
+                waiting.set()
+                job.ck.wait_staged()
+
+            with pytest.raises(KeyboardInterrupt):
+                wait()
+            assert not job.ck.is_staged()
+            gate.set()
+            job.ck.wait_staged()
+        job.base[0] += 1
+        handle.committed.result(WAIT_S)
+        job.check(FIRST_SHARED)
+        job.save(FIRST_SHARED + 1)
         job.check()
 
 
