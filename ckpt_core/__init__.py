@@ -49,12 +49,13 @@ if TYPE_CHECKING:
     from ckpt_core.observe import Meter
     from ckpt_core.restore import Report, RestoredStep
     from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle
-    from ckpt_core.state import RngState
+    from ckpt_core.state import FlatPart, RngState
     from ckpt_core.store import step_path
 
 _LAZY = {
     "Checkpointer": "ckpt_core.checkpointer",
     "FilesSave": "ckpt_core.save",
+    "FlatPart": "ckpt_core.state",
     "LayerwiseSave": "ckpt_core.save",
     "Meter": "ckpt_core.observe",
     "Report": "ckpt_core.restore",
@@ -84,6 +85,7 @@ __all__ = [
     "EveryNSteps",
     "EverySeconds",
     "FilesSave",
+    "FlatPart",
     "LastStep",
     "LayerwiseSave",
     "Level",

@@ -115,6 +115,8 @@ class Placement:
         replica: which of `replicas` ranks that hold this very box this rank is.
         replicas: how many they are.
         kind: mesh and placements as text, the same on every rank.
+        begin: which row-major element of the block the local part begins with, if it is a run of them; None:
+            it is the block.
     """
 
     shape: tuple[int, ...]
@@ -122,6 +124,7 @@ class Placement:
     replica: int
     replicas: int
     kind: str
+    begin: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import pytest
 NAMES = {
     "ckpt_core": """
         Auto BarrierError Checkpointer CkptError CommitError ConfigError CoordinationTimeout CorruptCheckpoint
-        DirectIO EveryNSteps EverySeconds FilesSave LastStep LayerwiseSave Level Meter Mode NotCommitted
-        OnError Options PersistError Report RestoreError RestoredStep RngState RootBusy SaveHandle
-        StagingError StateMismatch StoreOptions TorchStore UnknownFormat UntrustedData
+        DirectIO EveryNSteps EverySeconds FilesSave FlatPart LastStep LayerwiseSave Level Meter Mode
+        NotCommitted OnError Options PersistError Report RestoreError RestoredStep RngState RootBusy
+        SaveHandle StagingError StateMismatch StoreOptions TorchStore UnknownFormat UntrustedData
         __version__ bring_directory committed_directories committed_steps load step_path verify
     """,
     "ckpt_deepspeed": "CkptCoreEngine EngineSettings Wait attach close register wait",

@@ -40,12 +40,20 @@ class Need(NamedTuple):
         tensor: takes them, in row-major order.
         block: the box of the leaf that `tensor` is; None: all of it.
         part: `(begin, nbytes)` of the tensor's bytes that are wanted; None: all of them.
+        begin: the element of the leaf that `tensor` begins with, if it takes a run of them; None: it takes
+            the block.
     """
 
     leaf: StoredLeaf
     tensor: Tensor
     block: Block | None = None
     part: tuple[int, int] | None = None
+    begin: int | None = None
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it is all of the leaf."""
+        return self.block is None and self.part is None and self.begin is None
 
 
 def plan_reads(
@@ -63,12 +71,12 @@ def plan_reads(
     runs: dict[tuple[int, int], list[Run]] = {}
     for need in needs:
         place = need.leaf.places[0]
-        if place.part is None and need.block is None and need.part is None:
+        if place.part is None and need.is_leaf:
             # A line for itself, since ten thousand leaves go this way.
             run = Run(place.offset, need.tensor, 0, need.leaf.nbytes)
             runs.setdefault((place.rank, place.file), []).append(run)
             continue
-        whole = whole and need.block is None and need.part is None
+        whole = whole and need.is_leaf
         for place, run in _runs(leaves, need):
             runs.setdefault((place.rank, place.file), []).append(run)
     jobs, sender = [], Sender(devices or Devices())
@@ -143,16 +151,17 @@ def _runs(leaves: StepLeaves, need: Need) -> Iterator[tuple[Place, Run]]:
 
 
 def _ranges(need: Need) -> Iterator[tuple[int, int, int, Place]]:
-    """Byte in the tensor, byte behind the place's offset, length."""
+    """Byte in the tensor (of a run: or before it, or behind it), byte behind the place's offset, length."""
     spec = need.leaf.spec
     item = itemsize(spec.dtype)
+    first = (need.begin or 0) * item
     for place in need.leaf.places:
         part = place.part or Slice(0, need.leaf.nbytes)
         if need.block is None and part.block is None:
-            yield part.begin, 0, part.nbytes, place
+            yield part.begin - first, 0, part.nbytes, place
             continue
         for at, to, size in needed_ranges(part, spec.shape, item, need.block):
-            yield to, at, size, place
+            yield to - first, at, size, place
 
 
 def _lacking(leaves: StepLeaves, need: Need) -> RestoreError:

@@ -82,7 +82,8 @@ def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader
         specs = {name: specs[name] for name in named}
     shares = None
     if search.broadcast is not None:
-        whole = specs.keys() & leaves.shared.keys() - binding.blocks.keys() - binding.doubtful
+        parts = binding.blocks.keys() | binding.begins.keys()
+        whole = specs.keys() & leaves.shared.keys() - parts - binding.doubtful
         shares = search.broadcast.share({name: specs[name] for name in whole})
     needs = list(_needs(binding, named, shares))
     read_bytes = 0
@@ -119,6 +120,6 @@ def _needs(
     for name, leaf in named.items():
         tensor, block = binding.destinations[name], binding.blocks.get(name)
         if shares is None or name not in shares.specs:
-            yield Need(leaf, tensor, block)
+            yield Need(leaf, tensor, block, begin=binding.begins.get(name))
         elif (part := shares.mine.get(name)) is not None:
             yield Need(leaf, tensor, block, part)

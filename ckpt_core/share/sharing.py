@@ -154,7 +154,7 @@ class Sharer:
             alone = name in rng or scope.is_private(name)
             if alone and name in flat.placements:
                 raise ConfigError(
-                    f"{name!r} is a DTensor, which the ranks of its mesh store together: take it "
+                    f"{name!r} is a DTensor or FlatPart, which ranks store together: take it "
                     f"out of per_rank= (or name it in replicated=)"
                 )
             (private if alone else shared).append(index)
@@ -197,7 +197,10 @@ class Sharer:
             return []
         spec = leaf.spec
         whole = LeafSpec(spec.name, spec.dtype, placement.shape)
-        return [_part(index, spec, whole, Slice(place[0], place[1], placement.block))]
+        if placement.begin is None:
+            return [_part(index, spec, whole, Slice(place[0], place[1], placement.block))]
+        begin = placement.begin * itemsize(spec.dtype) + place[0]
+        return [_part(index, whole, whole, Slice(begin, place[1], placement.block))]
 
 
 def _size(leaf: Leaf) -> tuple[int, int]:

@@ -9,8 +9,8 @@ Call order:
 
 Idea: each piece of memory is one leaf, however many tensors show it, so nothing is written twice
 and sharing survives; the skeleton is JSON, so reading a checkpoint runs no code.
-Of a DTensor each rank sees its local part: the leaf is that, and `FlatState.placements` says which
-box of the whole it is; the skeleton knows only the whole, so it does not matter who restores it.
+Of a DTensor or FlatPart each rank sees its local part: the leaf is that, and `FlatState.placements` says
+which box or run of the whole it is; the skeleton knows only the whole, so it does not matter who restores it.
 
 Source: DeepFreeze (CCGrid '20) section IV-A c.
 """
@@ -25,7 +25,7 @@ from ckpt_core.state.nodes import Map, Seq
 
 if TYPE_CHECKING:
     from ckpt_core.state.binding import Binding, bind
-    from ckpt_core.state.distributed import local_of
+    from ckpt_core.state.distributed import FlatPart, local_of
     from ckpt_core.state.flat import FlatState
     from ckpt_core.state.flattening import flatten
     from ckpt_core.state.leaf import Leaf
@@ -47,7 +47,7 @@ _LAZY = {
     for module, names in {
         "binding": "Binding bind",
         "selection": "Selection",
-        "distributed": "local_of",
+        "distributed": "FlatPart local_of",
         "flat": "FlatState",
         "flattening": "flatten",
         "leaf": "Leaf",
@@ -63,6 +63,7 @@ __all__ = [
     "GIL_RELEASE_BYTES",
     "KINDS",
     "Binding",
+    "FlatPart",
     "FlatState",
     "Kind",
     "Leaf",

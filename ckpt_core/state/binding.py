@@ -40,8 +40,8 @@ def bind(
     Args:
         specs: every leaf of the checkpoint, by name, of its whole shape if ranks store it in parts.
         live: the state tree to fill, of the structure that was saved. A plain value in it takes
-            whatever was saved, in the tree that `finish` returns. A DTensor takes its local part of
-            a leaf of its whole shape, whether the leaf was one when it was saved or not.
+            whatever was saved, in the tree that `finish` returns. A DTensor or FlatPart takes its local part
+            of a leaf of its whole shape, whether the leaf was one when it was saved or not.
         trusted: unpickle any type and import modules.
         selection: what of the checkpoint is wanted; None: all, as it was saved.
 
@@ -63,6 +63,7 @@ def bind(
         {name: direct[name].tensor if name in direct else fresh[name] for name in specs},
         {name: home.block for name, home in direct.items() if home.block is not None},
         {name: home.whole for name, home in direct.items() if home.whole is not None},
+        {name: home.begin for name, home in direct.items() if home.begin is not None},
     )
     # What cannot be built must show before anything is filled.
     skeleton.builder(targets.shown, trusted=trusted, rehearsal=True).tree(skeleton.tree)
@@ -109,11 +110,12 @@ def _fit(
 
 @dataclass(frozen=True)
 class _Targets:
-    """Memory to fill, the boxes it takes, and the DTensors that it is the local part of; by leaf."""
+    """Memory to fill, the boxes or runs it takes, the DTensors that it is the local part of; by leaf."""
 
     tensors: dict[str, Tensor]
     blocks: dict[str, Block]
     wholes: dict[str, Tensor]
+    begins: dict[str, int]
 
     @property
     def shown(self) -> dict[str, Tensor]:
@@ -141,7 +143,9 @@ class Binding:
             tensor of the same dtype and shape, else fresh. Its elements take the leaf's bytes in
             row-major order. No two of them overlap, so they may be filled in parallel.
         blocks: leaf name -> the box of the leaf that its destination takes, where that is the local
-            part of a DTensor. Other destinations take the whole leaf.
+            part of a DTensor.
+        begins: leaf name -> the first element of the leaf that its destination takes, where that is the
+            tensor of a FlatPart. Other destinations take the whole leaf.
         doubtful: names of leaves that belong into live tensors which share memory otherwise than
             those that were saved; their destinations are all fresh.
     """
@@ -158,6 +162,7 @@ class Binding:
         self.left_out = left_out
         self.destinations = targets.tensors
         self.blocks = targets.blocks
+        self.begins = targets.begins
         self._shown = targets.shown
         self.skeleton = skeleton
         self._plan = plan
@@ -261,7 +266,7 @@ def _choose(
         if home.array is None and place is not None and known.get(name) == place:
             continue  # The same live tensor again: tied weights.
         fits = name not in direct and _is_direct(skeleton, specs[name], home)
-        fits = fits and (home.whole is None or name not in undivided)
+        fits = fits and not (home.is_part and name in undivided)
         if fits and name not in unsure and home.array is None:
             direct[name] = home
             known[name] = place or ()
@@ -271,14 +276,15 @@ def _choose(
 
 
 def _undivided(skeleton: Skeleton, homes: list[Home]) -> set[str]:
-    """Leaves that something else needs whole, or another part of, than a DTensor that is a home."""
+    """Leaves that something else needs whole, or another part of, than a home that is a part."""
     refs = skeleton.refs
-    if all(home.whole is None for home in homes):
+    if not any(home.is_part for home in homes):
         return set()
     found = {refs.leaf[number] for number in (*refs.views, *refs.composites)}
-    forms: dict[str, tuple[bool, Block | None]] = {}
+    forms: dict[str, tuple[object, ...]] = {}
     for home in homes:
-        name, form = refs.leaf[home.number], (home.whole is None, home.block)
+        run = None if home.begin is None else (home.begin, home.tensor.numel())
+        name, form = refs.leaf[home.number], (home.whole is None, home.block, run)
         if forms.setdefault(name, form) != form:
             found.add(name)
     return found

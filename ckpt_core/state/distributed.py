@@ -1,4 +1,6 @@
-"""DTensors: which box of the whole tensor the local part is. Nothing here communicates or synchronizes.
+"""DTensors: which box of the whole tensor the local part is; and `FlatPart`, which is a run of its elements.
+
+Nothing here communicates or synchronizes.
 
 `torch.distributed.tensor` takes long to import, so it is never imported here: until somebody else did,
 no state can hold a DTensor.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -26,7 +29,44 @@ _ADVICE = "save its .full_tensor(), or its .to_local() under per_rank"
 
 
 class Unplaced(ValueError):
-    """The local part of a DTensor is no box of the whole that this rank could save or fill."""
+    """A local part is no box or run of the whole that this rank could save or fill."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatPart:
+    """A rank's part of a tensor that ranks hold flattened and cut: a run of its elements. It may be empty.
+
+    Stands in a state where the tensor would. All ranks have one in that place; together they hold every
+    element, and an element that several of them hold is equal there. A restore fills it, from whatever number
+    of ranks and cuts, and another state may have the whole tensor in its place.
+
+    Args:
+        tensor: the elements, in one dimension.
+        shape: of the whole tensor.
+        begin: which of the whole tensor's elements, counted in row-major order, is the first one.
+    """
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    begin: int
+
+    @property
+    def placement(self) -> Placement:
+        """Where the part lies in the whole.
+
+        Raises:
+            Unplaced: it lies outside.
+        """
+        shape, tensor = tuple(self.shape), self.tensor
+        plain = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.dim() == 1
+        if not plain or not 0 <= self.begin <= prod(shape) - tensor.numel():
+            raise Unplaced(
+                f"is a FlatPart of {list(shape)} from element {self.begin} on, and its tensor a "
+                f"{type(tensor).__name__} of {list(tensor.shape)}: give a run of elements inside that "
+                f"shape, as a plain tensor of one dimension"
+            )
+        block = Block((0,) * len(shape), shape)
+        return Placement(shape, block, 0, 1, "flat parts", self.begin)
 
 
 def is_distributed(cls: type) -> bool:
@@ -61,11 +101,13 @@ class Placer:
         self._of: dict[tuple[object, ...], Placement] = {}
 
     def place(self, tensor: Any) -> tuple[Tensor, Placement]:
-        """Local part and placement of a DTensor.
+        """Local part and placement of a DTensor or a FlatPart.
 
         Raises:
             Unplaced: says why, and what to do instead.
         """
+        if isinstance(tensor, FlatPart):
+            return self._place_flat(tensor)
         key = (tensor.device_mesh, tensor.placements, tensor.shape)
         placement = self._of.get(key)
         if placement is None:
@@ -85,6 +127,12 @@ class Placer:
                 f" shard it as distribute_tensor() does, or {_ADVICE}"
             )
         return local, placement
+
+    def _place_flat(self, part: FlatPart) -> tuple[Tensor, Placement]:
+        placement, local = part.placement, part.tensor.detach()
+        # Empty views of one memory would be one leaf.
+        local = local if local.numel() else local.new_empty(0)
+        return local, self._known.setdefault(placement, placement)
 
 
 def _placement(mesh: Any, placements: Sequence[Any], shape: torch.Size) -> Placement:

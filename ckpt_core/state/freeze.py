@@ -21,7 +21,7 @@ from torch.nn import Parameter
 from ckpt_core.errors import ConfigError
 from ckpt_core.state import arrays
 from ckpt_core.state.atoms import EXACT_TYPES
-from ckpt_core.state.distributed import Placer, Unplaced, is_distributed
+from ckpt_core.state.distributed import FlatPart, Placer, Unplaced, is_distributed
 from ckpt_core.state.kinds import KINDS, Kind, Unnamed
 from ckpt_core.state.nodes import (
     MAX_DEPTH,
@@ -73,7 +73,7 @@ class Walker:
     """One walk. `segments` says to which object the tensors from a number on belong, `arrays` which are
     the memory of NumPy arrays.
 
-    A DTensor is noted by its local part; `placements` and `flags` hold what that does not tell.
+    A DTensor or FlatPart is noted by its local part; `placements` and `flags` hold what that does not tell.
 
     Args:
         before: `runs` of the last walk; nodes and names of those that come again are used again.
@@ -135,14 +135,16 @@ class Walker:
         self.names.append(path)
         return number
 
-    def local_part(self, tensor: Tensor, path: str) -> Ref:
-        """Note one DTensor."""
+    def local_part(self, tensor: Any, path: str) -> Ref:
+        """Note one DTensor or FlatPart."""
         try:
             local, placement = self._placer.place(tensor)
         except Unplaced as exc:
             raise ConfigError(f"{shown(path)} {exc}") from exc
         number = self.ref(local, path)
         self.placements[number] = placement
+        if isinstance(tensor, FlatPart):
+            return number
         flags = "p" if isinstance(tensor, Parameter) else ""
         if tensor.requires_grad and tensor.is_leaf:
             flags += "g"
@@ -288,6 +290,7 @@ def _opaque(walker: Walker, value: Any, path: str) -> Node:
 _HANDLERS: dict[type, _Handler] = {
     Tensor: lambda walker, value, path: walker.ref(value, path),
     Parameter: lambda walker, value, path: walker.ref(value, path),
+    FlatPart: lambda walker, value, path: walker.local_part(value, path),
     **{kind.type: _container(kind) for kind in KINDS.values() if kind.module},
     bytearray: lambda walker, value, path: Atom("bytearray", bytes(value)),
     dt.datetime: _time,

@@ -30,6 +30,7 @@ class Home:
         path: where it is in the live state.
         whole: the DTensor that `tensor` is the local part of.
         block: the box of the occurrence that `tensor` takes; None for all of it.
+        begin: of a FlatPart, the first element that it takes, in row-major order.
         array: the numpy array to fill instead, whose strides torch lacks.
     """
 
@@ -39,6 +40,12 @@ class Home:
     whole: Tensor | None = None
     block: Block | None = None
     array: Any = None
+    begin: int | None = None
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is the local part of what ranks hold together."""
+        return self.whole is not None or self.begin is not None
 
 
 def fill_home(home: Home, source: Tensor) -> None:
@@ -56,6 +63,9 @@ def source_of(home: Home, source: Tensor) -> Tensor:
         source = local_of(source)
     elif home.block is not None:
         source = take_box(source, home.block)
+    elif home.begin is not None and source.shape != home.tensor.shape:
+        # Else it is such a part itself, or all of a tensor of one dimension.
+        source = source.reshape(-1).narrow(0, home.begin, home.tensor.numel())
     return source.detach()
 
 

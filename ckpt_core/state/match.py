@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ckpt_core.state.arrays import as_tensor
 from ckpt_core.state.build import check_view
-from ckpt_core.state.distributed import Placer, Unplaced, is_distributed
+from ckpt_core.state.distributed import FlatPart, Placer, Unplaced, is_distributed
 from ckpt_core.state.flat import is_freed
 from ckpt_core.state.homes import Home
 from ckpt_core.state.kinds import KINDS
@@ -104,6 +104,8 @@ class Matcher:
         """Compare one place of the tree."""
         if isinstance(live, Tensor):
             self._tensor(node, live, path)
+        elif isinstance(live, FlatPart):
+            self._flat_part(node, live, path)
         elif has_state(live):
             self._object(node, live, path)
         elif is_array(live):
@@ -216,11 +218,25 @@ class Matcher:
         block = None if placement.block.sizes == placement.shape else placement.block
         self.homes.append(Home(number, local, path, live.detach(), block))
 
-    def _same(self, number: Ref, live: Tensor, path: str) -> bool:
+    def _flat_part(self, node: Node, live: FlatPart, path: str) -> None:
+        if not isinstance(node, Ref):
+            self._differ(node, live, path)
+        elif self._same(node, live.tensor, path, tuple(live.shape)):
+            try:
+                local, placement = self._placer.place(live)
+            except Unplaced as exc:
+                self._problem(path, str(exc))
+                return
+            self.homes.append(Home(node, local, path, begin=placement.begin))
+
+    def _same(
+        self, number: Ref, live: Tensor, path: str, whole: tuple[int, ...] | None = None
+    ) -> bool:
         dtype, shape = self.signature(number)
         here = dtype_name(live.dtype)
-        if shape != tuple(live.shape):
-            self._problem(path, f"shape {list(shape)} in the checkpoint, {list(live.shape)} here")
+        expected = tuple(live.shape) if whole is None else whole
+        if shape != expected:
+            self._problem(path, f"shape {list(shape)} in the checkpoint, {list(expected)} here")
         elif dtype != here:
             self._problem(path, f"dtype {dtype} in the checkpoint, {here} here")
         elif self._form(number) != live_form(live):

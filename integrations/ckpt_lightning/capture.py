@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from ckpt_core import RngState
+from ckpt_core import FlatPart, RngState
 from ckpt_lightning.sharded import copied_already, referring
 
 EXTRAS = "ckpt_lightning"
@@ -197,6 +197,8 @@ def _rebuilt(value: Any, copies: _Copies, other: Callable[[Any], Any]) -> Any:
     kind = type(value)
     if isinstance(value, Tensor):
         return copies.of(value) if value.layout is torch.strided else value.detach().clone()
+    if kind is FlatPart:
+        return replace(value, tensor=copies.of(value.tensor))
     if kind is dict:
         if _PLAIN.issuperset(map(type, value.values())):
             return dict(value)

@@ -1,17 +1,19 @@
-"""FSDP of the first kind (FSDPStrategy): its sharded states as distributed tensors, under everybody's names.
+"""FSDP of the first kind (FSDPStrategy): its sharded states as parts of tensors, under everybody's names.
 
-A parameter lies there as a run of a flat one, which no name of a model leads to. FSDP's own sharded states
-put each parameter together again, one unit at a time, and give every rank a part of it: that is a collective,
-in each save, and no rank ever holds the whole. The parts are copies, which training does not change.
+A parameter lies there as a run of a flat one, which no name of a model leads to. `cutting` finds the runs, in
+the plain forms of it. In all others, FSDP's own sharded states put each parameter together again, one unit at
+a time, and give every rank a part of it: collectives, in each save, and no rank ever holds the whole. The
+parts are copies then, which training does not change.
 
-    save      model_state, optimizer_state     parts as DTensors; optimizer states by number, as elsewhere
-    restore   Parts(...).tree  -> filled by the engine ->  Parts.load()
+    save      model_state, optimizer_state     optimizer states by number, as elsewhere
+    restore   Into.of(...).tree  -> filled by the engine ->  .load(), or .drop()
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -31,50 +33,140 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 
 from ckpt_core import ConfigError
+from ckpt_lightning.cutting import Cuts, Form, Kept, State, merged
+from ckpt_lightning.runs import RunParts, is_filled
 
-State = dict[str, Any]
+_KNOWN = "_ckpt_lightning_cuts"
+
+
+@dataclass
+class _Known:
+    """What the ranks have found out together of a model, which all of them know alike.
+
+    Attributes:
+        model: whose it is.
+        cuts: None: FSDP's own way.
+        names: what its state has.
+        forms: of the optimizers that were met; None: FSDP's own way.
+    """
+
+    model: torch.nn.Module
+    cuts: Cuts | None
+    names: list[str]
+    forms: dict[Any, dict[str, Form] | None] = field(default_factory=dict)
+
+
+def is_cut(strategy: FSDPStrategy) -> bool:
+    """Whether what was saved last of the model is live, and no copies."""
+    known = getattr(strategy, _KNOWN, None)
+    return known is not None and known.model is strategy.model and known.cuts is not None
 
 
 def model_state(strategy: FSDPStrategy) -> State:
-    """The parts of this rank, and copies of the rest. Called on every rank: a collective."""
-    found = _distributed(_sharded_model(strategy))
-    # Buffers change in the next forward pass.
+    """The parts of this rank, and copies of the rest. Called on every rank; a collective where it must be."""
+    known: _Known | None = getattr(strategy, _KNOWN, None)
+    if known is None or known.model is not strategy.model:
+        model = _model_of(strategy)
+        theirs, cuts = _sharded_model(strategy), Cuts.of(model)
+        shown = _all_agree(strategy, cuts is not None and cuts.shows(theirs))
+        known = _Known(model, cuts if shown else None, list(theirs))
+        setattr(strategy, _KNOWN, known)
+        if known.cuts is None:
+            return _copied(theirs)
+    if known.cuts is None:
+        return _copied(_sharded_model(strategy))
+    return known.cuts.model_state(known.names)
+
+
+def optimizer_state(strategy: FSDPStrategy, optimizer: Any) -> State:
+    """The same of an optimizer, by number of the parameter. Called on every rank, behind `model_state`."""
+    known: _Known = getattr(strategy, _KNOWN)
+    own = _bare(optimizer)
+    if known.cuts is None or known.forms.get(own, {}) is None:
+        return _by_fsdp(strategy, own)
+    kept = Kept(known.cuts, own)
+    mine, agreed = kept.forms(), known.forms.get(own)
+    # Order matters: what all ranks know, all of them know alike, so they come to the same collectives.
+    if not _all_agree(strategy, _is_still(mine, agreed)):
+        theirs = _by_number(_sharded_optimizer(strategy, own))
+        agreed = merged(_of_all(mine))
+        if not _all_agree(strategy, agreed is not None and kept.shows(theirs, agreed)):
+            agreed = None
+        known.forms[own] = agreed
+        if agreed is None:
+            state: State = _distributed(theirs)
+            return state
+    assert agreed is not None
+    return kept.state(agreed)
+
+
+def _is_still(mine: dict[str, Form] | None, agreed: dict[str, Form] | None) -> bool:
+    return (
+        mine is not None
+        and agreed is not None
+        and all(agreed.get(name) == form for name, form in mine.items())
+    )
+
+
+def _all_agree(strategy: FSDPStrategy, mine: bool) -> bool:
+    flag = torch.tensor(int(mine), device=strategy.root_device)
+    dist.all_reduce(flag, dist.ReduceOp.MIN)
+    return bool(flag.item())
+
+
+def _of_all(mine: Any) -> list[Any]:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found
+
+
+def _bare(optimizer: Any) -> Any:
+    # Lightning wraps the optimizers that it hands out.
+    return getattr(optimizer, "_optimizer", optimizer)
+
+
+def _copied(theirs: State) -> State:
+    """FSDP's own state of a model, whose parts are copies; buffers change in the next forward pass."""
     return {
         name: value.clone()
         if isinstance(value, Tensor) and not hasattr(value, "device_mesh")
         else value
-        for name, value in found.items()
+        for name, value in _distributed(theirs).items()
     }
 
 
-def optimizer_state(strategy: FSDPStrategy, optimizer: Any) -> State:
-    """The same of an optimizer, by number of the parameter. Called on every rank: a collective."""
+def _by_fsdp(strategy: FSDPStrategy, optimizer: Any) -> State:
     state: State = _distributed(_by_number(_sharded_optimizer(strategy, optimizer)))
     return state
 
 
-class Parts:
-    """What a step is restored into: FSDP's own sharded states, whose memory `tree` shows as DTensors.
+@dataclass
+class Into:
+    """What a step is restored into, and what must be done behind that. Made and loaded on every rank.
 
-    Made and loaded on every rank: collectives. Nothing of the model is changed before `load`. Optimizers that
-    have no state yet get one, as by a step that changes nothing, which `drop` takes from them again.
+    Optimizers without a state get one, as by a step that changes nothing, which `drop` takes from them again.
 
-    Args:
-        optimizers: those that are restored too.
+    Attributes:
+        tree: for the engine to fill; nothing of the model is changed before `load`.
     """
 
-    def __init__(self, strategy: FSDPStrategy, optimizers: list[Any]) -> None:
-        self._strategy = strategy
-        self._model = _sharded_model(strategy)
-        self._fresh = [optimizer for optimizer in optimizers if not optimizer.state]
-        for optimizer in self._fresh:
+    tree: State
+    _optimizers: list[Any]
+    _fresh: list[Any]
+    _parts: Parts | RunParts
+
+    @classmethod
+    def of(cls, strategy: FSDPStrategy, optimizers: list[Any]) -> Into:
+        """By runs, without a collective for what is read, where all ranks can; else by FSDP's own states.
+
+        Args:
+            optimizers: those that are restored too.
+        """
+        fresh = [one for one in optimizers if not one.state]
+        for optimizer in fresh:
             _init_optim_state(optimizer)
-        self._optimizers = [(one, _sharded_optimizer(strategy, one)) for one in optimizers]
-        self.tree: State = {"state_dict": _distributed(self._model)}
-        if optimizers:
-            states = [_distributed(_by_number(state)) for _, state in self._optimizers]
-            # Rates and the like are whatever was saved.
-            self.tree["optimizer_states"] = [{**state, "param_groups": None} for state in states]
+        parts = _by_runs(strategy, optimizers) or Parts(strategy, optimizers)
+        return cls(parts.tree, optimizers, fresh, parts)
 
     def drop(self) -> None:
         """Nothing is loaded: leave the optimizers as they were."""
@@ -82,13 +174,61 @@ class Parts:
             optimizer.state.clear()
 
     def load(self, found: Mapping[str, Any], *, strict: bool) -> None:
-        """Let FSDP take what the engine has filled in."""
+        """Take what the engine has filled in; `found` is the tree that it gave.
+
+        Raises:
+            ConfigError: an optimizer has other groups than the one that was saved.
+        """
+        states = found.get("optimizer_states") or []
+        groups = [state["param_groups"] for state in states]
+        for optimizer, saved in zip(self._optimizers, groups, strict=False):
+            _check_groups(optimizer.param_groups, saved)
+        if isinstance(self._parts, Parts):
+            self._parts.load(groups, strict=strict)
+            return
+        self._parts.load()
+        for optimizer, saved in zip(self._optimizers, groups, strict=False):
+            _set_groups(_bare(optimizer).param_groups, saved)
+
+
+def _by_runs(strategy: FSDPStrategy, optimizers: list[Any]) -> RunParts | None:
+    model = _model_of(strategy)
+    cuts = Cuts.of(model)
+    able = cuts is not None and not cuts.are_in_use and is_filled(model)
+    if not _all_agree(strategy, able):
+        return None
+    assert cuts is not None
+    kept = [Kept(cuts, _bare(optimizer)) for optimizer in optimizers]
+    forms = [merged(_of_all(one.forms())) for one in kept]
+    return None if None in forms else RunParts(cuts, model, kept, forms)
+
+
+class Parts:
+    """What a step is restored into: FSDP's own sharded states, whose memory `tree` shows as DTensors.
+
+    Made and loaded on every rank: collectives. Nothing of the model is changed before `load`.
+
+    Args:
+        optimizers: those that are restored too, which have their state already.
+    """
+
+    def __init__(self, strategy: FSDPStrategy, optimizers: list[Any]) -> None:
+        self._strategy = strategy
+        self._model = _sharded_model(strategy)
+        self._optimizers = [(one, _sharded_optimizer(strategy, one)) for one in optimizers]
+        self.tree: State = {"state_dict": _distributed(self._model)}
+        if optimizers:
+            states = [_distributed(_by_number(state)) for _, state in self._optimizers]
+            # Rates and the like are whatever was saved.
+            self.tree["optimizer_states"] = [{**state, "param_groups": None} for state in states]
+
+    def load(self, groups: list[list[State]], *, strict: bool) -> None:
+        """Let FSDP take what the engine has filled in, with the saved groups of each optimizer."""
         model = _model_of(self._strategy)
         with _sharded(model):
             model.load_state_dict(self._model, strict=strict)
-            states = found.get("optimizer_states") or []
-            for (optimizer, state), saved in zip(self._optimizers, states, strict=False):
-                _named_groups(state, saved["param_groups"])
+            for (optimizer, state), saved in zip(self._optimizers, groups, strict=False):
+                _set_groups(state["param_groups"], saved)
                 optimizer.load_state_dict(Fsdp.optim_state_dict_to_load(model, optimizer, state))
 
 
@@ -102,8 +242,7 @@ def _sharded_model(strategy: FSDPStrategy) -> State:
 def _sharded_optimizer(strategy: FSDPStrategy, optimizer: Any) -> State:
     model = _model_of(strategy)
     with _sharded(model):
-        # Lightning wraps the optimizers that it hands out.
-        state: State = Fsdp.optim_state_dict(model, getattr(optimizer, "_optimizer", optimizer))
+        state: State = Fsdp.optim_state_dict(model, _bare(optimizer))
     return state
 
 
@@ -137,14 +276,17 @@ def _by_number(state: State) -> State:
     }
 
 
-def _named_groups(state: State, saved: list[State]) -> None:
-    """Give the groups their saved settings; the names of their parameters stay."""
-    if len(saved) != len(state["param_groups"]):
+def _check_groups(live: list[State], saved: list[State]) -> None:
+    if len(saved) != len(live):
         raise ConfigError(
-            f"the step has {len(saved)} groups of parameters, the optimizer has "
-            f"{len(state['param_groups'])}: make it as it was made"
+            f"the step has {len(saved)} groups of parameters, the optimizer has {len(live)}: "
+            f"make it as it was made"
         )
-    for group, settings in zip(state["param_groups"], saved, strict=True):
+
+
+def _set_groups(live: list[State], saved: list[State]) -> None:
+    """Give the groups their saved settings; their parameters, or the names of those, stay."""
+    for group, settings in zip(live, saved, strict=True):
         group.update({name: value for name, value in settings.items() if name != "params"})
 
 

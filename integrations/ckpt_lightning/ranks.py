@@ -19,7 +19,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
-from ckpt_core import Checkpointer, ConfigError, EveryNSteps, Options, TorchStore
+from ckpt_core import Checkpointer, ConfigError, EveryNSteps, FlatPart, Options, TorchStore
 from ckpt_core.data import ResumableLoader
 from ckpt_lightning.position import loaders
 from ckpt_lightning.rescue import Armed, ArmedTogether, Save
@@ -191,4 +191,4 @@ def _holds_distributed(value: Any) -> bool:
         return any(map(_holds_distributed, value.values()))
     if isinstance(value, list | tuple):
         return any(map(_holds_distributed, value))
-    return hasattr(value, "device_mesh")
+    return hasattr(value, "device_mesh") or isinstance(value, FlatPart)

@@ -41,7 +41,9 @@ def loads_late(trainer: Trainer) -> bool:
 
 def copied_already(trainer: Trainer) -> tuple[str, ...]:
     """Entries of a checkpoint that training does not change any more."""
-    return ("state_dict",) if isinstance(trainer.strategy, FSDPStrategy) else ()
+    strategy = trainer.strategy
+    copied = isinstance(strategy, FSDPStrategy) and not fsdp.is_cut(strategy)
+    return ("state_dict",) if copied else ()
 
 
 def live_states(trainer: Trainer) -> dict[str, Any]:
@@ -85,15 +87,15 @@ def receiving(trainer: Trainer, module: LightningModule) -> Iterator[Received]:
         yield Received(live_tree(trainer, module))
         return
     optimizers = list(strategy.optimizers) if trainer.optimizers else []
-    parts = fsdp.Parts(strategy, optimizers)
-    received = Received(Open(parts.tree))
+    into = fsdp.Into.of(strategy, optimizers)
+    received = Received(Open(into.tree))
     try:
         yield received
     finally:
         if received.state is None:
-            parts.drop()
+            into.drop()
     if received.state is not None:
-        parts.load(received.state, strict=bool(module.strict_loading))
+        into.load(received.state, strict=bool(module.strict_loading))
 
 
 @dataclass

@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ckpt_core.data import ResumableLoader
+from ckpt_lightning import fsdp
 from tests.integrations.lightning.models import FEATURES, Net
 from tests.integrations.lightning.running import SMALL, ending, preset, saver, trainer_of
 
@@ -93,6 +94,26 @@ class Flat(Recording):
         return super().training_step(batch, batch_idx)
 
 
+class OwnState(Flat):
+    """Has more to save than its parameters and buffers."""
+
+    def get_extra_state(self) -> Any:
+        return torch.full((1,), 3.0)
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state.tolist() == [3.0]
+
+
+class InFlat(Flat):
+    """For use_orig_params=False: the optimizer has the flat parameters themselves, the root's too."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.trainer.model.parameters(), lr=0.01)
+
+
+_FLAT = {"plain": Flat, "own state": OwnState, "in flat": InFlat}
+
+
 class Watch(Callback):
     """Keeps the state with which training begins, and calls `trainer.save_checkpoint`."""
 
@@ -121,7 +142,9 @@ class Rank:
         """Train as the job says; the answer says how it went, and `out` holds the tensors."""
         torch.manual_seed(job.get("seed", 7) + self.rank)  # dropout differs from rank to rank
         sharded = job.get("sharded", False)
-        kind = Sharded if sharded else Flat if "fsdp" in job else Recording
+        kind = (
+            Sharded if sharded else _FLAT[job.get("flat", "plain")] if "fsdp" in job else Recording
+        )
         mine = {**job, **job.get("mine", {}).get(str(self.rank), {})}
         module = kind(mine.get("stop_at"), mine.get("pause_at"), job.get("width", 0))
         module.paused = Path(f"{job['out']}.paused{self.rank}")
@@ -144,7 +167,8 @@ class Rank:
         model = trainer.strategy.model if "fsdp" in job else module
         last = whole(ending(trainer, model)) if mine.get("stop_at") is None else None
         torch.save({"begin": watch.begin, "last": last}, f"{job['out']}.{self.rank}")
-        return {"samples": module.samples, "best": [c.best_model_path for c in callbacks]}
+        ways = {"cut": _is_cut(trainer.strategy)} if "fsdp" in job else {}
+        return {"samples": module.samples, "best": [c.best_model_path for c in callbacks], **ways}
 
     def _strategy(self, job: dict[str, Any]) -> Any:
         if "fsdp" in job:
@@ -168,6 +192,14 @@ def flat_sharding(**options: Any) -> Any:
 
     policy = {"auto_wrap_policy": {nn.Linear}, "process_group_backend": "gloo"}
     return OnCpus(**{**policy, **options})
+
+
+def _is_cut(strategy: Any) -> list[bool]:
+    """Whether FSDP1's model, and then each optimizer, was saved without FSDP's own collectives."""
+    known = getattr(strategy, fsdp._KNOWN, None)
+    if known is None:
+        return []
+    return [known.cuts is not None, *[forms is not None for forms in known.forms.values()]]
 
 
 def _sharding(ranks: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,11 @@ from tests.integrations.lightning.models import FEATURES
 from tests.integrations.lightning.running import differences, saver, trainer_of
 
 FSDP = {"fsdp": {}}
+FORMS = {
+    "in flat": {"fsdp": {"use_orig_params": False}, "flat": "in flat"},
+    "own state": {"fsdp": {}, "flat": "own state"},
+}
+"""Others than the usual one: the optimizer has flat parameters; a module has more than tensors to save."""
 EVERY_2 = {"every_n_steps": 2}
 STEPS = 12
 pytestmark = pytest.mark.timeout(600)
@@ -42,6 +48,41 @@ def stopped(pair: Crew, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _assert_same_ending(one: Answers, other: Answers) -> None:
     for rank in range(2):
         assert not differences(one.tensors(rank)["last"], other.tensors(rank)["last"]), rank
+
+
+def test_the_usual_form_is_saved_without_fsdps_own_collectives(stopped: Path, pair: Crew) -> None:
+    saved = pair.fit(root=stopped.parent / "again", saving=EVERY_2, stop_at=5, **FSDP)
+    assert [row["cut"] for row in saved.rows] == [[True, True]] * 2
+    # FSDP cuts by rows; these runs end where the flat parameter is cut.
+    (rows, columns), bias = (8, FEATURES), 8
+    half = (rows * columns + bias) // 2
+    assert _elements(stopped.parent / "again", "state_dict.net.0.weight") == [
+        half,
+        rows * columns - half,
+    ]
+
+
+def _elements(root: Path, name: str) -> list[int]:
+    """How many of a leaf each rank has stored."""
+    found = []
+    for rank in range(2):
+        manifest = json.loads((step_path(root, 4) / f"rank-{rank:05d}.json").read_text())
+        found += [row[5] // 4 for row in manifest["slices"] if row[0] == name]
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_go_on_bit_for_bit(pair: Crew, root: Path, form: str) -> None:
+    job = FORMS[form]
+    undisturbed = pair.fit(**job)
+    stopped = pair.fit(root=root, saving=EVERY_2, stop_at=7, **job)
+    assert not any("error" in row for row in (*undisturbed.rows, *stopped.rows))
+    assert [row["cut"] for row in stopped.rows] == [
+        [form == "in flat"] * (1 + (form == "in flat"))
+    ] * 2
+    resumed = pair.fit(root=root, saving=EVERY_2, seed=99, **job)
+    assert resumed.steps() == list(range(6, STEPS))
+    _assert_same_ending(undisturbed, resumed)
 
 
 @pytest.mark.parametrize("step", [4, 6, 8])
