@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -90,6 +91,7 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         self.newest: SaveHandle | None = None
         self._tag: _Tag | None = None
         self._saving: _Saving | None = None
+        self._peeks = False
 
     # -- what DeepSpeed calls ---------------------------------------------------------------------
 
@@ -140,8 +142,18 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
                 tag.problem = exc
 
     def load(self, path: Any, map_location: Any = None) -> Any:
-        """What a file holds; the tag has been verified by then."""
-        return torch.load(path, map_location=map_location, weights_only=False)
+        """What a file holds; the tag has been verified by then. While `peeking`, tensors are not read."""
+        mapped = self._peeks and zipfile.is_zipfile(path)
+        return torch.load(path, map_location=map_location, weights_only=False, mmap=mapped)
+
+    @contextmanager
+    def peeking(self) -> Iterator[None]:
+        """Within it, nobody reads the tensors of what is loaded."""
+        self._peeks = True
+        try:
+            yield
+        finally:
+            self._peeks = False
 
     def commit(self, info: Any) -> bool:
         """Called by `save_16bit_model` alone, whose file `save` has written."""

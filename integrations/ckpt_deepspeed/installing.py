@@ -10,7 +10,8 @@ import filecmp
 import functools
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import deepspeed
 import torch.distributed as dist
 from deepspeed.checkpoint import DeepSpeedCheckpoint, ZeROCheckpoint, ds_to_universal
 from deepspeed.runtime import engine as runtime
+from deepspeed.runtime.state_dict_factory import SDLoaderBase
 from deepspeed.utils import zero_to_fp32
 
 from ckpt_core import ConfigError
@@ -63,6 +65,7 @@ def register() -> None:
             if hasattr(module, name):
                 setattr(module, name, waiting)
     setattr(runtime, _WEIGHTS, _of_the_tag(getattr(runtime, _WEIGHTS)))
+    SDLoaderBase.check_ckpt_list = _peeking(SDLoaderBase.check_ckpt_list)
     ds_to_universal.main = _reading(ds_to_universal.main)
     for kind in (DeepSpeedCheckpoint, ZeROCheckpoint):
         kind.__init__ = _reading(kind.__init__)
@@ -141,14 +144,31 @@ def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
                 "them together; remove the levels, or save to storage that all nodes share"
             )
         tag = _agreed_tag(self, tag)
-        with ours.saving(
-            step=self.global_steps,
-            early=Early([*self.module.buffers(), client_state]),
-            per_node=per_node,
+        early = Early([*self.module.buffers(), client_state])
+        with (
+            ours.saving(step=self.global_steps, early=early, per_node=per_node),
+            _compared(self, is_agreed=isinstance(tag, AgreedTag)),
         ):
             return original(self, save_dir, tag, client_state, *args, **kwargs)
 
     return save_checkpoint
+
+
+class AgreedTag(str):
+    """A tag that all ranks have, as their caller knows: they need not tell one another."""
+
+    __slots__ = ()
+
+
+@contextmanager
+def _compared(engine: Any, *, is_agreed: bool) -> Iterator[None]:
+    """Within it, DeepSpeed compares no tags where they are agreed on: that takes two collectives."""
+    if is_agreed:
+        vars(engine)["_checkpoint_tag_validation"] = lambda tag: None
+    try:
+        yield
+    finally:
+        vars(engine).pop("_checkpoint_tag_validation", None)
 
 
 def _agreed_tag(engine: Any, tag: Any) -> Any:
@@ -157,7 +177,9 @@ def _agreed_tag(engine: Any, tag: Any) -> Any:
     DeepSpeed by itself would write a directory for each, none of which is whole.
     """
     fails = engine.checkpoint_tag_validation_enabled() and engine.checkpoint_tag_validation_fail()
-    if fails or not dist.is_initialized() or dist.get_world_size() == 1:
+    if fails:
+        return tag if tag is None else str(tag)
+    if isinstance(tag, AgreedTag) or not dist.is_initialized() or dist.get_world_size() == 1:
         return tag
     mine = f"global_step{engine.global_steps}" if tag is None else str(tag)
     told = [mine]
@@ -168,7 +190,7 @@ def _agreed_tag(engine: Any, tag: Any) -> Any:
             f"{told[0]!r}. Pass the same on all; checkpoint.tag_validation=Fail refuses it, Ignore is silent",
             stacklevel=3,
         )
-    return told[0]
+    return AgreedTag(told[0])
 
 
 def _say_if_late(engine: Any) -> None:
@@ -210,6 +232,17 @@ def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
             _LOADED.set(before)
 
     return load_checkpoint
+
+
+def _peeking(original: Callable[..., Any]) -> Callable[..., Any]:
+    # DeepSpeed loads the model's file for one number in it, and then once more.
+    @functools.wraps(original)
+    def check_ckpt_list(self: Any) -> None:
+        ours = self.checkpoint_engine
+        with ours.peeking() if isinstance(ours, CkptCoreEngine) else nullcontext():
+            original(self)
+
+    return check_ckpt_list
 
 
 def _of_the_tag(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -122,6 +122,8 @@ class DeepSpeedSession(Session):
 
     def _start(self, step: int, tree: dict[str, Any]) -> SaveHandle:
         """Called on every rank: collectives of DeepSpeed's, and one of ours."""
+        from ckpt_deepspeed.installing import AgreedTag
+
         strategy: Any = self.ranks.trainer.strategy
         engine = strategy.deepspeed_engine
         client = {key: value for key, value in tree.items() if key not in _STATES}
@@ -130,7 +132,8 @@ class DeepSpeedSession(Session):
         root = self.checkpointer.root
         engine.save_checkpoint(
             str(root),
-            tag=tag_path(root, step).name,
+            # Ranks that train together are at one step.
+            tag=AgreedTag(tag_path(root, step).name),
             client_state=client,
             exclude_frozen_parameters=strategy.exclude_frozen_parameters,
         )
