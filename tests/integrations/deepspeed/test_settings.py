@@ -82,7 +82,8 @@ RIGHT: dict[str, tuple[dict[str, Any], Options]] = {
     ),
 }
 PROGRAM = """
-import json, sys
+import json, os, sys, tempfile
+from ckpt_deepspeed.engine import CkptCoreEngine
 from ckpt_deepspeed.settings import EngineSettings, section_of
 from ckpt_core import ConfigError
 from ckpt_deepspeed.early import Early
@@ -106,6 +107,18 @@ early = Early([
 found["early"] = [early(tensor.detach()) for tensor in [*kept[:4], slow, torch.empty(0)]]
 unpicklable = Early([kept[0], lambda: None])
 found["unpicklable"] = [unpicklable(kept[0]), unpicklable(slow)]
+made = CkptCoreEngine(EngineSettings.of({"type": "ckpt_core"}))
+with tempfile.TemporaryDirectory() as folder:
+    for kind in (True, False):
+        path = os.path.join(os.path.realpath(folder), f"{kind}.pt")
+        torch.save({"n": 1, "w": kept[0]}, path, _use_new_zipfile_serialization=kind)
+        with made.peeking():
+            peeked = made.load(path, map_location=lambda storage, place: storage)
+        mapped = [path in open("/proc/self/maps").read()]
+        del peeked
+        loaded = made.load(path, map_location="cpu")
+        mapped.append(path in open("/proc/self/maps").read())
+        found[f"peeked {kind}"] = [*mapped, torch.equal(loaded["w"], kept[0]) and loaded["n"] == 1]
 print("FOUND", json.dumps(found))
 """
 
@@ -153,3 +166,12 @@ def test_a_right_one_gives_these_options(told: dict[str, Any], name: str) -> Non
 def test_what_must_be_copied_at_once_is_and_nothing_else(told: dict[str, Any]) -> None:
     assert told["early"] == [True] * 4 + [False] * 2
     assert told["unpicklable"] == [True, False]
+
+
+def test_what_is_loaded_for_a_look_is_mapped_and_everything_else_is_read(
+    told: dict[str, Any],
+) -> None:
+    assert told["peeked True"] == [True, False, True]
+    assert told["peeked False"] == [False, False, True], (
+        "a file of torch's old kind cannot be mapped"
+    )
