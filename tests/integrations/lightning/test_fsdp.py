@@ -105,6 +105,14 @@ def test_they_go_on_by_themselves(pair: Crew, undisturbed: Answers, stopped: Pat
     assert verify(stopped).ok
 
 
+def test_a_failure_saves_the_last_whole_step(pair: Crew, undisturbed: Answers, root: Path) -> None:
+    pair.fit(root=root, saving={"every_n_steps": 99, "save_on_exception": True}, stop_at=7, **FSDP)
+    assert committed_steps(root) == (7,)
+    resumed = pair.fit(root=root, saving=EVERY_2, seed=99, **FSDP)
+    assert resumed.steps() == list(range(7, STEPS))
+    _assert_same_ending(undisturbed, resumed)
+
+
 def test_one_process_without_it_goes_on_from_their_step_and_they_from_its(
     pair: Crew, stopped: Path, root: Path
 ) -> None:
