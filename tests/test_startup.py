@@ -58,6 +58,41 @@ def test_the_compiler_is_whole_for_whoever_asks_for_a_part_of_it() -> None:
     assert told(code, **{VARIABLE: "1"}) == ["torch._dynamo.config", "OptimizedModule"]
 
 
+def test_asking_whether_a_module_is_compiled_imports_no_compiler_and_finds_one_that_is() -> None:
+    code = "import json, sys, torch\nfrom torch._dynamo import OptimizedModule\n"
+    code += "there = lambda: 'torch._dynamo.eval_frame' in sys.modules\n"
+    code += "layer = torch.nn.Linear(1, 1)\ntold = [isinstance(layer, OptimizedModule), there()]\n"
+    code += "compiled = torch.compile(layer, backend='eager')\n"
+    code += "told += [isinstance(one, OptimizedModule) for one in (layer, compiled)]"
+    assert told(code, **{VARIABLE: "1"}) == [False, False, False, True]
+
+
+def test_a_function_that_was_marked_for_the_compiler_is_marked_once_it_is_there() -> None:
+    code = "import json, sys, torch\n@torch._dynamo.allow_in_graph\ndef double(x): return 2 * x\n"
+    code += "@torch.compiler.disable(recursive=False)\ndef same(x): return x\n"
+    code += "told = ['torch._dynamo.eval_frame' in sys.modules, same(3)]\n"
+    code += "compiled = torch.compile(lambda x: double(x), backend='eager', fullgraph=True)\n"
+    code += "told += [compiled(torch.ones(1)).item(), "
+    code += "torch._dynamo.trace_rules.is_callable_allowed(double)]"
+    assert told(code, **{VARIABLE: "1"}) == [False, 3, 2, True]
+
+
+WITHOUT_BYTES = """
+import json, sys, torch
+told = [torch.Generator().initial_seed() > 0, "torch._prims" in sys.modules]
+"""
+
+
+@pytest.mark.parametrize(
+    "begin", ["torch.device('meta')", "torch._subclasses.FakeTensorMode()", "None"]
+)
+def test_whoever_has_tensors_without_bytes_has_what_computes_them(begin: str) -> None:
+    code = WITHOUT_BYTES + "from contextlib import nullcontext\n"
+    code += f"with {begin} or nullcontext():\n  x = torch.ones(2, 3)\n"
+    code += "  told += [list(torch.nn.LayerNorm(3)(x).shape), 'torch._prims' in sys.modules]"
+    assert told(code, **{VARIABLE: "1"}) == [True, False, [2, 3], begin != "None"]
+
+
 def test_deterministic_algorithms_are_asked_for_without_the_compiler_which_is_told_later() -> None:
     code = "import json, sys, torch\ntorch.use_deterministic_algorithms(True)\n"
     code += (

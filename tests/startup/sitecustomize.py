@@ -11,6 +11,9 @@ A run starts hundreds of processes that import torch, and most of what they do i
   they are told once they are imported.
 - DeepSpeed asks it to compile a function of one of its optimizers, wherever an engine is made. Here it is
   asked when that function is called.
+- A quarter of torch is how tensors without bytes, on "meta" or faked, are computed: it is imported by the
+  first that has such, or asks for a part of it.
+- Lightning imports the compiler to know whether it has a module that was compiled: asking that needs none.
 - Lightning imports torchmetrics, which imports whatever its metrics of sound, text and plots would need.
 
 With `CKPT_PLACES=all`, which tries everything, nothing is left for later and nothing out.
@@ -27,15 +30,22 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 FRAMEWORKS = ("torch", "lightning", "deepspeed", "horovod")
 COMPILER = "torch._dynamo"
+APART = "torch._dynamo._trace_wrapped_higher_order_op"
+"""Transformers' masks are made with it, compiled or not."""
+MARKS = ("allow_in_graph", "assume_constant_result")
+"""What returns the function that it is given, for the compiler alone to know."""
 SETTINGS = "torch._inductor.config"
 METRICS = "torchmetrics"
+META = "torch._meta_registrations"
+CONTEXT = "torch.utils._device"
+"""What `with torch.device("meta")` makes."""
 MUON = "deepspeed.runtime.zero.muon.original_muon"
 LATER = (COMPILER, "torch._inductor.compile_fx")
 """Imported in the middle of the work; what is there by then may be garbage."""
@@ -54,9 +64,9 @@ class _Calm(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name.startswith(f"{COMPILER}."):
+        if name.startswith(f"{COMPILER}.") and name != APART:
             _load(sys.modules[COMPILER])
-        if name not in (*FRAMEWORKS, *LATER, METRICS, MUON, SETTINGS) or name in self._loaders:
+        if name not in KNOWN or name in self._loaders:
             return None
         self._loaders[name] = None  # the search below comes here again
         spec = importlib.util.find_spec(name)
@@ -65,19 +75,22 @@ class _Calm(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        if spec.name == COMPILER and not _AS_IT_IS:
-            return _Compiler(spec.name)
+        if spec.name in _LAZY and not _AS_IT_IS:
+            return _LAZY[spec.name](spec.name)
         found: ModuleType | None = self._loaders[spec.name].create_module(spec)
         return found
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loaders[module.__name__]
-        if isinstance(module, _Compiler):
+        if isinstance(module, _Later):
             return
-        around = nullcontext if _AS_IT_IS else _AROUND.get(module.__name__, nullcontext)
-        with around():
+        with _around(module):
             _execute(module)
+
+
+def _around(module: ModuleType) -> AbstractContextManager[None]:
+    return nullcontext() if _AS_IT_IS else _AROUND.get(module.__name__, nullcontext)()
 
 
 def _execute(module: ModuleType) -> None:
@@ -94,22 +107,13 @@ def _execute(module: ModuleType) -> None:
             gc.enable()
 
 
-# -- torch's compiler ----------------------------------------------------------------------------
+# -- what is imported by the first that needs it -------------------------------------------------
 
 
-class _Compiler(ModuleType):
-    """The compiler, while nobody has asked for more than not to be compiled."""
+class _Later(ModuleType):
+    """A module that nobody has asked for anything yet."""
 
     def __getattr__(self, name: str) -> Any:
-        if not _begun:
-            if name == "graph_break":
-                return lambda *_, **__: None
-            if name == "disable":
-                return functools.partial(_disable, self)
-            if (
-                name == "trace_rules"
-            ):  # cleared as ranks meet: what was compiled before knows none of them
-                return SimpleNamespace(clear_lru_cache=lambda: None)
         if name.startswith("__"):  # Python looks for them as it makes a module
             raise AttributeError(name)
         _load(self)
@@ -117,22 +121,83 @@ class _Compiler(ModuleType):
 
 
 _loading = threading.RLock()
-_begun: list[ModuleType] = []
+_begun: set[str] = set()
 
 
 def _load(module: ModuleType) -> None:
     """Import it, once. What it asks of itself meanwhile is not there yet, as in any import."""
     with _loading:
-        if isinstance(module, _Compiler) and not _begun:
-            _begun.append(module)
-            _execute(module)
+        if isinstance(module, _Later) and module.__name__ not in _begun:
+            _begun.add(module.__name__)
+            # Order matters: torch has imported it before whatever loads a module here.
+            _load(sys.modules.get(META, module))
+            with _around(module):
+                _execute(module)
             module.__class__ = ModuleType
 
 
+def _is_there(name: str) -> bool:
+    """Whether it was imported, and all of it."""
+    return name in sys.modules and not isinstance(sys.modules[name], _Later)
+
+
+# -- torch's compiler ----------------------------------------------------------------------------
+
+
+class _Compiler(_Later):
+    """The compiler, while nobody has asked for more than not to be compiled."""
+
+    def __getattr__(self, name: str) -> Any:
+        if COMPILER not in _begun:
+            if name == "graph_break":
+                return lambda *_, **__: None
+            if name == "disable":
+                return functools.partial(_disable, self)
+            if name in MARKS:
+                return functools.partial(_mark, name)
+            if name == "OptimizedModule":
+                return _Optimized
+            if (
+                name == "trace_rules"
+            ):  # cleared as ranks meet: what was compiled before knows none of them
+                return SimpleNamespace(clear_lru_cache=lambda: None)
+        return super().__getattr__(name)
+
+
+class _AskedOnly(type):
+    """Of a class that is only asked what belongs to it."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        compiler: Any = sys.modules[COMPILER]
+        return _is_there(COMPILER) and isinstance(instance, compiler.OptimizedModule)
+
+
+class _Optimized(metaclass=_AskedOnly):
+    """A compiled module, of which there is none as long as there is no compiler."""
+
+
+_marked: list[tuple[str, Callable[..., Any]]] = []
+
+
+def _mark(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, for the compiler to mark once it is there."""
+    _marked.append((name, fn))
+    return fn
+
+
+@contextmanager
+def _with_marks() -> Iterator[None]:
+    yield
+    for name, fn in _marked:
+        getattr(sys.modules[COMPILER], name)(fn)
+
+
 def _disable(
-    module: ModuleType, fn: Callable[..., Any], recursive: bool = True, **more: Any
+    module: ModuleType, fn: Callable[..., Any] | None = None, recursive: bool = True, **more: Any
 ) -> Callable[..., Any]:
     """A function that the compiler shall not look into: itself, until there is a compiler."""
+    if fn is None:
+        return functools.partial(_disable, module, recursive=recursive, **more)
     real: list[Callable[..., Any]] = []
 
     @functools.wraps(fn)
@@ -165,6 +230,57 @@ def _compiled_later() -> Iterator[None]:
         yield
     finally:
         torch.compile = compile_now
+
+
+# -- tensors without bytes -----------------------------------------------------------------------
+
+
+@contextmanager
+def _meta_as_faked() -> Iterator[None]:
+    """Whoever fakes tensors has what computes them; whoever draws by a generator needs it not."""
+    yield
+    import torch
+    from torch._subclasses import fake_tensor
+
+    if hasattr(torch._C, "_set_generator_metaclass") and not _is_there(META):
+        torch._C._set_generator_metaclass(
+            importlib.import_module("torch._opaque_base").OpaqueBaseMeta
+        )
+    _first_loads(fake_tensor.FakeTensorMode, lambda *_: True)
+
+
+@contextmanager
+def _meta_as_default() -> Iterator[None]:
+    """Whoever makes tensors on "meta" for a while has what computes them."""
+    yield
+    import torch
+
+    context = sys.modules[CONTEXT].DeviceContext
+    _first_loads(context, lambda device: torch.device(device).type == "meta")
+
+
+def _first_loads(kind: Any, means: Callable[..., bool]) -> None:
+    """The first object of a class that is meant imports how tensors without bytes are computed."""
+    make = kind.__init__
+
+    @functools.wraps(make)
+    def first(self: Any, *args: Any, **named: Any) -> None:
+        if means(*args):
+            _load(sys.modules[META])
+            kind.__init__ = make
+        make(self, *args, **named)
+
+    if META in sys.modules and not _is_there(META):
+        kind.__init__ = first
+
+
+# -- torch's settings ----------------------------------------------------------------------------
+
+
+@contextmanager
+def _of_torch() -> Iterator[None]:
+    with _meta_as_faked(), _deterministic_without_settings():
+        yield
 
 
 @contextmanager
@@ -226,8 +342,12 @@ def _without_extras() -> Iterator[None]:
 _AROUND = {
     METRICS: _without_extras,
     MUON: _compiled_later,
-    "torch": _deterministic_without_settings,
+    "torch": _of_torch,
+    COMPILER: _with_marks,
+    CONTEXT: _meta_as_default,
     SETTINGS: _settings_told,
 }
+_LAZY = {COMPILER: _Compiler, META: _Later}
+KNOWN = {*FRAMEWORKS, *LATER, *_AROUND, *_LAZY}
 
 sys.meta_path.insert(0, _Calm())
