@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from ckpt_core.cli.bench import bench
+from tests.bench.forks import forked
 
 
 def ckpt_core_bench(arguments: Sequence[str], *, columns: int = 500) -> Result:
@@ -21,12 +23,20 @@ def ckpt_core_bench(arguments: Sequence[str], *, columns: int = 500) -> Result:
     return CliRunner().invoke(application, arguments, env={"COLUMNS": str(columns)})
 
 
-def quick_run(folder: Path, *arguments: str) -> Path:
-    """Run below `folder`, which then holds root, out.json, out.png, stdout and stderr; the folder."""
+def quick_run(folder: Path, *arguments: str, imported: Sequence[str] | None = None) -> Path:
+    """Run below `folder`, which then holds root, out.json, out.png, stdout and stderr; the folder.
+
+    Args:
+        folder: exists.
+        arguments: of the command.
+        imported: by one process for all that are measured, which are forks of it (`tests.bench.forks`);
+            None: each is started anew.
+    """
     (folder / "root").mkdir()
     arguments = (*arguments, "--quick", "--root", str(folder / "root"))
     outputs = ("--json", str(folder / "out.json"), "--plot", str(folder / "out.png"))
-    result = ckpt_core_bench([*arguments, *outputs], columns=200)
+    with nullcontext() if imported is None else forked(*imported):
+        result = ckpt_core_bench([*arguments, *outputs], columns=200)
     (folder / "stdout").write_text(result.stdout)
     (folder / "stderr").write_text(result.stderr)
     assert result.exit_code == 0, result.output
@@ -39,12 +49,12 @@ def report_of(output: Path) -> dict[str, Any]:
     return loaded
 
 
-def quick_fixtures(*arguments: str) -> tuple[Any, Any]:
+def quick_fixtures(*arguments: str, imported: Sequence[str] | None = ()) -> tuple[Any, Any]:
     """For a test module: `output, report = quick_fixtures(...)`, the folder and the JSON of one quick run."""
 
     @pytest.fixture(scope="module")
     def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return quick_run(tmp_path_factory.mktemp("bench"), *arguments)
+        return quick_run(tmp_path_factory.mktemp("bench"), *arguments, imported=imported)
 
     @pytest.fixture(scope="module")
     def report(output: Path) -> dict[str, Any]:

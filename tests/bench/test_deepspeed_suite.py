@@ -1,6 +1,6 @@
 """The suite `deepspeed`: one quick run for all tests of its output. Nothing is asserted about times.
 
-Each way costs two processes that import DeepSpeed, so one of each kind runs: ours, one that fsyncs, one that
+Each way costs two processes at each stage, so one of each kind runs: ours, one that fsyncs, one that
 cannot run on a CPU, the one that is patched, and none.
 """
 
@@ -35,6 +35,7 @@ from ckpt_deepspeed_tools.bench.ways import (
     RANKS,
     TORCH_FSYNC,
 )
+from tests.bench.forks import forked
 from tests.bench.quick import quick_fixtures
 
 INTERVALS = (1, 2)
@@ -47,7 +48,12 @@ SIZE = {"width": 32, "layers": 1, "vocabulary": 64, "batch": 1, "tokens": 8}
 pytestmark = pytest.mark.timeout(400)
 
 _options = [option for name in CHOSEN for option in ("--contender", name)]
-output, report = quick_fixtures("--suite", "deepspeed", *_options)
+IMPORTED = (
+    "ckpt_deepspeed",
+    "ckpt_deepspeed_tools.bench.saving",
+    "ckpt_deepspeed_tools.bench.training",
+)
+output, report = quick_fixtures("--suite", "deepspeed", *_options, imported=IMPORTED)
 
 by_stage = pytest.mark.parametrize("stage", STAGES)
 
@@ -179,7 +185,8 @@ def test_tables_and_picture_are_written_and_the_root_is_left_as_it_was(
 def stages(tmp_path: Path) -> Iterator[StageCrew]:
     settings = DeepSpeedSettings(root=tmp_path, timeout_s=120.0)
     report = Report("deepspeed", {}, describe(tmp_path))
-    with StageCrew(Run(settings, report, tmp_path, lambda message: None)) as stages:
+    run = Run(settings, report, tmp_path, lambda message: None)
+    with forked(*IMPORTED), StageCrew(run) as stages:
         yield stages
 
 

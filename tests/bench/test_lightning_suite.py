@@ -23,7 +23,9 @@ from tests.bench.quick import ckpt_core_bench, quick_fixtures
 
 pytestmark = pytest.mark.timeout(300)
 
-output, report = quick_fixtures("--suite", "lightning")
+output, report = quick_fixtures(
+    "--suite", "lightning", imported=["ckpt_lightning", "ckpt_lightning_tools.bench.fitting"]
+)
 
 
 class TestQuickRun(QuickRun):

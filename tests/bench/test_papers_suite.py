@@ -44,7 +44,8 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench")
     (folder / "memory").mkdir()
     memory, out = str(folder / "memory"), str(folder / "figures")
-    return quick_run(folder, "--suite", "papers", "--memory-root", memory, "--out", out)
+    told = ("--suite", "papers", "--memory-root", memory, "--out", out)
+    return quick_run(folder, *told, imported=["ckpt_core.bench.papers.job"])
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from ckpt_core.bench.ranks.suite import RankCrew
 from ckpt_core.bench.results import Report
 from ckpt_core.bench.run import Run
 from ckpt_core.system.machine import describe
+from tests.bench.forks import forked
 from tests.bench.quick import broken_peers, ckpt_core_bench, quick_run, ran, report_of
 
 SIZES = (2, 4)
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ranks = [text for size in SIZES for text in ("--ranks", str(size))]
-    return quick_run(tmp_path_factory.mktemp("bench"), "--suite", "ranks", *ranks)
+    return quick_run(tmp_path_factory.mktemp("bench"), "--suite", "ranks", *ranks, imported=())
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +164,7 @@ def test_a_way_whose_rank_dies_is_out_and_the_others_go_on_in_a_new_team(tmp_pat
         if "round 2" in message:
             os.kill(crew.team(OURS).pids[1], signal.SIGKILL)
 
-    with RankCrew(Run(settings, report, tmp_path, notify), 2) as crew:
+    with forked(), RankCrew(Run(settings, report, tmp_path, notify), 2) as crew:
         crew.measure()
     failed = [name for name in names if report.entrants[name].failed]
     assert len(failed) == 1

@@ -12,7 +12,11 @@ from tests.bench.quick import quick_fixtures
 
 pytestmark = pytest.mark.timeout(300)
 
-output, report = quick_fixtures("--suite", "transformers")
+output, report = quick_fixtures(
+    "--suite",
+    "transformers",
+    imported=["ckpt_transformers", "ckpt_transformers_tools.bench.fitting"],
+)
 
 
 class TestQuickRun(QuickRun):
