@@ -21,7 +21,7 @@ from tests.interrupts.trap import Boom, Trap
 
 Call = Callable[[Run, Trap], None]
 
-MOST = 20
+MOST = 14
 """So many of one scenario; a call of fewer lines is tried at each."""
 
 FIRST, SECOND = 4, 3

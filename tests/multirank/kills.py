@@ -12,7 +12,7 @@ from tests.multirank.crew import all_well
 
 SIGKILL = 9
 RANKS = 3
-AT_ONCE = 8
+AT_ONCE = 6
 """Jobs side by side: where a rank has died, the others wait until it is taken for dead."""
 _NEVER = 1_000_000
 
