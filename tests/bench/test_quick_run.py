@@ -124,7 +124,8 @@ def test_nothing_is_left_on_the_disk(output: Path, report: dict[str, Any]) -> No
 def test_a_start_is_measured_where_it_is_asked_for(tmp_path: Path) -> None:
     names = (OURS, "torch_save", "dcp_save")
     asked = [word for name in names for word in ("--contender", name)]
-    results = report_of(quick_run(tmp_path, "--measure", "start", *asked))["results"]
+    output = quick_run(tmp_path, "--measure", "start", *asked, imported=())
+    results = report_of(output)["results"]
     assert results["start"]["contenders"].keys() == set(names)
     for name, row in results["start_own"]["contenders"].items():
         whole = results["start"]["contenders"][name]["values"]
