@@ -174,3 +174,5 @@ def main() -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     main()
+    # Else gloo's own thread, which DeepSpeed's groups keep alive, may abort a rank that has done all.
+    os._exit(0)
