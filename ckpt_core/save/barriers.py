@@ -88,8 +88,13 @@ class Barriers:
         self._refuse_capture()
         began = time.monotonic()
         deadline = self._flights.patience(began + self._timeout_s)
-        if self._flights.wait_staged(names, before=before, deadline=deadline):
-            self._events.tell(EventName.WAITED, None, seconds=time.monotonic() - began)
+        waited = True
+        try:
+            waited = self._flights.wait_staged(names, before=before, deadline=deadline)
+        finally:
+            # Also a wait that was in vain.
+            if waited:
+                self._events.tell(EventName.WAITED, None, seconds=time.monotonic() - began)
         self._pass(None)
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -147,16 +152,18 @@ class Barriers:
         began = time.monotonic()
         deadline = self._flights.patience(began + self._timeout_s)
         places = self._places(live, optimizer)
-        waited = False
+        waited = True
         try:
-            for snapshot, place in zip(live, places, strict=True):
-                waited |= snapshot.wait_copied(place, deadline=deadline)
+            pairs = zip(live, places, strict=True)
+            waits = [one.wait_copied(place, deadline=deadline) for one, place in pairs]
+            waited = any(waits)
         finally:
             ended = time.monotonic()
             self._stall.ended_s = ended
             self._stall.seconds += ended - began
-        if waited:
-            self._events.tell(EventName.WAITED, None, seconds=ended - began)
+            # Also a wait that was in vain.
+            if waited:
+                self._events.tell(EventName.WAITED, None, seconds=ended - began)
 
     def _places(self, live: list[Snapshot], optimizer: Optimizer) -> list[int]:
         """How many leaves of each snapshot must have been copied before a step of `optimizer`."""

@@ -156,8 +156,8 @@ class AsyncCheckpoint(TrainerCallback):
         """Tell reporters what saves have cost that were committed since; neither history nor terminal."""
         assert self._doors is not None and self._doors.run is not None
         handler: Any = self._doors.trainer.callback_handler
-        given = {name: getattr(handler, name) for name in _GIVEN}
         for cost in self._doors.run.meter.take():
+            given = {name: getattr(handler, name) for name in _GIVEN}
             for other in handler.callbacks:
                 if other is not self and not isinstance(other, _TERMINAL):
                     # Not by Trainer.log, nor by its handler: they write history, and forget a wish to log.

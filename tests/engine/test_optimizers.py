@@ -161,6 +161,17 @@ def test_a_wait_that_lasts_too_long_raises_and_changes_nothing(tmp_path: Path) -
         assert same(contents(program.state()), before)
 
 
+@pytest.mark.parametrize("by", ["step", "call"])
+def test_a_wait_in_vain_is_told_as_any_other(by: str, tmp_path: Path) -> None:
+    program = updates.sgd()
+    with stuck(tmp_path, program) as (ck, _):
+        ck._engine.barriers._timeout_s = 0.1
+        with pytest.raises(ckpt_core.StagingError):
+            program.update() if by == "step" else ck.wait_staged()
+        (told,) = [event for event in ck.events.events() if event.name == "waited"]
+        assert told.seconds >= 0.1
+
+
 def test_an_interrupt_reaches_the_caller_of_the_step_and_nothing_has_changed(
     tmp_path: Path,
 ) -> None:

@@ -167,7 +167,7 @@ class Bucket:
 
     def _patient(self, nbytes: int) -> Store | None:
         """A client that waits until a peer has read so many bytes: it compares them, and links the file."""
-        if scheme_of(self.url) != PEER:
+        if self._peer is None:
             return None
         longest_s = self._request_s + nbytes / _LEAST_READ_BYTES_PER_S
         return open_store(self.url, request_s=longest_s, retries=0)
