@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return quick_run(tmp_path_factory.mktemp("bench"))
+    return quick_run(tmp_path_factory.mktemp("bench"), imported=())
 
 
 @pytest.fixture(scope="module")

@@ -92,6 +92,8 @@ class Trap:
         """What `call` returns; whatever it raises comes out."""
         unraisable, sys.unraisablehook = sys.unraisablehook, self._ignore
         handler = signal.signal(signal.SIGINT, self._interrupt)
+        # Python 3.12 heeds it only where some frame had it before the tracing began.
+        sys._getframe().f_trace_opcodes = self._event == "opcode"
         sys.settrace(self._enter)
         try:
             try:

@@ -11,8 +11,9 @@ print as URLs, so that reports and errors name what the user named.
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PosixPath
@@ -270,5 +271,9 @@ def _printed_as(url: str, folder: Path) -> type[Path]:
             real = super().__str__()
             inside = real == home or real.startswith(f"{home}/")
             return f"{url}{real[len(home) :]}" if inside else real
+
+        def iterdir(self) -> Generator[FarPath]:
+            # From Python 3.12 on, pathlib's own goes by how a path prints.
+            return (self / name for name in os.listdir(self))
 
     return FarPath
