@@ -16,7 +16,7 @@ from ckpt_core.save.handle import SaveHandle
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.shards import Shards
-from ckpt_core.save.staging import StageJob, source_of
+from ckpt_core.save.staging import Fronts, StageJob, source_of
 from ckpt_core.save.still_files import StillFile, StillLeaves, open_still, still_leaves
 from ckpt_core.save.still_group import StillGroup
 from ckpt_core.save.unchanged import sharing_for
@@ -66,6 +66,7 @@ class PlainSaves:
         self._known: tuple[Arrangement, tuple[StillGroup, ...], Stored] | None = None
         self.sharing = sharing_for(pipeline.options, pipeline.devices)
         self._memo = SpecMemo()
+        self._fronts = Fronts()
         self.mode = self.mode_used = Mode(pipeline.options.mode)
         self._told_no_room = False
 
@@ -142,7 +143,9 @@ class PlainSaves:
         audit.read_eager(pipeline.streams)
         mode = self.mode_used = plan.mode
         beside = [still.items for still in plan.stills]
-        source = source_of(flat, arrangement, beside, mode=mode, devices=pipeline.devices)
+        source = source_of(
+            *(flat, arrangement, beside), mode=mode, devices=pipeline.devices, fronts=self._fronts
+        )
         offsets, show = self.sharing.offsets(arrangement), None
         if source.behind.events and (looks := self.sharing.looks(offsets)) is not None:
             offsets, show = {}, looks.show

@@ -14,15 +14,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpt_core.errors import CkptError, StagingError
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.still_files import StillFile
 from ckpt_core.save.unchanged import NoSharing
-from ckpt_core.share import Arrangement, Audit, items_of
-from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, Snapshot, StageItem, frozen
+from ckpt_core.share import Arrangement, Audit, Whole, items_of
+from ckpt_core.snapshot import (
+    Buffer,
+    CopyStreams,
+    LeafWatch,
+    ShardImage,
+    Snapshot,
+    StageItem,
+    buffers_at,
+    frozen,
+)
 from ckpt_core.state import FlatState
 from ckpt_core.system.devices import NOTHING_QUEUED, Devices, Queued
 from ckpt_core.types import Mode
@@ -41,6 +50,24 @@ class Flat:
     pointers: Sequence[int]
     offsets: Sequence[int]
     sizes: Sequence[int]
+    buffers: Sequence[Buffer] = ()
+
+
+class Fronts:
+    """Makes the fronts of saves: leaves that lie where they lay before are kept as buffers."""
+
+    def __init__(self) -> None:
+        self._last: Flat | None = None
+
+    def flat(self, pointers: Sequence[int], front: Whole) -> Flat:
+        """Of leaves at these addresses. Called on the training thread."""
+        last = self._last
+        if last is None or last.pointers != pointers or last.sizes is not front.sizes:
+            made = Flat(pointers, front.offsets, front.sizes)
+        else:
+            made = last if last.buffers else replace(last, buffers=buffers_at(pointers, last.sizes))
+        self._last = made
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +98,7 @@ def source_of(
     *,
     mode: Mode,
     devices: Devices,
+    fronts: Fronts,
 ) -> Source:
     """Split parts of leaves by when they are copied. Called on the training thread inside `save`.
 
@@ -78,7 +106,7 @@ def source_of(
         stills: what is read for other files, behind the same events.
     """
     names, lazy = _lazy(flat, arrangement)
-    ready = _ready(flat, arrangement, devices)
+    ready = _ready(flat, arrangement, devices, fronts)
     front = () if ready else _front(flat, arrangement)
     used = devices.of_all([item[0] for items in (front, lazy, *stills) for item in items])
     if not used:
@@ -88,7 +116,9 @@ def source_of(
     return Source(ready or (), clones, lazy, names, mode, devices.queued(used))
 
 
-def _ready(flat: FlatState, arrangement: Arrangement, devices: Devices) -> Flat | None:
+def _ready(
+    flat: FlatState, arrangement: Arrangement, devices: Devices, fronts: Fronts
+) -> Flat | None:
     """The front, where all of it lies whole in host memory, and at known places."""
     front = arrangement.front
     if front is None or not flat.pointers or not all(map(flat.ready.__getitem__, front.indices)):
@@ -96,7 +126,7 @@ def _ready(flat: FlatState, arrangement: Arrangement, devices: Devices) -> Flat 
     if devices.of_all(map(flat.tensors.__getitem__, front.indices)):
         return None
     pointers = list(map(flat.pointers.__getitem__, front.indices))
-    return Flat(pointers, front.offsets, front.sizes)
+    return fronts.flat(pointers, front)
 
 
 def _front(flat: FlatState, arrangement: Arrangement) -> Sequence[StageItem]:
@@ -144,7 +174,7 @@ class StageJob:
         """What `save` copies itself."""
         front = self.source.front
         if isinstance(front, Flat):
-            self.image.flat(front.pointers, front.offsets, front.sizes)
+            self.image.flat(front.pointers, front.offsets, front.sizes, front.buffers)
         else:
             self.image.leaves(front)
 

@@ -5,7 +5,7 @@ audit_plan   what is looked at, and when      audit          looks, and says wha
 reference    the plan as text that ranks compare
 """
 
-from ckpt_core.share.arrangement import Arrangement, Placed, StillPart, arrange, items_of
+from ckpt_core.share.arrangement import Arrangement, Placed, StillPart, Whole, arrange, items_of
 from ckpt_core.share.audit import Audit, Auditor, Evidence
 from ckpt_core.share.reference import TextReference
 from ckpt_core.share.sharing import Part, Scope, Share, Sharer, is_below
@@ -22,6 +22,7 @@ __all__ = [
     "Sharer",
     "StillPart",
     "TextReference",
+    "Whole",
     "arrange",
     "is_below",
     "items_of",

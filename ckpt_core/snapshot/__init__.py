@@ -7,6 +7,7 @@ chunks leave as `Piece`s to a `ChunkSink` while later leaves are still being cop
 """
 
 from ckpt_core.snapshot.clones import DeviceClones, frozen
+from ckpt_core.snapshot.copying import Buffer, buffers_at
 from ckpt_core.snapshot.image import ChunkSink, ImageSpec, Piece, ShardImage
 from ckpt_core.snapshot.planning import PoolDemand, PoolPlan, budget_bytes, plan_pool, too_small
 from ckpt_core.snapshot.pool import StagingPool
@@ -17,6 +18,7 @@ from ckpt_core.snapshot.streams import CopyStreams
 from ckpt_core.snapshot.watching import LeafWatch
 
 __all__ = [
+    "Buffer",
     "ChunkSink",
     "CopyStreams",
     "DeviceClones",
@@ -33,6 +35,7 @@ __all__ = [
     "StagingMemory",
     "StagingPool",
     "budget_bytes",
+    "buffers_at",
     "frozen",
     "plan_pool",
     "too_small",

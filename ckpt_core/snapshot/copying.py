@@ -8,6 +8,7 @@ than the copy, and may cost a whole switch interval); large ones release it, so 
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -18,6 +19,7 @@ from ckpt_core.system.devices import Devices
 
 _MEMMOVE = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 _SIGNATURE = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+Buffer = ctypes.Array[ctypes.c_char]
 _move_large = ctypes.CFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
 _move_small = ctypes.PYFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
 
@@ -31,6 +33,31 @@ def move_all(targets: Iterable[int], sources: Iterable[int], sizes: Sequence[int
     """memmove between many addresses, as `move` does; no line of Python for each."""
     step = _move_large if max(sizes, default=0) >= GIL_RELEASE_BYTES else _move_small
     deque(map(step, targets, sources, sizes), maxlen=0)
+
+
+def buffers_at(pointers: Sequence[int], sizes: Sequence[int]) -> Sequence[Buffer]:
+    """Memory at these addresses, for `write_all`; empty where `move_all` is better, as some of it is large.
+
+    Danger: they keep nothing alive.
+    """
+    if max(sizes, default=0) >= GIL_RELEASE_BYTES:
+        return ()
+    kinds = {size: (ctypes.c_char * size).from_address for size in set(sizes)}
+    return [kinds[size](pointer) for pointer, size in zip(pointers, sizes, strict=True)]
+
+
+def write_all(memory: memoryview, inside: int, buffers: Iterable[Buffer]) -> None:
+    """Copy buffers one behind the other into a part of a mapping; takes half as long as `move_all`."""
+    mapping = memory.obj
+    assert isinstance(mapping, mmap.mmap)
+    first = address_of(memory) - address_of(mapping)
+    mapping.seek(first + inside)
+    deque(map(mapping.write, buffers), maxlen=0)
+
+
+def address_of(memory: memoryview | mmap.mmap) -> int:
+    """Of its first byte."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def zero(target: int, nbytes: int) -> None:

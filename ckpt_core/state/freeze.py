@@ -12,7 +12,7 @@ import enum
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -39,6 +39,7 @@ from ckpt_core.state.nodes import (
 from ckpt_core.state.opaque import pickle_opaque
 from ckpt_core.state.plain import has_state
 from ckpt_core.state.records import check_reachable, fields_alone, type_name
+from ckpt_core.state.runs import Run, rows_of, run_of
 from ckpt_core.state.special import is_uninitialized
 from ckpt_core.types import Placement
 
@@ -51,24 +52,6 @@ def shown(path: str) -> str:
     return repr(path) if path else "the state itself"
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A container of tensors alone.
-
-    Attributes:
-        prefix: of their names.
-        keys: what follows it.
-        first: number of the first one.
-        names, refs: of each.
-    """
-
-    prefix: str
-    keys: Sequence[object]
-    first: int
-    names: list[str]
-    refs: list[Node]
-
-
 class Walker:
     """One walk. `segments` says to which object the tensors from a number on belong, `arrays` which are
     the memory of NumPy arrays.
@@ -79,7 +62,7 @@ class Walker:
         before: `runs` of the last walk; nodes and names of those that come again are used again.
 
     Attributes:
-        runs: containers of tensors alone, in the order in which they were met.
+        runs: containers of tensors, or of dicts of them, alone, in the order in which they were met.
     """
 
     def __init__(self, placer: Placer, before: Sequence[Run] = ()) -> None:
@@ -162,37 +145,40 @@ class Walker:
         if kinds <= PLAIN:
             return list(values)
         prefix = f"{path}." if path else ""
+        first = len(self.tensors)
         if kinds <= TENSORS:
-            run = self._run(len(values), names, prefix)
-            self.tensors.extend(values)
-            self.names.extend(run.names)
-            return run.refs
+            run = run_of(self._before_here(), prefix, names, first, len(values))
+            return self._note(run, values)
+        if kinds == {dict} and len(self._active) < MAX_DEPTH:
+            found = list(chain.from_iterable(map(dict.values, values)))
+            if set(map(type, found)) <= TENSORS and all(values):
+                rows = rows_of(self._before_here(), prefix, names, first, values)
+                if rows is not None:
+                    return self._note(rows, found)
         node = self.node
         return [
             value if type(value) in PLAIN else node(value, f"{prefix}{name}")
             for value, name in zip(values, names, strict=True)
         ]
 
-    def _run(self, count: int, keys: Sequence[object], prefix: str) -> Run:
-        """Names and refs of that many tensors: those of the last walk where they are the same."""
-        place, first = len(self.runs), len(self.tensors)
-        run = self._before[place] if place < len(self._before) else None
-        if run is None or run.first != first or run.prefix != prefix or run.keys != keys:
-            refs: list[Node] = list(map(Ref, range(first, first + count)))
-            run = Run(prefix, keys, first, [f"{prefix}{key}" for key in keys], refs)
+    def _note(self, run: Run, tensors: Sequence[Tensor]) -> list[Node]:
         self.runs.append(run)
-        return run
+        self.tensors.extend(tensors)
+        self.names.extend(run.names)
+        return run.refs
+
+    def _before_here(self) -> Run | None:
+        place = len(self.runs)
+        return self._before[place] if place < len(self._before) else None
 
     def mapping(self, value: dict[Any, Any], path: str, kind: str) -> Map:
         """Node of a dict of any of the known kinds, without its extra."""
 
         def children() -> Node:
             keys: list[Any] = list(value)
-            if set(map(type, keys)) <= {str}:
-                nodes, names = keys, keys
-            else:
-                nodes = [self.key(key, path) for key in keys]
-                names = list(map(str, keys))
+            kinds = set(map(type, keys))
+            nodes = keys if kinds <= PLAIN else [self.key(key, path) for key in keys]
+            names = keys if kinds <= {str} else list(map(str, keys))
             return Map(kind, nodes, self.values(list(value.values()), names, path))
 
         made: Map = self.container(value, path, children)

@@ -6,112 +6,26 @@ their values now. Nothing here keeps a tensor, or trusts that an object is still
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ckpt_core.state.eager import larger_than, must_be_eager
-from ckpt_core.state.flat import FlatState, first_freed, straight
-from ckpt_core.state.freeze import Run, Walker
+from ckpt_core.state.flat import FlatState, straight
+from ckpt_core.state.freeze import Walker
 from ckpt_core.state.leaf import build_many, dtype_name
 from ckpt_core.state.nodes import LeafTable, Node, RefTable
 from ckpt_core.state.origin import Origin
+from ckpt_core.state.runs import Run
 from ckpt_core.state.skeleton import Skeleton
+from ckpt_core.state.traits import Traits
 from ckpt_core.types import LeafSpec, Placement
 
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
-_storage_id = attrgetter("_cdata")
-_AT_A_TIME = 256
-"""Tensors whose traits are read in one go: what torch knows of them stays in the processor's cache."""
-
-_ALWAYS: tuple[tuple[Callable[[Tensor], Any], Any], ...] = (
-    (attrgetter("is_nested"), False),
-    (attrgetter("layout"), torch.strided),
-    (attrgetter("is_meta"), False),
-    (Tensor.is_neg, False),
-)
-"""Of all tensors that are remembered; asked first, since others have no strides."""
-
-_TRAITS: tuple[Callable[[Tensor], Any], ...] = (
-    type,
-    _dtype,
-    _shape,
-    Tensor.stride,
-    attrgetter("requires_grad"),
-    attrgetter("is_cpu"),
-)
 _SpecKey = tuple[list[str], list[torch.dtype], list[torch.Size], dict[str, Placement]]
-
-
-def storages(tensors: Iterable[Tensor]) -> list[int]:
-    """Equal for tensors in one storage, among tensors that are all alive."""
-    return list(map(_storage_id, map(Tensor.untyped_storage, tensors)))
-
-
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """What tensors were like.
-
-    Attributes:
-        columns: each of the traits, of each tensor.
-        storages: of each tensor.
-        apart: no two of them were the same.
-        shared: tensors that were not alone in theirs, or not contiguous.
-        places: where those lay in it.
-    """
-
-    columns: tuple[list[Any], ...]
-    storages: list[int]
-    apart: bool
-    shared: list[int]
-    places: list[int]
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor], shared: list[int]) -> Traits | None:
-        """None where they are of kinds that are looked at each time."""
-        columns = tuple([list(map(trait, tensors)) for trait in _TRAITS])
-        kinds, dtypes, _, _, grads, _ = columns
-        if any(dtype.is_complex for dtype in set(dtypes)) or not _all_are(tensors, _ALWAYS):
-            return None
-        if any(grad and kind is Tensor for kind, grad in zip(kinds, grads, strict=True)):
-            return None  # Some of these are leaves of a graph, and some are not.
-        where = storages(tensors)
-        apart = len(set(where)) == len(where)
-        return cls(columns, where, apart, shared, _places(tensors, shared))
-
-    def pointers(self, tensors: Sequence[Tensor]) -> list[int] | None:
-        """The address of each tensor, of as many as there were; None if they are not alike, or not there."""
-        found: list[int] = []
-        where: list[int] = []
-        for start in range(0, len(tensors), _AT_A_TIME):
-            some = tensors[start : start + _AT_A_TIME]
-            stop = start + len(some)
-            if not _all_are(some, _ALWAYS) or any(
-                list(map(trait, some)) != column[start:stop]
-                for trait, column in zip(_TRAITS, self.columns, strict=True)
-            ):
-                return None
-            found += map(Tensor.data_ptr, some)
-            where += storages(some)
-        if where != self.storages and not (self.apart and len(set(where)) == len(where)):
-            return None
-        if first_freed(tensors, found) is not None:
-            return None
-        return found if _places(tensors, self.shared) == self.places else None
-
-
-def _all_are(
-    tensors: Sequence[Tensor], expected: Iterable[tuple[Callable[[Tensor], Any], Any]]
-) -> bool:
-    return all(set(map(trait, tensors)) <= {value} for trait, value in expected)
-
-
-def _places(tensors: Sequence[Tensor], indices: Iterable[int]) -> list[int]:
-    return [int(tensors[index].storage_offset()) for index in indices]
 
 
 @dataclass(frozen=True, slots=True)

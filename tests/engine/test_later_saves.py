@@ -127,3 +127,18 @@ def test_a_save_that_is_still_open_holds_up_no_other_of_its_step(tmp_path: Path)
         opened.stage(["big"])
         opened.seal().committed.result(60)
     assert torch.equal(load(step_path(tmp_path, 5))["big"], torch.zeros(50000))
+
+
+def test_small_leaves_are_read_where_they_are_at_each_save(tmp_path: Path) -> None:
+    state = {f"w{index}": torch.full((50,), float(index)) for index in range(400)}
+    with Checkpointer(tmp_path, Options(keep_last=20)) as ck:
+        for step in range(1, 9):
+            for index, tensor in enumerate(state.values()):
+                tensor.fill_(step * 1000 + index)
+            if step % 3 == 0:
+                state[f"w{step}"].data = torch.full((50,), -1.0 * step)
+                state[f"w{step + 100}"] = torch.full((50,), -2.0 * step)
+            expected = {name: tensor.clone() for name, tensor in state.items()}
+            ck.save(step, state).committed.result(60)
+            found = load(step_path(tmp_path, step))
+            assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_core.snapshot import CopyStreams, ImageSpec, Piece, PoolPlan, ShardImage, StagingPool
-from ckpt_core.snapshot.copying import copy_range
+from ckpt_core.snapshot.copying import buffers_at, copy_range
 from ckpt_core.system.devices import Devices
 
 CHUNK = 4096
@@ -189,16 +189,20 @@ def test_strided_leaves_are_not_read_as_raw_memory() -> None:
 @given(
     st.lists(
         st.sampled_from([1, 2, 100, CHUNK - 1, CHUNK, CHUNK + 1, 9000]), min_size=1, max_size=40
-    )
+    ),
+    st.booleans(),
 )
-def test_leaves_by_their_addresses_lie_where_leaves_one_by_one_do(sizes: list[int]) -> None:
+def test_leaves_by_their_addresses_lie_where_leaves_one_by_one_do(
+    sizes: list[int], as_buffers: bool
+) -> None:
     data = [torch.full((size,), i + 1, dtype=torch.uint8) for i, size in enumerate(sizes)]
     offsets = [CHUNK + sum(sizes[:i]) for i in range(len(sizes))]
     total = CHUNK + sum(sizes)
     sink = Sink(total + -total % CHUNK)
     image = image_of(sink, front=total)
     image.header(bytes(CHUNK))
-    image.flat([tensor.data_ptr() for tensor in data], offsets, sizes)
+    pointers = [tensor.data_ptr() for tensor in data]
+    image.flat(pointers, offsets, sizes, buffers_at(pointers, sizes) if as_buffers else ())
     image.finish()
     assert sink.file[CHUNK:total] == torch.cat(data).numpy().tobytes()
     assert sink.indices == list(range(len(sink.file) // CHUNK))

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.state import FlatState, SpecMemo, flatten
+from ckpt_core.state import FlatState, Skeleton, SpecMemo, flatten
+from ckpt_core.state.nodes import MAX_DEPTH
 from tests.quick import drawn
 from tests.state.state_helpers import LIMIT
 
@@ -199,6 +200,55 @@ def test_a_state_that_only_goes_on_is_remembered() -> None:
         again = check(state, memo)
         assert again.pointers and again.specs is first.specs
         assert again.skeleton.to_json()["tree"]["v"]["step"] == step
+
+
+def adam_of(count: int) -> dict[Any, Any]:
+    names = ("step", "exp_avg", "exp_avg_sq")
+    return {index: {name: torch.ones(index + 1) for name in names} for index in range(count)}
+
+
+ROWS: dict[str, Any] = {
+    "nothing": lambda rows: None,
+    "one tensor is another": lambda rows: rows[1].update(exp_avg=torch.zeros(7)),
+    "one is a number": lambda rows: rows[1].update(step=3),
+    "one is gone": lambda rows: rows[1].pop("exp_avg"),
+    "a row is empty": lambda rows: rows[1].clear(),
+    "a row is gone": lambda rows: rows.pop(1),
+    "a row has another name": lambda rows: rows.__setitem__("1", rows.pop(1)),
+    "rows in another order": lambda rows: rows.__setitem__(0, rows.pop(0)),
+    "names in another order": lambda rows: rows[1].__setitem__("step", rows[1].pop("step")),
+    "a key is a number": lambda rows: rows[1].__setitem__(3, rows[1].pop("step")),
+    "a key is a pair": lambda rows: rows[1].__setitem__(("a", 1), torch.ones(1)),
+    "a row is of another kind": lambda rows: rows.__setitem__(1, OrderedDict(rows[1])),
+    "a row is deeper": lambda rows: rows[1].update(exp_avg={"low": torch.ones(2)}),
+    "a row is there twice": lambda rows: rows.__setitem__(1, rows[0]),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_dicts_of_tensors_in_a_container_are_what_each_alone_would_be(name: str) -> None:
+    rows, memo = adam_of(3), SpecMemo()
+    for state in ({"state": rows}, {"state": list(rows.values())}, rows):
+        check(state, memo)
+        check(state, memo)
+    ROWS[name](rows)
+    for state in ({"state": rows}, {"state": list(rows.values())}, {"other": rows}, rows):
+        check(state, memo)
+        check(state, memo)
+        kept = flatten(state, eager_leaf_bytes=LIMIT, memo=memo).skeleton.to_json()
+        found = Skeleton.from_json(kept, path="memory")
+        leaves = {leaf.spec.name: leaf.tensor for leaf in check(state, memo).leaves}
+        again = found.unflatten(leaves, trusted=False)
+        torch.testing.assert_close(again, state, rtol=0, atol=0)
+
+
+def test_dicts_of_tensors_nest_no_deeper_than_others() -> None:
+    state: Any = [{"w": torch.ones(1)}]
+    for _ in range(MAX_DEPTH - 1):
+        state = [state]
+    with pytest.raises(ConfigError, match="nests more than"):
+        flatten(state, eager_leaf_bytes=LIMIT)
+    check(state[0], SpecMemo())
 
 
 def test_tied_weights_are_remembered_and_untied_ones_seen() -> None:
