@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from accelerate import Accelerator
@@ -61,6 +61,7 @@ class AcceleratorCheckpoint:
         store = TorchStore.from_process_group() if several else None
         self.checkpointer = Checkpointer(root, settings, coordination=store, **more)
         self._several = several
+        self._orders = [_Order(loader) for loader in accelerator._dataloaders]
 
     def save(self, step: int) -> SaveHandle:
         """Start a save; called on every rank after the same step, when the gradients are used up.
@@ -68,9 +69,7 @@ class AcceleratorCheckpoint:
         Raises:
             CkptError: as `Checkpointer.save`.
         """
-        loaders = Kept(
-            {"loaders": [_place_of(loader) for loader in self._accelerator._dataloaders]}
-        )
+        loaders = Kept({"loaders": [order.place() for order in self._orders]})
         tree = {**self._live(), "loaders": loaders}
         return self.checkpointer.save(step, tree, per_rank=_PRIVATE if self._several else None)
 
@@ -87,10 +86,8 @@ class AcceleratorCheckpoint:
         if found is None:
             return None
         self._accelerator.step = found.state["step"]
-        for loader, place in zip(
-            self._accelerator._dataloaders, loaders.value["loaders"], strict=False
-        ):
-            _put_back(loader, place)
+        for order, place in zip(self._orders, loaders.value["loaders"], strict=False):
+            order.put_back(place)
         return found.step
 
     def close(self) -> None:
@@ -130,14 +127,50 @@ def _check(accelerator: Accelerator) -> None:
         )
 
 
-def _place_of(loader: Any) -> dict[str, Any]:
-    stateful = getattr(loader, "use_stateful_dataloader", False)
-    state = loader.state_dict() if stateful else None
-    return {"epoch": getattr(loader, "iteration", 0), "state": state}
+class _Order:
+    """Where a loader stands.
 
+    On several ranks a sampler without a seed for each epoch draws from a generator that all have alike. It is
+    noted as each epoch begins, so that the epoch can begin again.
+    """
 
-def _put_back(loader: Any, place: dict[str, Any]) -> None:
-    if hasattr(loader, "iteration"):
-        loader.iteration = place["epoch"]  # its sampler takes the seed of the epoch from there
-    if place["state"] is not None:
-        loader.load_state_dict(place["state"])
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._noted: tuple[int, Any] = -1, None
+        if self._generator is not None and hasattr(loader, "begin"):
+            loader.begin = self._noting(loader.begin)
+
+    def place(self) -> dict[str, Any]:
+        """The epoch that it is in, or that is next."""
+        loader, epoch = self._loader, getattr(self._loader, "iteration", 0)
+        stateful = getattr(loader, "use_stateful_dataloader", False)
+        state = loader.state_dict() if stateful else None
+        noted, generator = self._noted
+        if noted != epoch:
+            generator = None if self._generator is None else self._generator.get_state()
+        return {"epoch": epoch, "state": state, "generator": generator}
+
+    def put_back(self, place: dict[str, Any]) -> None:
+        """Let it begin that epoch."""
+        if hasattr(self._loader, "iteration"):
+            self._loader.iteration = place[
+                "epoch"
+            ]  # a sampler may take the epoch's seed from there
+        drawn = place.get("generator")
+        if drawn is not None and self._generator is not None:
+            self._generator.set_state(drawn)
+            self._noted = place["epoch"], drawn
+        if place["state"] is not None:
+            self._loader.load_state_dict(place["state"])
+
+    @property
+    def _generator(self) -> Any:
+        return getattr(self._loader, "synchronized_generator", None)
+
+    def _noting(self, begin: Callable[[], None]) -> Callable[[], None]:
+        def noting() -> None:
+            # Behind the exchange that makes it equal on all ranks, and before the sampler draws.
+            self._noted = self._loader.iteration, self._generator.get_state()
+            begin()
+
+        return noting

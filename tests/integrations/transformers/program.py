@@ -43,12 +43,13 @@ class Tells(TrainerCallback):
         if self._begun == int(os.environ.get("STOP_AT", 0)) and args.process_index == 0:
             os.kill(os.getpid(), signal.SIGTERM)  # one rank hears of it; all have to stop
         if state.global_step == COMMITTED_BY:
-            _wait(lambda: bool(committed_steps(self._root)))
+            wait_until(lambda: bool(committed_steps(self._root)))
         if self._begun == int(os.environ.get("HOLD_AT", 0)):
-            _wait(lambda: False)  # to be killed
+            wait_until(lambda: False)  # to be killed
 
 
-def _wait(until: Callable[[], bool]) -> None:
+def wait_until(until: Callable[[], bool]) -> None:
+    """Return when it holds, which must be soon."""
     deadline = time.monotonic() + 120
     while not until():
         assert time.monotonic() < deadline

@@ -8,65 +8,56 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import DistributedType
-from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader
+from torch.utils.data import RandomSampler
 
 from ckpt_core import ConfigError
 from ckpt_transformers import AcceleratorCheckpoint
-from tests.integrations.transformers.jobs import SMALL, Words, fingerprint, gpt, masked
+from tests.integrations.transformers.accelerate_program import loop
 
 
-class Count:
-    """A custom object."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps = state["steps"]
-
-
-def _loop(root: Path, *, die_at: int = -1) -> dict[str, Any]:
-    """Three epochs of dropout and an order that is drawn; saved after each epoch."""
-    accelerator, count = Accelerator(cpu=True), Count()
-    model: Any = gpt()
-    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
-    loader: Any = DataLoader(Words(), batch_size=4, shuffle=True, collate_fn=masked)
-    scheduler: Any = StepLR(optimizer, 3)
-    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-    accelerator.register_for_checkpointing(count)
-    losses = []
-    with AcceleratorCheckpoint(accelerator, root, options=SMALL) as checkpoint:
-        for epoch in range(checkpoint.restore() or 0, 3):
-            for batch in loader:
-                loss = model(**batch).loss
-                losses.append(loss.item())
-                accelerator.backward(loss)
-                optimizer.step()
-                scheduler.step()
-                optimizer.zero_grad()
-                count.steps += 1
-                if count.steps == die_at:
-                    raise KeyboardInterrupt
-            checkpoint.save(epoch + 1)
-    states = [model.state_dict(), optimizer.state_dict(), scheduler.state_dict()]
-    return {
-        "states": fingerprint(states),
-        "count": count.steps,
-        "rng": fingerprint(torch.get_rng_state()),
-        "losses": losses[-6:],
-    }
+def _dies_at_9(step: int) -> None:
+    if step == 9:
+        raise KeyboardInterrupt
 
 
 def test_a_loop_that_is_cut_short_ends_like_one_that_is_not(tmp_path: Path) -> None:
-    expected = _loop(tmp_path / "whole")
+    expected = loop(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        _loop(tmp_path / "cut", die_at=9)
-    assert _loop(tmp_path / "cut") == expected
+        loop(tmp_path / "cut", on_step=_dies_at_9)
+    assert loop(tmp_path / "cut") == expected
+
+
+def test_an_epoch_that_ranks_drew_together_begins_again_in_its_own_order(tmp_path: Path) -> None:
+    def shuffled() -> Any:
+        """As it is on several ranks, prepared by hand on one."""
+        generator = torch.Generator().manual_seed(4)
+        sampler: Any = RandomSampler(range(20), generator=generator)
+        return DataLoaderShard(
+            range(20), sampler=sampler, batch_size=5, synchronized_generator=generator
+        )
+
+    def order(loader: Any) -> list[int]:
+        return [int(item) for batch in loader for item in batch]
+
+    accelerator, loader = Accelerator(cpu=True), shuffled()
+    accelerator._dataloaders = [loader]
+    with AcceleratorCheckpoint(accelerator, tmp_path / "ckpts") as checkpoint:
+        order(loader)
+        checkpoint.save(1)  # between two epochs
+        second = []
+        for number, batch in enumerate(loader):
+            second += batch.tolist()
+            if number == 1:
+                checkpoint.save(2)  # in the middle of one
+        third = order(loader)
+    assert second != third
+    for step in (1, 2):
+        accelerator._dataloaders = [loader := shuffled()]
+        with AcceleratorCheckpoint(accelerator, tmp_path / "ckpts") as checkpoint:
+            checkpoint.restore(step)
+            assert [order(loader), order(loader)] == [second, third]
 
 
 def test_what_keeps_its_states_to_itself_is_refused(tmp_path: Path) -> None:

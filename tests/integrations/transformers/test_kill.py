@@ -22,14 +22,15 @@ from tests.ports import free_port
 
 HERE = Path(__file__).parents[3]
 PROGRAM = "tests.integrations.transformers.program"
+LOOP = "tests.integrations.transformers.accelerate_program"
 LIMIT_S = 240
 
 
 class Program:
     """The script, by so many ranks."""
 
-    def __init__(self, ranks: int = 1, **env: str) -> None:
-        self._ranks, self._env = ranks, env
+    def __init__(self, name: str = PROGRAM, *, ranks: int = 1, **env: str) -> None:
+        self._name, self._ranks, self._env = name, ranks, env
 
     def run(self, *folders: Path, **env: int) -> list[int]:
         """Run it to its end: the exit codes."""
@@ -65,7 +66,7 @@ class Program:
         for rank in map(str, range(self._ranks)):
             mine = {"RANK": rank, "LOCAL_RANK": rank} if self._ranks > 1 else {}
             one = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM, *map(str, folders)],
+                [sys.executable, "-m", self._name, *map(str, folders)],
                 cwd=HERE,
                 env=common | mine,
                 stdout=subprocess.PIPE if rank == "0" else subprocess.DEVNULL,
@@ -160,3 +161,17 @@ def test_two_ranks_of_fsdp_are_killed_and_end_bit_for_bit_the_same(
     assert program.run(cut) == [0, 0]
     assert len(_last(cut)) == 2
     assert _last(cut) == _last(whole)
+
+
+@pytest.mark.timeout(900)
+def test_two_ranks_of_a_loop_with_accelerate_are_killed_and_end_bit_for_bit_the_same(
+    folders: tuple[Path, Path],
+) -> None:
+    whole, cut = folders
+    program, dice = Program(LOOP, ranks=2), random.Random(places.run_number())
+    program.kill(whole, cut, after=dice.randint(5, 7))
+    assert committed_steps(cut / "ckpts")[0] == 1, "an epoch"
+    assert program.run(cut) == [0, 0]
+    assert len(_last(cut)) == 2
+    assert _last(cut) == _last(whole)
+    assert _last(cut)[0]["rng"] != _last(cut)[1]["rng"], "each rank has its own generators"
