@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,11 +50,12 @@ def test_ranks_killed_in_saves_again_and_again_end_like_those_that_were_not(
     root: Path, tmp_path: Path
 ) -> None:
     dice = random.Random(places.run_number())
-    expected, begun = None, 0
+    expected: list[dict[str, Any]] = []
+    begun = 0
     for number in range(KILLS):
         with Crew(2, tmp_path) as crew:
-            undisturbed = crew.fit(**FSDP) if expected is None else None
-            if undisturbed is not None:
+            if not expected:
+                undisturbed = crew.fit(**FSDP)
                 expected = [undisturbed.tensors(rank)["last"] for rank in range(2)]
             _kill_in_a_save(crew, root, dice)
         begun = _newest(root)
