@@ -21,7 +21,7 @@ from ckpt_core import Checkpointer, CkptError, Level, TorchStore
 from ckpt_core.levels.agreed import read_agreed
 from ckpt_core.levels.trainer.joining import read_run
 from ckpt_core.store import committed_steps
-from tests.levels.trainers import agent_of, processes
+from tests.levels.trainers import agent_of, processes, until
 from tests.multirank.crew import Rank
 from tests.multirank.jobs import blank, make_state, options, same
 
@@ -100,11 +100,14 @@ def fall_behind(who: Rank, place: str, sleeper: int, steps: int) -> dict[str, An
         for step in (1, 2, 3):
             handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
             handle.reached("peers").result(_REACHED_S)
+        (Path(place) / f"reached-{who.rank}").touch()
+        agent = agent_of(ck.root)
+        if who.rank == sleeper and agent is not None:
+            # Before there is another step that it could take, and not before the others have these.
+            until(lambda: len([*Path(place).glob("reached-*")]) == who.world_size)
+            os.kill(agent, signal.SIGSTOP)
         for step in range(4, 4 + steps):
             ck.save(step, make_state(who.rank, step), per_rank=["sampler"]).committed.result(60)
-            agent = agent_of(ck.root)
-            if step == 4 and who.rank == sleeper and agent is not None:
-                os.kill(agent, signal.SIGSTOP)
         run = read_run(ck.root)
         assert run is not None
         agreed = read_agreed(ck.root, run)
