@@ -20,12 +20,10 @@ from ckpt_core.errors import CkptError
 from ckpt_core.levels.far.clients import ERRORS, Store, away, is_missing, open_store
 from ckpt_core.levels.far.parts import PART_BYTES, STREAMS, Parts, part_bytes
 from ckpt_core.levels.far.peer_parts import PeerParts
+from ckpt_core.levels.far.receiving import BLOCK_BYTES, receiver_of
 from ckpt_core.options import PEER, scheme_of
 
 logger = logging.getLogger(__name__)
-
-_BLOCK_BYTES = 256 * 1024
-"""Small enough to stay in the processor's cache from the network to the file, and few enough calls."""
 
 _COPIED_BYTES = 2**31
 _LEAST_READ_BYTES_PER_S = 50e6
@@ -55,6 +53,7 @@ class Bucket:
     def __init__(self, url: str, *, request_s: float, retries: int) -> None:
         self.url, self._request_s = url, request_s
         self._store = open_store(url, request_s=request_s, retries=retries)
+        self._receiver = receiver_of(url, self._store, request_s=request_s)
         self._peer = (
             PeerParts(url, request_s=request_s, retries=retries) if scheme_of(url) == PEER else None
         )
@@ -80,7 +79,7 @@ class Bucket:
             raise away(self.url, f"read {key}", exc) from None
 
     def read(self, key: str, offset: int, nbytes: int) -> memoryview:
-        """A range of an object; shorter where the object ends."""
+        """A range of an object, by the client; shorter where the object ends."""
         try:
             return memoryview(
                 obstore.get_range(self._store, self._key(key), start=offset, length=nbytes)
@@ -88,16 +87,41 @@ class Bucket:
         except ERRORS as exc:
             raise away(self.url, f"read {key}", exc) from None
 
+    def fill(self, key: str, buffer: memoryview, offset: int) -> int:
+        """A range of an object into a buffer of bytes; how many are there, fewer where the object ends."""
+        done = 0
+        if self._receiver is not None:
+            try:
+                done = self._receiver.fill(self._key(key), buffer, offset)
+            except TimeoutError as exc:
+                raise away(self.url, f"read {key}", exc) from None
+        left = buffer[done:]
+        if left:
+            found = self.read(key, offset + done, len(left))
+            left[: len(found)] = found
+            done += len(found)
+        return done
+
     def blocks(self, key: str, offset: int, nbytes: int) -> Iterator[memoryview]:
-        """The same, as it comes from the network: in the client's own memory, which is used again at once."""
+        """A range of an object, as it comes from the network: in memory that is used again at once."""
         try:
-            found = obstore.get(
-                self._store, self._key(key), options={"range": (offset, offset + nbytes)}
-            )
-            for block in found.stream(min_chunk_size=_BLOCK_BYTES):
-                yield memoryview(block)
+            if self._receiver is not None:
+                for block in self._receiver.blocks(self._key(key), offset, nbytes):
+                    offset, nbytes = offset + len(block), nbytes - len(block)
+                    yield block
+            if nbytes:
+                found = obstore.get(
+                    self._store, self._key(key), options={"range": (offset, offset + nbytes)}
+                )
+                for data in found.stream(min_chunk_size=BLOCK_BYTES):
+                    yield memoryview(data)
         except ERRORS as exc:
             raise away(self.url, f"read {key}", exc) from None
+
+    def close(self) -> None:
+        """Let go of connections. Idempotent."""
+        if self._receiver is not None:
+            self._receiver.close()
 
     def size(self, key: str) -> int | None:
         """Length of an object; None when it is not there."""

@@ -76,18 +76,27 @@ def abort_leftovers(
 
 
 def signed(
-    method: str, url: str, settings: Mapping[str, str], *, when: datetime, content: str = NOTHING
+    method: str,
+    url: str,
+    settings: Mapping[str, str],
+    *,
+    when: datetime,
+    content: str = NOTHING,
+    wanted: str = "",
 ) -> dict[str, str]:
     """Headers of a request, the signature among them.
 
     Args:
         content: the sum of its body.
+        wanted: a range, as `bytes=0-9`.
         url: quoted.
         settings: access_key_id, secret_access_key, region; session_token where there is one.
     """
     place = urlsplit(url)
     day, moment = when.strftime("%Y%m%d"), when.strftime(MOMENT)
     headers = {"host": place.netloc, "x-amz-content-sha256": content, "x-amz-date": moment}
+    if wanted:
+        headers["range"] = wanted
     if token := settings.get("session_token"):
         headers["x-amz-security-token"] = token
     scope = f"{day}/{settings['region']}/s3/aws4_request"

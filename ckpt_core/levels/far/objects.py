@@ -115,10 +115,8 @@ class ObjectFar(Far):
         key, size = f"{self.folder(copy)}/{name}", buffer.nbytes
         if not size:
             return
-        data = self._bucket.read(key, offset, size)
-        if data.nbytes != size:
+        if self._bucket.fill(key, buffer.cast("B"), offset) != size:
             raise Away(f"{self.url}: {key} ends before byte {offset + size}", step=copy.step)
-        buffer.cast("B")[:] = data
 
     def read_blocks(self, copy: Copy, name: str, offset: int, nbytes: int) -> Iterator[memoryview]:
         key, left = f"{self.folder(copy)}/{name}", nbytes
@@ -263,6 +261,7 @@ class ObjectFar(Far):
             threads, self._threads = self._threads, None
         if threads is not None:
             threads.shutdown()
+        self._bucket.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
