@@ -61,7 +61,7 @@ class AcceleratorCheckpoint:
         store = TorchStore.from_process_group() if several else None
         self.checkpointer = Checkpointer(root, settings, coordination=store, **more)
         self._several = several
-        self._orders = [_Order(loader) for loader in accelerator._dataloaders]
+        self._known = [_Order(loader) for loader in accelerator._dataloaders]
 
     def save(self, step: int) -> SaveHandle:
         """Start a save; called on every rank after the same step, when the gradients are used up.
@@ -69,7 +69,7 @@ class AcceleratorCheckpoint:
         Raises:
             CkptError: as `Checkpointer.save`.
         """
-        loaders = Kept({"loaders": [order.place() for order in self._orders]})
+        loaders = Kept({"loaders": [order.place() for order in self._orders()]})
         tree = {**self._live(), "loaders": loaders}
         return self.checkpointer.save(step, tree, per_rank=_PRIVATE if self._several else None)
 
@@ -86,7 +86,7 @@ class AcceleratorCheckpoint:
         if found is None:
             return None
         self._accelerator.step = found.state["step"]
-        for order, place in zip(self._orders, loaders.value["loaders"], strict=False):
+        for order, place in zip(self._orders(), loaders.value["loaders"], strict=False):
             order.put_back(place)
         return found.step
 
@@ -99,6 +99,12 @@ class AcceleratorCheckpoint:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.checkpointer.__exit__(kind, error, trace)
+
+    def _orders(self) -> list[_Order]:
+        """Of all loaders, those among them that were prepared since."""
+        later = self._accelerator._dataloaders[len(self._known) :]
+        self._known += [_Order(loader) for loader in later]
+        return self._known
 
     def _live(self) -> dict[str, Any]:
         accelerator = self._accelerator
@@ -153,9 +159,8 @@ class _Order:
     def put_back(self, place: dict[str, Any]) -> None:
         """Let it begin that epoch."""
         if hasattr(self._loader, "iteration"):
-            self._loader.iteration = place[
-                "epoch"
-            ]  # a sampler may take the epoch's seed from there
+            # A sampler may take the epoch's seed from there.
+            self._loader.iteration = place["epoch"]
         drawn = place.get("generator")
         if drawn is not None and self._generator is not None:
             self._generator.set_state(drawn)
