@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ckpt_core.system.files import NO_DIRECT, Files
+from ckpt_core.system.pages import address_of
 from ckpt_core.units import ALIGN_BYTES
 
 _IOV_MAX = 1024
@@ -106,7 +107,7 @@ class ShardReader:
                     self._mapping = self._files.map_private(self._fd, self._nbytes)
                 except OSError:  # not every filesystem can
                     return False
-                self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
+                self._address = address_of(self._mapping)
         pages = -(-nbytes // ALIGN_BYTES)
         found = (ctypes.c_ubyte * pages)()
         if _mincore(self._address + offset, nbytes, found) != 0:

@@ -16,6 +16,7 @@ import torch
 
 from ckpt_core.state import GIL_RELEASE_BYTES, blocks, one_thread_limit
 from ckpt_core.system.devices import Devices
+from ckpt_core.system.pages import address_of
 
 _MEMMOVE = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 _SIGNATURE = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -50,14 +51,8 @@ def write_all(memory: memoryview, inside: int, buffers: Iterable[Buffer]) -> Non
     """Copy buffers one behind the other into a part of a mapping; takes half as long as `move_all`."""
     mapping = memory.obj
     assert isinstance(mapping, mmap.mmap)
-    first = address_of(memory) - address_of(mapping)
-    mapping.seek(first + inside)
+    mapping.seek(address_of(memory) - address_of(mapping) + inside)
     deque(map(mapping.write, buffers), maxlen=0)
-
-
-def address_of(memory: memoryview | mmap.mmap) -> int:
-    """Of its first byte."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def zero(target: int, nbytes: int) -> None:

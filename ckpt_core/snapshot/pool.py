@@ -14,7 +14,6 @@ Where chunks are held back until a checkpoint is staged (pipelined=False), the p
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ import torch
 from ckpt_core.errors import StagingError
 from ckpt_core.snapshot.planning import PoolPlan
 from ckpt_core.system.devices import Devices
-from ckpt_core.system.pages import page_memory, touch
+from ckpt_core.system.pages import address_of, page_memory, touch
 from ckpt_core.system.threads import Monitor
 from ckpt_core.units import ALIGN_BYTES
 
@@ -121,7 +120,7 @@ class StagingPool:
         size = self.plan.chunk_bytes
         nbytes = (fronts + streams) * size
         mapping = page_memory(max(nbytes, ALIGN_BYTES))
-        base = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        base = address_of(mapping)
         span = max(_SEGMENT_BYTES // size, 1) * size
         segments = [
             Segment(base + start, min(span, nbytes - start)) for start in range(0, nbytes, span)

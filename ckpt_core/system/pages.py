@@ -52,6 +52,11 @@ def page_memory(nbytes: int) -> mmap.mmap:
     return mapping
 
 
+def address_of(memory: memoryview | mmap.mmap) -> int:
+    """Of the first byte of memory that may be written to."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
 def touch(address: int, nbytes: int) -> None:
     """Take the page faults of whole pages now, without the GIL; their bytes stay as they are.
 
@@ -66,6 +71,6 @@ def touch_view(memory: memoryview) -> None:
     """The same for all pages that a part of a writable mapping lies in."""
     if not memory:
         return
-    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    begin = address_of(memory)
     first = begin - begin % mmap.PAGESIZE
     touch(first, begin - first + len(memory))

@@ -15,7 +15,7 @@ import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
@@ -149,6 +149,12 @@ def split(url: str) -> tuple[str, str, str]:
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
     return scheme, PEER_BUCKET if scheme == PEER else bucket, prefix
+
+
+def peer_path(url: str, key: str) -> str:
+    """Where an object of a level at a peer is asked for, below the peer's `endpoint`."""
+    _, bucket, prefix = split(url)
+    return f"/{bucket}/{quote('/'.join(filter(None, (prefix, key))))}"
 
 
 def open_store(url: str, *, request_s: float, retries: int) -> Store:

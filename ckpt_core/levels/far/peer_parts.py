@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
-from ckpt_core.levels.far.clients import CONNECT_S, away, endpoint, peer_settings, split
+from ckpt_core.levels.far.clients import CONNECT_S, away, endpoint, peer_path, peer_settings
 from ckpt_core.levels.far.door import Away
 from ckpt_core.levels.far.leftovers import signed
 from ckpt_core.levels.far.parts import STREAMS, part_bytes
@@ -65,8 +65,7 @@ class PeerParts:
         Raises:
             Away: it could not be written. A peer that does not know such parts is sent others from then on.
         """
-        _, bucket, prefix = split(self._url)
-        place = f"/{bucket}/{quote('/'.join(filter(None, (prefix, key))))}"
+        place = peer_path(self._url, key)
         sending = _Sending(self._url, place, self._request_s, self._retries)
         try:
             sending.run(_cut(blocks, nbytes))

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import obstore
 
@@ -32,6 +32,7 @@ from ckpt_core.levels.far.clients import (
     ERRORS,
     Store,
     endpoint,
+    peer_path,
     peer_settings,
     split,
 )
@@ -87,8 +88,7 @@ def _signed_by(store: Store, key: str, wanted: str) -> tuple[str, dict[str, str]
 
 
 def _signed_for_peer(url: str, key: str, wanted: str) -> tuple[str, dict[str, str]]:
-    _, bucket, prefix = split(url)
-    place = f"{endpoint(url)}/{bucket}/{quote('/'.join(filter(None, (prefix, key))))}"
+    place = endpoint(url) + peer_path(url, key)
     return place, signed("GET", place, peer_settings(), when=datetime.now(UTC), wanted=wanted)
 
 
