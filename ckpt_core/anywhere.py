@@ -76,6 +76,7 @@ def verify(
     *,
     readers: int = 8,
     share: tuple[int, int] = (0, 1),
+    keep_cached: bool = False,
     progress: Callable[[int, int], None] | None = None,
     files: Files | None = None,
 ) -> restore.Report:
@@ -90,8 +91,10 @@ def verify(
     Args:
         path: a directory, or the URL of an object store.
         readers: threads that read.
-        share: (number, count): read every `count`-th file alone, from `number` on, so that processes can
+        share: (number, count): read one of `count` equal parts of the bytes alone, so that processes can
             share the work; names and sizes are those of all files nevertheless.
+        keep_cached: leave what is read in the page cache, for who reads the files next; by itself, what is
+            not there is read past it, which is faster.
         progress: called now and then with bytes done and bytes in all of the step that is being read.
         files: how files of a directory are read.
 
@@ -104,7 +107,12 @@ def verify(
     url = url_of(path)
     if url is None:
         return restore.verify(
-            local(path), readers=readers, share=share, progress=progress, files=files
+            local(path),
+            readers=readers,
+            share=share,
+            keep_cached=keep_cached,
+            progress=progress,
+            files=files,
         )
     from ckpt_core.levels import look_at
 

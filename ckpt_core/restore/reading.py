@@ -87,6 +87,7 @@ class ParallelReader:
         slot_bytes: of each buffer that devices are filled from, whole pages; None: no tensor is on one.
         devices: the door to those; None: the real one, which whoever only verifies never opens.
         progress: called now and then by the thread that waits.
+        buffered: leave in the page cache what is read from storage.
     """
 
     files: Files
@@ -97,6 +98,7 @@ class ParallelReader:
     slot_bytes: int | None = None
     devices: Devices | None = None
     progress: Progress | None = None
+    buffered: bool = False
 
     @property
     def read_bytes(self) -> int:
@@ -136,7 +138,9 @@ class _Run:
         self.outcome = Outcome()
         self.halted = False
         self.shards = {
-            job.path: ShardReader(job.path, nbytes=job.entry.nbytes, files=how.files)
+            job.path: ShardReader(
+                job.path, nbytes=job.entry.nbytes, files=how.files, buffered=how.buffered
+            )
             for job in jobs
         }
         units = [unit for job in jobs for unit in cut(job)]

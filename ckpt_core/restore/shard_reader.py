@@ -29,12 +29,18 @@ class Truncated(Exception):
 
 
 class ShardReader:
-    """Reads one file for several threads. Opened by the first use; `close` is idempotent."""
+    """Reads one file for several threads. Opened by the first use; `close` is idempotent.
 
-    def __init__(self, path: Path, *, nbytes: int, files: Files) -> None:
+    Args:
+        nbytes: its length in the manifest.
+        buffered: read through the page cache alone.
+    """
+
+    def __init__(self, path: Path, *, nbytes: int, files: Files, buffered: bool = False) -> None:
         self.path = path
         self._nbytes = nbytes
         self._files = files
+        self._buffered = buffered
         self._opening = threading.Lock()
         self._fd: int | None = None
         self._direct: int | None = None
@@ -56,7 +62,7 @@ class ShardReader:
                 found = os.fstat(fd)
                 if not stat.S_ISREG(found.st_mode) or found.st_size != self._nbytes:
                     raise Truncated(f"{found.st_size} of {self._nbytes} bytes are there")
-                self._direct = self._open_direct()
+                self._direct = None if self._buffered else self._open_direct()
             except BaseException:
                 self._files.close(fd)
                 raise

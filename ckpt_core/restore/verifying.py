@@ -112,6 +112,7 @@ def verify(
     *,
     readers: int = 8,
     share: tuple[int, int] = (0, 1),
+    keep_cached: bool = False,
     progress: Progress | None = None,
     files: Files | None = None,
     sound: set[SharedFile] | None = None,
@@ -127,7 +128,11 @@ def verify(
     if not 0 <= number < count:
         raise ConfigError(f"share={share}: give (number, count) with number in 0 .. count-1")
     reader = ParallelReader(
-        files=files or Files(), readers=readers, timeout_s=READ_TIMEOUT_S, progress=progress
+        files=files or Files(),
+        readers=readers,
+        timeout_s=READ_TIMEOUT_S,
+        progress=progress,
+        buffered=keep_cached,
     )
     how = _How(reader, share, set() if sound is None else sound)
     found = resolve(path)
@@ -193,16 +198,15 @@ def _number(step: StepManifest) -> int | None:
 def _verify_files(step: StepManifest, how: _How) -> StepReport:
     reader, (number, count) = how.reader, how.share
     problems, found = within(reader.timeout_s, lambda: _inspect(step, reader.files), path=step.path)
-    found = found[number::count]
-    jobs = [job for job, which in found if which not in how.sound]
+    jobs = _part([job for job, which in found if which not in how.sound], number, count)
     known = [job.entry for job, which in found if which in how.sound]
     gaps, elsewhere = _coverage(step)
     problems += gaps
     outcome = reader.run(jobs, keep_going=True)
-    if not outcome.bad and not outcome.failed:
+    if count == 1 and not outcome.bad and not outcome.failed:
         how.sound.update(which for _, which in found if which is not None)
     problems += [f"{path}: cannot be read: {error}" for path, error in outcome.failed]
-    unchecked = sum(_unchecked_bytes(job.entry) for job in jobs)
+    unchecked = sum(_unchecked_bytes(job.entry, job.wanted) for job in jobs)
     return StepReport(
         _number(step),
         step.path,
@@ -259,8 +263,30 @@ def _which(path: Path, entry: FileEntry) -> SharedFile | None:
     return found.st_dev, found.st_ino, found.st_mtime_ns, replace(entry, name="")
 
 
-def _unchecked_bytes(entry: FileEntry) -> int:
-    return sum(chunk.nbytes for chunk in entry.chunks if chunk.xxh3 is None)
+def _part(jobs: list[ReadJob], number: int, count: int) -> list[ReadJob]:
+    """The chunks of all files are dealt out in order, as many bytes to each."""
+    if count == 1:
+        return jobs
+    total, at, found = sum(job.entry.nbytes for job in jobs), 0, []
+    for job in jobs:
+        wanted = set()
+        for index, chunk in enumerate(job.entry.chunks):
+            # By its middle: each chunk is in one part, and no part has more than half of one too many.
+            part = (2 * at + chunk.nbytes) * count // max(2 * total, 1)
+            if min(part, count - 1) == number:
+                wanted.add(index)
+            at += chunk.nbytes
+        if wanted:
+            found.append(replace(job, wanted=frozenset(wanted)))
+    return found
+
+
+def _unchecked_bytes(entry: FileEntry, wanted: frozenset[int] | None = None) -> int:
+    return sum(
+        chunk.nbytes
+        for index, chunk in enumerate(entry.chunks)
+        if chunk.xxh3 is None and (wanted is None or index in wanted)
+    )
 
 
 def _header_problems(path: Path, rank: RankManifest, index: int, *, files: Files) -> Iterator[str]:

@@ -108,9 +108,9 @@ class _Looks:
         )
 
     def newest(self) -> str | None:
-        named, problem = _shared(lambda: _named(self.root))
+        named, problem, ours = _shared(lambda: _named_and_kind(self.root))
         if problem is None:
-            if not _shared(lambda: _is_ours(self.root / named)):
+            if not ours:
                 return str(named)
             found = self._problem(named)
             if found is None:
@@ -214,6 +214,12 @@ def _named(root: Path) -> tuple[str | None, str | None]:
     return text, None
 
 
+def _named_and_kind(root: Path) -> tuple[str | None, str | None, bool]:
+    """As `_named`, and whether that is ours."""
+    name, problem = _named(root)
+    return name, problem, problem is None and name is not None and _is_ours(root / name)
+
+
 def _brought_back(root: Path, tag: str) -> Path:
     """The directory of a tag. If it is missing, `root` is repaired first, unless somebody saves to it."""
     path = root / tag
@@ -251,7 +257,8 @@ def _ours(root: Path) -> set[str]:
 
 def _first_problem(path: Path, share: tuple[int, int]) -> str | None:
     try:
-        report = verify(path, share=share)
+        # Each rank reads more than its share of the files next.
+        report = verify(path, share=share, keep_cached=True)
     except (NotCommitted, OSError) as exc:
         return str(exc)
     if report.ok:

@@ -24,6 +24,7 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngi
 
 from ckpt_core import Checkpointer, CkptError, ConfigError, FilesSave, SaveHandle
 from ckpt_deepspeed.early import Early
+from ckpt_deepspeed.mapping import Mappings
 from ckpt_deepspeed.roots import ROOTS
 from ckpt_deepspeed.settings import EngineSettings, Wait
 
@@ -82,6 +83,7 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
 
     Attributes:
         newest: the save that was begun last, if one was.
+        mappings: how files are loaded.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -92,6 +94,7 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         self._tag: _Tag | None = None
         self._saving: _Saving | None = None
         self._peeks = False
+        self.mappings = Mappings()
 
     # -- what DeepSpeed calls ---------------------------------------------------------------------
 
@@ -143,8 +146,9 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
 
     def load(self, path: Any, map_location: Any = None) -> Any:
         """What a file holds; the tag has been verified by then. While `peeking`, tensors are not read."""
-        mapped = self._peeks and zipfile.is_zipfile(path)
-        return torch.load(path, map_location=map_location, weights_only=False, mmap=mapped)
+        if self._peeks and zipfile.is_zipfile(path):
+            return torch.load(path, map_location=map_location, weights_only=False, mmap=True)
+        return self.mappings.load(path, map_location)
 
     @contextmanager
     def peeking(self) -> Iterator[None]:

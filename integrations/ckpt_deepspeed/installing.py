@@ -227,7 +227,9 @@ def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
         before = _LOADED.get()
         try:
             _LOADED.set(None if tag is None else str(tag))
-            return original(self, load_dir, tag, *args, **kwargs)
+            # Whoever has a root open has it locked.
+            with ours.mappings.while_loading(allowed=ROOTS.has(load_dir)):
+                return original(self, load_dir, tag, *args, **kwargs)
         finally:
             _LOADED.set(before)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckpt_core import Checkpointer, ConfigError, committed_directories, verify
+from ckpt_core import Checkpointer, ConfigError, Options, committed_directories, verify
+from ckpt_core.system.files import Files
 
 
 def save(root: Path, *names: str, files: int = 3) -> None:
@@ -58,13 +59,42 @@ def test_a_root_that_is_not_there_holds_none(tmp_path: Path) -> None:
     assert committed_directories(tmp_path / "nowhere") == ()
 
 
-def test_a_damaged_file_is_found_by_whoever_has_it_in_his_share(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [2, 3, 7, 1000])
+def test_a_damaged_file_is_found_by_whoever_has_it_in_his_share(tmp_path: Path, count: int) -> None:
     save(tmp_path, "tag")
     flip(tmp_path / "tag" / "1.pt")
-    reports = [verify(tmp_path / "tag", share=(number, 3)) for number in range(3)]
-    assert [report.ok for report in reports] == [True, False, True]
+    reports = [verify(tmp_path / "tag", share=(number, count)) for number in range(count)]
+    assert [report.ok for report in reports].count(False) == 1
     whole = verify(tmp_path / "tag")
     assert sum(report.checked_bytes for report in reports) == whole.checked_bytes
+    assert sum(report.unchecked_bytes for report in reports) == whole.unchecked_bytes
+
+
+def test_shares_are_of_equal_length_whatever_the_files_are(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, Options(chunk_bytes=4096)) as ck:
+        save = ck.begin_files(1, "tag")
+        save.add("large.pt", torch.zeros(100_000))
+        save.add("small.pt", torch.zeros(300))
+        save.seal().committed.result(60)
+    whole = verify(tmp_path / "tag").checked_bytes
+    for number in range(3):
+        checked = verify(tmp_path / "tag", share=(number, 3)).checked_bytes
+        assert abs(checked - whole / 3) <= 4096
+
+
+class NoDirect(Files):
+    """Fails where the page cache would be passed by."""
+
+    def open_read(self, path: Path, *, direct: bool = False) -> int:
+        assert not direct
+        return super().open_read(path)
+
+
+def test_what_is_to_stay_in_the_page_cache_is_not_read_past_it(tmp_path: Path) -> None:
+    save(tmp_path, "tag")
+    assert verify(tmp_path / "tag", keep_cached=True, files=NoDirect()).ok
+    with pytest.raises(AssertionError):
+        verify(tmp_path / "tag", files=NoDirect())
 
 
 def test_a_missing_file_is_found_by_everyone(tmp_path: Path) -> None:

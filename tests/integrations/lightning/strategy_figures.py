@@ -1,7 +1,8 @@
 """What saves cost under sharding: `python -m ...strategy_figures fsdp|deepspeed FOLDER [MB [ROUNDS]]`.
 
 Two ranks of gloo train the same model with AsyncCheckpoint, with ModelCheckpoint, and without saves, in
-random order; each way resumes from what it has saved, which the page cache holds. Figures are rank 0's.
+random order. Each way resumes from what it has saved twice: when the page cache holds nothing of it, as after
+the restart of a machine, and once more, when it holds all. Figures are rank 0's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from tests.ports import free_port
 
 RANKS, EVERY, SAVES, LEAD = 2, 3, 2, 5
 WAYS = ("AsyncCheckpoint", "ModelCheckpoint", "no saves")
-HEADINGS = ("step, ms", "stall of a save, ms", "longest step, ms", "resumed, ms")
+HEADINGS = (
+    *("step, ms", "stall of a save, ms", "longest step, ms"),
+    *("resumed from the disk, ms", "from the page cache, ms"),
+)
 
 
 def train(strategy: str, folder: Path, nbytes: int, rounds: int) -> None:
@@ -43,7 +47,7 @@ def train(strategy: str, folder: Path, nbytes: int, rounds: int) -> None:
         print(
             f"| {strategy}, {nbytes / 1e6:.0f} MB | "
             + " | ".join(HEADINGS)
-            + " |\n|---|---|---|---|---|"
+            + " |\n|---|---|---|---|---|---|"
         )
         for way, found in rows.items():
             columns = zip(*found, strict=True)
@@ -56,8 +60,8 @@ def _cell(values: Any) -> str:
 
 
 def fit(strategy: str, way: str, root: Path, size: dict[str, Any]) -> tuple[float | None, ...]:
-    """One fit, and one that goes on from it."""
-    from ckpt_core.bench.fit_clock import Begun, FitClock
+    """One fit, and two that go on from it."""
+    from ckpt_core.bench.fit_clock import FitClock
     from ckpt_core.bench.proc import processor_s
     from ckpt_core.bench.window import Window
     from ckpt_lightning_tools.bench import fitting
@@ -72,15 +76,39 @@ def fit(strategy: str, way: str, root: Path, size: dict[str, Any]) -> tuple[floa
     trainer.fit(module, data)
     found = clock.found(fit_s=0.0, processor_s=processor_s(os.getpid()), state={})
     if not savers:
-        return found.step_s, None, found.longest_step_s, None
+        return found.step_s, None, found.longest_step_s, None, None
+    if int(os.environ["LOCAL_RANK"]) == 0:
+        _forget(root)
     trainer.strategy.barrier()
+    resumed = [_resume(strategy, way, root, size) for _ in range(2)]
+    return found.step_s, found.stall_s, found.longest_step_s, *resumed
+
+
+def _forget(root: Path) -> None:
+    """Have the page cache hold nothing of the files."""
+    os.sync()
+    for path in root.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def _resume(strategy: str, way: str, root: Path, size: dict[str, Any]) -> float:
+    """Seconds until the first batch."""
+    import torch.distributed as dist
+
+    from ckpt_core.bench.fit_clock import Begun
+    from ckpt_lightning_tools.bench import fitting
+
     again = trainer_of(strategy, [fitting.Ends(), *_savers(way, root)], 1000)
     path = None if way == WAYS[0] else str(fitting._newest(root))
-    module = fitting.LanguageModel(size)
+    data, module = fitting._data(size, 1000), fitting.LanguageModel(size)
+    dist.barrier()
     began = time.perf_counter()
     with contextlib.suppress(Begun):
         again.fit(module, data, ckpt_path=path, weights_only=False)
-    return found.step_s, found.stall_s, found.longest_step_s, time.perf_counter() - began
+    return time.perf_counter() - began
 
 
 def _savers(way: str, root: Path) -> list[Any]:
