@@ -30,7 +30,7 @@ from ckpt_core.bench.results import (
 from ckpt_core.bench.run import Run
 from ckpt_core.bench.settings import ModelSize, RunSettings, model_of
 from ckpt_core.bench.suite import Suite
-from ckpt_core.bench.team import Launcher
+from ckpt_core.bench.team import Launch, Launcher
 from ckpt_core.bench.views import One, Over, View
 from ckpt_core.bench.window import Window
 from ckpt_core.units import align_up
@@ -106,6 +106,12 @@ class FitSettings(RunSettings):
         "model": ModelSize(width=32, layers=1, vocabulary=64, batch=1, tokens=8),
     }
 
+    @property
+    def launch(self) -> Launch:
+        """Starts the process of a way, or its ranks."""
+        threads = {} if self.threads is None else {"OMP_NUM_THREADS": str(self.threads)}
+        return Launcher(worker=self.worker, environment=threads)
+
     def window(self, every: int) -> Window:
         """The fit of `train` with a save every so many steps."""
         return Window(every, self._lead(every), align_up(self.train_steps, every))
@@ -171,8 +177,7 @@ def measure(run: Run[FitSettings]) -> None:
         disk_bytes=settings.state_bytes * _DISK_STATES,
         memory_bytes=settings.state_bytes * _MEMORY_STATES + 4 * _PROCESS_BYTES,
     )
-    threads = {} if settings.threads is None else {"OMP_NUM_THREADS": str(settings.threads)}
-    with Crew(run, Launcher(worker=settings.worker, environment=threads)) as crew:
+    with Crew(run, settings.launch) as crew:
         crew.enter_ways(settings.ways, always=(BASE,))
         crew.start(base=BASE)
         # Windows of the training model come first, while no process has had a large one.

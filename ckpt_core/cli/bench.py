@@ -33,9 +33,11 @@ class Request:
     suite: Annotated[
         str,
         typer.Option(
-            metavar="[core|ranks|lightning|transformers|deepspeed|horovod|policy|papers|device|levels]",
+            metavar="[core|ranks|lightning|lightning-fsdp|lightning-deepspeed|transformers|deepspeed|horovod|"
+            "policy|papers|device|levels]",
             help="core: one process beside other checkpointers. ranks: several that save together. "
             "lightning, transformers, deepspeed, horovod: the ways to save under these. "
+            "lightning-fsdp, lightning-deepspeed: under these strategies, on two ranks. "
             "policy: Auto, beside a second job. papers: figures of the papers. "
             "device: a GPU or the like, beside raw copies. levels: agents, a store on loopback, memory.",
         ),
@@ -182,7 +184,10 @@ _REFUSED = {
     ("leaves", "device"): "it has three sizes of them",
 } | {
     ("leaves", suite): "they are those of its model"
-    for suite in ("lightning", "transformers", "deepspeed", "horovod", "policy")
+    for suite in (
+        *("lightning", "lightning-fsdp", "lightning-deepspeed", "transformers"),
+        *("deepspeed", "horovod", "policy"),
+    )
 }
 """Option and suite that do not go together -> why."""
 

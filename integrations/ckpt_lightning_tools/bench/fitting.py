@@ -23,7 +23,7 @@ from ckpt_core.bench.workloads import language_model, next_word_loss, token_batc
 from ckpt_core.options import Options
 from ckpt_lightning_tools.bench.suite import ASYNC_IO, MODEL_CHECKPOINT
 
-_HOOKS = (
+HOOKS = (
     *("on_train_epoch_start", "on_train_batch_start", "on_before_zero_grad", "on_before_backward"),
     *("on_after_backward", "on_before_optimizer_step", "on_train_batch_end", "on_train_epoch_end"),
 )
@@ -102,12 +102,12 @@ def fit(
     """As `Fitting` has it."""
     steps = window.lead + window.steps
     clock = FitClock(window)
-    savers, plugins = _way(name, root, window.every, staging_bytes)
+    savers, plugins = way(name, root, window.every, staging_bytes)
     for saver in savers:
-        clock.watch(saver, _HOOKS)
-    trainer = _trainer([Clock(clock), *savers], plugins, steps, saves=bool(savers))
+        clock.watch(saver, HOOKS)
+    trainer = new_trainer([Clock(clock), *savers], plugins, steps, saves=bool(savers))
     began = time.perf_counter()
-    trainer.fit(module, _data(size, steps))
+    trainer.fit(module, data(size, steps))
     return clock.found(
         fit_s=time.perf_counter() - began,
         processor_s=processor_s(os.getpid()),
@@ -117,20 +117,24 @@ def fit(
 
 def resume(name: str, module: LanguageModel, *, size: dict[str, Any], root: Path) -> float:
     """As `Fitting` has it."""
-    savers, plugins = _way(name, root, 2, None)
-    trainer = _trainer([Ends(), *savers], plugins, 1000, saves=True)
-    path = "last" if name == OURS else str(_newest(root))
+    savers, plugins = way(name, root, 2, None)
+    trainer = new_trainer([Ends(), *savers], plugins, 1000, saves=True)
+    path = "last" if name == OURS else str(newest(root))
     began = time.perf_counter()
     with contextlib.suppress(Begun):
-        trainer.fit(module, _data(size, 1000), ckpt_path=path, weights_only=False)
+        trainer.fit(module, data(size, 1000), ckpt_path=path, weights_only=False)
     return time.perf_counter() - began
 
 
-def _data(size: dict[str, Any], steps: int) -> Any:
+def data(size: dict[str, Any], steps: int) -> Any:
+    """Twice as many batches as there are steps."""
     return DataLoader(Tokens(size, 2 * steps), batch_size=None)
 
 
-def _trainer(callbacks: list[Callback], plugins: list[Any], steps: int, *, saves: bool) -> Trainer:
+def new_trainer(
+    callbacks: list[Callback], plugins: list[Any], steps: int, *, saves: bool, **more: Any
+) -> Trainer:
+    """A quiet one, on CPUs."""
     return Trainer(
         accelerator="cpu",
         callbacks=callbacks,
@@ -141,10 +145,11 @@ def _trainer(callbacks: list[Callback], plugins: list[Any], steps: int, *, saves
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **more,
     )
 
 
-def _way(
+def way(
     name: str, root: Path, every: int, staging_bytes: int | None
 ) -> tuple[list[Callback], list[Any]]:
     """Callbacks and plugins of a way."""
@@ -175,11 +180,12 @@ def saved_state(name: str, root: Path) -> State:
 
         tree = load(root)
     else:
-        tree = torch.load(_newest(root), weights_only=True)
+        tree = torch.load(newest(root), weights_only=True)
     return _named(tree["state_dict"], tree["optimizer_states"][0])
 
 
-def _newest(root: Path) -> Path:
+def newest(root: Path) -> Path:
+    """What ModelCheckpoint has saved last."""
     return max(root.glob("*.ckpt"), key=_step_of)
 
 

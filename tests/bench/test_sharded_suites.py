@@ -1,0 +1,63 @@
+"""The suites of Lightning's strategies that shard: one quick run of each. Nothing is asserted about times."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightning.pytorch")
+
+from ckpt_core.bench.fits import BASE
+from ckpt_core.errors import ConfigError
+from ckpt_lightning_tools.bench.sharded import FsdpSettings
+from tests.bench.quick import assert_all_ran, quick_run, report_of
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed"])
+def test_each_way_runs_on_two_ranks_and_goes_on_from_what_training_ended_with(
+    tmp_path: Path, strategy: str
+) -> None:
+    if strategy == "deepspeed":
+        pytest.importorskip("deepspeed")
+    report = report_of(quick_run(tmp_path, "--suite", f"lightning-{strategy}"))
+    names = FsdpSettings.contenders
+    assert_all_ran(report, names, framework="lightning")
+    saving = [name for name in names if name != BASE]
+    assert all(report["contenders"][name]["restored"] is True for name in saving)
+    for figure in ("slowdown_every_1", "train_stall_every_3", "large_stall", "resume"):
+        rows = report["results"][figure]["contenders"]
+        assert list(rows) == saving
+        assert all(len(row["values"]) == report["settings"]["rounds"] for row in rows.values())
+    assert not list((tmp_path / "root").iterdir())
+
+
+def test_a_strategy_whose_package_is_missing_says_how_to_install_it() -> None:
+    code = (
+        "import json, pathlib, sys\n"
+        "sys.modules['ckpt_deepspeed'] = None\n"
+        "from ckpt_lightning_tools.bench.sharded_worker import DeepSpeedWorker\n"
+        "print(json.dumps(DeepSpeedWorker('ckpt_core', pathlib.Path()).hello()))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    reason = json.loads(done.stdout.splitlines()[-1])["reason"]
+    assert "pip install 'ckpt-core[lightning,deepspeed]'" in reason
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"contenders": ("async_checkpoint_io",)}, "unknown contenders"),
+        ({"intervals": ()}, "intervals"),
+    ],
+)
+def test_a_wrong_setting_is_named(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        FsdpSettings(**{"root": tmp_path, **options})
