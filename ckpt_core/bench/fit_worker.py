@@ -88,7 +88,7 @@ class FitWorker(ABC):
         """One fit: its times, and by how much memory grew at its worst moment."""
         module = self._module_of(size)
         with self._new_root() as root:
-            before = _settle()
+            before = settle()
             measured = _forget_peak()
             found = self.fitting().fit(
                 self._name,
@@ -131,7 +131,7 @@ class FitWorker(ABC):
         """A model made anew goes on from there: the time from the call until its first step begins."""
         self._size, self._module = {}, None
         module = self._module_of(size)
-        _settle()
+        settle()
         seconds = self.fitting().resume(self._name, module, size=size, root=self._stopped)
         return {"resume_s": seconds}
 
@@ -162,7 +162,7 @@ def _size_of(state: State) -> Answer:
     return {"state_bytes": nbytes, "leaves": len(state)}
 
 
-def _settle() -> int:
+def settle() -> int:
     """Give back what earlier fits left; the memory that remains."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -107,6 +107,13 @@ def _held(trainer: Trainer) -> State:
     return state
 
 
+def _let_go(trainer: Trainer) -> None:
+    """Hooks of DeepSpeed's on gradients keep its engine, and all that it holds, where no collector looks."""
+    engine = getattr(trainer.strategy, "deepspeed_engine", None)
+    if engine is not None:
+        engine.destroy()
+
+
 @dataclass(frozen=True)
 class ShardedFitting:
     """As `Fitting` has it, under one strategy, for models of one size."""
@@ -137,8 +144,10 @@ class ShardedFitting:
         trainer = self._trainer([keeps, *savers], steps, size)
         began = time.perf_counter()
         trainer.fit(model, fitting.data(size, steps))
+        fit_s = time.perf_counter() - began
+        _let_go(trainer)
         return clock.found(
-            fit_s=time.perf_counter() - began,
+            fit_s=fit_s,
             processor_s=processor_s(os.getpid()),
             state=keeps.state,
         )
@@ -162,7 +171,9 @@ class ShardedFitting:
         began = time.perf_counter()
         with contextlib.suppress(Begun):
             trainer.fit(model, fitting.data(size, 1000), ckpt_path=path, weights_only=False)
-        return time.perf_counter() - began, ends.state
+        seconds = time.perf_counter() - began
+        _let_go(trainer)
+        return seconds, ends.state
 
     def _trainer(self, callbacks: list[Any], steps: int, size: dict[str, Any]) -> Trainer:
         return fitting.new_trainer(

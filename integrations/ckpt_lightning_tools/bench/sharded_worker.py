@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ckpt_core.bench.contenders.base import missing
-from ckpt_core.bench.fit_worker import Fitting
+from ckpt_core.bench.fit_worker import Fitting, settle
 from ckpt_core.bench.serving import Answer
 from ckpt_lightning_tools.bench.worker import LightningWorker
 
@@ -29,6 +29,26 @@ class _ShardedWorker(LightningWorker):
     def _module_of(self, size: dict[str, Any]) -> Any:
         self._size = size
         return self.fitting().model(size)
+
+    def fit(
+        self, size: dict[str, Any], window: dict[str, int], staging_bytes: int | None
+    ) -> Answer:
+        """As its parent, but what a strategy leaves is let go of at once: six of these processes wait."""
+        answer = super().fit(size, window, staging_bytes)
+        settle()
+        return answer
+
+    def stop(self, size: dict[str, Any]) -> Answer:
+        """See `fit`."""
+        answer = super().stop(size)
+        settle()
+        return answer
+
+    def resume(self, size: dict[str, Any]) -> Answer:
+        """See `fit`."""
+        answer = super().resume(size)
+        settle()
+        return answer
 
     @contextmanager
     def _new_root(self) -> Iterator[Path]:
