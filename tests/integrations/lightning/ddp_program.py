@@ -178,20 +178,10 @@ class Rank:
 
 def flat_sharding(**options: Any) -> Any:
     """FSDPStrategy on CPUs, which Lightning has for GPUs alone."""
-    from lightning.pytorch.strategies import FSDPStrategy
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    class OnCpus(FSDPStrategy):
-        def _setup_model(self, model: Any) -> Any:
-            return FullyShardedDataParallel(
-                model,
-                sharding_strategy=self.sharding_strategy,
-                device_id=torch.device("cpu"),
-                **self.kwargs,
-            )
+    from ckpt_lightning_tools.bench.sharded_fitting import FsdpOnCpus
 
     policy = {"auto_wrap_policy": {nn.Linear}, "process_group_backend": "gloo"}
-    return OnCpus(**{**policy, **options})
+    return FsdpOnCpus(**{**policy, **options})
 
 
 def _is_cut(strategy: Any) -> list[bool]:

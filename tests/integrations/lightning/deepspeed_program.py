@@ -17,33 +17,15 @@ import deepspeed
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ckpt_core import ConfigError, Options, committed_directories
 from ckpt_lightning import AsyncCheckpoint
+from ckpt_lightning_tools.bench.sharded_fitting import DeepSpeedOnCpus
 
 STEPS, STOPS_AT, DIES_AT = 9, 5, 7
 EVERY = 2
-
-
-class OnCpus(DeepSpeedStrategy):
-    """As on a GPU, but for what asks for one."""
-
-    def setup_environment(self) -> None:
-        super(DeepSpeedStrategy, self).setup_environment()
-
-    def setup_distributed(self) -> None:
-        self.set_world_ranks()
-        self._init_deepspeed_distributed()
-
-    def _get_process_group_backend(self) -> str:
-        return "gloo"
-
-    @property
-    def root_device(self) -> torch.device:
-        return torch.device("cpu", 0)
 
 
 class Net(LightningModule):
@@ -108,7 +90,7 @@ def trainer_of(stage: int, steps: int, *callbacks: Callback, **section: Any) -> 
     return Trainer(
         accelerator="cpu",
         devices=int(sys.argv[2]),
-        strategy=OnCpus(config=config),
+        strategy=DeepSpeedOnCpus(config=config),
         callbacks=list(callbacks),
         max_steps=steps,
         logger=False,
