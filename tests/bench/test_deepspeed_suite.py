@@ -77,9 +77,9 @@ def test_what_cannot_run_on_a_cpu_is_tried_and_reported_with_its_own_error(
 ) -> None:
     found = report["cannot_run"]
     assert list(found) == [FAST]
-    for stage in STAGES:
-        assert "accelerator" in found[FAST][str(stage)]
-    assert "accelerator" in report["contenders"][FAST]["reason"]
+    told = [found[FAST][str(stage)] for stage in STAGES] + [report["contenders"][FAST]["reason"]]
+    # A torch that was built for CUDA, where there is no GPU, has words of its own.
+    assert all("accelerator" in text or "NVIDIA driver" in text for text in told), told
 
 
 def test_what_each_way_has_saved_comes_back_equal_on_both_ranks(report: dict[str, Any]) -> None:

@@ -55,23 +55,20 @@ def _run_child(action: Callable[[], None], log: Any) -> None:
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Call `module:function` with the arguments of a request, in a child."""
-    reply: list[Any] = []
-    read, write = os.pipe()
 
     def action() -> None:
         signal.alarm(0)
         module, _, name = request["call"].partition(":")
         result = getattr(importlib.import_module(module), name)(**request["arguments"])
-        with os.fdopen(write, "w") as pipe:
-            json.dump(result, pipe)
+        json.dump(result, told)
+        told.flush()
 
-    sent, problem = forked(action)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        text = pipe.read()
-    if text:
-        reply = json.loads(text)
-    return {"signal": sent, "problem": problem, "result": reply}
+    # No pipe: the child is waited for before anything is read, and one holds no more than 64 KiB.
+    with tempfile.TemporaryFile("w+") as told:
+        sent, problem = forked(action)
+        told.seek(0)
+        text = told.read()
+    return {"signal": sent, "problem": problem, "result": json.loads(text) if text else []}
 
 
 class Warm:
