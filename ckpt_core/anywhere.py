@@ -105,22 +105,14 @@ def verify(
             to read with. Nothing that is wrong inside a step raises.
     """
     url = url_of(path)
+    how: Any = {"readers": readers, "share": share, "progress": progress}
     if url is None:
-        return restore.verify(
-            local(path),
-            readers=readers,
-            share=share,
-            keep_cached=keep_cached,
-            progress=progress,
-            files=files,
-        )
+        return restore.verify(local(path), keep_cached=keep_cached, files=files, **how)
     from ckpt_core.levels import look_at
 
     with look_at(url) as look:
         look.everything()
-        report = restore.verify(
-            look.path, readers=readers, share=share, progress=progress, files=look.files
-        )
+        report = restore.verify(look.path, files=look.files, **how)
         look.check()
     return report
 

@@ -147,6 +147,19 @@ class Ranks(Started):
             self.kill()
 
 
+def all_started(ranks: int, start: Callable[[int], Remote]) -> list[Remote]:
+    """A process for each rank; if one cannot start, none is left."""
+    remotes: list[Remote] = []
+    try:
+        while len(remotes) < ranks:
+            remotes.append(start(len(remotes)))
+    except BaseException:
+        for remote in remotes:
+            remote.kill()
+        raise
+    return remotes
+
+
 Launch = Callable[[str, Path, float], Team]
 """Starts the team of a way: its name, an existing empty folder, the deadline of each request."""
 
@@ -177,14 +190,7 @@ class Launcher:
         root.mkdir()
         if self.ranks is None:
             return Alone([self._start(name, root, timeout_s)], timeout_s)
-        remotes: list[Remote] = []
-        try:
-            while len(remotes) < self.ranks:
-                remotes.append(self._start(f"rank-{len(remotes)}", root, timeout_s))
-        except BaseException:
-            for remote in remotes:
-                remote.kill()
-            raise
+        remotes = all_started(self.ranks, lambda rank: self._start(f"rank-{rank}", root, timeout_s))
         return self.team(remotes, timeout_s)
 
     def _start(self, name: str, root: Path, timeout_s: float) -> Remote:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -47,6 +49,27 @@ def report_of(output: Path) -> dict[str, Any]:
     """The JSON of a quick run."""
     loaded: dict[str, Any] = json.loads((output / "out.json").read_text())
     return loaded
+
+
+def reason_without(*modules: str, worker: str, asked: str) -> str:
+    """Why a worker cannot run where these modules are missing: in a process of its own.
+
+    Args:
+        modules: that cannot be imported.
+        worker: "module:Class".
+        asked: of the class, as source.
+    """
+    module, _, name = worker.partition(":")
+    code = (
+        "import json, pathlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({modules!r}))\n"
+        f"from {module} import {name}\n"
+        f"print(json.dumps({name}{asked}))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    reason: str = json.loads(done.stdout.splitlines()[-1])["reason"]
+    return reason
 
 
 def quick_fixtures(*arguments: str, imported: Sequence[str] | None = ()) -> tuple[Any, Any]:

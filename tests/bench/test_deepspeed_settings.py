@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from ckpt_core.system.machine import describe
 from ckpt_deepspeed_tools.bench import DeepSpeedSettings, suite, ways
 from ckpt_deepspeed_tools.bench.crew import StageCrew
 from ckpt_deepspeed_tools.bench.ways import BASE, FAST, NAMES, OWN, PERSISTED, WAYS
-from tests.bench.quick import ckpt_core_bench
+from tests.bench.quick import ckpt_core_bench, reason_without
 
 INTERVALS = (1, 5, 20)
 
@@ -88,15 +86,9 @@ def test_without_deepspeed_the_suite_says_how_to_install_it(
 
 
 def test_a_rank_whose_integration_is_missing_says_how_to_install_it() -> None:
-    code = (
-        "import json, pathlib, sys\n"
-        "sys.modules['ckpt_deepspeed'] = sys.modules['deepspeed'] = None\n"
-        "from ckpt_deepspeed_tools.bench.worker import DeepSpeedWorker\n"
-        "print(json.dumps(DeepSpeedWorker('rank-0', pathlib.Path()).join(1, 2)))"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    reason = json.loads(done.stdout.splitlines()[-1])["reason"]
+    worker = "ckpt_deepspeed_tools.bench.worker:DeepSpeedWorker"
+    asked = "('rank-0', pathlib.Path()).join(1, 2)"
+    reason = reason_without("ckpt_deepspeed", "deepspeed", worker=worker, asked=asked)
     assert "pip install 'ckpt-core[deepspeed]'" in reason
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from ckpt_core.errors import ConfigError
 from ckpt_lightning_tools.bench import NAMES, LightningSettings, fitting
 from ckpt_lightning_tools.bench.suite import MODEL_CHECKPOINT
 from tests.bench.fit_suites import QuickRun
-from tests.bench.quick import ckpt_core_bench, quick_fixtures
+from tests.bench.quick import ckpt_core_bench, quick_fixtures, reason_without
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -34,15 +31,9 @@ class TestQuickRun(QuickRun):
 
 
 def test_a_way_whose_package_is_missing_says_how_to_install_it(tmp_path: Path) -> None:
-    code = (
-        "import json, pathlib, sys\n"
-        "sys.modules['ckpt_lightning'] = None\n"
-        "from ckpt_lightning_tools.bench.worker import LightningWorker\n"
-        f"print(json.dumps(LightningWorker('{OURS}', pathlib.Path()).hello()))"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
-    reason = json.loads(done.stdout.splitlines()[-1])["reason"]
+    worker = "ckpt_lightning_tools.bench.worker:LightningWorker"
+    asked = f"('{OURS}', pathlib.Path()).hello()"
+    reason = reason_without("ckpt_lightning", worker=worker, asked=asked)
     assert "ckpt_lightning" in reason
     assert "pip install 'ckpt-core[lightning]'" in reason
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ pytest.importorskip("lightning.pytorch")
 from ckpt_core.bench.fits import BASE
 from ckpt_core.errors import ConfigError
 from ckpt_lightning_tools.bench.sharded import FsdpSettings
-from tests.bench.quick import assert_all_ran, quick_run, report_of
+from tests.bench.quick import assert_all_ran, quick_run, reason_without, report_of
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -50,15 +47,9 @@ def test_each_way_runs_on_two_ranks_and_goes_on_from_what_training_ended_with(
 
 
 def test_a_strategy_whose_package_is_missing_says_how_to_install_it() -> None:
-    code = (
-        "import json, pathlib, sys\n"
-        "sys.modules['ckpt_deepspeed'] = None\n"
-        "from ckpt_lightning_tools.bench.sharded_worker import DeepSpeedWorker\n"
-        "print(json.dumps(DeepSpeedWorker('ckpt_core', pathlib.Path()).hello()))"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
-    reason = json.loads(done.stdout.splitlines()[-1])["reason"]
+    worker = "ckpt_lightning_tools.bench.sharded_worker:DeepSpeedWorker"
+    asked = "('ckpt_core', pathlib.Path()).hello()"
+    reason = reason_without("ckpt_deepspeed", worker=worker, asked=asked)
     assert "pip install 'ckpt-core[lightning,deepspeed]'" in reason
 
 

@@ -21,6 +21,12 @@ CANNOT_RUN, CANNOT_LOAD = "cannot_run", "cannot_load"
 """Sections of the report: way -> stage of ZeRO -> its own error."""
 
 
+def free_shared_memory(port: int) -> None:
+    """DeepSpeed's all-reduce leaves 66 MiB for each rank of the job at that port, however that has ended."""
+    for path in Path("/dev/shm").glob(f"deepspeed_*_{HOST}_{port}_*"):
+        path.unlink(missing_ok=True)
+
+
 class DeepSpeedRanks(Ranks):
     """Running ranks, each the leader of a process group, and whatever processes DeepSpeed starts for them."""
 
@@ -33,9 +39,7 @@ class DeepSpeedRanks(Ranks):
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         super().kill()
-        # DeepSpeed's all-reduce leaves 66 MiB of shared memory for each rank, however that has ended.
-        for path in Path("/dev/shm").glob(f"deepspeed_*_{HOST}_{self.port}_*"):
-            path.unlink(missing_ok=True)
+        free_shared_memory(self.port)
 
 
 LAUNCH = Launcher(

@@ -17,7 +17,8 @@ from ckpt_core.bench.fits import BASE, FitSettings, suite_of_fits
 from ckpt_core.bench.meeting import HOST
 from ckpt_core.bench.remote import Remote
 from ckpt_core.bench.results import Setup
-from ckpt_core.bench.team import RANKS_ENVIRONMENT, Launch, Started
+from ckpt_core.bench.team import RANKS_ENVIRONMENT, Launch, Started, all_started
+from ckpt_deepspeed_tools.bench.crew import free_shared_memory
 from ckpt_lightning_tools.bench.suite import MODEL_CHECKPOINT
 
 RANKS = 2
@@ -38,8 +39,7 @@ class Pair(Started):
     def kill(self) -> None:
         """Whatever they do or wait for, and the shared memory that DeepSpeed leaves."""
         super().kill()
-        for path in Path("/dev/shm").glob(f"deepspeed_*_{HOST}_{self._port}_*"):
-            path.unlink(missing_ok=True)
+        free_shared_memory(self._port)
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,12 @@ class Pairs:
             "NODE_RANK": "0",
             "DS_ACCELERATOR": "cpu",
         }
-        remotes: list[Remote] = []
-        try:
-            for rank in range(RANKS):
-                told = {**RANKS_ENVIRONMENT, **place, "LOCAL_RANK": str(rank)}
-                remotes.append(
-                    Remote(name, root, timeout_s=timeout_s, worker=self.worker, environment=told)
-                )
-        except BaseException:
-            for remote in remotes:
-                remote.kill()
-            raise
-        return Pair(remotes, port, timeout_s)
+
+        def start(rank: int) -> Remote:
+            told = {**RANKS_ENVIRONMENT, **place, "LOCAL_RANK": str(rank)}
+            return Remote(name, root, timeout_s=timeout_s, worker=self.worker, environment=told)
+
+        return Pair(all_started(RANKS, start), port, timeout_s)
 
 
 def _free_port() -> int:

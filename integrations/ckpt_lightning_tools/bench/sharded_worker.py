@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec
 
 from ckpt_core.bench.contenders.base import missing
 from ckpt_core.bench.fit_worker import Fitting, settle
 from ckpt_core.bench.serving import Answer
 from ckpt_lightning_tools.bench.worker import LightningWorker
+
+P = ParamSpec("P")
+
+
+def _then_settling(request: Callable[P, Answer]) -> Callable[P, Answer]:
+    """What a strategy leaves is let go of at once: six of these processes wait, and one is at work."""
+
+    @functools.wraps(request)
+    def settling(*args: P.args, **told: P.kwargs) -> Answer:
+        answer = request(*args, **told)
+        settle()
+        return answer
+
+    return settling
 
 
 class _ShardedWorker(LightningWorker):
@@ -30,25 +45,9 @@ class _ShardedWorker(LightningWorker):
         self._size = size
         return self.fitting().model(size)
 
-    def fit(
-        self, size: dict[str, Any], window: dict[str, int], staging_bytes: int | None
-    ) -> Answer:
-        """As its parent, but what a strategy leaves is let go of at once: six of these processes wait."""
-        answer = super().fit(size, window, staging_bytes)
-        settle()
-        return answer
-
-    def stop(self, size: dict[str, Any]) -> Answer:
-        """See `fit`."""
-        answer = super().stop(size)
-        settle()
-        return answer
-
-    def resume(self, size: dict[str, Any]) -> Answer:
-        """See `fit`."""
-        answer = super().resume(size)
-        settle()
-        return answer
+    fit = _then_settling(LightningWorker.fit)
+    stop = _then_settling(LightningWorker.stop)
+    resume = _then_settling(LightningWorker.resume)
 
     @contextmanager
     def _new_root(self) -> Iterator[Path]:
