@@ -26,10 +26,12 @@ from ckpt_core.layout.header import (
     plain_header,
 )
 from ckpt_core.layout.manifest import Json, Manifest, RankManifest, RankText
+from ckpt_core.layout.marks import retired_in, retired_mark
 from ckpt_core.layout.names import (
     FORMAT_NAME,
     FORMAT_VERSION,
     MANIFEST_NAME,
+    RUN_NAME,
     is_directory_name,
     is_file_name,
     parents_of,
@@ -51,6 +53,7 @@ __all__ = [
     "MAX_MANIFEST_BYTES",
     "METADATA_KEY",
     "PAD_PREFIX",
+    "RUN_NAME",
     "BuilderMark",
     "ChunkSum",
     "Effort",
@@ -79,6 +82,8 @@ __all__ = [
     "parse_shard_name",
     "plain_header",
     "rank_manifest_name",
+    "retired_in",
+    "retired_mark",
     "shard_name",
     "share_leaves",
     "storage",

@@ -18,6 +18,9 @@ SHARD_VERSION = "1"
 
 MANIFEST_NAME = "manifest.json"
 
+RUN_NAME = "run.json"
+"""At a level: which run it belongs to."""
+
 MAX_RANKS = 100_000
 """Ranks have five digits in file names."""
 

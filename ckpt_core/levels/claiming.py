@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ckpt_core.errors import CkptError, ConfigError, RootBusy
+from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels.far.door import Away, Conflict, Far, Word
 from ckpt_core.levels.far.opening import open_far
 from ckpt_core.options import Level, parse_levels
@@ -32,7 +33,6 @@ from ckpt_core.options import Level, parse_levels
 Json = Any
 Progress = Callable[[int, int], None]
 
-RUN = "run.json"
 LEASE = "lease.json"
 
 WATCH_S = 40.0
@@ -182,7 +182,7 @@ def _words(
     """`run.json` of each level that answers."""
     words: list[tuple[Far, Word | None]] = []
     for far, (word, error) in zip(
-        levels, _at_once(levels, lambda far: far.read_word(RUN)), strict=True
+        levels, _at_once(levels, lambda far: far.read_word(RUN_NAME)), strict=True
     ):
         if isinstance(error, Away):
             _warn_or_raise(error, asked, warnings)
@@ -195,7 +195,7 @@ def _words(
 
 def _write(far: Far, word: Word | None, data: bytes, asked: _Claim, warnings: list[str]) -> None:
     try:
-        far.write_word(RUN, data, over=None if word is None else word.tag)
+        far.write_word(RUN_NAME, data, over=None if word is None else word.tag)
     except Away as exc:
         _warn_or_raise(exc, asked, warnings)
 
@@ -248,7 +248,7 @@ def _be_alone(
             now = far.read_word(LEASE)
             if now is not None and _is_over(found[far.url], _object(far, now)):
                 watched.remove((far, word, lease))
-            elif _tag(now) != _tag(lease) or _tag(far.read_word(RUN)) != _tag(word):
+            elif _tag(now) != _tag(lease) or _tag(far.read_word(RUN_NAME)) != _tag(word):
                 who = _who(found[far.url])
                 raise RootBusy(
                     f"{far.url}: somebody is at work in this run: {who}. End that trainer "
@@ -288,7 +288,7 @@ def parsed(word: Word | None) -> dict[str, Any]:
 
 
 def claim_word(run: str, session: int, *, host: str, pid: int) -> bytes:
-    """What `RUN` holds of a level that a session claims now."""
+    """What `RUN_NAME` holds of a level that a session claims now."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     word = {"run": run, "session": session, "host": host, "pid": pid, "since": since}
     return json.dumps(word).encode()
@@ -302,7 +302,7 @@ def _object(far: Far, word: Word) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise ConfigError(
-        f"{far.url}: {RUN} or {LEASE} there is not ours or damaged: look whose place it is, and "
+        f"{far.url}: {RUN_NAME} or {LEASE} there is not ours or damaged: look whose place it is, and "
         "remove that file"
     )
 

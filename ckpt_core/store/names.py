@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ckpt_core.errors import NotCommitted, RestoreError
-from ckpt_core.layout import MANIFEST_NAME
+from ckpt_core.layout import MANIFEST_NAME, RUN_NAME, retired_in
 from ckpt_core.system.files import advice
 from ckpt_core.types import parse_step_dir, step_dir_name
 from ckpt_core.units import count_text
@@ -24,6 +24,7 @@ REPLACED = ".replaced"
 RETIRED = ".retired"
 
 _DECIDING_S = 10.0
+_MOST_MARK_BYTES = 1 << 16
 _LOOK_AGAIN_S = 0.01
 
 
@@ -92,7 +93,9 @@ def _is_aside(root: Path, step: int) -> bool:
 def committed_steps(root: Path) -> tuple[int, ...]:
     """The committed steps of a root, ascending; () when there is no such directory.
 
-    Reads names only, without a lock: it works beside a live writer and on a read-only filesystem.
+    Reads names only, without a lock: it works beside a live writer and on a read-only filesystem. Where a
+    root is kept for another node, as in an object store, a step has a name before it is committed, and for a
+    while behind that: there its manifest says so.
 
     Raises:
         RestoreError: the root is there and cannot be listed.
@@ -100,14 +103,32 @@ def committed_steps(root: Path) -> tuple[int, ...]:
     with listing(root):
         try:
             with os.scandir(root) as found:
-                names = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+                there = list(found)
         except FileNotFoundError:
             return ()
         except NotADirectoryError as exc:
             text = f"{root} is a file: a checkpoint root is a directory"
             raise RestoreError(text, path=root) from exc
+        names = [entry.name for entry in there if entry.is_dir(follow_symlinks=False)]
+    if any(entry.name == RUN_NAME for entry in there):
+        names = [name for name in names if _is_published(root / name)]
     steps = (parse_step_dir(name) for name in names)
     return tuple(sorted(step for step in steps if step is not None))
+
+
+def _is_published(place: Path) -> bool:
+    """Whether this is a step, in the layout of an object store; what cannot be read is for its readers."""
+    path = place / MANIFEST_NAME
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_MARK_BYTES:
+            return True
+        return not retired_in(path.read_bytes())
+    except FileNotFoundError:
+        # Its files come first, in a folder; and folders may stay behind when they go.
+        return any(not entry.is_dir() for entry in entries(place))
+    except (OSError, ValueError):
+        return True
 
 
 def resolve(path: Path) -> Path:
@@ -130,6 +151,9 @@ def _resolve(path: Path) -> Path:
         text = f"{path} is a save that was not committed; load one of the steps beside {INFLIGHT}"
         raise NotCommitted(text, path=path)
     if step is not None:
+        is_kept = (path.parent / RUN_NAME).exists()
+        if is_kept and path.is_dir() and not _is_published(path):
+            raise _no_such_step(path, step)
         if path.is_dir() or is_committed(path.parent, step):
             return path
         raise _no_such_step(path, step)

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from ckpt_core.errors import ConfigError, RootBusy
+from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels import Far, claiming, open_far
-from ckpt_core.levels.claiming import LEASE, RUN, check, claim
+from ckpt_core.levels.claiming import LEASE, check, claim
 from ckpt_core.levels.errands import run_errand
 from tests.levels.servers.faulty import FaultServer, always, in_environment
 from tests.levels.servers.moto import needs_store
@@ -56,7 +57,7 @@ def claimed(*urls: str, **more: Any) -> dict[str, Any]:
     return answer
 
 
-def word(url: str, name: str = RUN) -> dict[str, Any]:
+def word(url: str, name: str = RUN_NAME) -> dict[str, Any]:
     with open_far(url) as far:
         found = far.read_word(name)
     assert found is not None
@@ -197,15 +198,15 @@ def test_claims_at_the_same_time_get_different_sessions_of_one_run(url: str) -> 
 def test_who_does_not_lead_claims_nothing(url: str) -> None:
     claimed(url, leads=False)
     with open_far(url) as far:
-        assert far.read_word(RUN) is None
+        assert far.read_word(RUN_NAME) is None
 
 
 def test_a_word_that_is_not_ours_is_pointed_out(url: str) -> None:
     claimed(url)
     with open_far(url) as far:
-        there = far.read_word(RUN)
+        there = far.read_word(RUN_NAME)
         assert there is not None
-        far.write_word(RUN, b"[1]", over=there.tag)
+        far.write_word(RUN_NAME, b"[1]", over=there.tag)
     with pytest.raises(ConfigError, match="not ours or damaged"):
         claimed(url)
 

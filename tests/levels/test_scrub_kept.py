@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_core.errors import NotCommitted
+from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels import (
     Address,
     PeerServer,
@@ -23,7 +25,8 @@ from ckpt_core.levels.mailbox import Node, Serve
 from ckpt_core.levels.parity.objects import root_key
 from ckpt_core.levels.trainer import ring
 from ckpt_core.options import Level
-from ckpt_core.store import step_path
+from ckpt_core.restore import verify
+from ckpt_core.store import committed_steps, step_path
 from tests.levels.making import make_store, save
 from tests.levels.parity.clusters import contents
 from tests.levels.sending import sent_to
@@ -165,3 +168,35 @@ def test_a_manifest_that_cannot_be_read_is_said_and_one_that_was_taken_away_is_n
     found = [one for one in scrubbed(*places_of(nodes.root(1))) if one.url == str(nodes.kept)]
     assert [(one.copy.step, one.ok) for one in found] == [(20, False)]
     assert found[0].damage == ("the manifest of step 20 cannot be read",)
+
+
+def test_read_as_a_root_it_has_the_steps_that_are_whole_there(nodes: Ring) -> None:
+    with open_far(nodes.nodes[0].copy) as far:
+        far.write_word(RUN_NAME, b"{}", over=None)
+        far.retire(["step-000000000010"])
+    (step_path(nodes.kept, 30) / "0123abcd").mkdir(parents=True)  # on its way
+    assert committed_steps(nodes.kept) == (20,)
+    report = verify(nodes.kept)
+    assert [step.step for step in report.steps] == [20]
+    assert report.checked_bytes == 5 * 4096 and not report.bad_chunks
+    for step in (10, 30):
+        with pytest.raises(NotCommitted, match=f"step {step} is not committed .* nearest: 20"):
+            verify(step_path(nodes.kept, step))
+
+
+@pytest.mark.parametrize("harm", ["no manifest", "no JSON", "a mark that is cut", "a directory"])
+def test_read_as_a_root_it_has_damage_for_damage(nodes: Ring, harm: str) -> None:
+    with open_far(nodes.nodes[0].copy) as far:
+        far.write_word(RUN_NAME, b"{}", over=None)
+    place = step_path(nodes.kept, 20)
+    manifest = place / "manifest.json"
+    manifest.unlink()
+    if harm == "no manifest":
+        (place / "rank-00000.json").write_text("{}")
+    elif harm == "a directory":
+        manifest.mkdir()
+    else:
+        manifest.write_text("{" if harm == "no JSON" else '{"retired": ["012')
+    assert committed_steps(nodes.kept) == STEPS
+    unread = [step.step for step in verify(nodes.kept).steps if not step.checked_bytes]
+    assert unread == [20]

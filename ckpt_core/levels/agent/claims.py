@@ -9,7 +9,8 @@ import time
 from contextlib import suppress
 
 from ckpt_core.errors import CkptError
-from ckpt_core.levels.claiming import LEASE, RUN, claim_word, parsed
+from ckpt_core.layout import RUN_NAME
+from ckpt_core.levels.claiming import LEASE, claim_word, parsed
 from ckpt_core.levels.far.door import Away, Conflict, Far, Word
 from ckpt_core.levels.mailbox import Plan
 
@@ -25,7 +26,7 @@ def check_fence(far: Far, plan: Plan) -> None:
         Fenced: one has.
         Away: it cannot be told, or the level is another run's.
     """
-    _check(far, far.read_word(RUN), plan)
+    _check(far, far.read_word(RUN_NAME), plan)
 
 
 def _check(far: Far, word: Word | None, plan: Plan) -> None:
@@ -49,13 +50,13 @@ def take(far: Far, plan: Plan) -> None:
         Fenced, Away: as `check_fence`; another one takes it this moment.
     """
     # Order matters: what is replaced is what was looked at, so that a later session keeps its claim.
-    word = far.read_word(RUN)
+    word = far.read_word(RUN_NAME)
     _check(far, word, plan)
     if parsed(word).get("session", -1) == plan.session:
         return
     mine = claim_word(plan.run, plan.session, host=socket.gethostname(), pid=os.getpid())
     try:
-        far.write_word(RUN, mine, over=None if word is None else word.tag)
+        far.write_word(RUN_NAME, mine, over=None if word is None else word.tag)
     except Conflict as exc:
         raise Away(str(exc)) from None
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_core.errors import RootBusy
+from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels.agent.copying import How, Sent, send
 from ckpt_core.levels.agent.pace import Backoff, Pace
 from ckpt_core.levels.agent.source import OpenSave
-from ckpt_core.levels.claiming import RUN, parsed
+from ckpt_core.levels.claiming import parsed
 from ckpt_core.levels.errands import Progress
 from ckpt_core.levels.far.door import Away, Copy, Far
 from ckpt_core.levels.far.opening import open_far
@@ -106,7 +107,7 @@ class _Pushing:
 
 
 def _check_run(far: Far, root: Path) -> None:
-    word = far.read_word(RUN)
+    word = far.read_word(RUN_NAME)
     if word is None:
         return
     mine, theirs = read_run(root), parsed(word).get("run")

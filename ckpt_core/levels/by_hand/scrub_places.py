@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_core.errors import CkptError, ConfigError, NotCommitted
-from ckpt_core.layout import MANIFEST_NAME
+from ckpt_core.layout import MANIFEST_NAME, retired_in
 from ckpt_core.levels.agent.pace import Pace
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.far.door import Away, Copy, Far, Readable
@@ -206,11 +206,9 @@ class _KeptCopy(Place):
 
     def unread(self, name: str) -> Path | None:
         """As `Place.unread`; not what is on its way there, or has been taken away."""
-        from ckpt_core.levels.far.objects import gone_in
-
         with suppress(OSError):
             data = (self._folder / name / MANIFEST_NAME).read_bytes()
-            return None if gone_in(data) else self._folder / name
+            return None if retired_in(data) else self._folder / name
         return None
 
 

@@ -29,7 +29,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
-from ckpt_core.layout import MANIFEST_NAME, Manifest, is_directory_name
+from ckpt_core.layout import (
+    MANIFEST_NAME,
+    Manifest,
+    is_directory_name,
+    retired_in,
+    retired_mark,
+)
 from ckpt_core.levels.far.bucket import CREATE, Bucket, Refused, Unchanged, Version
 from ckpt_core.levels.far.door import Away, Conflict, Copy, Far, Word
 from ckpt_core.levels.far.leftovers import abort_leftovers
@@ -308,7 +314,7 @@ class ObjectFar(Far):
         return place
 
     def _understood(self, target: str, data: bytes, version: Version) -> _Place:
-        gone = gone_in(data)
+        gone = retired_in(data)
         if gone:
             return _Place(version, gone=gone)
         try:
@@ -346,7 +352,7 @@ class ObjectFar(Far):
                 try:
                     # Order matters: without its manifest it is no step any more, and nobody looks for its
                     # files, nor puts it there again. Only the very manifest that was seen is replaced.
-                    self._bucket.put(_manifest_key(target), _mark(gone), over=place.version)
+                    self._bucket.put(_manifest_key(target), retired_mark(gone), over=place.version)
                 except Refused:
                     continue
             self._places.pop(target, None)
@@ -375,7 +381,7 @@ class ObjectFar(Far):
         if place.version is None:
             try:
                 # Whoever was about to publish it finds that out.
-                self._bucket.put(_manifest_key(target), _mark((folder,)), over=CREATE)
+                self._bucket.put(_manifest_key(target), retired_mark((folder,)), over=CREATE)
             except Refused:
                 return
         self._clear(target, folder)
@@ -407,14 +413,3 @@ def _may_publish(place: _Place, copy: Copy, replaces: str | None) -> bool:
         return place.copy.attempt == replaces
     # Nothing is there, or the mark of others; never over what cannot be understood.
     return place.version is None or (bool(place.gone) and copy.folder not in place.gone)
-
-
-def _mark(folders: Iterable[str]) -> bytes:
-    return json.dumps({"retired": list(folders)}).encode()
-
-
-def gone_in(data: bytes) -> tuple[str, ...]:
-    """The attempts that a mark names; () when it is none."""
-    if not data.startswith(b'{"retired"'):
-        return ()
-    return tuple(map(str, json.loads(data)["retired"]))

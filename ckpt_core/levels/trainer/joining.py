@@ -21,7 +21,7 @@ from typing import Any
 
 from ckpt_core.coordination import Coordination, Json
 from ckpt_core.errors import PersistError
-from ckpt_core.levels.claiming import RUN as RUN_WORD
+from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels.errands import Errands, errand
 from ckpt_core.levels.helping import run_here
 from ckpt_core.levels.mailbox import LEVELS, read_plan
@@ -199,7 +199,7 @@ def _unclaimed(levels: Sequence[Level], claim: Claim, coordination: Coordination
 
 def _is_claimed(path: Path, claim: Claim) -> bool:
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-        word = json.loads((path / LEVELS / RUN_WORD).read_text())
+        word = json.loads((path / LEVELS / RUN_NAME).read_text())
         return bool(word.get("run") == claim.run and word.get("session") == claim.session)
     return False
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.levels.claiming import RUN
+from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels.mailbox import Node
 from ckpt_core.options import PEER
 
@@ -79,7 +79,7 @@ class Member:
 def held(folder: Path) -> Held:
     """What a directory of this machine keeps for other nodes."""
     found: Held = {}
-    for place in folder.glob(f"*/*/{RUN}"):
+    for place in folder.glob(f"*/*/{RUN_NAME}"):
         run, part = place.parts[-3:-1]
         if _RUN.fullmatch(run) and _PART.fullmatch(part):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
