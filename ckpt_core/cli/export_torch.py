@@ -7,6 +7,7 @@ form or is left out. Then the file is opened the same way as its readers will, w
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Iterator
 from typing import IO
 
@@ -63,7 +64,10 @@ def write_torch(file: IO[bytes], part: Part, leaves: RankLeaves, made: Exported)
             fill(tensors[name], made.told(leaves.blocks(name), of_bytes=total))
         torch.save(skeleton.unflatten(tensors, trusted=False), file)
         file.flush()
-        torch.load(file.name, weights_only=True, mmap=True)
+        with warnings.catch_warnings():
+            # torch tells of the time that looking at sparse tensors takes.
+            warnings.simplefilter("ignore", UserWarning)
+            torch.load(file.name, weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError) as exc:
         text = f"torch cannot hold this step in one file: {' '.join(str(exc).split())[:300]}"
         raise RestoreError(text) from exc

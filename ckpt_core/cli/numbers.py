@@ -11,7 +11,10 @@ Array = Any
 """Of numpy or of torch: what is asked of them here they have under the same names."""
 
 _WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-_PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+_PARTS = {
+    **{"complex32": "float16", "bcomplex32": "bfloat16"},
+    **{"complex64": "float32", "complex128": "float64"},
+}
 _PLAIN = "float16 float32 float64 int8 int16 int32 uint8 uint16 uint32".split()
 _SIGN_BIT = -(2**63)
 
@@ -98,9 +101,10 @@ def _measure(lib: ModuleType, a: bytearray, b: bytearray, dtype: str) -> tuple[A
 
 
 def _numbers(lib: ModuleType, data: bytearray, dtype: str) -> Array | None:
-    if dtype == "bfloat16":  # the upper half of a float32, and unknown to numpy
+    if dtype in ("bfloat16", "bcomplex32"):  # upper halves of float32, and unknown to numpy
         words = lib.asarray(_words(lib, data, 2), dtype=lib.int32)
-        return _double(lib, (words << 16).view(lib.float32))
+        numbers = _double(lib, (words << 16).view(lib.float32))
+        return numbers.view(lib.complex128) if dtype in _PARTS else numbers
     if dtype.startswith("float8"):
         kind = getattr(lib, dtype, None)
         numbers = _words(lib, data, 1)

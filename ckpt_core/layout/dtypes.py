@@ -51,7 +51,7 @@ _NATIVE = {
     "F8_E8M0": ("float8_e8m0fnu", 1),
 }
 _AS_BYTES = {
-    "complex32": 4,
+    **dict.fromkeys(("complex32", "bcomplex32"), 4),
     "float8_e4m3fnuz": 1,
     "float8_e5m2fnuz": 1,
     "float4_e2m1fn_x2": 1,
@@ -95,7 +95,10 @@ def storage(dtype: str) -> Storage:
             f"dtype {dtype!r} keeps its scale outside its bytes: "
             "save tensor.int_repr() and the scale instead"
         )
-    raise ConfigError(f"dtype {dtype!r} is unknown: give torch's name, such as 'float32'")
+    raise ConfigError(
+        f"dtype {dtype!r} is unknown to this release: give torch's name, such as 'float32', or save another "
+        "view of the tensor, such as tensor.view(torch.uint8)"
+    )
 
 
 def in_header(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:

@@ -176,20 +176,22 @@ def test_distances_of_whole_numbers_are_exact(name: str, data: st.DataObject) ->
 @pytest.mark.parametrize(
     "name",
     "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz complex32 complex64"
-    " complex128".split(),
+    " complex128 bcomplex32".split(),
 )
 def test_distances_of_every_dtype_with_numbers(name: str) -> None:
-    dtype = getattr(torch, name)
-    kind = {"complex32": torch.float16}.get(name, dtype)
+    halves = {"complex32": torch.float16, "bcomplex32": torch.bfloat16}
+    kind = halves[name] if name in halves else getattr(torch, name)
     values = torch.tensor([1.0, 2.0, 1.0, 2.0]).to(kind)
     other = torch.tensor([1.0, 2.0, 3.0, 2.0]).to(kind)
-    if name == "complex32":
+    if name in halves:
         values, other = values.view(2, 2), other.view(2, 2)
     raw = [bytes(t.flatten().view(torch.uint8).tolist()) for t in (values, other)]
-    distance = _distance(name, *raw, itemsize=dtype.itemsize)
+    # torch has bcomplex32 since 2.14.
+    itemsize = 2 * kind.itemsize if name in halves else kind.itemsize
+    distance = _distance(name, *raw, itemsize=itemsize)
     assert distance.differing == 1
     assert distance.max_abs == 2.0
-    larger = 13**0.5 if name == "complex32" else 3.0
+    larger = 13**0.5 if name in halves else 3.0
     assert distance.max_rel == pytest.approx(2 / larger)
 
 

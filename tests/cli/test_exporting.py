@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,11 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _load(path: Path) -> Any:
-    return torch.load(path, weights_only=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # of the time that looking at sparse tensors takes
+        return torch.load(path, weights_only=True)
 
 
 # -- safetensors -------------------------------------------------------------------------------
@@ -415,5 +420,7 @@ def test_a_file_that_cannot_grow_is_one_clear_line(ckpts: Path, tmp_path: Path, 
         ["bash", "-c", script], cwd=TOP, capture_output=True, text=True, check=False, timeout=60
     )
     assert made.returncode == 2, made.stderr
-    assert made.stderr.count("\n") == 1
+    # torch may tell of itself, with a prefix of its own.
+    (line,) = [line for line in made.stderr.splitlines() if ".py:" not in line]
+    assert line.startswith("ckpt-core: ")
     assert os.listdir(tmp_path) == ["ckpts"]
