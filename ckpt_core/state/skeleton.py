@@ -99,7 +99,7 @@ class Skeleton:
 
         Raises:
             CorruptCheckpoint: the skeleton does not fit the specs.
-            RestoreError: there is not so much memory.
+            RestoreError: there is not so much memory, or this torch lacks a dtype.
         """
         try:
             return self._allocate(specs)
@@ -146,9 +146,18 @@ class Skeleton:
         return Builder(self.refs, tensors, trusted=trusted, path=self.path, rehearsal=rehearsal)
 
     def check_spec(self, spec: LeafSpec) -> tuple[int, ...]:
-        """The shape of a spec that torch can allocate; raises CorruptCheckpoint."""
+        """The shape of a spec that torch can allocate.
+
+        Raises:
+            CorruptCheckpoint: no tensor has such a shape.
+            RestoreError: this torch has no such dtype.
+        """
         if spec.dtype not in dtypes():
-            raise self.corrupt(f"the leaf {spec.name!r} has the dtype {spec.dtype!r}, unknown here")
+            raise RestoreError(
+                f"leaf {spec.name!r} is of dtype {spec.dtype!r}, which torch {torch.__version__} does not "
+                "have. Nothing is damaged, and nothing was changed: restore it with a newer torch",
+                path=self.path,
+            )
         nbytes = math.prod(spec.shape) * dtypes()[spec.dtype].itemsize
         if min(spec.shape, default=0) < 0 or nbytes > _MAX_LEAF_BYTES or len(spec.shape) > 64:
             raise self.corrupt(f"the leaf {spec.name!r} has an impossible shape")

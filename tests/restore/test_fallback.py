@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import shutil
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+import ckpt_core
 from ckpt_core.errors import (
     CorruptCheckpoint,
     NotCommitted,
@@ -342,3 +345,32 @@ def test_the_store_guards_the_step_that_is_read(root: Path, live: Any) -> None:
 def _check_kept(store: StepStore) -> None:
     store.retire()
     assert store.steps() == (20, 30)
+
+
+OLDER_TORCH = """
+import sys
+import torch
+
+# As in a release that does not have it yet.
+kept = torch.float8_e5m2
+del torch.float8_e5m2
+
+from ckpt_core import RestoreError, load
+
+try:
+    load(sys.argv[1])
+except RestoreError as exc:
+    print(type(exc).__name__, exc)
+"""
+
+
+def test_what_this_torch_has_no_dtype_for_is_not_called_damaged(root: Path) -> None:
+    with ckpt_core.Checkpointer(root) as ck:
+        ck.save(20, {"a": torch.zeros(3).to(torch.float8_e5m2)}).committed.result()
+    ran = subprocess.run(
+        [sys.executable, "-c", OLDER_TORCH, str(root)], capture_output=True, text=True, check=False
+    )
+    assert ran.stdout.startswith(
+        f"RestoreError leaf 'a' is of dtype 'float8_e5m2', which torch {torch.__version__} does not have"
+    ), ran
+    assert "Nothing is damaged" in ran.stdout
