@@ -39,7 +39,7 @@ FILES = (
     *("test_deepspeed_settings.py", "test_horovod_frequency.py", "test_suites.py"),
     # Long, and seldom concerned.
     *("test_auto.py", "test_mistakes.py", "test_on_devices.py", "test_tuning_search.py"),
-    *("test_gpus.py", "test_horovod_wheel.py", "test_model.py", "test_workers.py"),
+    *("test_forks.py", "test_gpus.py", "test_horovod_wheel.py", "test_model.py", "test_workers.py"),
     *("test_fuzz_*.py", "test_hostile*.py", "test_papers.py"),
 )
 COMPILED = ("test_a_compiled_step_waits_as_well", "test_a_wrapped_module_comes_back[compiled]")

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests import places
+from tests.forks import Forks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.cuda))
@@ -42,6 +43,13 @@ class Job:
 
     folder: Path
     device: str = field(default="cpu", kw_only=True)
+    forks: Forks | None = field(default=None, kw_only=True)
+    """What has imported most of it; None: the command as people give it."""
+
+    @property
+    def start(self) -> Callable[..., subprocess.Popen[str]]:
+        """As `subprocess.Popen`."""
+        return subprocess.Popen if self.forks is None else self.forks.popen
 
     @property
     def root(self) -> Path:
@@ -83,7 +91,7 @@ class Alone(Job):
         command = [sys.executable, *self.flags, str(self.example)]
         command += self.arguments(steps=self.steps, every=self.every)
         output = ""
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with self.start(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
                 for line in process.stdout:
@@ -147,7 +155,7 @@ class Ranks(Job):
         """The command to its end, or until a rank is killed: so many losses after a commit."""
         command = [*self.launcher(self.ranks), str(self.example)]
         command += self.arguments(steps=self.steps, every=self.every)
-        with subprocess.Popen(
+        with self.start(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
             assert process.stdout is not None

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tests.examples.runs import DEVICES, EXAMPLES, Alone, check_killed_again_and_again
+from tests.forks import Forks
 
 KILLS = 2
 STOPPED = 143
-EVERY = 4
+EVERY = 2
 
 # A thread's first product may open CUDA's context, of which torch warns.
 STRICT = ("-W", "error", "-W", "ignore:Attempting to run cuBLAS")
@@ -26,20 +28,28 @@ class Example:
     name: str
     steps: int
     needs: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    """What else forks of it have imported."""
     flags: tuple[str, ...] = ()
     begins: bool = True
     """When it is done, too; else its framework's loop ends before it begins."""
 
 
-GPT = Example("train_gpt", 24, flags=STRICT)
+GPT = Example("train_gpt", 14, flags=STRICT)
 TRAINED = {
     example.name: example
     for example in (
         GPT,
-        Example("fabric_gpt", 40, ("lightning.fabric",)),
+        Example("fabric_gpt", 14, ("lightning.fabric",), ("ckpt_lightning",)),
         # Two and a half epochs.
-        Example("lightning_digits", 60, ("lightning.pytorch", "sklearn"), begins=False),
-        Example("transformers_gpt", 40, ("transformers",)),
+        Example(
+            "lightning_digits",
+            60,
+            ("lightning.pytorch", "sklearn"),
+            ("ckpt_lightning", "sklearn.datasets"),
+            begins=False,
+        ),
+        Example("transformers_gpt", 40, ("transformers",), ("ckpt_transformers",)),
     )
 }
 
@@ -53,8 +63,8 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module", params=TRAINED)
 def untouched(
     request: pytest.FixtureRequest, device: str, tmp_path_factory: pytest.TempPathFactory
-) -> Alone:
-    """A run that nobody interrupts."""
+) -> Iterator[Alone]:
+    """A run that nobody interrupts, started as people do; what is compared with it may be forked."""
     example = TRAINED[request.param]
     for name in example.needs:
         pytest.importorskip(name)
@@ -62,7 +72,9 @@ def untouched(
     folder = tmp_path_factory.mktemp(example.name)
     job = Alone(folder, path, example.steps, EVERY, example.flags, device=device)
     assert job.run_to_its_end().resumed is None
-    return job
+    with Forks(*example.needs, *example.imports) as forks:
+        # What a framework asks of CUDA as it is imported would keep forks from it.
+        yield replace(job, forks=forks if device == "cpu" else None)
 
 
 @pytest.mark.timeout(900)  # four lives, each of which imports all of a framework

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.examples.runs import DEVICES, EXAMPLES, Alone
+from tests.forks import Forks
 
 EXAMPLE = EXAMPLES / "train_adapter.py"
 STEPS, EVERY = 12, 2
@@ -27,9 +29,10 @@ def test_a_killed_job_ends_in_the_same_bits_and_its_steps_share_the_frozen_weigh
     assert still.st_nlink == len(steps) == 2
     assert moving.st_size < still.st_size / 10
 
-    killed = Alone(tmp_path / "killed", EXAMPLE, STEPS, EVERY, device=device)
-    first = killed.run(until=lambda line: line.startswith("step 8:"))
-    assert first.returncode == -signal.SIGKILL, first.output
-    again = killed.run_to_its_end()
+    with Forks() as forks:
+        killed = replace(untouched, folder=tmp_path / "killed", forks=forks)
+        first = killed.run(until=lambda line: line.startswith("step 8:"))
+        assert first.returncode == -signal.SIGKILL, first.output
+        again = killed.run_to_its_end()
     assert again.resumed is not None and 0 < again.resumed <= 8
     assert killed.result.read_bytes() == untouched.result.read_bytes()

@@ -18,6 +18,7 @@ import pytest
 from ckpt_core.levels import LEVELS, read_status
 from ckpt_core.store import writer_of
 from tests.examples.runs import EXAMPLES, LIMIT_S, Job, Run
+from tests.forks import Forks
 from tests.levels.servers.azurite import needs_azurite
 from tests.levels.servers.moto import needs_store
 
@@ -36,7 +37,7 @@ class Levelled(Job):
         """The command to its end, or until a step is at the level and the machine is lost with its disk."""
         command = [sys.executable, str(EXAMPLE), *self.arguments(steps=STEPS, every=EVERY)]
         command += ["--level", self.level, "--level-every", str(LEVEL_EVERY)]
-        with subprocess.Popen(
+        with self.start(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, **self.environ}
         ) as process:
             try:
@@ -72,14 +73,21 @@ STORES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks() as forks:
+        yield forks
+
+
 @pytest.fixture(params=["directory", *STORES])
-def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Levelled]:
+def job(request: pytest.FixtureRequest, tmp_path: Path, forks: Forks) -> Iterator[Levelled]:
     """One with its level in a directory, and one with it in an object store."""
     if request.param == "directory":
-        made = Levelled(tmp_path, level=str(tmp_path / "far"))
+        made = Levelled(tmp_path, level=str(tmp_path / "far"), forks=forks)
     else:
         server = request.getfixturevalue(request.param)
-        made = Levelled(tmp_path, level=server.url("example"), environ=server.environ())
+        level, environ = server.url("example"), server.environ()
+        made = Levelled(tmp_path, level=level, environ=environ, forks=forks)
     yield made
     made.end_agent()
 
