@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.forks import Forks
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 _NOT_OURS = (
@@ -17,6 +19,13 @@ _NOT_OURS = (
     ".*set_vital.*",
     "`is_gradient_checkpointing` is deprecated.*",  # PEFT asks for it
 )
+
+
+@pytest.fixture(scope="package")
+def forks() -> Iterator[Forks]:
+    """Processes that have imported a Trainer, which takes five seconds."""
+    with Forks("tests.integrations.transformers.jobs", "accelerate") as forks:
+        yield forks
 
 
 @pytest.fixture(autouse=True)

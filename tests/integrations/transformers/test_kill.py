@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 from ckpt_core import committed_steps
 from ckpt_transformers import CheckpointWarning
 from tests import places
+from tests.forks import Forks
 from tests.integrations.transformers.jobs import ending, trainer_of
 from tests.ports import free_port
 
@@ -29,8 +30,8 @@ LIMIT_S = 240
 class Program:
     """The script, by so many ranks."""
 
-    def __init__(self, name: str = PROGRAM, *, ranks: int = 1, **env: str) -> None:
-        self._name, self._ranks, self._env = name, ranks, env
+    def __init__(self, forks: Forks, name: str = PROGRAM, *, ranks: int = 1, **env: str) -> None:
+        self._forks, self._name, self._ranks, self._env = forks, name, ranks, env
 
     def run(self, *folders: Path, **env: int) -> list[int]:
         """Run it to its end: the exit codes."""
@@ -65,8 +66,8 @@ class Program:
         started = []
         for rank in map(str, range(self._ranks)):
             mine = {"RANK": rank, "LOCAL_RANK": rank} if self._ranks > 1 else {}
-            one = subprocess.Popen(
-                [sys.executable, "-m", self._name, *map(str, folders)],
+            one = self._forks.popen(
+                [sys.executable, "-m", self._name, *folders],
                 cwd=HERE,
                 env=common | mine,
                 stdout=subprocess.PIPE if rank == "0" else subprocess.DEVNULL,
@@ -99,10 +100,10 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.mark.timeout(900)
 def test_a_process_that_is_killed_and_stopped_ends_bit_for_bit_the_same(
-    folders: tuple[Path, Path],
+    forks: Forks, folders: tuple[Path, Path]
 ) -> None:
     whole, cut = folders
-    program, dice = Program(), random.Random(places.run_number())
+    program, dice = Program(forks), random.Random(places.run_number())
     program.kill(whole, cut, after=dice.randint(6, 12))
     reached = committed_steps(cut / "ckpts")[-1]
     assert program.run(cut, STOP_AT=5) == [0]
@@ -115,10 +116,10 @@ def test_a_process_that_is_killed_and_stopped_ends_bit_for_bit_the_same(
 
 @pytest.mark.timeout(900)
 def test_two_ranks_are_killed_and_stopped_and_change_over_and_end_bit_for_bit_the_same(
-    folders: tuple[Path, Path],
+    forks: Forks, folders: tuple[Path, Path]
 ) -> None:
     whole, cut = folders
-    program, dice = Program(ranks=2), random.Random(places.run_number())
+    program, dice = Program(forks, ranks=2), random.Random(places.run_number())
     program.kill(whole, cut, after=dice.randint(6, 8))
     assert program.run(cut, STOP_AT=3) == [0, 0]
     assert not _last(cut)
@@ -153,10 +154,10 @@ def _check_goes_on_alone(folder: Path, last: dict[str, Any]) -> None:
 
 @pytest.mark.timeout(900)
 def test_two_ranks_of_fsdp_are_killed_and_end_bit_for_bit_the_same(
-    folders: tuple[Path, Path],
+    forks: Forks, folders: tuple[Path, Path]
 ) -> None:
     whole, cut = folders
-    program, dice = Program(ranks=2, FSDP="1"), random.Random(places.run_number())
+    program, dice = Program(forks, ranks=2, FSDP="1"), random.Random(places.run_number())
     program.kill(whole, cut, after=dice.randint(6, 9))
     assert program.run(cut) == [0, 0]
     assert len(_last(cut)) == 2
@@ -165,10 +166,10 @@ def test_two_ranks_of_fsdp_are_killed_and_end_bit_for_bit_the_same(
 
 @pytest.mark.timeout(900)
 def test_two_ranks_of_a_loop_with_accelerate_are_killed_and_end_bit_for_bit_the_same(
-    folders: tuple[Path, Path],
+    forks: Forks, folders: tuple[Path, Path]
 ) -> None:
     whole, cut = folders
-    program, dice = Program(LOOP, ranks=2), random.Random(places.run_number())
+    program, dice = Program(forks, LOOP, ranks=2), random.Random(places.run_number())
     program.kill(whole, cut, after=dice.randint(5, 7))
     assert committed_steps(cut / "ckpts")[0] == 1, "an epoch"
     assert program.run(cut) == [0, 0]
