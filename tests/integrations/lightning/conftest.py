@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.forks import Forks
+
 _NOT_OURS = (
     "The '.*_dataloader' does not have many workers",
     "The number of training batches",
@@ -20,6 +22,13 @@ _NOT_OURS = (
     "'set_vital' is deprecated",
     "ReduceLROnPlateau conditioned on metric val_loss which is not available",
 )
+
+
+@pytest.fixture(scope="package")
+def forks() -> Iterator[Forks]:
+    """Processes that have imported Lightning."""
+    with Forks("lightning.pytorch", "ckpt_lightning") as forks:
+        yield forks
 
 
 @pytest.fixture(autouse=True)

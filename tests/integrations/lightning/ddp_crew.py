@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tests.forks import Forks
 from tests.ports import free_port
 
 HERE = Path(__file__).parents[3]
@@ -24,13 +25,13 @@ _GONE = '{"error": "", "traceback": "it is gone"}'
 class Crew:
     """The ranks of one job. Must be closed."""
 
-    def __init__(self, ranks: int, folder: Path) -> None:
+    def __init__(self, forks: Forks, ranks: int, folder: Path) -> None:
         self._folder = folder
         self._count = 0
         port = free_port()
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", PROGRAM, str(rank), str(ranks), str(port)],
+            forks.popen(
+                [sys.executable, "-m", PROGRAM, rank, ranks, port],
                 cwd=HERE,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

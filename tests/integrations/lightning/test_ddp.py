@@ -15,6 +15,7 @@ import torch
 
 from ckpt_core import committed_steps, step_path
 from ckpt_lightning import CheckpointWarning, load
+from tests.forks import Forks
 from tests.integrations.lightning.ddp_crew import Answers, Crew
 from tests.integrations.lightning.ddp_program import (
     SAMPLES,
@@ -33,14 +34,14 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    with Crew(2, tmp_path_factory.mktemp("pair")) as crew:
+def pair(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    with Crew(forks, 2, tmp_path_factory.mktemp("pair")) as crew:
         yield crew
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    with Crew(4, tmp_path_factory.mktemp("four")) as crew:
+def four(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    with Crew(forks, 4, tmp_path_factory.mktemp("four")) as crew:
         yield crew
 
 
@@ -91,9 +92,9 @@ def _until(happened: Callable[[], bool]) -> None:
 
 
 def test_two_ranks_go_on_bit_for_bit_after_one_of_them_was_killed_mid_epoch(
-    pair: Crew, undisturbed: Answers, root: Path, tmp_path: Path
+    forks: Forks, pair: Crew, undisturbed: Answers, root: Path, tmp_path: Path
 ) -> None:
-    with Crew(2, tmp_path) as crew:
+    with Crew(forks, 2, tmp_path) as crew:
         crew.begin(root=root, saving=EVERY_2, mine={"1": {"pause_at": 9}})
         _until(lambda: root.exists() and 8 in committed_steps(root))
         os.kill(crew.processes[1].pid, signal.SIGKILL)
@@ -107,9 +108,9 @@ def test_two_ranks_go_on_bit_for_bit_after_one_of_them_was_killed_mid_epoch(
 
 
 def test_sigterm_to_all_ranks_saves_the_step_that_was_reached(
-    pair: Crew, undisturbed: Answers, root: Path, tmp_path: Path
+    forks: Forks, pair: Crew, undisturbed: Answers, root: Path, tmp_path: Path
 ) -> None:
-    with Crew(2, tmp_path) as crew:
+    with Crew(forks, 2, tmp_path) as crew:
         out = crew.begin(root=root, saving={"every_n_steps": 100}, pause_at=4)
         _until(lambda: all(Path(f"{out}.paused{rank}").exists() for rank in (0, 1)))
         for process in crew.processes:

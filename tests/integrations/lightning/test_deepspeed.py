@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ pytest.importorskip("deepspeed")
 
 import ckpt_core
 from ckpt_core import committed_directories
+from tests.forks import Forks
 from tests.integrations.lightning.deepspeed_program import DIES_AT, EVERY, STEPS, STOPS_AT
 from tests.ports import free_port
 
@@ -25,11 +25,11 @@ RANKS = 2
 pytestmark = pytest.mark.timeout(600)
 
 
-def run(folder: Path, what: str) -> list[int]:
+def run(forks: Forks, folder: Path, what: str) -> list[int]:
     """Both ranks, to their ends."""
-    arguments = [str(RANKS), str(free_port()), str(folder), what]
+    arguments = [RANKS, free_port(), folder, what]
     ranks = [
-        subprocess.Popen([sys.executable, "-m", PROGRAM, str(rank), *arguments], cwd=HERE)
+        forks.popen([sys.executable, "-m", PROGRAM, rank, *arguments], cwd=HERE)
         for rank in range(RANKS)
     ]
     try:
@@ -44,9 +44,12 @@ def run(folder: Path, what: str) -> list[int]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two lives of a job have left; the first one was killed in its last fit."""
     found = tmp_path_factory.mktemp("deepspeed")
-    assert all(run(found, "begin"))
-    (found / "killed").write_text(" ".join(committed_directories(found / "root3")))
-    assert not any(run(found, "go_on"))
+    with Forks(
+        "lightning.pytorch", "ckpt_lightning", "deepspeed", "torch._dynamo.eval_frame"
+    ) as forks:
+        assert all(run(forks, found, "begin"))
+        (found / "killed").write_text(" ".join(committed_directories(found / "root3")))
+        assert not any(run(forks, found, "go_on"))
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from lightning.fabric.strategies import FSDPStrategy
 
 from ckpt_core import ConfigError, StateMismatch, committed_steps, step_path
 from ckpt_lightning import FabricCheckpoint
+from tests.forks import Forks
 from tests.integrations.lightning.fabric_program import STEPS, Stop, made, net, saver, train
 from tests.integrations.lightning.running import differences
 from tests.ports import free_port
@@ -23,12 +23,10 @@ HERE = Path(__file__).parents[3]
 PROGRAM = "tests.integrations.lightning.fabric_program"
 
 
-def _launch(folder: Path, mode: str) -> list[int]:
+def _launch(forks: Forks, folder: Path, mode: str) -> list[int]:
     port = free_port()
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, str(rank), "2", str(port), folder, mode], cwd=HERE
-        )
+        forks.popen([sys.executable, "-m", PROGRAM, rank, 2, port, folder, mode], cwd=HERE)
         for rank in range(2)
     ]
     try:
@@ -40,11 +38,11 @@ def _launch(folder: Path, mode: str) -> list[int]:
 
 
 @pytest.mark.timeout(600)
-def test_two_ranks_that_are_killed_go_on_bit_for_bit(tmp_path: Path) -> None:
-    assert _launch(tmp_path, "dies") == [-signal.SIGKILL] * 2
+def test_two_ranks_that_are_killed_go_on_bit_for_bit(forks: Forks, tmp_path: Path) -> None:
+    assert _launch(forks, tmp_path, "dies") == [-signal.SIGKILL] * 2
     begun = committed_steps(tmp_path / "root")
     assert begun and begun[-1] < STEPS
-    assert _launch(tmp_path, "goes-on") == [0, 0]
+    assert _launch(forks, tmp_path, "goes-on") == [0, 0]
     for rank in range(2):
         first, second = (
             torch.load(tmp_path / f"{name}{rank}.pt", weights_only=False)

@@ -10,6 +10,7 @@ import pytest
 
 from ckpt_core import committed_steps, step_path, verify
 from ckpt_lightning import CheckpointWarning, load
+from tests.forks import Forks
 from tests.integrations.lightning.ddp_crew import Answers, Crew
 from tests.integrations.lightning.ddp_program import BATCH_SIZE, Flat, Watch, loader
 from tests.integrations.lightning.models import FEATURES
@@ -27,8 +28,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    with Crew(2, tmp_path_factory.mktemp("pair")) as crew:
+def pair(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    with Crew(forks, 2, tmp_path_factory.mktemp("pair")) as crew:
         yield crew
 
 

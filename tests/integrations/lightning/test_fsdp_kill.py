@@ -11,6 +11,7 @@ import pytest
 
 from ckpt_core import committed_steps, verify
 from tests import places
+from tests.forks import Forks
 from tests.integrations.lightning.ddp_crew import Crew
 from tests.integrations.lightning.running import differences
 
@@ -47,13 +48,13 @@ def _is_saving(root: Path) -> bool:
 
 
 def test_ranks_killed_in_saves_again_and_again_end_like_those_that_were_not(
-    root: Path, tmp_path: Path
+    forks: Forks, root: Path, tmp_path: Path
 ) -> None:
     dice = random.Random(places.run_number())
     expected: list[dict[str, Any]] = []
     begun = 0
     for number in range(KILLS):
-        with Crew(2, tmp_path) as crew:
+        with Crew(forks, 2, tmp_path) as crew:
             if not expected:
                 undisturbed = crew.fit(**FSDP)
                 expected = [undisturbed.tensors(rank)["last"] for rank in range(2)]
@@ -61,7 +62,7 @@ def test_ranks_killed_in_saves_again_and_again_end_like_those_that_were_not(
         begun = _newest(root)
         assert begun > number
         assert verify(root).ok, "what is visible is whole, whenever the kill came"
-    with Crew(2, tmp_path) as crew:
+    with Crew(forks, 2, tmp_path) as crew:
         resumed = crew.fit(root=root, saving=EVERY, seed=99, **FSDP)
     assert resumed.steps() == list(range(begun, STEPS))
     assert [row["cut"] for row in resumed.rows] == [[True, True]] * 2, "without FSDP's collectives"

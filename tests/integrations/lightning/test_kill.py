@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
 import sys
 import time
 import warnings
@@ -16,6 +15,7 @@ import torch
 
 from ckpt_core import committed_steps
 from tests import places
+from tests.forks import Forks
 from tests.integrations.lightning import killed_program
 from tests.integrations.lightning.running import differences
 
@@ -32,21 +32,22 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture
-def program(root: Path, tmp_path: Path) -> Program:
-    return Program(root, tmp_path / "log.txt", tmp_path / "last.pt")
+def program(forks: Forks, root: Path, tmp_path: Path) -> Program:
+    return Program(forks, root, tmp_path / "log.txt", tmp_path / "last.pt")
 
 
 class Program:
     """The script and its files."""
 
-    def __init__(self, root: Path, log: Path, last: Path) -> None:
+    def __init__(self, forks: Forks, root: Path, log: Path, last: Path) -> None:
+        self._forks = forks
         self.root, self.log, self.last = root, log, last
 
     def run(self, *, kill_after: int | None = None, sign: int = signal.SIGKILL) -> int:
         """Run the script; send it a signal once it has begun so many training steps. Its exit code."""
         begun = self.lines()
         module = "tests.integrations.lightning.killed_program"
-        process = subprocess.Popen(
+        process = self._forks.popen(
             [sys.executable, "-m", module, self.root, self.log, self.last], cwd=HERE
         )
         try:

@@ -17,6 +17,7 @@ import ckpt_lightning
 from ckpt_core import CkptError, ConfigError, Options, committed_steps, verify
 from ckpt_core.options.presets import PRESETS
 from ckpt_lightning import CheckpointWarning
+from tests.forks import Forks
 from tests.integrations.lightning import models
 from tests.integrations.lightning.ddp_crew import Crew
 from tests.integrations.lightning.running import differences, ending, fit, preset, saver
@@ -172,8 +173,8 @@ SHORT = {**BLOCKING, "chunk_bytes": 4096, "staging_bytes": LITTLE}
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    with Crew(2, tmp_path_factory.mktemp("pair")) as crew:
+def pair(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    with Crew(forks, 2, tmp_path_factory.mktemp("pair")) as crew:
         yield crew
 
 

@@ -15,6 +15,7 @@ import pytest
 from ckpt_core import TorchStore, committed_steps
 from ckpt_lightning import CheckpointWarning
 from ckpt_lightning.rescue import ArmedTogether
+from tests.forks import Forks
 from tests.integrations.lightning.ddp_crew import Answers, Crew
 from tests.integrations.lightning.running import differences
 from tests.ports import free_port
@@ -24,8 +25,8 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    with Crew(2, tmp_path_factory.mktemp("pair")) as crew:
+def pair(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    with Crew(forks, 2, tmp_path_factory.mktemp("pair")) as crew:
         yield crew
 
 
@@ -42,9 +43,9 @@ def _assert_goes_on(pair: Crew, root: Path, expected: Answers, step: int, **job:
 
 
 def test_when_one_rank_fails_both_save_the_last_whole_step(
-    pair: Crew, undisturbed: Answers, root: Path, tmp_path: Path
+    forks: Forks, pair: Crew, undisturbed: Answers, root: Path, tmp_path: Path
 ) -> None:
-    with Crew(2, tmp_path) as crew:
+    with Crew(forks, 2, tmp_path) as crew:
         crew.begin(root=root, **RESCUE, mine={"1": {"stop_at": 5}})
         failed = crew.answer_of(1)
         assert "error" not in failed and not failed["warnings"], "it ends in its own exception"
@@ -131,9 +132,9 @@ def test_a_rank_that_had_begun_to_change_it_says_so(stores: list[TorchStore]) ->
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_the_rank_that_is_left_ends_in_time_with_its_own_error(
-    root: Path, tmp_path: Path, killed: int
+    forks: Forks, root: Path, tmp_path: Path, killed: int
 ) -> None:
-    with Crew(2, tmp_path) as crew:
+    with Crew(forks, 2, tmp_path) as crew:
         out = crew.begin(root=root, **RESCUE, timeout=4, mine={str(killed): {"pause_at": 5}})
         deadline = time.monotonic() + 100
         while not Path(f"{out}.paused{killed}").exists():
