@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,16 @@ from tests.integrations.horovod.cases import (
     all_lazy,
     torn,
 )
-from tests.integrations.horovod.launch import Job, Outcome, launch
+from tests.integrations.horovod.launch import LAUNCHERS, Job, Outcome, launch
 
 UNFUSED = {"HOROVOD_FUSION_THRESHOLD": "0"}
 """Three addends are added in an order that depends on what is fused; without fusion it is always the same."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _launchers() -> Iterator[None]:
+    with LAUNCHERS:
+        yield
 
 
 @pytest.fixture(scope="session")

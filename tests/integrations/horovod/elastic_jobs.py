@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 import torch
 
+from tests.integrations.horovod.launch import HOROVODRUN, LAUNCHERS
+
 HERE = Path(__file__).parent
 TOP = HERE.parents[2]
 LIMIT_S = 150.0
@@ -48,7 +50,7 @@ class ElasticJob:
         for stale in self.folder.glob("here.*"):
             stale.unlink()
         with (self.folder / "output").open("ab") as sink:
-            process = subprocess.Popen(
+            process = LAUNCHERS.popen(
                 [*self._command(script), str(HERE / "elastic_script.py"), json.dumps(told)],
                 cwd=TOP,
                 stdin=subprocess.DEVNULL,
@@ -64,10 +66,9 @@ class ElasticJob:
                 self._end(process)
 
     def _command(self, script: Path) -> list[str]:
-        runner = "from horovod.runner.launch import run_commandline as r; r()"
         counts = ["-np", str(self.ranks), "--min-np", "1", "--max-np", "2"]
         hosts = ["--host-discovery-script", str(script), "--network-interface", "lo"]
-        return [sys.executable, "-c", runner, "--gloo", *counts, *hosts, sys.executable]
+        return [*HOROVODRUN, "--gloo", *counts, *hosts, sys.executable]
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         doomed: list[psutil.Process] = []

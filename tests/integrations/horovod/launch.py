@@ -20,9 +20,15 @@ from typing import Any
 
 import psutil
 
+from tests.forks import Forks
+
 TOP = Path(__file__).parents[3]
 PROGRAM = "tests.integrations.horovod.program"
 HERE = "tests.integrations.horovod"
+HOROVODRUN = (sys.executable, "-c", "from horovod.runner.launch import run_commandline as r; r()")
+LAUNCHERS = Forks("horovod.torch", "horovod.runner.launch")
+"""horovodrun imports itself, and asks a child whether Horovod can be imported."""
+
 LIMIT_S = 200.0
 _SHOWN = 6000
 
@@ -97,8 +103,8 @@ def launch(
     (folder / "plan").write_text(json.dumps(plan, default=str))
     printed = folder / "output"
     with printed.open("wb") as sink:
-        process = subprocess.Popen(
-            [*_horovodrun(), "--gloo", "-np", str(ranks), sys.executable, "-m", PROGRAM, folder],
+        process = LAUNCHERS.popen(
+            [*HOROVODRUN, "--gloo", "-np", ranks, sys.executable, "-m", PROGRAM, folder],
             cwd=TOP,
             env=_environ(environ or {}),
             stdin=subprocess.DEVNULL,
@@ -114,10 +120,6 @@ def launch(
         finally:
             _end(process, folder)
     return Outcome(folder, ranks, printed.read_text(errors="replace"), hung)
-
-
-def _horovodrun() -> list[str]:
-    return [sys.executable, "-c", "from horovod.runner.launch import run_commandline as r; r()"]
 
 
 def _environ(extra: Mapping[str, str]) -> dict[str, str]:
