@@ -88,7 +88,8 @@ class _Fork(subprocess.Popen[Any]):
         super().__init__(words, **more)
 
     def _execute_child(self, *given: Any) -> None:
-        words, _, _, _, pass_fds, cwd, env, _, _, _, *pipes = given[:16]
+        words, _, before, _, pass_fds, cwd, env, _, _, _, *pipes = given[:16]
+        assert before is None, "nothing is called in a fork"
         self._status, told = os.pipe()
         ends = enumerate([pipes[0], pipes[3], pipes[5]])  # -1: ours
         descriptors = [*(number if end == -1 else end for number, end in ends), *pass_fds]

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +14,16 @@ import pytest
 
 from tests.data.data_helpers import check_each_once
 from tests.data.job import EVERY, LENGTH, SIZE, STEPS
+from tests.forks import Forks
 
 TOP = Path(__file__).parents[2]
 KILLS = 2
+
+
+@pytest.fixture
+def forks() -> Iterator[Forks]:
+    with Forks() as forks:
+        yield forks
 
 
 @dataclass(frozen=True)
@@ -28,12 +36,12 @@ class Life:
     end: str
 
 
-def live(root: Path, *, kill_after: int | None = None) -> Life:
+def live(forks: Forks, root: Path, *, kill_after: int | None = None) -> Life:
     """Run the job; kill it once it has told of so many batches."""
-    command = [sys.executable, "-W", "error", "-m", "tests.data.job", str(root)]
+    command = [sys.executable, "-W", "error", "-m", "tests.data.job", root]
     start, end = -1, ""
     batches: dict[int, str] = {}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TOP) as process:
+    with forks.popen(command, stdout=subprocess.PIPE, text=True, cwd=TOP) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -56,18 +64,20 @@ def live(root: Path, *, kill_after: int | None = None) -> Life:
 
 
 @pytest.mark.timeout(120)
-def test_a_job_that_is_killed_sees_each_sample_of_each_epoch_once(tmp_path: Path) -> None:
-    untouched = live(tmp_path / "untouched")
+def test_a_job_that_is_killed_sees_each_sample_of_each_epoch_once(
+    forks: Forks, tmp_path: Path
+) -> None:
+    untouched = live(forks, tmp_path / "untouched")
     assert untouched.returncode == 0
     assert sorted(untouched.batches) == list(range(1, STEPS + 1))
 
     dice, seen, starts = random.Random(8), dict[int, str](), list[int]()
     for _ in range(KILLS):
-        life = live(tmp_path / "killed", kill_after=dice.randint(5, 10))
+        life = live(forks, tmp_path / "killed", kill_after=dice.randint(5, 10))
         assert life.returncode == -signal.SIGKILL
         starts.append(life.start)
         seen |= life.batches
-    last = live(tmp_path / "killed")
+    last = live(forks, tmp_path / "killed")
     seen |= last.batches
 
     assert last.returncode == 0

@@ -22,6 +22,7 @@ from ckpt_core import CkptError
 from ckpt_core.system import sigterm
 from ckpt_core.system.sigterm import SigtermGuard
 from tests.faults.test_exit import assert_saved
+from tests.forks import Forks
 from tests.interrupts.trap import Trap
 
 _WAIT_S = 120
@@ -47,15 +48,14 @@ def calls() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def program(name: str, root: Path) -> Iterator[subprocess.Popen[str]]:
+def program(forks: Forks, name: str, root: Path) -> Iterator[subprocess.Popen[str]]:
     """A running program of `sigterm_programs` that is ready; killed at the end if it still runs."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.sigterm_programs", name, str(root)],
+    process = forks.popen(
+        [sys.executable, "-m", "tests.faults.sigterm_programs", name, root],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL) and None,
     )
     try:
         yield process
@@ -70,17 +70,17 @@ def words_of(process: subprocess.Popen[str]) -> list[str]:
     return process.stdout.readline().split()
 
 
-def ended_by_sigterm(name: str, root: Path) -> int:
-    with program(name, root) as process:
+def ended_by_sigterm(forks: Forks, name: str, root: Path) -> int:
+    with program(forks, name, root) as process:
         assert words_of(process) == ["ready"]
         process.send_signal(signal.SIGTERM)
         return process.wait(_WAIT_S)
 
 
 def test_a_process_that_waits_for_a_dead_peer_is_gone_in_time_and_what_was_in_flight_is_saved(
-    root: Path,
+    forks: Forks, root: Path
 ) -> None:
-    with program("wait_for_a_dead_peer", root) as process:
+    with program(forks, "wait_for_a_dead_peer", root) as process:
         peer = int(words_of(process)[1])
         try:
             process.send_signal(signal.SIGTERM)
@@ -91,12 +91,14 @@ def test_a_process_that_waits_for_a_dead_peer_is_gone_in_time_and_what_was_in_fl
     assert_saved(root, 1)
 
 
-def test_a_process_that_is_stuck_in_its_own_log_is_gone_in_time(root: Path) -> None:
-    assert ended_by_sigterm("hang_in_the_log", root) == _OURS
+def test_a_process_that_is_stuck_in_its_own_log_is_gone_in_time(forks: Forks, root: Path) -> None:
+    assert ended_by_sigterm(forks, "hang_in_the_log", root) == _OURS
 
 
-def test_a_main_thread_that_never_comes_back_to_python_is_gone_in_time(root: Path) -> None:
-    assert ended_by_sigterm("stop_in_c_by_default", root) == _OURS
+def test_a_main_thread_that_never_comes_back_to_python_is_gone_in_time(
+    forks: Forks, root: Path
+) -> None:
+    assert ended_by_sigterm(forks, "stop_in_c_by_default", root) == _OURS
 
 
 @pytest.mark.parametrize(
@@ -108,13 +110,17 @@ def test_a_main_thread_that_never_comes_back_to_python_is_gone_in_time(root: Pat
         "have_ours_put_back",
     ],
 )
-def test_after_the_last_close_sigterm_ends_the_process_by_itself(name: str, root: Path) -> None:
+def test_after_the_last_close_sigterm_ends_the_process_by_itself(
+    forks: Forks, name: str, root: Path
+) -> None:
     root.mkdir()
-    assert ended_by_sigterm(name, root) == _BY_ITSELF
+    assert ended_by_sigterm(forks, name, root) == _BY_ITSELF
 
 
-def test_a_later_handler_that_calls_ours_has_its_say_and_the_process_ends(root: Path) -> None:
-    with program("leave_a_later_handler", root) as process:
+def test_a_later_handler_that_calls_ours_has_its_say_and_the_process_ends(
+    forks: Forks, root: Path
+) -> None:
+    with program(forks, "leave_a_later_handler", root) as process:
         assert words_of(process) == ["ready"]
         process.send_signal(signal.SIGTERM)
         assert words_of(process) == ["later"]
@@ -124,8 +130,8 @@ def test_a_later_handler_that_calls_ours_has_its_say_and_the_process_ends(root: 
 @pytest.mark.parametrize(
     "name", ["keep_a_handler_in_c", "leave_a_daemonic_child", "end_children", "save_in_a_child"]
 )
-def test_a_program_ends_well(name: str, root: Path) -> None:
-    with program(name, root) as process:
+def test_a_program_ends_well(forks: Forks, name: str, root: Path) -> None:
+    with program(forks, name, root) as process:
         out, err = process.communicate(timeout=_WAIT_S)
         assert process.returncode == 0, out + err
 
