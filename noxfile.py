@@ -77,7 +77,8 @@ def tests(session: nox.Session) -> None:
 def quick(session: nox.Session) -> None:
     """The tests that need no framework, ranks, kill or agent: an answer in two to three minutes."""
     install(session, "-e", ".[test,bench,remote]")
-    session.run("pytest", "--quick", *PARALLEL, *session.posargs)
+    # Three at a time: of what two workers take on two cores, they work three fifths, and wait for the rest.
+    session.run("pytest", "--quick", *PARALLEL, "-n", "3", *session.posargs)
 
 
 @nox.session(default=False, python=["3.11", "3.12", "3.13"])
