@@ -294,7 +294,11 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        _command()(prog_name="ckpt-core")
+        try:
+            _command()(prog_name="ckpt-core")
+        finally:
+            # Here, not at exit, where a reader that has gone or a full disk would be told of as a crash.
+            sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our output has gone (`| head`): nothing is left to say, not at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

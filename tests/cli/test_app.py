@@ -146,12 +146,13 @@ def test_a_terminal_without_unicode_gets_ascii(process: Cli, ckpts: Path) -> Non
         assert answer.out.isascii()
 
 
-def test_a_reader_that_goes_away_is_no_crash(ckpts: Path) -> None:
-    command = f"{sys.executable} -m ckpt_core show {ckpts} --json | head -n 1"
+@pytest.mark.parametrize(("reader", "read"), [("head -n 1", "{\n"), ("true", "")])
+def test_a_reader_that_goes_away_is_no_crash(ckpts: Path, reader: str, read: str) -> None:
+    command = f"{sys.executable} -m ckpt_core show {ckpts} --json | {reader}"
     made = subprocess.run(
         ["bash", "-c", command], cwd=TOP, capture_output=True, text=True, check=False, timeout=60
     )
-    assert made.stdout == "{\n"
+    assert made.stdout == read
     assert made.stderr == ""
 
 
