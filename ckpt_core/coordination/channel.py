@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TypeVar
 
 from ckpt_core.coordination.client import Clients, Store
+
+_Result = TypeVar("_Result")
 
 _LEAST_S = 2.0
 """A request made at the deadline, to say that it has passed, still gets so much time."""
@@ -35,7 +39,11 @@ class Channel:
 
     def put(self, key: str, value: str) -> None:
         """Set a key."""
-        self._clients.call(lambda client: client.set(key, value), self._limit_s())
+        self.put_all({key: value})
+
+    def put_all(self, values: Mapping[str, str]) -> None:
+        """Set keys, one after the other."""
+        self._clients.call(lambda client: _set_all(client, values), self._limit_s())
 
     def put_first(self, key: str, value: str) -> str:
         """Set a key that is not set; the value that it then has: the first one wins."""
@@ -52,18 +60,13 @@ class Channel:
 
     def read(self, key: str) -> str | None:
         """The value of a key; None if it is not set."""
-        # A `get` of a missing key would block.
-        if not self.has([key]):
-            return None
-        return bytes(self._clients.call(lambda client: client.get(key), self._limit_s())).decode()
+        found = self.read_all([key])
+        return None if found is None else found[0]
 
     def read_all(self, keys: Sequence[str]) -> list[str] | None:
         """The values of all keys; None if one of them is not set."""
         names = list(keys)
-        if not self.has(names):
-            return None
-        values = self._clients.call(lambda client: client.multi_get(names), self._limit_s())
-        return [bytes(value).decode() for value in values]
+        return self._clients.call(lambda client: _values(client, names), self._limit_s())
 
     def missing(self, keys: Sequence[str]) -> list[str]:
         """Those of `keys` that are not set; few requests if they are few."""
@@ -90,8 +93,44 @@ class Channel:
         `watch` is called every `beat_s` meanwhile; it may set the keys itself, or raise.
         """
         names = list(keys)
-        found = self._clients.wait(names, deadline=self.deadline, every_s=self._beat_s, watch=watch)
-        return found or self.has(names)
+
+        def wait(client: Store, limit: timedelta) -> bool:
+            client.wait(names, limit)
+            return True
+
+        return self._wait(wait, watch) or self.has(names)
+
+    def await_values(
+        self,
+        keys: Sequence[str],
+        watch: Callable[[], None] = _nothing,
+        *,
+        put: Mapping[str, str] | None = None,
+        put_first: Mapping[str, str] | None = None,
+    ) -> list[str] | None:
+        """`put` and `put_first`, then `wait`, then the values of all `keys`.
+
+        All of it in one turn of another thread, where each request by itself takes one.
+
+        Returns:
+            None when the deadline passes first; nothing in it where a key was set and is gone again.
+        """
+        names = list(keys)
+
+        def exchange(client: Store, limit: timedelta) -> list[str]:
+            _set_all(client, put or {})
+            for key, value in (put_first or {}).items():
+                _set_first(client, key, value)
+            client.wait(names, limit)
+            return _values(client, names) or []
+
+        found = self._wait(exchange, watch)
+        return self.read_all(names) if found is None else found
+
+    def _wait(
+        self, action: Callable[[Store, timedelta], _Result], watch: Callable[[], None]
+    ) -> _Result | None:
+        return self._clients.wait(action, deadline=self.deadline, every_s=self._beat_s, watch=watch)
 
     def until(self, deadline: float) -> Channel:
         """The same, with an earlier deadline for waits; other requests still have until the first one."""
@@ -106,6 +145,18 @@ class Channel:
 
     def _limit_s(self) -> float:
         return max(self._last - time.monotonic(), _LEAST_S)
+
+
+def _set_all(client: Store, values: Mapping[str, str]) -> None:
+    for key, value in values.items():
+        client.set(key, value)
+
+
+def _values(client: Store, keys: list[str]) -> list[str] | None:
+    # A `get` of a missing key would block.
+    if not client.check(keys):
+        return None
+    return [bytes(value).decode() for value in client.multi_get(keys)]
 
 
 def _set_first(client: Store, key: str, value: str) -> str:

@@ -191,6 +191,7 @@ class Clients:
         self._changed = Monitor()
         self._calling = 0
         self._idle: deque[Connection] = deque()
+        self._opening: deque[Connection] = deque()
         self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed = False
         self.kept: list[object] = []
@@ -220,12 +221,18 @@ class Clients:
         return result
 
     def wait(
-        self, keys: list[str], *, deadline: float, every_s: float, watch: Callable[[], None]
-    ) -> bool:
-        """Block until all `keys` exist; False when `deadline` (monotonic) passes first.
+        self,
+        action: Callable[[Store, timedelta], _Result],
+        *,
+        deadline: float,
+        every_s: float,
+        watch: Callable[[], None],
+    ) -> _Result | None:
+        """What `action` returns; None when `deadline` passes first.
 
         Args:
-            keys: at least one.
+            action: a wait for as long as it is told, with short requests before and behind it; it has a
+                connection for itself.
             deadline: in seconds of `time.monotonic`.
             every_s: how often to call `watch`.
             watch: called meanwhile, in the caller's thread; may raise, which ends the wait.
@@ -237,7 +244,7 @@ class Clients:
         # Not in slices: each wait that ends without its key makes torch print two lines of warning.
         timeout = timedelta(seconds=left_s + 1.0)
         connection = self._take_for_wait()
-        future = connection.start(lambda client: client.wait(keys, timeout))
+        future = connection.start(lambda client: action(client, timeout))
         try:
             while not future.done() and (left_s := deadline - time.monotonic()) > 0:
                 with contextlib.suppress(TimeoutError):
@@ -249,23 +256,35 @@ class Clients:
             raise
         if not future.done():
             connection.end()
-            return False
-        self._answer(connection, future, 0.0)
+            return None
+        result = self._answer(connection, future, 0.0)
         self._give_back(connection)
-        return True
+        return result
 
-    def warm(self, count: int) -> None:
+    def warm(self, count: int) -> Callable[[], None]:
         """Open connections ahead, so that the first requests are not slower than the later ones.
+
+        Returns:
+            When one is open: what waits for the others, of which requests take the one or the other before.
 
         Raises:
             StoreGone: see `call`; but one that merely takes long to open is waited for.
         """
         with self._changed.lock:
-            connections = [self._new() for _ in range(count - len(self._idle))]
-        futures = [connection.start(lambda client: None) for connection in connections]
-        for connection, future in zip(connections, futures, strict=True):
-            self._answer(connection, future, _OPENING_S)
-            self._give_back(connection)
+            first, *others = [self._new() for _ in range(count)]
+            self._opening.extend(others)
+        opening = first.start(lambda client: None)
+        rest = [(connection, connection.start(lambda client: None)) for connection in others]
+        for connection, future in rest:
+            future.add_done_callback(partial(self._opened, connection))
+        self._answer(first, opening, _OPENING_S)
+        self._give_back(first)
+
+        def await_others() -> None:
+            for connection, future in rest:
+                self._answer(connection, future, _OPENING_S)
+
+        return await_others
 
     def close(self, timeout_s: float = _BRIEF_S) -> None:
         """Close every connection; one that hangs in a request is cut. Interrupted, it can be called again.
@@ -279,6 +298,7 @@ class Clients:
             self._changed.notify_all()
             connections = list(self._all)
             self._idle.clear()
+            self._opening.clear()
         for connection in connections:
             connection.abandon(StoreGone("this rank has closed its connections"))
         workers = [connection.worker for connection in connections]
@@ -314,10 +334,13 @@ class Clients:
         return taken[0]
 
     def _take_for_wait(self) -> Connection:
-        """One that is free; but the last one stays for calls, which waits may depend on."""
+        """One that is free or being opened; but the last one stays for calls, which waits may depend on."""
         with self._changed.lock:
             spare = len(self._idle) + self._calling > 1
-            return (self._oldest_idle() if spare else None) or self._new()
+            found = self._oldest_idle() if spare else None
+            if found is None and self._opening:
+                found = self._opening.popleft()
+            return found or self._new()
 
     def _oldest_idle(self) -> Connection | None:
         """The one that has idled longest: so the beats keep all of them in use."""
@@ -349,6 +372,15 @@ class Clients:
             connection.idle_since = time.monotonic()
             self._idle.append(connection)
             self._changed.notify_all()
+
+    def _opened(self, connection: Connection, future: Future[Any]) -> None:
+        """On its thread: one of `warm` is free, unless a wait has taken it, or it could not be opened."""
+        with self._changed.lock:
+            if connection not in self._opening:
+                return
+            self._opening.remove(connection)
+        if future.exception() is None:
+            self._give_back(connection)
 
     def _answer(self, connection: Connection, future: Future[_Result], limit_s: float) -> _Result:
         try:

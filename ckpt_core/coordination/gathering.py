@@ -34,15 +34,9 @@ class Gathering:
 
     def run(self, channel: Channel, value: Json) -> tuple[Json, ...]:
         """See Coordination.gather; StoreGone as it comes."""
-        rank = self._crew.info.rank
-        channel.put_first(self._values[rank], json.dumps({"value": value}))
-        if rank == 0:
-            self._collect(channel)
-        elif not channel.wait([self._all], lambda: self._watch_rank_0(channel)):
-            raise self._error({0: "it has not answered in time"})
-        text = channel.read(self._all)
-        if text is None:
-            raise CommitError(f"gather of {self._topic!r} had ended before, without rank {rank}")
+        own = {self._values[self._crew.info.rank]: json.dumps({"value": value})}
+        leads = self._crew.info.rank == 0
+        text = self._collect(channel, own) if leads else self._await_all(channel, own)
         if channel.count(self._acks) >= self._crew.info.world_size:
             channel.delete([*self._values, self._all, self._acks])
         answer: Any = json.loads(text)
@@ -59,16 +53,32 @@ class Gathering:
         """Whether some rank has not read it yet."""
         return channel.has([self._acks])
 
-    def _collect(self, channel: Channel) -> None:
-        if not channel.early().wait(self._values, lambda: self._watch(channel)):
+    def _await_all(self, channel: Channel, own: dict[str, str]) -> str:
+        """Any other rank: what rank 0 has written down."""
+        texts = channel.await_values(
+            [self._all], lambda: self._watch_rank_0(channel), put_first=own
+        )
+        if texts is None:
+            raise self._error({0: "it has not answered in time"})
+        if not texts:
+            rank = self._crew.info.rank
+            raise CommitError(f"gather of {self._topic!r} had ended before, without rank {rank}")
+        return texts[0]
+
+    def _collect(self, channel: Channel, own: dict[str, str]) -> str:
+        """Rank 0: write down the values of all; what stands."""
+        early = channel.early()
+        texts = early.await_values(self._values, lambda: self._watch(channel), put_first=own)
+        if texts is None:
             for rank, key in enumerate(self._values):
                 self._give_up(channel, rank, key, "it has not called gather in time")
-        texts = channel.read_all(self._values)
-        assert texts is not None
+            texts = channel.read_all(self._values)
+        if not texts:
+            raise CommitError(f"gather of {self._topic!r} had ended before, without rank 0")
         rows = [json.loads(text) for text in texts]
         lost = {rank: row["lost"] for rank, row in enumerate(rows) if "lost" in row}
         values = [] if lost else [row["value"] for row in rows]
-        channel.put_first(self._all, json.dumps({"lost": lost, "values": values}))
+        return channel.put_first(self._all, json.dumps({"lost": lost, "values": values}))
 
     def _watch(self, channel: Channel) -> None:
         others = range(1, self._crew.info.world_size)

@@ -15,6 +15,7 @@ import json
 import secrets
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,11 @@ def meet(channel: Channel, base: str, seat: Seat) -> Run:
     if seat.rank == 0:
         return _Host(channel, base, seat).run()
     nonce = secrets.token_hex(8)
-    channel.put(f"{base}/join/{seat.rank}", _join(nonce, seat))
-    prefix = _awaited(channel, f"{base}/welcome/{nonce}")
-    channel.put(f"{prefix}/beat/{seat.rank}", "0")
-    channel.put(f"{prefix}/in/{seat.rank}", nonce)
-    answer: Any = json.loads(_awaited(channel, f"{prefix}/open"))
+    join = {f"{base}/join/{seat.rank}": _join(nonce, seat)}
+    prefix = _awaited(channel, f"{base}/welcome/{nonce}", put=join)
+    # In this order: who has come in has a beat.
+    come = {f"{prefix}/beat/{seat.rank}": "0", f"{prefix}/in/{seat.rank}": nonce}
+    answer: Any = json.loads(_awaited(channel, f"{prefix}/open", put=come))
     channel.put(f"{prefix}/read/{seat.rank}", nonce)
     if answer["error"]:
         raise ConfigError(answer["error"])
@@ -98,15 +99,15 @@ def _this_host() -> str:
     return f"{socket.gethostname()} {_BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ''}"
 
 
-def _awaited(channel: Channel, key: str) -> str:
-    value = channel.read(key) if channel.wait([key]) else None
-    if value is None:
+def _awaited(channel: Channel, key: str, *, put: Mapping[str, str]) -> str:
+    values = channel.await_values([key], put=put)
+    if not values:
         raise CoordinationTimeout(
             "rank 0 has not answered in time: nothing was changed. Every rank must make its TorchStore, "
             "the same number of times and with the same address; look whether rank 0 runs",
             rank=0,
         )
-    return value
+    return values[0]
 
 
 class _Host:
@@ -121,58 +122,65 @@ class _Host:
         self._welcomed: dict[int, str] = {}
 
     def run(self) -> Run:
-        self._channel.put(f"{self._prefix}/beat/0", "0")
         joins = self._gathered()
         everyone = [json.loads(_join("", self._seat)), *joins]
         error = _problem(everyone)
         nodes = [one["node"] for one in everyone]
         hosts = [one["host"] for one in everyone]
-        answer = {"error": error, "nodes": nodes, "hosts": hosts}
-        self._channel.put(f"{self._prefix}/open", json.dumps(answer))
-        # Order matters: the store may go with this rank, which is free to go from here on.
-        read = [f"{self._prefix}/read/{rank}" for rank in self._others]
-        if read:
-            self._channel.until(time.monotonic() + _READ_S).wait(read)
-        self._channel.delete(read)
-        self._sweep()
+        self._open(json.dumps({"error": error, "nodes": nodes, "hosts": hosts}))
         if error:
             raise ConfigError(error)
         return Run(self._prefix, tuple(nodes), tuple(hosts))
 
     def _gathered(self) -> list[dict[str, Any]]:
         """The joins of all other ranks, each of a process that is here now."""
+        beat = {f"{self._prefix}/beat/0": "0"}
         keys = [f"{self._base}/join/{rank}" for rank in self._others]
         arrivals = [f"{self._prefix}/in/{rank}" for rank in self._others]
+        if not keys:
+            self._channel.put_all(beat)
         while keys:
-            if not self._channel.wait(keys):
+            texts = self._channel.await_values(keys, put=beat)
+            if texts is None:
                 self._complain(self._channel.missing(keys))
-            joins = [json.loads(text) for text in self._channel.read_all(keys) or []]
-            self._welcome(joins)
+            joins = [json.loads(text) for text in texts or []]
+            again = self._channel.until(time.monotonic() + _AGAIN_S)
             # An earlier run may have left its joins: then these do not arrive, and theirs are replaced.
-            if self._channel.until(time.monotonic() + _AGAIN_S).wait(arrivals):
-                nonces = self._channel.read_all(arrivals)
-                if nonces == [join["nonce"] for join in joins]:
-                    return joins
+            nonces = again.await_values(arrivals, put=self._welcomes(joins))
+            if nonces and nonces == [join["nonce"] for join in joins]:
+                return joins
             if time.monotonic() > self._channel.deadline:
                 self._complain(self._channel.missing(arrivals))
         return []
 
-    def _welcome(self, joins: list[dict[str, Any]]) -> None:
+    def _welcomes(self, joins: list[dict[str, Any]]) -> dict[str, str]:
+        """What to say to those who have come since the last time."""
+        found = {}
         for rank, join in zip(self._others, joins, strict=False):
             nonce = join["nonce"]
             if self._welcomed.get(rank) != nonce:
-                self._forget(rank)
-                self._channel.put(f"{self._base}/welcome/{nonce}", self._prefix)
+                self._channel.delete(self._welcome_of(rank))
+                found[f"{self._base}/welcome/{nonce}"] = self._prefix
                 self._welcomed[rank] = nonce
+        return found
 
-    def _forget(self, rank: int) -> None:
-        if rank in self._welcomed:
-            self._channel.delete([f"{self._base}/welcome/{self._welcomed[rank]}"])
+    def _welcome_of(self, rank: int) -> list[str]:
+        nonce = self._welcomed.get(rank)
+        return [] if nonce is None else [f"{self._base}/welcome/{nonce}"]
 
-    def _sweep(self) -> None:
+    def _open(self, answer: str) -> None:
+        """Tell all ranks, and leave no other key behind."""
+        told = {f"{self._prefix}/open": answer}
+        read = [f"{self._prefix}/read/{rank}" for rank in self._others]
+        if not read:
+            self._channel.put_all(told)
+        else:
+            # Order matters: the store may go with this rank, which is free to go from here on.
+            self._channel.until(time.monotonic() + _READ_S).await_values(read, put=told)
         for rank in self._others:
-            self._forget(rank)
-            self._channel.delete([f"{self._base}/join/{rank}", f"{self._prefix}/in/{rank}"])
+            read += self._welcome_of(rank)
+            read += [f"{self._base}/join/{rank}", f"{self._prefix}/in/{rank}"]
+        self._channel.delete(read)
 
     def _complain(self, keys: list[str]) -> None:
         ranks = [int(key.rsplit("/", 1)[1]) for key in keys]

@@ -283,8 +283,11 @@ def _joined(host: str, port: int, seat: Seat, options: StoreOptions) -> Session:
     try:
         base = f"ckpt_core/{options.name}/{nth('run', host, port, options.name, seat.rank)}"
         channel = Channel(clients, deadline, options.beat_s)
-        clients.warm(_WARM)
-        return Session(clients, meet(channel, base, seat), seat.rank, options)
+        await_others = clients.warm(_WARM)
+        run = meet(channel, base, seat)
+        # Not later: connections are opened while nobody trains.
+        await_others()
+        return Session(clients, run, seat.rank, options)
     except BaseException:
         clients.close()
         raise
