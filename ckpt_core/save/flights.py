@@ -7,6 +7,7 @@ future stays open and no one waits for ever on a disk that hangs.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -40,6 +41,7 @@ class Flights:
         self._finish = finish
         self._changed = Monitor()
         self._active: list[InFlight] = []
+        self._looks_at = math.inf
         self._held: list[InFlight] = []
         self._ready: queue.SimpleQueue[InFlight | None] = queue.SimpleQueue()
         self._chores: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -64,10 +66,14 @@ class Flights:
             StagingError: none of them ended before the deadline.
         """
 
+        looks = True
+
         def enter() -> bool:
+            nonlocal looks
             if self.full:
                 return False
             self._active.append(inflight)
+            looks = self._looks_at <= inflight.deadline
             return True
 
         if not self._changed.wait_for(enter, deadline=self.patience(deadline)):
@@ -78,8 +84,10 @@ class Flights:
                 f"Earlier steps are untouched; save less often, "
                 f"or raise in_flight or timeout"
             )
-        # The watchdog learns of its deadline.
-        self._chores.put(_nothing)
+        if not looks:
+            # The watchdog learns of its deadline. Most of the time it has one from an earlier checkpoint, at
+            # which it looks again: to wake it takes longer, and the interpreter's lock from this thread.
+            self._chores.put(_nothing)
 
     def patience(self, deadline: float) -> float:
         """Until when to wait for those in flight: where one is due by the deadline, a moment longer, since
@@ -233,8 +241,11 @@ class Flights:
             del chore
 
     def _next_due_s(self) -> float | None:
-        nearest = min((flight.deadline for flight in self.active()), default=None)
-        return None if nearest is None else max(nearest - time.monotonic(), 0.0)
+        # Together: a checkpoint is either among those that count here, or sees when this thread looks.
+        with self._changed.lock:
+            deadlines = [flight.deadline for flight in self._active]
+            self._looks_at = nearest = min(deadlines, default=math.inf)
+        return max(nearest - time.monotonic(), 0.0) if deadlines else None
 
     def _expire(self) -> None:
         now = time.monotonic()
