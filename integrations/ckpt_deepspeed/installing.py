@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed
+import torch
 import torch.distributed as dist
 from deepspeed.checkpoint import DeepSpeedCheckpoint, ZeROCheckpoint, ds_to_universal
 from deepspeed.runtime import engine as runtime
@@ -39,6 +40,9 @@ _READERS = (
 )
 _WEIGHTS = _READERS[0]
 _SCRIPTS = tuple(Path(zero_to_fp32.__file__).parent.glob("zero_to_*.py"))
+_LINE = 512
+"""Bytes; the names of most filesystems have 255 at most."""
+
 _LOADED: ContextVar[str | None] = ContextVar("the tag that is being loaded", default=None)
 
 
@@ -182,15 +186,33 @@ def _agreed_tag(engine: Any, tag: Any) -> Any:
     if isinstance(tag, AgreedTag) or not dist.is_initialized() or dist.get_world_size() == 1:
         return tag
     mine = f"global_step{engine.global_steps}" if tag is None else str(tag)
-    told = [mine]
-    dist.broadcast_object_list(told, src=0)
-    if told[0] != mine and engine.checkpoint_tag_validation_enabled():
+    told = _of_rank_0(mine, engine.device)
+    if told != mine and engine.checkpoint_tag_validation_enabled():
         warnings.warn(
-            f"rank {dist.get_rank()} passed the tag {mine!r} and rank 0 {told[0]!r}: all ranks save to "
-            f"{told[0]!r}. Pass the same on all; checkpoint.tag_validation=Fail refuses it, Ignore is silent",
+            f"rank {dist.get_rank()} passed the tag {mine!r} and rank 0 {told!r}: all ranks save to "
+            f"{told!r}. Pass the same on all; checkpoint.tag_validation=Fail refuses it, Ignore is silent",
             stacklevel=3,
         )
-    return AgreedTag(told[0])
+    return AgreedTag(told)
+
+
+def _of_rank_0(text: str, device: Any) -> str:
+    """What rank 0 passes. Called on every rank.
+
+    By one collective: `broadcast_object_list` takes two, the first for the length.
+    """
+    mine = text.encode("utf-8", "surrogatepass")
+    line = torch.zeros(_LINE, dtype=torch.uint8)
+    if mine and len(mine) <= _LINE and not mine.endswith(b"\0"):
+        line[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    line = line.to(device)
+    dist.broadcast(line, src=0)
+    told = bytes(line.tolist()).rstrip(b"\0")
+    if told:
+        return told.decode("utf-8", "surrogatepass")
+    long = [text]
+    dist.broadcast_object_list(long, src=0)
+    return long[0]
 
 
 def _say_if_late(engine: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from deepspeed.runtime.checkpoint_engine.decoupled_checkpoint_engine import (
     DecoupledCheckpointEngine,
 )
@@ -45,9 +46,11 @@ class Stock:
     Attributes:
         root: directory that all ranks share.
         names_durable: whether the files are durable when `latest` names their tag.
+        names_anything: whether `latest` ever names a tag.
     """
 
     names_durable: ClassVar[bool] = False
+    names_anything: ClassVar[bool] = True
 
     def __init__(self, root: Path, engine: Any) -> None:
         self.root = root
@@ -132,6 +135,62 @@ class Ours(Stock):
         ckpt_deepspeed.close()
 
 
+class Nothing(Stock):
+    """DeepSpeed's part of a save, and no other."""
+
+    names_anything = False
+
+    def __init__(self, root: Path, engine: Any) -> None:
+        super().__init__(root, engine)
+        engine.checkpoint_engine = _Idle()
+
+    def fsync(self, tag: str) -> float:
+        """There is nothing."""
+        return 0.0
+
+
+class _Idle(CheckpointEngine):  # type: ignore[misc]
+    """Does nothing. Decoupled as ours is: DeepSpeed neither asks for a commit nor writes `latest`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def create(self, info: Any) -> None:
+        """Nothing."""
+
+    def makedirs(self, path: Any, exist_ok: bool = False) -> None:
+        """Nothing."""
+
+    def save(self, state_dict: Any, path: Any) -> None:
+        """Nothing."""
+
+    def load(self, path: Any, map_location: Any = None) -> Any:
+        """There is nothing."""
+        raise LookupError(path)
+
+    def commit(self, info: Any) -> bool:
+        """Not called."""
+        return True
+
+    def is_data_parallel_writer(self, dp_rank: int) -> bool:
+        """As in the base class."""
+        return dp_rank == 0
+
+    def is_decoupled(self) -> bool:
+        """See the class."""
+        return True
+
+    def get_commit_info(self) -> None:
+        """Nothing to commit."""
+
+    def cleanup(self) -> None:
+        """Nothing."""
+
+    def preserves_storage_sharing(self) -> bool:
+        """No clones, which nobody would save."""
+        return False
+
+
 def _one_line(error: Exception) -> str:
     """Without the colours that torch puts into some."""
     return f"{type(error).__name__}: {re.sub(_COLOUR, '', str(error))}".splitlines()[0].strip()
@@ -163,6 +222,7 @@ CLASSES: dict[str, type[Stock]] = {
     OURS: Ours,
     ways.PERSISTED: Ours,
     ways.TORCH_FSYNC: Fsynced,
+    ways.NOTHING: Nothing,
 }
 """All others are `Stock`."""
 

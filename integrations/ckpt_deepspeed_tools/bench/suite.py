@@ -34,7 +34,7 @@ from ckpt_core.errors import ConfigError
 from ckpt_core.units import align_up
 from ckpt_deepspeed_tools.bench import ways
 from ckpt_deepspeed_tools.bench.crew import CANNOT_LOAD, CANNOT_RUN, StageCrew
-from ckpt_deepspeed_tools.bench.ways import BASE, NAMES, OWN, RANKS, WAYS
+from ckpt_deepspeed_tools.bench.ways import BASE, FILELESS, NAMES, OWN, RANKS, WAYS
 
 _STAGES = (1, 2, 3)
 _WAY_STATES = 3
@@ -167,7 +167,7 @@ def _try(run: Run[DeepSpeedSettings], crew: StageCrew, stage: int, name: str) ->
     if settings.staging_bytes is not None:
         engine["staging_bytes"] = settings.staging_bytes
     built = crew.ask(name, "build", name=name, stage=stage, size=size, engine=engine)
-    if built is None or name == BASE:
+    if built is None or name in FILELESS:
         crew.passed(name)
         return
     pids = crew.team(name).pids
@@ -211,11 +211,19 @@ def _save(run: Run[DeepSpeedSettings], crew: StageCrew, stage: int, name: str) -
     answers = crew.ask(name, "save", quiet=settings.quiet_steps, tail=settings.tail_steps)
     if answers is None:
         return
-    latest_s, call_s = answers[0]["latest_s"], _slower(answers, "call_s")
+    call_s = _slower(answers, "call_s")
     report.add(ways.CALL(stage), name, call_s)
     report.add(ways.EXTRA(stage), name, _slower(answers, "extra_s"))
     both = max(answer["call_s"] + answer["extra_s"] for answer in answers)
     report.add(ways.STALL(stage), name, both)
+    if name not in FILELESS:
+        _note_files(report, stage, name, answers, call_s)
+    crew.ask(name, "tidy")
+
+
+def _note_files(report: Report, stage: int, name: str, answers: Answers, call_s: float) -> None:
+    """When they are there, and what of them was written."""
+    latest_s = answers[0]["latest_s"]
     report.add(ways.LATEST(stage), name, latest_s)
     if WAYS[name].fsyncs == "no":
         fsync_s = _slower(answers, "fsync_s")
@@ -226,7 +234,6 @@ def _save(run: Run[DeepSpeedSettings], crew: StageCrew, stage: int, name: str) -
         durable_s = answers[0]["durable_s"] if name in OWN else call_s
     report.add(ways.DURABLE(stage), name, durable_s)
     _note_bytes(report, stage, name, answers)
-    crew.ask(name, "tidy")
 
 
 def _slower(answers: Answers, what: str) -> float:
@@ -264,6 +271,7 @@ def _note_training(report: Report, stage: int, window: Window, windows: dict[str
         report.add(ways.STEP(stage, every), name, step_s)
         if name != BASE:
             report.add(ways.SLOWDOWN(stage, every), name, step_s / seconds[BASE])
+        if name not in FILELESS:
             saved = window.timed_saves * report.more["state"][str(stage)][name]["state_bytes"]
             value = per_gb(worked_s[name] - worked_s[BASE], saved)
             report.add(ways.PROCESSOR(stage, every), name, value)

@@ -18,6 +18,7 @@ FAST = "deepspeed_fast"
 FAST_PYTHON = "deepspeed_fast_python"
 DECOUPLED = "deepspeed_decoupled_python"
 DECOUPLED_PATCHED = "deepspeed_decoupled_python_patched"
+NOTHING = "deepspeed_nothing"
 BASE = "no_checkpoint"
 
 RANKS = 2
@@ -74,6 +75,11 @@ WAYS = {
         f"{_PYTHON}, decoupled; patched: tensors are detached before they go to its child process",
         _writer("python", decoupled=True),
     ),
+    NOTHING: Way(
+        "DeepSpeed, nothing saved",
+        "",
+        "`save_checkpoint` with a checkpoint engine that does nothing: what is DeepSpeed's own in every call",
+    ),
     BASE: Way("no saves", "", "saves nothing"),
 }
 """In the order of the report."""
@@ -81,6 +87,9 @@ WAYS = {
 NAMES = tuple(WAYS)
 SAVING = tuple([name for name in NAMES if name != BASE])
 OWN = (OURS, PERSISTED)
+
+FILELESS = (NOTHING, BASE)
+"""Nothing of theirs can be loaded, or becomes durable."""
 
 # -- figures, for each stage of ZeRO -------------------------------------------------------------
 

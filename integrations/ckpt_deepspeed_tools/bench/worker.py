@@ -124,7 +124,7 @@ class DeepSpeedWorker(Member):
         with _Watch(way, tag, looks=self._rank == 0) as watch:
             call_s = _seconds(lambda: way.save(tag))
             steps_s: list[float] = []
-            while len(steps_s) < tail or not self._all_told(watch.durable_s is not None):
+            while len(steps_s) < tail or not self._all_told(watch.over):
                 steps_s.append(_seconds(training.step))
         fsync_s = way.fsync(tag)
         way.settle()
@@ -214,7 +214,7 @@ class _Watch:
         self._tag = tag
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="bench-latest", daemon=True)
-        self._looks = looks
+        self._looks = looks and way.names_anything
         self._began = 0.0
         self.named_s: float | None = None
         self.durable_s: float | None = None
@@ -229,6 +229,11 @@ class _Watch:
         self._stop.set()
         if self._looks:
             self._thread.join()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing to wait for any more; of use on the rank that looks."""
+        return self.durable_s is not None or not self._looks
 
     def _look(self) -> None:
         while not self._stop.is_set():
