@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import is_
 from typing import Any
 
 import torch
@@ -154,8 +155,7 @@ def protected(tree: dict[str, Any], owned: Owned, *, above_bytes: int) -> dict[s
     # Optimizer states are left out of the walk: nearly all of them is owned, and they are deep.
     left_out = {"optimizer_states", *owned.copies}
     return {
-        name: value if name in left_out else _rebuilt(value, copies, keep)
-        for name, value in tree.items()
+        name: value if name in left_out else _guarded(value, copies) for name, value in tree.items()
     }
 
 
@@ -180,8 +180,12 @@ class _Copies:
         self._above_bytes = above_bytes
         self._made: dict[tuple[Any, ...], Tensor] = {}
 
+    def spares(self, tensor: Tensor) -> bool:
+        """Whether it is not copied."""
+        return tensor.nbytes <= self._above_bytes or tensor in self._owned
+
     def of(self, tensor: Tensor) -> Tensor:
-        if tensor.nbytes <= self._above_bytes or tensor in self._owned:
+        if self.spares(tensor):
             return tensor.detach()
         local = _local(tensor)
         if not local.numel():
@@ -190,6 +194,31 @@ class _Copies:
         if key not in self._made:
             self._made[key] = tensor.detach().clone()
         return self._made[key]
+
+
+def _guarded(value: Any, copies: _Copies) -> Any:
+    """The value itself where nothing in it must be copied; else as `_rebuilt` with `keep`."""
+    kind = type(value)
+    if kind is Tensor and not value.requires_grad and value.layout is torch.strided:
+        return value if copies.spares(value) else copies.of(value)
+    if kind in (dict, OrderedDict):
+        items: Any = value.values()
+    elif kind in (list, tuple):
+        items = value
+    else:
+        return value if kind in _PLAIN else _rebuilt(value, copies, keep)
+    # At once, not item by item: the state of a generator is hundreds of numbers.
+    if _PLAIN.issuperset(map(type, items)):
+        return value
+    made = [item if type(item) in _PLAIN else _guarded(item, copies) for item in items]
+    if all(map(is_, made, items)):
+        return value
+    if kind in (list, tuple):
+        return kind(made)
+    anew = kind(zip(value, made, strict=True))
+    if kind is OrderedDict:
+        anew.__dict__.update(value.__dict__)  # `_metadata` of a module's state
+    return anew
 
 
 def _rebuilt(value: Any, copies: _Copies, other: Callable[[Any], Any]) -> Any:
