@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -42,3 +42,46 @@ def test_a_wait_ends_when_the_key_is_set(setter: str, libuv: bool) -> None:
             assert time.monotonic() < channel.deadline
     finally:
         clients.close()
+
+
+@pytest.fixture
+def channel() -> Iterator[Channel]:
+    """To a store of its own, for a minute."""
+    limit = timedelta(seconds=60)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+    clients = Clients(Address("127.0.0.1", store.port, "this test"), patience_s=60)
+    await_others = clients.warm(3)
+    try:
+        yield Channel(clients, time.monotonic() + 60, beat_s=0.1)
+    finally:
+        await_others()
+        clients.close()
+
+
+def test_what_is_told_comes_before_the_wait_and_values_behind_it(channel: Channel) -> None:
+    def answer() -> None:
+        assert channel.await_values(["question", "first"]) == ["is it?", "mine"]
+        channel.put("answer", "it is")
+
+    with ThreadPoolExecutor(1) as pool:
+        answering = pool.submit(answer)
+        told, first = {"question": "is it?"}, {"first": "mine"}
+        assert channel.await_values(["answer"], put=told, put_first=first) == ["it is"]
+        answering.result(60)
+    again = channel.await_values(["first"], put_first={"first": "another"})
+    assert again == ["mine"], "the first value stays"
+
+
+def test_a_wait_for_values_ends_at_its_deadline_and_has_told_what_it_should(
+    channel: Channel,
+) -> None:
+    brief = channel.until(time.monotonic() + 0.2)
+    assert brief.await_values(["never"], put={"told": "yes"}) is None
+    assert channel.await_values(["told"]) == ["yes"]
+
+
+def test_requests_wait_for_connections_that_are_being_opened(channel: Channel) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        waits = [pool.submit(channel.await_values, [f"key {n}"]) for n in range(8)]
+        channel.put_all({f"key {n}": str(n) for n in range(8)})
+        assert [one.result(60) for one in waits] == [[str(n)] for n in range(8)]

@@ -461,6 +461,21 @@ def test_a_save_that_is_held_open_too_long_fails_and_later_adds_do_nothing(root:
     assert not list(root.glob(".inflight/*"))
 
 
+def test_a_save_is_given_up_in_time_though_an_earlier_one_was_due_before(root: Path) -> None:
+    options = dataclasses.replace(TINY, timeout=0.5, on_error="warn")
+    with Checkpointer(root, options) as ck:
+        ck.begin_files(1, "first").seal()
+        ck.wait()
+        # Whoever gives saves up looks at the clock when the first one was due, which has ended by then.
+        opened = ck.begin_files(2, "tag")
+        opened.add("a.pt", torch.zeros(3000))
+        while opened._inflight.error is None:
+            threading.Event().wait(0.01)
+        with pytest.raises(PersistError, match="given up"):
+            opened.seal().committed.result(60)
+    assert not (root / "tag").exists()
+
+
 class FullDisk(Files):
     """No room for whatever is larger than a manifest, once it is full."""
 
