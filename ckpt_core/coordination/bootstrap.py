@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ckpt_core.coordination.address import Address, listens
 from ckpt_core.coordination.channel import Channel
-from ckpt_core.coordination.client import Address, Clients, Store, StoreGone, listens, open_store
+from ckpt_core.coordination.client import Clients, Store, StoreGone, open_store
 from ckpt_core.errors import ConfigError, CoordinationTimeout
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+from ckpt_core.coordination.address import Address
 from ckpt_core.coordination.line import cut, open_sockets, opened_since
 from ckpt_core.system.threads import Monitor, Worker, at_exit, join_all
 
@@ -50,24 +50,6 @@ class StoreGone(Exception):
     """The store has not answered, or its host has closed the connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where the store listens, and who keeps it alive.
-
-    Attributes:
-        host: name or address, as the ranks reach it.
-        port: TCP port.
-        kept_by: for messages, such as "rank 0".
-    """
-
-    host: str
-    port: int
-    kept_by: str
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}, kept by {self.kept_by}"
-
-
 def open_store(host: str, port: int, timeout_s: float, **settings: bool) -> Store:
     """A TCPStore: a client, or with `is_master=True` one that keeps the store in this process. Waits for
     no other process.
@@ -93,17 +75,6 @@ def serve(host: str, port: int) -> Store:
         return open_store(host, port, _OPENING_S, is_master=True)
     except RuntimeError as exc:
         raise StoreGone(f"no store could be opened at {host}:{port}: {_first_line(exc)}") from exc
-
-
-def listens(host: str, port: int, timeout_s: float = 1.0) -> bool:
-    """Whether something accepts connections there."""
-    try:
-        with socket.create_connection((host, port), timeout=max(timeout_s, 0.01)) as found:
-            # Asking again and again for a port of this machine that nobody listens at, a socket may be
-            # given that very port, and connects to itself.
-            return bool(found.getsockname() != found.getpeername())
-    except OSError:
-        return False
 
 
 class Connection:

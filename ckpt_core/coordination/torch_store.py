@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from ckpt_core.coordination.address import Address, listens
 from ckpt_core.coordination.agreement import Ballot, Json
 from ckpt_core.coordination.bootstrap import (
     Exchange,
@@ -17,7 +18,7 @@ from ckpt_core.coordination.bootstrap import (
     nth,
 )
 from ckpt_core.coordination.channel import Channel
-from ckpt_core.coordination.client import Address, Clients, StoreGone, listens, serve
+from ckpt_core.coordination.client import Clients, StoreGone, serve
 from ckpt_core.coordination.meeting import Seat, meet
 from ckpt_core.coordination.options import StoreOptions, own_address
 from ckpt_core.coordination.session import Session

@@ -10,8 +10,9 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from ckpt_core.coordination.address import Address
 from ckpt_core.coordination.channel import Channel
-from ckpt_core.coordination.client import Address, Clients
+from ckpt_core.coordination.client import Clients
 
 SETTERS: dict[str, Callable[[Channel], object]] = {
     "put": lambda channel: channel.put("key", "value"),
