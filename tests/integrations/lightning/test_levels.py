@@ -19,6 +19,7 @@ from ckpt_core import ConfigError, Level, Options, committed_steps, step_path
 from ckpt_core.levels import LEVELS
 from ckpt_lightning import AsyncCheckpoint
 from tests import places
+from tests.forks import Forks
 from tests.integrations.lightning import killed_program, models
 from tests.integrations.lightning.running import differences, ending, fit, saver
 from tests.integrations.lightning.test_kill import Program
@@ -50,12 +51,12 @@ def test_a_level_that_is_none_is_refused_where_the_callback_is_made(tmp_path: Pa
 
 
 def test_a_process_that_is_killed_and_loses_its_disk_goes_on_from_the_level_bit_for_bit(
-    root: Path, far: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, far: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: Forks
 ) -> None:
     with warnings.catch_warnings(action="ignore"):
         expected = killed_program.run(tmp_path / "undisturbed", tmp_path / "log.txt")
     monkeypatch.setenv("CKPT_CORE_LEVELS", json.dumps([{"url": str(far), "every": 8}]))
-    program = Program(root, tmp_path / "killed.txt", tmp_path / "last.pt")
+    program = Program(forks, root, tmp_path / "killed.txt", tmp_path / "last.pt")
     dice = random.Random(places.run_number())
     assert program.run(kill_after=dice.randint(6, 20)) == -signal.SIGKILL
     wait_for_agent(root)
