@@ -77,8 +77,7 @@ def tests(session: nox.Session) -> None:
 def quick(session: nox.Session) -> None:
     """The tests that need no framework, ranks, kill or agent: an answer in two to three minutes."""
     install(session, "-e", ".[test,bench,remote]")
-    # Three at a time: of what two workers take on two cores, they work three fifths, and wait for the rest.
-    session.run("pytest", "--quick", *PARALLEL, "-n", "3", *session.posargs)
+    session.run("pytest", "--quick", *PARALLEL, *session.posargs)
 
 
 @nox.session(default=False, python=["3.11", "3.12", "3.13"])
