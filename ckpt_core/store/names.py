@@ -110,8 +110,8 @@ def committed_steps(root: Path) -> tuple[int, ...]:
             text = f"{root} is a file: a checkpoint root is a directory"
             raise RestoreError(text, path=root) from exc
         names = [entry.name for entry in there if entry.is_dir(follow_symlinks=False)]
-    if any(entry.name == RUN_NAME for entry in there):
-        names = [name for name in names if _is_published(root / name)]
+        if any(entry.name == RUN_NAME for entry in there):
+            names = [name for name in names if _is_published(root / name)]
     steps = (parse_step_dir(name) for name in names)
     return tuple(sorted(step for step in steps if step is not None))
 
@@ -127,7 +127,7 @@ def _is_published(place: Path) -> bool:
     except FileNotFoundError:
         # Its files come first, in a folder; and folders may stay behind when they go.
         return any(not entry.is_dir() for entry in entries(place))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return True
 
 

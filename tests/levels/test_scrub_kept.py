@@ -184,7 +184,9 @@ def test_read_as_a_root_it_has_the_steps_that_are_whole_there(nodes: Ring) -> No
             verify(step_path(nodes.kept, step))
 
 
-@pytest.mark.parametrize("harm", ["no manifest", "no JSON", "a mark that is cut", "a directory"])
+@pytest.mark.parametrize(
+    "harm", ["no manifest", "no JSON", "a mark that is cut", "a mark of nothing", "a directory"]
+)
 def test_read_as_a_root_it_has_damage_for_damage(nodes: Ring, harm: str) -> None:
     with open_far(nodes.nodes[0].copy) as far:
         far.write_word(RUN_NAME, b"{}", over=None)
@@ -196,7 +198,8 @@ def test_read_as_a_root_it_has_damage_for_damage(nodes: Ring, harm: str) -> None
     elif harm == "a directory":
         manifest.mkdir()
     else:
-        manifest.write_text("{" if harm == "no JSON" else '{"retired": ["012')
+        texts = {"no JSON": "{", "a mark that is cut": '{"retired": ["012'}
+        manifest.write_text(texts.get(harm, '{"retired": 5}'))
     assert committed_steps(nodes.kept) == STEPS
     unread = [step.step for step in verify(nodes.kept).steps if not step.checked_bytes]
     assert unread == [20]
