@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -66,7 +67,7 @@ def test_each_step_tells_its_levels_and_what_is_on_its_way(cli: Cli, planned: Pa
 
 def test_it_says_how_old_that_is_and_that_no_agent_runs(cli: Cli, planned: Path) -> None:
     told = cli("ls", planned).out
-    assert "levels as they were 0 s ago; no agent runs" in told
+    assert re.search(r"levels as they were \d+ s ago; no agent runs", told)
     assert json.loads(cli("ls", planned, "--json").out)["further"]["agent"] is None
 
 
