@@ -32,12 +32,13 @@ from ckpt_core.coordination.agreement import (
 )
 
 if TYPE_CHECKING:
-    from ckpt_core.coordination.options import StoreOptions
+    from ckpt_core.coordination.options import StoreOptions, own_address
     from ckpt_core.coordination.torch_store import TorchStore
 
 _LAZY = {
     "StoreOptions": "ckpt_core.coordination.options",
     "TorchStore": "ckpt_core.coordination.torch_store",
+    "own_address": "ckpt_core.coordination.options",
 }
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "Reference",
     "StoreOptions",
     "TorchStore",
+    "own_address",
 ]
 
 

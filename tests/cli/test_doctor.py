@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -189,6 +192,27 @@ def test_limits_of_the_process_are_seen(process: Cli) -> None:
     assert [level for level, _ in texts] == ["warning", "warning"]
     assert "100 open files at most" in texts[0][1]
     assert "files of at most 2.0 MiB" in texts[1][1]
+
+
+def test_a_name_server_that_does_not_answer_is_told(process: Cli, tmp_path: Path) -> None:
+    assert diagnosis(process, "--quick").one("names")[0] == "ok"
+    if os.geteuid() != 0:
+        pytest.skip("another /etc/resolv.conf needs root")
+    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.53\n")
+    resolving = 'mount --bind "$1" /etc/resolv.conf && shift && exec "$@"'
+    other = ["unshare", "--mount", "sh", "-c", resolving, "sh", tmp_path / "resolv.conf"]
+    if subprocess.run([*other, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a mount namespace is not allowed here")
+
+    def lost(*arguments: object) -> Ended:
+        patient = ["env", "RES_OPTIONS=timeout:5", sys.executable, "-m", "ckpt_core"]
+        return ended(*other, *patient, *arguments)
+
+    with socket.socket(type=socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.53", 53))
+        level, text = diagnosis(lost, "--quick").one("names")
+    assert level == "warning"
+    assert "is looked up for 2.0 s or more" in text and "RES_OPTIONS" in text
 
 
 @pytest.mark.parametrize(

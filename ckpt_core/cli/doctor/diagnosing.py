@@ -12,6 +12,7 @@ from ckpt_core.cli.doctor.finding import Finding, Level, problem
 from ckpt_core.cli.doctor.framework import Framework, frameworks
 from ckpt_core.cli.doctor.levels import check_levels
 from ckpt_core.cli.doctor.machine import check_machine
+from ckpt_core.cli.doctor.names import check_names
 from ckpt_core.cli.doctor.peers import check_peers
 from ckpt_core.cli.doctor.root import check_root
 from ckpt_core.cli.doctor.trials import trials
@@ -59,6 +60,7 @@ def _examine(request: DoctorRequest) -> list[Finding]:
     return [
         *check_environment(told, known, asked=_asks(request)),
         *check_machine(told.get("torch")),
+        check_names(),
         *found,
         *job,
     ]
