@@ -42,8 +42,24 @@ FILES = (
     *("test_forks.py", "test_gpus.py", "test_horovod_wheel.py", "test_model.py", "test_workers.py"),
     *("test_fuzz_*.py", "test_hostile*.py", "test_papers.py"),
 )
-COMPILED = ("test_a_compiled_step_waits_as_well", "test_a_wrapped_module_comes_back[compiled]")
-"""The only tests of their files that import torch's compiler, which takes longer than all others."""
+SINGLE = {
+    # torch's compiler, whose import takes longer than any test
+    *("test_a_compiled_step_waits_as_well", "test_a_wrapped_module_comes_back[compiled]"),
+    # ranks
+    *(
+        "test_what_three_ranks_saved_is_whole_for_everybody",
+        "test_of_several_ranks_the_first_one_tells",
+    ),
+    *("test_two_ranks_take_their_own_runs_or_boxes_of_it",),
+    *("test_one_process_reads_what_two_ranks_wrote_in_parts",),
+    # a process for each kill
+    *("test_killed_at_any_operation_the_root_has_the_step_whole_or_not_at_all",),
+    # deadlines of seconds, which nothing but waiting can shorten
+    *("test_a_silent_rank_is_a_timeout_and_no_hang",),
+    *("test_a_save_that_the_watchdog_gives_up_keeps_its_memory_from_the_next",),
+    *("test_a_layerwise_save_given_up_by_the_watchdog_gives_its_memory_back",),
+}
+"""Tests of files whose others are quick."""
 _EXAMPLES = 25
 _is_quick = False
 
@@ -76,8 +92,8 @@ def few(cases: Sequence[T], most: int, *, of: str) -> list[T]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out single tests of files that stay."""
     if config.getoption("--quick"):
-        left_out = [item for item in items if item.name in COMPILED]
-        items[:] = [item for item in items if item.name not in COMPILED]
+        left_out = [item for item in items if item.name in SINGLE]
+        items[:] = [item for item in items if item.name not in SINGLE]
         config.hook.pytest_deselected(items=left_out)
 
 
