@@ -78,7 +78,7 @@ class Matcher:
         self.literals: list[Literal] = []
         self.loads: list[Load] = []
         self.problems: list[Difference] = []
-        self._skeleton = skeleton
+        self._skeleton, self._refs = skeleton, skeleton.refs
         self._specs = specs
         self._keys = skeleton.builder({}, trusted=trusted)
         self._selection = selection
@@ -88,7 +88,7 @@ class Matcher:
 
     def check_refs(self) -> None:
         """Raise CorruptCheckpoint when an occurrence does not fit the leaves that are listed."""
-        refs = self._skeleton.refs
+        refs = self._refs
         names = self._skeleton.leaf_names()
         for name in names:
             if name not in self._specs:
@@ -232,42 +232,19 @@ class Matcher:
     def _same(
         self, number: Ref, live: Tensor, path: str, whole: tuple[int, ...] | None = None
     ) -> bool:
-        dtype, shape = self.signature(number)
+        dtype, shape = self._refs.signature(number, self._specs)
         here = dtype_name(live.dtype)
         expected = tuple(live.shape) if whole is None else whole
         if shape != expected:
             self._problem(path, f"shape {list(shape)} in the checkpoint, {list(expected)} here")
         elif dtype != here:
             self._problem(path, f"dtype {dtype} in the checkpoint, {here} here")
-        elif self._form(number) != live_form(live):
-            form = self._form(number)
+        elif self._refs.form(number, self._specs) != live_form(live):
+            form = self._refs.form(number, self._specs)
             self._problem(path, f"{form} tensor in the checkpoint, {live_form(live)} here")
         else:
             return True
         return False
-
-    def signature(self, number: Ref) -> tuple[str, tuple[int, ...]]:
-        """dtype and shape of the tensor that an occurrence shows."""
-        refs = self._skeleton.refs
-        spec = self._specs[refs.leaf[number]]
-        composite = refs.composites.get(number)
-        if composite is not None:
-            dtype = composite.meta.get("dtype", spec.dtype)
-            return dtype, tuple(composite.meta.get("shape", spec.shape))
-        view = refs.views.get(number)
-        return (spec.dtype, tuple(spec.shape)) if view is None else (view.dtype, view.shape)
-
-    def _form(self, number: Ref) -> str:
-        """What must agree besides dtype and shape: layout, and what a copy cannot change."""
-        refs = self._skeleton.refs
-        composite = refs.composites.get(number)
-        if composite is None or composite.kind == "bits":
-            return "strided"
-        if composite.kind == "coo":
-            return "sparse_coo"
-        if composite.kind == "quantized":
-            return "quantized per channel" if "axis" in composite.meta else "quantized"
-        return f"{composite.meta['layout']} {list(self._specs[refs.leaf[number]].shape)}"
 
     def _array(self, node: Node, live: Any, path: str) -> None:
         if not isinstance(node, Array):
@@ -379,7 +356,7 @@ class Matcher:
             parameter: that it belongs to.
         """
         live, like = pair
-        dtype, shape = self.signature(number)
+        dtype, shape = self._refs.signature(number, self._specs)
         if like is not None and shape != tuple(like.shape):
             self._problem(path, f"shape {list(shape)} in the checkpoint, {list(like.shape)} here")
         elif (
@@ -387,7 +364,7 @@ class Matcher:
             and self._fill
             and shape == tuple(live.shape)
             and dtype_name(live.dtype) == dtype
-            and self._form(number) == live_form(live) == "strided"
+            and self._refs.form(number, self._specs) == live_form(live) == "strided"
         ):
             self.homes.append(Home(number, live.detach(), path))
         elif live is None and like is not None and self._is_made_there(number, like):
@@ -400,12 +377,15 @@ class Matcher:
 
     def _is_made_there(self, number: Ref, like: Tensor) -> bool:
         """Whether a slot of a fresh optimizer is made on the device of its parameter."""
-        plain = type(like) in (Tensor, torch.nn.Parameter) and self._form(number) == "strided"
+        plain = (
+            type(like) in (Tensor, torch.nn.Parameter)
+            and self._refs.form(number, self._specs) == "strided"
+        )
         return plain and self._fill and not (like.is_cpu or like.is_meta)
 
     def _distributed_slot(self, number: Ref, model: Tensor | None, live: Any, path: str) -> None:
         """A slot that is a DTensor, or becomes one because its parameter is and has its shape."""
-        dtype, shape = self.signature(number)
+        dtype, shape = self._refs.signature(number, self._specs)
         if model is None or not is_distributed(type(model)) or shape != tuple(model.shape):
             return
         if model is live and self._fill and dtype_name(model.dtype) == dtype:

@@ -6,9 +6,11 @@ tensor occurrences of the tree; what the occurrence shows of which leaf is in th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from ckpt_core.types import LeafSpec
 
 Node = Any
 MAX_DEPTH = 128
@@ -142,6 +144,27 @@ class RefTable:
     texts: dict[int, tuple[Sequence[Node], str]] = field(
         default_factory=dict, compare=False, repr=False
     )
+
+    def signature(self, number: int, specs: Mapping[str, LeafSpec]) -> tuple[str, tuple[int, ...]]:
+        """dtype and shape of the tensor that an occurrence shows of these leaves."""
+        spec = specs[self.leaf[number]]
+        composite = self.composites.get(number)
+        if composite is not None:
+            dtype = composite.meta.get("dtype", spec.dtype)
+            return dtype, tuple(composite.meta.get("shape", spec.shape))
+        view = self.views.get(number)
+        return (spec.dtype, tuple(spec.shape)) if view is None else (view.dtype, view.shape)
+
+    def form(self, number: int, specs: Mapping[str, LeafSpec]) -> str:
+        """What must agree besides dtype and shape: layout, and what a copy cannot change."""
+        composite = self.composites.get(number)
+        if composite is None or composite.kind == "bits":
+            return "strided"
+        if composite.kind == "coo":
+            return "sparse_coo"
+        if composite.kind == "quantized":
+            return "quantized per channel" if "axis" in composite.meta else "quantized"
+        return f"{composite.meta['layout']} {list(specs[self.leaf[number]].shape)}"
 
 
 @dataclass(frozen=True, slots=True)
