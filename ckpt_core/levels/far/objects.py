@@ -17,31 +17,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeVar
 
-from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
-from ckpt_core.layout import (
-    MANIFEST_NAME,
-    Manifest,
-    is_directory_name,
-    retired_in,
-    retired_mark,
-)
-from ckpt_core.levels.far.bucket import CREATE, Bucket, Refused, Unchanged, Version
+from ckpt_core.layout import MANIFEST_NAME, is_directory_name, retired_mark
+from ckpt_core.levels.far.bucket import CREATE, Bucket, Refused
 from ckpt_core.levels.far.door import Away, Conflict, Copy, Far, Word
 from ckpt_core.levels.far.leftovers import abort_leftovers
+from ckpt_core.levels.far.manifest_places import Place, Places, manifest_key, may_publish
 from ckpt_core.types import parse_step_dir
-
-logger = logging.getLogger(__name__)
 
 REQUEST_S = 60.0
 """Longest time for one request, and after which none is repeated."""
@@ -50,28 +38,11 @@ _RETRIES = 4
 _AT_ONCE = 8
 _TRIES = 8
 _YOUNG = timedelta(hours=1)
-_MARK_HOLDS_S = 60.0
 _PINS = ".pins"
 _FOLDER = re.compile(r"[0-9a-f]{8}")
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class _Place:
-    """What is in a manifest's place, as it was last seen.
-
-    Attributes:
-        version: which writing of it; None: nothing is there.
-        copy: what is whole there; None: nothing that can be understood.
-        gone: attempts (hex digits) whose files have been, or are being, taken away.
-    """
-
-    version: Version | None
-    copy: Copy | None = None
-    gone: tuple[str, ...] = ()
-    seen_s: float = field(default_factory=time.monotonic)
 
 
 class ObjectFar(Far):
@@ -81,7 +52,7 @@ class ObjectFar(Far):
         self.url = url
         self._bucket = Bucket(url, request_s=request_s, retries=_RETRIES)
         self._lock = threading.Lock()
-        self._places: dict[str, _Place] = {}
+        self._places = Places(self._bucket)
         self._put: dict[tuple[str, str], dict[str, int]] = {}
         """Files that this process has put: a list may not show them yet."""
         self._published: set[str] = set()
@@ -104,8 +75,8 @@ class ObjectFar(Far):
         return {copy.target: copy for copy in self._each(self._whole, names)}
 
     def manifest(self, target: str) -> bytes | None:
-        found = self._bucket.get(_manifest_key(target))
-        whole = found is not None and self._understood(target, *found).copy is not None
+        found = self._bucket.get(manifest_key(target))
+        whole = found is not None and self._places.understood(target, *found).copy is not None
         return found[0] if found is not None and whole else None
 
     def files(self, copy: Copy) -> dict[str, int]:
@@ -148,7 +119,7 @@ class ObjectFar(Far):
 
     def take_over(self, copy: Copy, name: str, nbytes: int, *, before: tuple[Copy, str]) -> bool:
         earlier, known = before
-        if self._place(earlier.target, anew=True).copy != earlier:
+        if self._places.at(earlier.target, anew=True).copy != earlier:
             return False
         key = f"{self.folder(copy)}/{name}"
         if not self._bucket.copy(f"{self.folder(earlier)}/{known}", key, nbytes):
@@ -167,15 +138,15 @@ class ObjectFar(Far):
 
     def publish(self, copy: Copy, manifest: bytes, *, replaces: str | None = None) -> bool:
         for _ in range(_TRIES):
-            place = self._place(copy.target, anew=True)
+            place = self._places.at(copy.target, anew=True)
             if place.copy is not None and place.copy.attempt == copy.attempt:
                 self._note(copy)
                 return True
-            if not _may_publish(place, copy, replaces):
+            if not may_publish(place, copy, replaces):
                 return False
             try:
                 # Commit point: from here on the step is there, and everybody sees it.
-                self._bucket.put(_manifest_key(copy.target), manifest, over=place.version or CREATE)
+                self._bucket.put(manifest_key(copy.target), manifest, over=place.version or CREATE)
             except Refused:
                 continue  # somebody was faster; or this very request was, and its answer was lost
             except Away:
@@ -210,7 +181,7 @@ class ObjectFar(Far):
     def sweep(self, keep: Collection[Copy]) -> None:
         kept = {(copy.target, copy.folder) for copy in keep}
         names = [name for name in self._targets() if _is_ours(name)]
-        places = dict(self._each(lambda name: (name, self._place(name, anew=True)), names))
+        places = dict(self._each(lambda name: (name, self._places.at(name, anew=True)), names))
         whole = [place.copy for place in places.values() if place.copy is not None]
         newest = max((copy.step for copy in whole if copy.directory is None), default=-1)
         for target, place in places.items():
@@ -284,13 +255,13 @@ class ObjectFar(Far):
 
     def _targets(self) -> list[str]:
         names = {*self._bucket.look()[0], *self._published}
-        # An agent lives for months: of what has gone nothing is kept. (A copy of it: other threads write.)
-        self._places = {name: one for name, one in dict(self._places).items() if name in names}
+        # An agent lives for months: of what has gone nothing is kept.
+        self._places.keep(names)
         return sorted(names)
 
     def _whole(self, target: str) -> Copy | None:
         """What is whole there; of what this process has published and is no more, nothing is kept."""
-        copy = self._place(target).copy
+        copy = self._places.at(target).copy
         if copy is None and target in self._published:
             with self._lock:
                 self._published.discard(target)
@@ -298,51 +269,20 @@ class ObjectFar(Far):
                     del self._put[key]
         return copy
 
-    def _place(self, target: str, *, anew: bool = False) -> _Place:
-        """What is in a manifest's place, by key; asked only whether it has changed, where that will do."""
-        known = None if anew else self._places.get(target)
-        if known and known.gone and time.monotonic() < known.seen_s + _MARK_HOLDS_S:
-            return known
-        try:
-            version = known.version if known else None
-            found = self._bucket.get(_manifest_key(target), unless=version)
-        except Unchanged:
-            assert known is not None
-            return known
-        place = _Place(None) if found is None else self._understood(target, *found)
-        self._places[target] = place
-        return place
-
-    def _understood(self, target: str, data: bytes, version: Version) -> _Place:
-        gone = retired_in(data)
-        if gone:
-            return _Place(version, gone=gone)
-        try:
-            manifest = Manifest.decode(data, path=Path(target) / MANIFEST_NAME)
-        except (CorruptCheckpoint, UnknownFormat) as exc:
-            logger.warning("%s: %s is left out: %s", self.url, target, exc)
-            return _Place(version)
-        step = parse_step_dir(target)
-        if (manifest.directory is None) != (step is not None) or step not in (None, manifest.step):
-            logger.warning("%s: %s is left out: it holds another's manifest", self.url, target)
-            return _Place(version)
-        directory = None if step is not None else target
-        return _Place(version, Copy(manifest.step, manifest.attempt, directory))
-
     def _is_there(self, copy: Copy) -> bool:
         with contextlib.suppress(Away):
-            there = self._place(copy.target, anew=True).copy
+            there = self._places.at(copy.target, anew=True).copy
             return there is not None and there.attempt == copy.attempt
         return False
 
     def _note(self, copy: Copy) -> None:
         with self._lock:
             self._published.add(copy.target)
-            self._places.pop(copy.target, None)
+            self._places.forget(copy.target)
 
     def _retire(self, target: str) -> None:
         for _ in range(_TRIES):
-            place = self._place(target, anew=True)
+            place = self._places.at(target, anew=True)
             if place.version is None:
                 return  # what may be left there is swept
             gone = place.gone
@@ -352,10 +292,10 @@ class ObjectFar(Far):
                 try:
                     # Order matters: without its manifest it is no step any more, and nobody looks for its
                     # files, nor puts it there again. Only the very manifest that was seen is replaced.
-                    self._bucket.put(_manifest_key(target), retired_mark(gone), over=place.version)
+                    self._bucket.put(manifest_key(target), retired_mark(gone), over=place.version)
                 except Refused:
                     continue
-            self._places.pop(target, None)
+            self._places.forget(target)
             for folder in filter(_FOLDER.fullmatch, gone):
                 self._clear(target, folder)
             return
@@ -369,7 +309,7 @@ class ObjectFar(Far):
             [f"{place}/{name}" for name in sorted({*self._bucket.below(place), *mine})]
         )
 
-    def _sweep_folder(self, target: str, folder: str, place: _Place, newest: int) -> None:
+    def _sweep_folder(self, target: str, folder: str, place: Place, newest: int) -> None:
         if folder in place.gone:
             self._clear(target, folder)
             return
@@ -381,7 +321,7 @@ class ObjectFar(Far):
         if place.version is None:
             try:
                 # Whoever was about to publish it finds that out.
-                self._bucket.put(_manifest_key(target), retired_mark((folder,)), over=CREATE)
+                self._bucket.put(manifest_key(target), retired_mark((folder,)), over=CREATE)
             except Refused:
                 return
         self._clear(target, folder)
@@ -396,20 +336,9 @@ class ObjectFar(Far):
         written = self._bucket.below(target).get(MANIFEST_NAME)
         # Danger: a delete has no condition. An old step that is taken away is never sent again.
         if written and step is not None and step < newest and not self._is_young(target):
-            self._bucket.delete([_manifest_key(target)])
-            self._places.pop(target, None)
-
-
-def _manifest_key(target: str) -> str:
-    return f"{target}/{MANIFEST_NAME}"
+            self._bucket.delete([manifest_key(target)])
+            self._places.forget(target)
 
 
 def _is_ours(target: str) -> bool:
     return parse_step_dir(target) is not None or is_directory_name(target)
-
-
-def _may_publish(place: _Place, copy: Copy, replaces: str | None) -> bool:
-    if place.copy is not None:
-        return place.copy.attempt == replaces
-    # Nothing is there, or the mark of others; never over what cannot be understood.
-    return place.version is None or (bool(place.gone) and copy.folder not in place.gone)
