@@ -9,6 +9,7 @@ A run that tries everything (`CKPT_PLACES=all`) starts each anew.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import importlib
 import json
@@ -69,15 +70,21 @@ class Forks:
                 stdout=subprocess.PIPE,
             )
             theirs.close()
+            atexit.register(self.close)
         return self._asked
+
+    def close(self) -> None:
+        """End the process that forks. At the end of this one, if it was forgotten."""
+        asked, self._asked = self._asked, None
+        if asked is not None and self._server is not None:
+            asked.close()
+            self._server.communicate(timeout=_ENDS_S)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._asked is not None and self._server is not None:
-            self._asked.close()
-            self._server.communicate(timeout=_ENDS_S)
+        self.close()
 
 
 class _Fork(subprocess.Popen[Any]):

@@ -13,7 +13,7 @@ import pytest
 from tests import places
 from tests.crash.warm import Warm
 from tests.integrations.deepspeed.conftest import Ranks
-from tests.integrations.deepspeed.launch import run_ranks
+from tests.integrations.deepspeed.launch import torchrun
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -282,7 +282,7 @@ def test_it_goes_on_from_the_step_that_was_saved_last(
 
 def _torchrun(call: str, **arguments: Any) -> tuple[int, str]:
     program = ["-m", "tests.integrations.deepspeed.crashing", call, json.dumps(arguments)]
-    return run_ranks(program, ranks=2, limit_s=120)
+    return torchrun(program, ranks=2, limit_s=120)
 
 
 def test_under_torchrun_the_death_of_one_rank_ends_the_job_and_leaves_whole_tags(

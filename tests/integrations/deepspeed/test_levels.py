@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integrations.deepspeed.launch import Job, run, run_ranks
+from tests.integrations.deepspeed.launch import Job, run, torchrun
 from tests.levels.trainers import end_agent
 
 pytestmark = pytest.mark.timeout(600)
@@ -24,7 +24,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     jobs.mkdir()
     (jobs / "plan.json").write_text(f'[["level_jobs.killed", "{folder}", {{}}]]')
     program = ["-m", "tests.integrations.deepspeed.program", str(jobs)]
-    code, output = run_ranks(program, ranks=2)
+    code, output = torchrun(program, ranks=2)
     assert code != 0, output
     end_agent(folder / "c")
     left = {path.name for path in (folder / "far").iterdir()}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integrations.deepspeed.launch import Job, run
+from tests.integrations.deepspeed.launch import Job, run, torchrun
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -64,8 +64,8 @@ Results = dict[Any, list[Any]]
 """Key of a job -> what each rank found."""
 
 
-def _run(jobs: dict[Any, Job], place: Path, *, ranks: int = 2) -> Results:
-    found = run(list(jobs.values()), ranks=ranks, place=place)
+def _run(jobs: dict[Any, Job], place: Path, *, ranks: int = 2, **how: Any) -> Results:
+    found = run(list(jobs.values()), ranks=ranks, place=place, **how)
     return dict(zip(jobs, found, strict=True))
 
 
@@ -104,7 +104,7 @@ def read(place: Path, written: Results) -> Results:
         jobs["opened", state] = Job("plain.opened", folder)
         jobs["converted", state] = Job("plain.converted", folder, {"tied": state.tied})
         jobs["universal", state] = Job("plain.universal", folder)
-    return _run(jobs, place / "reading")
+    return _run(jobs, place / "reading", start=torchrun)
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4], ids="{} ranks".format)
