@@ -7,8 +7,8 @@ import nox
 CONSTRAINTS = ".ci/constraints.txt"
 OLDEST = ".ci/oldest.txt"
 
-# Two at a time: many tests wait, for disks, deadlines or ranks.
-PARALLEL = ("-n", "2", "--dist", "loadscope", "--max-worker-restart", "0")
+# Three at a time on two cores: many tests wait, for disks, deadlines or ranks.
+PARALLEL = ("-n", "3", "--dist", "loadscope", "--max-worker-restart", "0")
 
 # What `nox -s compat` runs of the tests that `--quick` leaves out.
 ON_RANKS = (
