@@ -122,7 +122,7 @@ def test_nothing_is_left_on_the_disk(output: Path, report: dict[str, Any]) -> No
 
 
 def test_a_start_is_measured_where_it_is_asked_for(tmp_path: Path) -> None:
-    names = (OURS, "torch_save", "dcp_save")
+    names = (OURS, "torch_save")
     asked = [word for name in names for word in ("--contender", name)]
     output = quick_run(tmp_path, "--measure", "start", *asked, imported=())
     results = report_of(output)["results"]
@@ -133,7 +133,7 @@ def test_a_start_is_measured_where_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_what_does_not_change_is_measured_where_it_is_asked_for(tmp_path: Path) -> None:
-    report = report_of(quick_run(tmp_path, "--measure", "still"))
+    report = report_of(quick_run(tmp_path, "--measure", "still", imported=()))
     here = ran(report)
     assert list(report["contenders"]) == [OURS, *SHARING]
     assert here >= {OURS, *SHARING} - {"moonclip"}

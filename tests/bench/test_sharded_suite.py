@@ -20,6 +20,12 @@ pytestmark = pytest.mark.timeout(400)
 MEASURES = {"fsdp": ("train", "save"), "deepspeed": ("save", "resume")}
 """What is the same for both is measured of one."""
 
+_LIGHTNING = ("lightning.pytorch", "ckpt_lightning", "ckpt_lightning_tools.bench.sharded_worker")
+IMPORTED = {
+    "fsdp": _LIGHTNING,
+    "deepspeed": (*_LIGHTNING, "deepspeed", "torch._dynamo.eval_frame"),
+}
+
 FIGURES = {
     "train": ("slowdown_every_1", "train_stall_every_3"),
     "save": ("large_stall", "large_longest_step"),
@@ -34,7 +40,8 @@ def test_each_way_runs_on_two_ranks_and_goes_on_from_what_training_ended_with(
     if strategy == "deepspeed":
         pytest.importorskip("deepspeed")
     asked = [text for measure in MEASURES[strategy] for text in ("--measure", measure)]
-    report = report_of(quick_run(tmp_path, "--suite", f"lightning-{strategy}", *asked))
+    suite = f"lightning-{strategy}"
+    report = report_of(quick_run(tmp_path, "--suite", suite, *asked, imported=IMPORTED[strategy]))
     names = FsdpSettings.contenders
     assert_all_ran(report, names, framework="lightning")
     saving = [name for name in names if name != BASE]
