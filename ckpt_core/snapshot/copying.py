@@ -1,7 +1,7 @@
 """Byte copies from a live leaf into staging memory: the innermost loop of a snapshot.
 
-Contiguous CPU leaves are moved by `memmove` on raw addresses: no tensor views are built, so ten thousand
-small leaves cost milliseconds. Small copies keep the GIL (giving it up and fighting for it again costs more
+Contiguous CPU leaves are moved on raw addresses, large ones past the caches: no tensor views are built, so
+ten thousand small leaves cost milliseconds. Small copies keep the GIL (giving it up and fighting for it again costs more
 than the copy, and may cost a whole switch interval); large ones release it, so that training goes on.
 """
 
@@ -17,22 +17,24 @@ import torch
 from ckpt_core.state import GIL_RELEASE_BYTES, blocks, one_thread_limit
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.pages import address_of
+from ckpt_core.system.streaming import streaming_move
 
 _MEMMOVE = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 _SIGNATURE = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 Buffer = ctypes.Array[ctypes.c_char]
-_move_large = ctypes.CFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
+_move_any = ctypes.CFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
 _move_small = ctypes.PYFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
+_move_large = streaming_move() or _move_any
 
 
 def move(target: int, source: int, nbytes: int) -> None:
-    """memmove between two addresses; the caller keeps both memories alive."""
+    """Copy between two memories that do not overlap; the caller keeps both alive."""
     (_move_large if nbytes >= GIL_RELEASE_BYTES else _move_small)(target, source, nbytes)
 
 
 def move_all(targets: Iterable[int], sources: Iterable[int], sizes: Sequence[int]) -> None:
-    """memmove between many addresses, as `move` does; no line of Python for each."""
-    step = _move_large if max(sizes, default=0) >= GIL_RELEASE_BYTES else _move_small
+    """The same between many addresses; no line of Python for each."""
+    step = _move_any if max(sizes, default=0) >= GIL_RELEASE_BYTES else _move_small
     deque(map(step, targets, sources, sizes), maxlen=0)
 
 
