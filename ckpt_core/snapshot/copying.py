@@ -1,8 +1,9 @@
 """Byte copies from a live leaf into staging memory: the innermost loop of a snapshot.
 
 Contiguous CPU leaves are moved on raw addresses, large ones past the caches: no tensor views are built, so
-ten thousand small leaves cost milliseconds. Small copies keep the GIL (giving it up and fighting for it again costs more
-than the copy, and may cost a whole switch interval); large ones release it, so that training goes on.
+ten thousand small leaves cost milliseconds. Small copies keep the GIL (giving it up and fighting for it again
+costs more than the copy, and may cost a whole switch interval); large ones release it, so that training goes
+on.
 """
 
 from __future__ import annotations
