@@ -35,6 +35,7 @@ def move(target: int, source: int, nbytes: int) -> None:
 
 def move_all(targets: Iterable[int], sources: Iterable[int], sizes: Sequence[int]) -> None:
     """The same between many addresses; no line of Python for each."""
+    # Not past the caches: some of them may be smaller than a line.
     step = _move_any if max(sizes, default=0) >= GIL_RELEASE_BYTES else _move_small
     deque(map(step, targets, sources, sizes), maxlen=0)
 

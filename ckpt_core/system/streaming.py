@@ -11,7 +11,9 @@ import ctypes
 import mmap
 import platform
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
+
+from ckpt_core.system.machine import processor
 
 Move = Callable[[int, int, int], object]
 """Of a target, a source and a number of bytes."""
@@ -36,10 +38,16 @@ _CODE = bytes.fromhex(
 _SIGNATURE = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _PROT_READ_EXEC = mmap.PROT_READ | mmap.PROT_EXEC
 
+_kept: list[ctypes.c_char] = []
+"""A reference to each page of it: without one it would be unmapped."""
+
 
 def streaming_move() -> Move | None:
     """The copy, where it is faster than memmove; None elsewhere, and where it cannot be had."""
-    return load() if processor_maker() in _FASTER_ON else None
+    with suppress(OSError):
+        if processor("vendor_id") in _FASTER_ON:
+            return load()
+    return None
 
 
 def load() -> Move | None:
@@ -47,27 +55,25 @@ def load() -> Move | None:
 
     None on other processors, and where the system refuses: SELinux without `execmem`, systemd's
     `MemoryDenyWriteExecute=`.
+
+    Raises:
+        OSError: there is no memory.
     """
     if platform.machine() != "x86_64":
         return None
-    try:
-        page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:
-        return None
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     page.write(_CODE)
-    # It is never closed: there is a reference to its memory.
     held = ctypes.c_char.from_buffer(page)
     place = ctypes.addressof(held)
     protect = ctypes.CDLL(None).mprotect
     protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if protect(place, mmap.PAGESIZE, _PROT_READ_EXEC):
         return None
-    _kept.append(held)
     move = ctypes.CFUNCTYPE(None, *_SIGNATURE)(place)
-    return move if _copies(move) else None
-
-
-_kept: list[ctypes.c_char] = []
+    if not _copies(move):
+        return None
+    _kept.append(held)
+    return move
 
 
 def _copies(move: Move) -> bool:
@@ -77,13 +83,3 @@ def _copies(move: Move) -> bool:
     to, of = begin
     move(to + 3, of + 5, 400)
     return target == bytes(3) + source[5:405] + bytes(109)
-
-
-def processor_maker() -> str:
-    """As the processor tells it, such as "AuthenticAMD"; empty where it tells none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    found = (line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id"))
-    return next(found, "")

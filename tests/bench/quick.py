@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +24,18 @@ def ckpt_core_bench(arguments: Sequence[str], *, columns: int = 500) -> Result:
     return CliRunner().invoke(application, arguments, env={"COLUMNS": str(columns)})
 
 
-def quick_run(folder: Path, *arguments: str, imported: Sequence[str] | None = None) -> Path:
+def quick_run(folder: Path, *arguments: str, imported: Sequence[str] = ()) -> Path:
     """Run below `folder`, which then holds root, out.json, out.png, stdout and stderr; the folder.
 
     Args:
         folder: exists.
         arguments: of the command.
-        imported: by one process for all that are measured, which are forks of it (`tests.bench.forks`);
-            None: each is started anew.
+        imported: by one process for all that are measured, which are forks of it (`tests.bench.forks`).
     """
     (folder / "root").mkdir()
     arguments = (*arguments, "--quick", "--root", str(folder / "root"))
     outputs = ("--json", str(folder / "out.json"), "--plot", str(folder / "out.png"))
-    with nullcontext() if imported is None else forked(*imported):
+    with forked(*imported):
         result = ckpt_core_bench([*arguments, *outputs], columns=200)
     (folder / "stdout").write_text(result.stdout)
     (folder / "stderr").write_text(result.stderr)
@@ -72,7 +70,7 @@ def reason_without(*modules: str, worker: str, asked: str) -> str:
     return reason
 
 
-def quick_fixtures(*arguments: str, imported: Sequence[str] | None = ()) -> tuple[Any, Any]:
+def quick_fixtures(*arguments: str, imported: Sequence[str] = ()) -> tuple[Any, Any]:
     """For a test module: `output, report = quick_fixtures(...)`, the folder and the JSON of one quick run."""
 
     @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return quick_run(tmp_path_factory.mktemp("bench"), "--suite", "policy", imported=())
+    return quick_run(tmp_path_factory.mktemp("bench"), "--suite", "policy")
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return quick_run(tmp_path_factory.mktemp("bench"), imported=())
+    return quick_run(tmp_path_factory.mktemp("bench"))
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +122,9 @@ def test_nothing_is_left_on_the_disk(output: Path, report: dict[str, Any]) -> No
 
 
 def test_a_start_is_measured_where_it_is_asked_for(tmp_path: Path) -> None:
-    names = (OURS, "torch_save")
+    names = (OURS, "torch_save", "dcp_save")
     asked = [word for name in names for word in ("--contender", name)]
-    output = quick_run(tmp_path, "--measure", "start", *asked, imported=())
+    output = quick_run(tmp_path, "--measure", "start", *asked)
     results = report_of(output)["results"]
     assert results["start"]["contenders"].keys() == set(names)
     for name, row in results["start_own"]["contenders"].items():
@@ -133,7 +133,7 @@ def test_a_start_is_measured_where_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_what_does_not_change_is_measured_where_it_is_asked_for(tmp_path: Path) -> None:
-    report = report_of(quick_run(tmp_path, "--measure", "still", imported=()))
+    report = report_of(quick_run(tmp_path, "--measure", "still"))
     here = ran(report)
     assert list(report["contenders"]) == [OURS, *SHARING]
     assert here >= {OURS, *SHARING} - {"moonclip"}

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ranks = [text for size in SIZES for text in ("--ranks", str(size))]
-    return quick_run(tmp_path_factory.mktemp("bench"), "--suite", "ranks", *ranks, imported=())
+    return quick_run(tmp_path_factory.mktemp("bench"), "--suite", "ranks", *ranks)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_core.system import streaming
-from ckpt_core.system.streaming import LEAST_BYTES, Move, load, processor_maker, streaming_move
+from ckpt_core.system.machine import processor
+from ckpt_core.system.streaming import LEAST_BYTES, Move, load, streaming_move
 from tests.quick import drawn
 
 _EDGE = 128
@@ -62,13 +63,13 @@ def test_what_is_asked_for_is_copied_and_nothing_else(
 
 
 def test_it_is_taken_where_it_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert processor_maker() in Path("/proc/cpuinfo").read_text()
+    assert processor("vendor_id") in Path("/proc/cpuinfo").read_text()
     for maker, taken in [
         ("AuthenticAMD", load() is not None),
         ("GenuineIntel", False),
         ("", False),
     ]:
-        monkeypatch.setattr(streaming, "processor_maker", lambda maker=maker: maker)
+        monkeypatch.setattr(streaming, "processor", {"vendor_id": maker}.__getitem__)
         assert (streaming_move() is not None) == taken
 
 
