@@ -69,6 +69,8 @@ class PlainSaves:
         self._fronts = Fronts()
         self.mode = self.mode_used = Mode(pipeline.options.mode)
         self._told_no_room = False
+        # Leaves of the last save: of each, an alias and where it goes live on behind `save`.
+        self._made = 0
 
     def save(
         self,
@@ -82,13 +84,14 @@ class PlainSaves:
         began, journal = time.monotonic(), self._admission.journal
         inflight = self._admission.announce(step)
         scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
-        journal.pause_collector()
+        journal.pause_collector(self._made)
         plan = self._plan(state, scope)
         if self._admission.must_wait():
             # Where nothing waits, the collector would only walk the plan, and once more at the end.
             journal.resume_collector()
         self._admission.admit(inflight)
-        journal.pause_collector()
+        self._made = len(plan.flat.specs)
+        journal.pause_collector(self._made)
         self._start(inflight, plan)
         # It goes on by itself from here, also while this thread waits for it.
         journal.undo = None
@@ -156,7 +159,7 @@ class PlainSaves:
         stills = self._stills(inflight, plan)
         job = StageJob(
             *(inflight, image, source, audit, watch, pipeline, self._no_room),
-            *(self.sharing, offsets, stills),
+            *(self.sharing, offsets, (flat.tensors, flat.origin.tensors), stills),
         )
         inflight.snapshot.name_leaves(lambda name: name if name in arrangement.names else None)
         job.announce()

@@ -16,6 +16,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from ckpt_core.errors import CkptError, StagingError
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.pipeline import Pipeline
@@ -152,6 +154,8 @@ class StageJob:
         sharing: looks at the leaves of the first file.
         offsets: where in that file which leaf is, for `sharing`.
         stills: the other files, those first that are `copied`.
+        seen: all tensors of the state, which are let go of on the stager thread: for each of very many, that
+            is a look at memory which is in no cache.
     """
 
     inflight: InFlight
@@ -163,6 +167,7 @@ class StageJob:
     no_room: Callable[[], None]
     sharing: NoSharing
     offsets: Mapping[int, str]
+    seen: Sequence[Sequence[Tensor]]
     stills: Sequence[StillFile] = ()
 
     def __post_init__(self) -> None:

@@ -6,11 +6,12 @@ chunks leave as `Piece`s to a `ChunkSink` while later leaves are still being cop
 (FAST '21), snapshot(); LightCheck III-B; PCcheck 3.1.
 """
 
-from ckpt_core.snapshot.clones import DeviceClones, frozen
+from ckpt_core.snapshot.clones import DeviceClones
 from ckpt_core.snapshot.copying import Buffer, buffers_at
 from ckpt_core.snapshot.image import ChunkSink, ImageSpec, Piece, ShardImage
 from ckpt_core.snapshot.planning import PoolDemand, PoolPlan, budget_bytes, plan_pool, too_small
 from ckpt_core.snapshot.pool import StagingPool
+from ckpt_core.snapshot.runs import frozen
 from ckpt_core.snapshot.sampling import Sampler
 from ckpt_core.snapshot.stager import Snapshot, StageItem, Stager
 from ckpt_core.snapshot.staging_memory import StagingMemory

@@ -1,16 +1,16 @@
-"""Copies of leaves on their devices, side by side as in the file: few copies take them to the host."""
+"""The clones of mode DEVICE: leaves on their devices, side by side as in the file, in memory that is kept."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ckpt_core.snapshot.runs import Run, runs_of
 from ckpt_core.snapshot.stager import StageItem
 from ckpt_core.snapshot.streams import CopyStreams
 from ckpt_core.system.devices import Devices
@@ -18,62 +18,6 @@ from ckpt_core.units import align_up
 
 _APART_BYTES = 64
 """Runs begin at multiples of this, plus what their place in the file has: words stay where words may be."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """Leaves of one device that follow each other in the file, at `offset`."""
-
-    device: Any
-    offset: int
-    end: int
-    tensors: list[Tensor] = field(default_factory=list)
-
-
-def _runs(items: Sequence[StageItem], devices: Devices, *, one_dtype: bool) -> Iterator[_Run]:
-    """Split leaves; those of the host, strided ones and those without bytes are alone."""
-    run: _Run | None = None
-    for tensor, offset, nbytes in items:
-        device = devices.of(tensor)
-        alone = device is None or nbytes == 0 or not tensor.is_contiguous()
-        if run is not None and (
-            alone
-            or run.end != offset
-            or run.device != device
-            or (one_dtype and run.tensors[-1].dtype != tensor.dtype)
-        ):
-            yield run
-            run = None
-        if run is None:
-            run = _Run(device, offset, offset)
-        run.tensors.append(tensor)
-        run.end = offset + nbytes
-        if alone:
-            yield run
-            run = None
-    if run is not None:
-        yield run
-
-
-def frozen(items: Sequence[StageItem], devices: Devices) -> list[StageItem]:
-    """Queue copies of leaves on the streams that are current on this thread; those of the host are made.
-
-    Args:
-        items: in file order.
-
-    Returns:
-        The same bytes in few items, in file order.
-    """
-    found: list[StageItem] = []
-    # No gradients are recorded, and not for `no_grad`: see `homes`.
-    plain = [(tensor.detach(), offset, nbytes) for tensor, offset, nbytes in items]
-    for run in _runs(plain, devices, one_dtype=True):
-        nbytes = run.end - run.offset
-        if len(run.tensors) == 1:
-            found.append((devices.clone(run.tensors[0]), run.offset, nbytes))
-        else:
-            found.append((devices.collect(run.tensors), run.offset, nbytes))
-    return found
 
 
 class _Places:
@@ -88,7 +32,7 @@ class _Places:
     """
 
     def __init__(
-        self, leaves: Sequence[StageItem], runs: Sequence[_Run], memory: dict[torch.device, Tensor]
+        self, leaves: Sequence[StageItem], runs: Sequence[Run], memory: dict[torch.device, Tensor]
     ) -> None:
         self._key = _key(leaves)
         self._of: list[Tensor] = []
@@ -122,7 +66,7 @@ def _key(leaves: Sequence[StageItem]) -> tuple[list[Any], ...]:
     return offsets, *(list(map(attrgetter(name), tensors)) for name in ("shape", "dtype", "device"))
 
 
-def _begin(used: int, run: _Run) -> int:
+def _begin(used: int, run: Run) -> int:
     return align_up(used, _APART_BYTES) + run.offset % _APART_BYTES
 
 
@@ -175,7 +119,7 @@ class DeviceClones:
         if self._places is None or not self._places.fit(leaves):
             # Its memory may be that of the next one.
             self._places = None
-            runs = list(_runs(leaves, self._streams.devices, one_dtype=False))
+            runs = list(runs_of(leaves, self._streams.devices))
             if not self._have_memory(runs):
                 return None
             self._places = _Places(leaves, runs, self._memory)
@@ -184,7 +128,7 @@ class DeviceClones:
         self._places.fill(leaves, self._streams.devices)
         return _taken_apart(self._places.items, begins)
 
-    def _have_memory(self, runs: Sequence[_Run]) -> bool:
+    def _have_memory(self, runs: Sequence[Run]) -> bool:
         need: dict[torch.device, int] = {}
         for run in runs:
             if run.device is None:

@@ -22,14 +22,12 @@ import torch
 
 from ckpt_core.snapshot.copying import Buffer, move, move_all, write_all, zero
 from ckpt_core.snapshot.pool import Chunk, Part, StagingPool
+from ckpt_core.snapshot.runs import collected
 from ckpt_core.snapshot.streams import CopyStreams
 from ckpt_core.system.devices import NOTHING_QUEUED, Queued
 from ckpt_core.units import align_up
 
 _log = logging.getLogger("ckpt_core")
-
-_GATHERED_BYTES = 2 * 2**20
-"""Leaves of a device up to this size are collected there; a larger one keeps a copy engine busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +73,6 @@ class _Open:
     chunk: Chunk | None = None
     # Devices whose copy streams may still write to it.
     devices: set[torch.device] = field(default_factory=set)
-    # Small parts of leaves of one device whose copies are not queued yet, and where they go.
-    parts: list[tuple[int, torch.Tensor]] = field(default_factory=list)
-    parts_on: torch.device | None = None
 
 
 @dataclass(slots=True)
@@ -164,8 +159,7 @@ class ShardImage:
     def leaf(self, tensor: torch.Tensor, *, offset: int, nbytes: int) -> None:
         """Copy one leaf to its place, in `leaves`; blocks while no chunk is free.
 
-        Leaves come in file order; the gap before each is filled with zeros. What comes from a device may not
-        be queued before the end of `leaves`.
+        Leaves come in file order; the gap before each is filled with zeros.
 
         Raises:
             StagingError: no chunk became free in time.
@@ -206,7 +200,6 @@ class ShardImage:
             # All but the last one that begins in this chunk end in it, and leave something of it.
             last = bisect_left(offsets, self._cursor + room, lo=done) - 1
             if last > done:
-                self._collect(chunk)
                 if buffers:
                     write_all(chunk.memory, inside, buffers[done:last])
                 else:
@@ -223,9 +216,9 @@ class ShardImage:
         The same as `leaf` for each; leaves that fit into the open chunk without filling it, or the
         file, take a path without calls.
         """
-        devices, size, end = self._streams.devices, self._chunk_bytes, self._spec.file_bytes
-        is_flat, of = devices.is_flat, devices.of
-        for tensor, offset, nbytes in items:
+        size, end = self._chunk_bytes, self._spec.file_bytes
+        is_flat = self._streams.devices.is_flat
+        for tensor, offset, nbytes in collected(items, self._streams):
             chunk = self._open
             inside = self._cursor % size
             if (
@@ -233,23 +226,12 @@ class ShardImage:
                 or offset != self._cursor
                 or nbytes >= size - inside
                 or offset + nbytes >= end
+                or not is_flat(tensor)
             ):
                 self.leaf(tensor, offset=offset, nbytes=nbytes)
-            elif not chunk.parts and is_flat(tensor):
+            else:
                 move(chunk.address + inside, tensor.data_ptr(), nbytes)
                 self._cursor = offset + nbytes
-            elif (
-                chunk.parts
-                and 0 < nbytes <= _GATHERED_BYTES
-                and of(tensor) == chunk.parts_on
-                and tensor.is_contiguous()
-            ):
-                chunk.parts.append((inside, tensor))
-                self._cursor = offset + nbytes
-            else:
-                self.leaf(tensor, offset=offset, nbytes=nbytes)
-        if self._open is not None:
-            self._collect(self._open)
 
     def finish(self) -> None:
         """Fill the rest of the file with zeros and hand over the last chunk."""
@@ -280,7 +262,6 @@ class ShardImage:
         while source < end:
             chunk, inside, room = self._room()
             part = min(room, end - source)
-            self._collect(chunk)
             move(chunk.address + inside, source, part)
             source += part
             self._advance(part)
@@ -290,31 +271,10 @@ class ShardImage:
     ) -> None:
         """Copy a part of a leaf that is on a device, or strided."""
         device = self._streams.devices.of(tensor)
-        small = device is not None and nbytes <= _GATHERED_BYTES and tensor.is_contiguous()
-        if not small or device != chunk.parts_on:
-            self._collect(chunk)
         if device is not None and chunk.chunk is not None:
             self._streams.lock(self.pool, chunk.chunk.segment, device)
-        if device is None or not small:
-            target = chunk.tensor()[inside : inside + nbytes]
-            self._streams.copy(tensor, start, target, into=chunk.devices)
-            return
-        if nbytes < tensor.nbytes:
-            item = tensor.element_size()
-            tensor = tensor.view(-1).narrow(0, start // item, nbytes // item)
-        # Before the first byte is queued: an error may leave a part of the copy behind.
-        chunk.devices.add(device)
-        chunk.parts_on = device
-        chunk.parts.append((inside, tensor))
-
-    def _collect(self, chunk: _Open) -> None:
-        """Queue the copies of what has been taken into a chunk."""
-        if not chunk.parts:
-            return
-        parts, device = chunk.parts, chunk.parts_on
-        assert device is not None
-        chunk.parts, chunk.parts_on = [], None
-        self._streams.gather(device, chunk.tensor(), parts)
+        target = chunk.tensor()[inside : inside + nbytes]
+        self._streams.copy(tensor, start, target, into=chunk.devices)
 
     def _write_bytes(self, data: bytes) -> None:
         view = memoryview(data)
@@ -363,7 +323,6 @@ class ShardImage:
         assert chunk is not None
         offset = (self._cursor - 1) // self._chunk_bytes * self._chunk_bytes
         length = self._cursor - offset
-        self._collect(chunk)
         if offset < self._held.until:
             self._held.pieces.append((offset, chunk, length))
             self._open = None

@@ -61,6 +61,8 @@ class Snapshot:
         self.staged: Future[None] = Future()
         self._changed = Monitor()
         self._queued: dict[str, int] = {}
+        # What is not in there yet: few ask for a leaf by its name.
+        self._named: list[tuple[int, Sequence[str]]] = []
         self._live: list[tuple[int, Sequence[StageItem | None]]] = []
         self._handed = 0
         self._before_all = 0
@@ -85,7 +87,7 @@ class Snapshot:
         """Note that these leaves have been handed to the stager and may not change until copied.
 
         Args:
-            names: of the leaf of each piece.
+            names: of the leaf of each piece. Not to be changed.
             items: what is read for each piece; None for memory that nobody else has. Not to be changed.
             behind: how many had been handed over before; a call that is repeated changes nothing.
 
@@ -94,9 +96,7 @@ class Snapshot:
         """
         with self._changed.lock:
             self._live.append((behind, items))
-            self._queued.update(
-                zip(names, range(behind + 1, behind + 1 + len(names)), strict=False)
-            )
+            self._named.append((behind + 1, names))
             self._handed = behind + len(names)
             return self._handed
 
@@ -261,6 +261,10 @@ class Snapshot:
 
     def _place(self, name: str) -> int:
         """How many leaves must have been copied before training may change the one of this name."""
+        while self._named:
+            begin, names = self._named[0]
+            self._queued.update(zip(names, range(begin, begin + len(names)), strict=True))
+            del self._named[0]
         leaf = self._leaf_of(name)
         if leaf is None:
             return self._queued.get(name, self._handed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 
@@ -57,44 +57,12 @@ class CopyStreams:
             # Before the first byte is queued: an error may leave a part of the copy behind.
             into.add(device)
             self.enter(device)
-        copy_range(tensor, start, target, devices=self.devices)
-
-    def gather(
-        self, device: torch.device, target: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor]]
-    ) -> None:
-        """Copy small contiguous leaves of one device to host memory in few pieces.
-
-        A copy engine takes some microseconds for each copy, and Python ten: leaves that follow each other are
-        collected on the device first.
-
-        Args:
-            parts: where in the target, in rising order, and what.
-        """
-        self.enter(device)
-        run: list[torch.Tensor] = []
-        begin = end = 0
-        dtype = None
-        for offset, tensor in parts:
-            if offset != end or tensor.dtype != dtype:
-                self._copy_run(target[begin:end], run)
-                run, begin, end, dtype = [], offset, offset, tensor.dtype
-            run.append(tensor)
-            end += tensor.nbytes
-        self._copy_run(target[begin:end], run)
-
-    def _copy_run(self, target: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-        """Copies of tensors of one dtype to host memory, back to back."""
-        if len(tensors) > 1:
-            try:
-                self.devices.copy(target, self.devices.collect(tensors))
+            if tensor.is_contiguous():
+                size = tensor.element_size()
+                words = tensor.view(-1)[start // size : (start + target.numel()) // size]
+                self.devices.copy(target.view(tensor.dtype), words)
                 return
-            except RuntimeError as exc:
-                # Slower, for each run again: no warning.
-                _log.info("leaves are copied one by one, since they cannot be collected: %s", exc)
-        at = 0
-        for tensor in tensors:
-            copy_range(tensor, 0, target[at : at + tensor.nbytes], devices=self.devices)
-            at += tensor.nbytes
+        copy_range(tensor, start, target, devices=self.devices)
 
     def lock(self, pool: StagingPool, segment: Segment, device: torch.device) -> None:
         """Have memory page-locked before copies of a device go there; takes a while the first time."""
@@ -123,8 +91,7 @@ class CopyStreams:
         """What is queued on the copy streams of these devices."""
         events = {}
         for device in on:
-            self.enter(device)
-            events[device] = self.devices.record(device)
+            events[device] = self.devices.record(device, self.enter(device))
         return Queued(events)
 
     def settle(self) -> None:

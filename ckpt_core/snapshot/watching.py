@@ -52,7 +52,7 @@ class LeafWatch:
 
     def end(self, items: Sequence[StageItem]) -> None:
         """Their copy has ended. Called by the stager before training may change them."""
-        for tensor, offset, nbytes in items:
+        for tensor, offset, nbytes in items if self._before else ():
             # Once: what comes again later is a clone of it.
             place, before = self._before.pop(offset, (0, b"")) if nbytes else (0, b"")
             if before and before != self._now(tensor, place, len(before)):

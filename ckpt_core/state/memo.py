@@ -55,6 +55,7 @@ class Known:
         shown: how they became leaves.
         refs, table: of the skeleton.
         specs, eager, ready, placed: of the leaves; see `FlatState`.
+        aliased: tensors that are leaves which are not ready.
     """
 
     runs: Sequence[Run]
@@ -72,24 +73,27 @@ class Known:
     eager: Sequence[bool]
     ready: Sequence[bool]
     placed: Mapping[str, Placement]
+    aliased: Sequence[bool]
 
     def again(self, walker: Walker, tree: Node) -> FlatState | None:
         """The state of a walk, if it is like this one; then hardly anything is done for each leaf."""
         found = walker.tensors
         if not self._walked_alike(walker):
             return None
-        pointers = self.traits.pointers(found)
-        if pointers is None or must_be_eager(walker, self.large, {}) != self.forced:
+        seen = self.traits.look(found, self.aliased)
+        if seen is None or must_be_eager(walker, self.large, {}) != self.forced:
             return None
-        tensors, firsts = found, self.shown.firsts
+        (pointers, tensors), firsts = seen, self.shown.firsts
         if firsts is not None:
-            tensors = [found[first] for first in firsts]
+            tensors = [tensors[first] for first in firsts]
             pointers = [pointers[first] for first in firsts]
+        for index in self.shown.odd:
+            tensors[index] = straight(tensors[index])
         return FlatState(
             Skeleton(tree, self.refs, self.table),
             self.specs,
             self.eager,
-            self._to_read(tensors),
+            tensors,
             self.ready,
             pointers,
             self.placed,
@@ -105,21 +109,6 @@ class Known:
             and walker.arrays == self.arrays
             and walker.placements == self.placements
         )
-
-    def _to_read(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Aliases of all leaves but those that are ready."""
-        if all(self.ready):
-            return tensors
-        if not any(self.ready):
-            made = list(map(Tensor.detach, tensors))
-        else:
-            made = [
-                tensor if ready else tensor.detach()
-                for tensor, ready in zip(tensors, self.ready, strict=True)
-            ]
-        for index in self.shown.odd:
-            made[index] = straight(made[index])
-        return made
 
 
 class SpecMemo:
@@ -178,4 +167,14 @@ class SpecMemo:
             flat.eager,
             ready,
             flat.placements,
+            _aliased(ready, shown.firsts, len(walker.tensors)),
         )
+
+
+def _aliased(ready: Sequence[bool], firsts: Sequence[int] | None, count: int) -> Sequence[bool]:
+    if firsts is None:
+        return [not is_ready for is_ready in ready]
+    found = [False] * count
+    for first, is_ready in zip(firsts, ready, strict=True):
+        found[first] = not is_ready
+    return found

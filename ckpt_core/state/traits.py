@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from ckpt_core.state.flat import first_freed
 
-_storage_id = attrgetter("_cdata")
+_storage_id, _alias = attrgetter("_cdata"), attrgetter("data")
 _AT_A_TIME = 256
 """Tensors that are looked at in one go: what torch knows of them stays in the processor's cache."""
 
@@ -98,12 +98,19 @@ class Traits:
             return None  # Some of these are leaves of a graph, and some are not.
         return cls(tensors, columns, shared)
 
-    def pointers(self, tensors: Sequence[Tensor]) -> list[int] | None:
-        """The address of each tensor, of as many as there were; None if they are not alike, or not there.
+    def look(
+        self, tensors: list[Tensor], aliased: Sequence[bool]
+    ) -> tuple[list[int], list[Tensor]] | None:
+        """The address and an alias of each tensor, of as many as there were; None if they are not alike.
 
-        The same list as before while none has moved.
+        Also None if they are not there. While none has moved it is the same list of addresses as before.
+
+        Args:
+            aliased: of each tensor, whether an alias is wanted; in place of others is the tensor.
         """
         found: list[int] = []
+        aliases: list[Tensor] = []
+        all_aliased, any_aliased = all(aliased), any(aliased)
         for number, start in enumerate(range(0, len(tensors), _AT_A_TIME)):
             some = tensors[start : start + _AT_A_TIME]
             if not _all_are(some, _PLAIN):
@@ -111,17 +118,26 @@ class Traits:
             if not self._checks[number](*some) and not self._looked_at(some, number):
                 return None
             found += map(Tensor.data_ptr, some)
+            if all_aliased:
+                # Takes two thirds of the time of `detach`, and a tenth of it in another pass.
+                aliases += map(_alias, some)
+            elif any_aliased:
+                wanted = aliased[start : start + _AT_A_TIME]
+                aliases += [
+                    _alias(tensor) if want else tensor
+                    for tensor, want in zip(some, wanted, strict=True)
+                ]
         last = self._memory
         # What lies at the same addresses in the same way shares the bytes that it shared.
         if found == last.pointers:
-            return last.pointers
+            return last.pointers, aliases or tensors
         if first_freed(tensors, found) is not None:
             return None
         memory = _Memory.of(tensors, found, self._shared)
         if memory.places != last.places or not _same_sharing(memory.storages, last.storages):
             return None
         self._memory = memory
-        return found
+        return found, aliases or tensors
 
     def _looked_at(self, some: Sequence[Tensor], number: int) -> bool:
         """Whether tensors are alike that the guard does not know."""

@@ -118,6 +118,12 @@ class Devices:
         found = dict.fromkeys(map(attrgetter("device"), tensors))
         return [device for device in found if device.type != "cpu" and _has_streams(device.type)]
 
+    def of_each(self, tensors: Sequence[Tensor]) -> list[torch.device | None]:
+        """The same for each of some tensors; quick for very many."""
+        found = list(map(attrgetter("device"), tensors))
+        streamed = {device: device if _has_streams(device.type) else None for device in set(found)}
+        return list(map(streamed.__getitem__, found))
+
     def is_flat(self, tensor: Tensor) -> bool:
         """Whether the row-major bytes of a tensor are one run of host memory.
 
@@ -147,15 +153,19 @@ class Devices:
         """
         torch.get_device_module(stream.device).set_stream(stream)
 
-    def record(self, device: torch.device) -> Event:
-        """An event behind what is queued on the stream of `device` that is current on this thread."""
+    def record(self, device: torch.device, stream: Stream | None = None) -> Event:
+        """An event behind what is queued on the stream of `device` that is current on this thread.
+
+        Args:
+            stream: that one, where it is known: to ask for it takes longer than the rest.
+        """
         module = torch.get_device_module(device)
         try:
             # An event that spins while it is waited for takes a core from training.
             event = module.Event(blocking=True)
         except TypeError:
             event = module.Event()
-        event.record(module.current_stream(device))
+        event.record(stream or module.current_stream(device))
         made: Event = event
         return made
 

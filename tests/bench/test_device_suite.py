@@ -188,7 +188,7 @@ class Late(Accelerator):
 class Hasty(LateDevices):
     """Does not let copies wait for training."""
 
-    def record(self, device: torch.device) -> Any:
+    def record(self, device: torch.device, stream: Any = None) -> Any:
         event = super().record(device)
         event.count = 0
         return event

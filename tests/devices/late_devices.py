@@ -12,7 +12,7 @@ import random
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_char
 from dataclasses import dataclass, field
 from functools import partial
@@ -145,6 +145,9 @@ class LateDevices(Devices):
     def of_all(self, tensors: Iterable[Tensor]) -> list[torch.device]:
         return [device for device in dict.fromkeys(map(self.of, tensors)) if device is not None]
 
+    def of_each(self, tensors: Sequence[Tensor]) -> list[torch.device | None]:
+        return list(map(self.of, tensors))
+
     def is_flat(self, tensor: Tensor) -> bool:
         return self.of(tensor) is None and super().is_flat(tensor)
 
@@ -157,7 +160,7 @@ class LateDevices(Devices):
     def use(self, stream: Any) -> None:
         self._currents()[stream.device] = stream
 
-    def record(self, device: torch.device) -> LateEvent:
+    def record(self, device: torch.device, stream: Any = None) -> LateEvent:
         self._some()
         stream = self._current(device)
         return LateEvent(self, stream, stream.queued)

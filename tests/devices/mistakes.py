@@ -74,7 +74,7 @@ class _Deaf(LateDevices):
 
     thread = ""
 
-    def record(self, device: torch.device) -> LateEvent:
+    def record(self, device: torch.device, stream: Any = None) -> LateEvent:
         return _DeafEvent(**vars(super().record(device)))
 
 
@@ -116,7 +116,7 @@ class NoWaitBeforeRestore(_Deaf):
 class EventOfTheFirstDevice(LateDevices):
     """Events are recorded on the current device, which is the first one, whatever the leaves are on."""
 
-    def record(self, device: torch.device) -> LateEvent:
+    def record(self, device: torch.device, stream: Any = None) -> LateEvent:
         return super().record(self.devices[0])
 
 

@@ -160,7 +160,7 @@ class Dead(LateDevices):
 
     thread = ""
 
-    def record(self, device: torch.device) -> LateEvent:
+    def record(self, device: torch.device, stream: Any = None) -> LateEvent:
         return _DeadEvent(**vars(super().record(device)))
 
 
@@ -303,7 +303,7 @@ class Stuck(LateDevices):
         super().__init__()
         self.free = threading.Event()
 
-    def record(self, device: torch.device) -> LateEvent:
+    def record(self, device: torch.device, stream: Any = None) -> LateEvent:
         return _StuckEvent(**vars(super().record(device)))
 
 

@@ -22,12 +22,18 @@ def guards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     return bool(request.param == "with guards")
 
 
+def pointers(found: Traits, tensors: list[Tensor]) -> list[int] | None:
+    looked = found.look(tensors, [False] * len(tensors))
+    assert looked is None or looked[1] is tensors
+    return None if looked is None else looked[0]
+
+
 def seen(tensors: list[Tensor]) -> Traits:
     """What is known of tensors that have been there at three saves."""
     found = Traits.of(tensors, [])
     assert found is not None
     for _ in range(2):
-        assert found.pointers(tensors) == [tensor.data_ptr() for tensor in tensors]
+        assert pointers(found, tensors) == [tensor.data_ptr() for tensor in tensors]
     return found
 
 
@@ -44,12 +50,27 @@ def test_this_torch_has_guards_that_notice_what_they_must(guards: bool) -> None:
 def test_the_same_list_tells_that_no_tensor_has_moved() -> None:
     tensors = many()
     found = seen(tensors)
-    first = found.pointers(tensors)
-    assert found.pointers(tensors) is first
+    first = pointers(found, tensors)
+    assert pointers(found, tensors) is first
     tensors[300] = tensors[300].clone()
-    moved = found.pointers(tensors)
+    moved = pointers(found, tensors)
     assert moved is not first and moved == [tensor.data_ptr() for tensor in tensors]
-    assert found.pointers(tensors) is moved
+    assert pointers(found, tensors) is moved
+
+
+@pytest.mark.parametrize("which", [{299}, set(range(600))], ids=["one", "all"])
+def test_an_alias_keeps_the_memory_that_its_tensor_had(which: set[int]) -> None:
+    tensors = many()
+    found = seen(tensors)
+    before = [tensor.data_ptr() for tensor in tensors]
+    looked = found.look(tensors, [index in which for index in range(600)])
+    assert looked is not None
+    for index, (tensor, alias) in enumerate(zip(tensors, looked[1], strict=True)):
+        assert (alias is not tensor) is (index in which)
+        tensor.data = torch.zeros(2, 2)
+        if index in which:
+            assert not alias.requires_grad
+            assert alias.data_ptr() == before[index] and alias[0, 0] == index
 
 
 CHANGES: dict[str, Callable[[Tensor], Tensor | None]] = {
@@ -82,14 +103,14 @@ def test_a_change_of_one_tensor_is_noticed(name: str) -> None:
     changed: Any = CHANGES[name](tensors[299])
     if isinstance(changed, Tensor):
         tensors[299] = changed
-    assert found.pointers(tensors) is None
+    assert pointers(found, tensors) is None
 
 
 def test_tensors_that_come_to_share_their_memory_are_noticed() -> None:
     tensors = many()
     found = seen(tensors)
     tensors[5].data = tensors[299]
-    assert found.pointers(tensors) is None
+    assert pointers(found, tensors) is None
 
 
 def test_tensors_that_share_no_longer_are_noticed() -> None:
@@ -99,18 +120,18 @@ def test_tensors_that_share_no_longer_are_noticed() -> None:
     found = Traits.of(tensors, [1, 2])
     assert found is not None
     for _ in range(2):
-        assert found.pointers(tensors) is not None
+        assert pointers(found, tensors) is not None
     tensors[2] = torch.zeros(2, 2)
-    assert found.pointers(tensors) is None
+    assert pointers(found, tensors) is None
 
 
 def test_a_tensor_that_is_there_twice_is_known_as_before() -> None:
     tensors = many()
     tensors[3] = tensors[2]
     found = seen(tensors)
-    assert found.pointers(tensors) is not None
+    assert pointers(found, tensors) is not None
     tensors[3] = tensors[2].clone()
-    assert found.pointers(tensors) is None
+    assert pointers(found, tensors) is None
 
 
 def test_modes_of_torch_change_no_tensor() -> None:
@@ -119,8 +140,8 @@ def test_modes_of_torch_change_no_tensor() -> None:
     for mode in (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")):
         for _ in range(2):
             with mode():
-                assert found.pointers(tensors) is not None
-        assert found.pointers(tensors) is not None
+                assert pointers(found, tensors) is not None
+        assert pointers(found, tensors) is not None
 
 
 class Blind:

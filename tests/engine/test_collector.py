@@ -1,0 +1,90 @@
+"""The garbage collector is as it was after a save, and has no hundred thousand objects more to walk soon."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckpt_core import Checkpointer, Options
+
+LEAVES = 12_000
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.own = self
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Iterator[tuple[Checkpointer, dict[str, torch.Tensor]]]:
+    """After a first save, which does not know yet of how many leaves it is."""
+    named = {f"leaf{number}": torch.zeros(8) for number in range(LEAVES)}
+    with Checkpointer(tmp_path, Options(mode="host", eager_leaf_bytes=0)) as ck:
+        ck.save(1, named)
+        ck.wait()
+        gc.unfreeze()  # What conftest.py has frozen.
+        gc.collect()
+        yield ck, named
+    gc.freeze()
+
+
+def test_what_a_save_of_many_leaves_made_is_old(
+    saved: tuple[Checkpointer, dict[str, torch.Tensor]],
+) -> None:
+    ck, state = saved
+    walks: list[int] = []
+
+    def note(phase: str, about: dict[str, int]) -> None:
+        if phase == "start":
+            walks.append(len(gc.get_objects(generation=0)))
+
+    gc.callbacks.append(note)
+    try:
+        ck.save(2, state)
+        young = len(gc.get_objects(generation=0))
+    finally:
+        gc.callbacks.remove(note)
+    assert gc.isenabled() and not gc.get_freeze_count()
+    assert young < LEAVES // 2
+    assert all(walked < LEAVES // 2 for walked in walks)
+
+
+def test_no_garbage_gets_old_with_it(
+    saved: tuple[Checkpointer, dict[str, torch.Tensor]],
+) -> None:
+    ck, state = saved
+    gone = weakref.ref(Cycle())
+    ck.save(2, state)
+    assert gone() is None
+
+
+def test_what_the_user_has_frozen_stays_so(
+    saved: tuple[Checkpointer, dict[str, torch.Tensor]],
+) -> None:
+    ck, state = saved
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        ck.save(2, state)
+        # What was made of the first save may have ended since; nothing has joined.
+        assert before // 2 < gc.get_freeze_count() <= before
+    finally:
+        gc.unfreeze()
+    assert gc.isenabled()
+
+
+def test_a_collector_that_is_off_stays_off(
+    saved: tuple[Checkpointer, dict[str, torch.Tensor]],
+) -> None:
+    ck, state = saved
+    gc.disable()
+    try:
+        ck.save(2, state)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
