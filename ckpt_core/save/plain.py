@@ -194,7 +194,7 @@ class PlainSaves:
     def _resolve_mode(self, tensors: Sequence[Tensor]) -> Mode:
         if self.mode is not Mode.AUTO:
             return self.mode
-        if self._pipeline.devices.of_all(tensors):
+        if self._pipeline.devices.any_of(tensors):
             return Mode.DEVICE
         # The file is the staging memory then. With pages of 4 KiB each has a fault at each save, which takes
         # longer than the copy into staging memory and out of it again. With two phases no byte may reach the

@@ -13,8 +13,10 @@ its next update. The stager waits only where many are under way.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 
 from torch import Tensor
 
@@ -27,6 +29,7 @@ from ckpt_core.share import Arrangement, Audit, Whole, items_of
 from ckpt_core.snapshot import (
     Buffer,
     CopyStreams,
+    Items,
     LeafWatch,
     ShardImage,
     Snapshot,
@@ -110,7 +113,8 @@ def source_of(
     names, lazy = _lazy(flat, arrangement)
     ready = _ready(flat, arrangement, devices, fronts)
     front = () if ready else _front(flat, arrangement)
-    used = devices.of_all([item[0] for items in (front, lazy, *stills) for item in items])
+    columns = map(Items.of, (front, lazy, *stills))
+    used = devices.of_all(chain.from_iterable(items.tensors for items in columns))
     if not used:
         return Source(ready or front, (), lazy, names, mode, NOTHING_QUEUED)
     clones = frozen(front, devices)
@@ -187,10 +191,10 @@ class StageJob:
         """Note what training must wait for. Called before `run` is queued."""
         snapshot, source = self.inflight.snapshot, self.source
         behind = snapshot.expect_before_all() if self.audit.is_lazy else 0
-        names, items = [*source.names], [*source.lazy]
-        for still in self.stills:
-            names += still.names
-            items += still.items
+        names, items = source.names, source.lazy
+        if self.stills:
+            names = (*names, *(name for still in self.stills for name in still.names))
+            items = [*items, *(item for still in self.stills for item in still.items)]
         snapshot.expect(names, items, behind=behind)
 
     def run(self) -> None:
@@ -337,14 +341,13 @@ def stage_items(
 def _batches(
     items: Sequence[StageItem], most_bytes: int, most: int
 ) -> Iterator[Sequence[StageItem]]:
-    start, size = 0, 0
-    for index, (_, _, nbytes) in enumerate(items):
-        size += nbytes
-        if size >= most_bytes or index + 1 - start >= most:
-            yield items[start : index + 1]
-            start, size = index + 1, 0
-    if start < len(items):
-        yield items[start:]
+    """In file order, each with so many bytes or leaves, but the last one."""
+    ends = list(accumulate(Items.of(items).sizes))
+    start, before = 0, 0
+    while start < len(ends):
+        stop = min(bisect_left(ends, before + most_bytes, lo=start) + 1, start + most, len(ends))
+        yield items[start:stop]
+        start, before = stop, ends[stop - 1]
 
 
 def stage_still(

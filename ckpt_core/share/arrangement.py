@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ckpt_core.layout import Extent, ShardLayout
 from ckpt_core.share.sharing import Part, Share
-from ckpt_core.snapshot import StageItem
+from ckpt_core.snapshot import Items, StageItem
 from ckpt_core.state import FlatState, Leaf, blocks
 from ckpt_core.types import LeafSpec
 
@@ -37,10 +37,9 @@ class Whole:
     offsets: Sequence[int]
     sizes: Sequence[int]
 
-    def items(self, tensors: Sequence[Tensor]) -> list[StageItem]:
+    def items(self, tensors: Sequence[Tensor]) -> Items:
         """What is copied, of the tensors of all leaves."""
-        found = map(tensors.__getitem__, self.indices)
-        return list(zip(found, self.offsets, self.sizes, strict=True))
+        return Items(list(map(tensors.__getitem__, self.indices)), self.offsets, self.sizes)
 
 
 @dataclass(frozen=True)

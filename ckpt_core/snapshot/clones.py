@@ -1,4 +1,4 @@
-"""The clones of mode DEVICE: leaves on their devices, side by side as in the file, in memory that is kept."""
+"""The clones of mode DEVICE: side by side as in the file, in memory of their devices that is kept."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ckpt_core.snapshot.items import Items, StageItem
 from ckpt_core.snapshot.runs import Run, runs_of
-from ckpt_core.snapshot.stager import StageItem
 from ckpt_core.snapshot.streams import CopyStreams
 from ckpt_core.system.devices import Devices
 from ckpt_core.units import align_up
@@ -25,6 +25,7 @@ class _Places:
 
     Args:
         leaves: in file order.
+        on: the device of each.
         memory: of each device.
 
     Attributes:
@@ -32,9 +33,14 @@ class _Places:
     """
 
     def __init__(
-        self, leaves: Sequence[StageItem], runs: Sequence[Run], memory: dict[torch.device, Tensor]
+        self,
+        leaves: Items,
+        on: Sequence[torch.device | None],
+        runs: Sequence[Run],
+        memory: dict[torch.device, Tensor],
     ) -> None:
-        self._key = _key(leaves)
+        self._offsets, self._on = leaves.offsets, on
+        self._alike_in = _alike_in(leaves)
         self._of: list[Tensor] = []
         self._alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         self.items: list[StageItem] = []
@@ -49,28 +55,32 @@ class _Places:
                 self._of.append(place.view(tensor.dtype).view(tensor.shape))
                 begin += tensor.nbytes
 
-    def fit(self, leaves: Sequence[StageItem]) -> bool:
+    def fit(self, leaves: Items, on: Sequence[torch.device | None]) -> bool:
         """Whether these are leaves of the same offsets, shapes, dtypes and devices."""
-        return _key(leaves) == self._key
+        if on != self._on:
+            return False
+        # The same object is that of an arrangement, which is one of shapes and dtypes.
+        return leaves.offsets is self._offsets or (
+            list(leaves.offsets) == list(self._offsets) and _alike_in(leaves) == self._alike_in
+        )
 
-    def fill(self, leaves: Sequence[StageItem], devices: Devices) -> None:
+    def fill(self, leaves: Items, devices: Devices) -> None:
         """Queue the copies of leaves that fit."""
         for numbers in self._alike.values():
-            places = [self._of[number] for number in numbers]
-            devices.copy_all(places, [leaves[number][0] for number in numbers])
+            places = list(map(self._of.__getitem__, numbers))
+            devices.copy_all(places, list(map(leaves.tensors.__getitem__, numbers)))
 
 
-def _key(leaves: Sequence[StageItem]) -> tuple[list[Any], ...]:
+def _alike_in(leaves: Items) -> tuple[list[Any], ...]:
     """On whole lists, since a state may have a hundred thousand leaves."""
-    tensors, offsets = [item[0] for item in leaves], [item[1] for item in leaves]
-    return offsets, *(list(map(attrgetter(name), tensors)) for name in ("shape", "dtype", "device"))
+    return tuple([list(map(attrgetter(name), leaves.tensors)) for name in ("shape", "dtype")])
 
 
 def _begin(used: int, run: Run) -> int:
     return align_up(used, _APART_BYTES) + run.offset % _APART_BYTES
 
 
-def _side_by_side(files: Sequence[Sequence[StageItem]]) -> tuple[Sequence[StageItem], list[int]]:
+def _side_by_side(files: Sequence[Sequence[StageItem]]) -> tuple[Items, list[int]]:
     """The leaves of several files as those of one, in which no run goes from one to the next.
 
     Returns:
@@ -82,7 +92,7 @@ def _side_by_side(files: Sequence[Sequence[StageItem]]) -> tuple[Sequence[StageI
         begin = align_up(offset + nbytes + 1, _APART_BYTES)
         begins.append(begin)
         leaves = [*leaves, *((tensor, begin + at, size) for tensor, at, size in items)]
-    return leaves, begins
+    return Items.of(leaves), begins
 
 
 def _taken_apart(items: Sequence[StageItem], begins: list[int]) -> list[Sequence[StageItem]]:
@@ -116,13 +126,14 @@ class DeviceClones:
             The same bytes of each file in few items, in file order.
         """
         leaves, begins = _side_by_side(files)
-        if self._places is None or not self._places.fit(leaves):
+        on = self._streams.devices.of_each(leaves.tensors)
+        if self._places is None or not self._places.fit(leaves, on):
             # Its memory may be that of the next one.
             self._places = None
-            runs = list(runs_of(leaves, self._streams.devices))
+            runs = list(runs_of(leaves, on))
             if not self._have_memory(runs):
                 return None
-            self._places = _Places(leaves, runs, self._memory)
+            self._places = _Places(leaves, on, runs, self._memory)
         for device in self._memory:
             self._streams.enter(device)
         self._places.fill(leaves, self._streams.devices)

@@ -6,14 +6,15 @@ A copy engine takes some microseconds for each copy, and Python ten.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import add, attrgetter, eq
 from typing import Any
 
 from torch import Tensor
 
-from ckpt_core.snapshot.stager import StageItem
+from ckpt_core.snapshot.items import Items, StageItem
 from ckpt_core.snapshot.streams import CopyStreams
 from ckpt_core.system.devices import Devices
 
@@ -44,8 +45,8 @@ class Run:
 
 
 def runs_of(
-    items: Sequence[StageItem],
-    devices: Devices,
+    items: Items,
+    on: Sequence[Any],
     *,
     one_dtype: bool = False,
     small_bytes: int = _NO_BOUND,
@@ -55,17 +56,18 @@ def runs_of(
 
     Args:
         items: in file order.
+        on: the device of each, as `Devices.of_each` tells it.
         small_bytes: larger ones are alone, too.
         most_bytes: of a run of several.
     """
-    tensors = [tensor for tensor, _, _ in items]
-    columns = (devices.of_each(tensors), map(attrgetter("dtype"), tensors))
-    contiguous = map(Tensor.is_contiguous, tensors)
+    kinds = list(map(attrgetter("dtype"), items.tensors))
+    flat = list(map(Tensor.is_contiguous, items.tensors))
+    if _is_one(items, on, flat, small_bytes) and not (one_dtype and len(set(kinds)) > 1):
+        yield from _cut(items, on[0], most_bytes)
+        return
     run, dtype, room = Run(None, 0, 0), None, 0
-    for (tensor, offset, nbytes), device, kind, is_contiguous in zip(
-        items, *columns, contiguous, strict=True
-    ):
-        alone = device is None or not 0 < nbytes <= small_bytes or not is_contiguous
+    for (tensor, offset, nbytes), device, kind, is_flat in zip(items, on, kinds, flat, strict=True):
+        alone = device is None or not 0 < nbytes <= small_bytes or not is_flat
         if (
             alone
             or run.end != offset
@@ -83,6 +85,33 @@ def runs_of(
         yield run
 
 
+def _is_one(items: Items, on: Sequence[Any], flat: Sequence[bool], small_bytes: int) -> bool:
+    """Whether leaves are one run but for its length, as most are; asked without a line for each."""
+    offsets, sizes = items.offsets, items.sizes
+    return (
+        len(set(on)) == 1
+        and on[0] is not None
+        and all(flat)
+        and min(sizes) > 0
+        and max(sizes) <= small_bytes
+        and all(map(eq, map(add, offsets, sizes), offsets[1:]))
+    )
+
+
+def _cut(items: Items, device: Any, most_bytes: int) -> Iterator[Run]:
+    offsets, start = items.offsets, 0
+    end = offsets[-1] + items.sizes[-1]
+    while start < len(items):
+        # The last one that begins within the bound may end behind it.
+        stop = bisect_right(offsets, offsets[start] + most_bytes, lo=start)
+        if stop == len(items) and end - offsets[start] <= most_bytes:
+            stop += 1
+        stop = max(stop - 1, start + 1)
+        until = offsets[stop] if stop < len(items) else end
+        yield Run(device, offsets[start], until, list(items.tensors[start:stop]))
+        start = stop
+
+
 def frozen(items: Sequence[StageItem], devices: Devices) -> list[StageItem]:
     """Queue copies of leaves on the streams that are current on this thread; those of the host are made.
 
@@ -93,9 +122,10 @@ def frozen(items: Sequence[StageItem], devices: Devices) -> list[StageItem]:
         The same bytes in few items, in file order.
     """
     found: list[StageItem] = []
+    columns = Items.of(items)
     # No gradients are recorded, and not for `no_grad`: see `homes`.
-    plain = [(tensor.detach(), offset, nbytes) for tensor, offset, nbytes in items]
-    for run in runs_of(plain, devices, one_dtype=True):
+    plain = Items(list(map(Tensor.detach, columns.tensors)), columns.offsets, columns.sizes)
+    for run in runs_of(plain, devices.of_each(plain.tensors), one_dtype=True):
         if len(run.tensors) == 1:
             found.append((devices.clone(run.tensors[0]), run.offset, run.nbytes))
         else:
@@ -113,11 +143,13 @@ def collected(items: Sequence[StageItem], streams: CopyStreams) -> Iterator[Stag
         items: in file order.
     """
     devices = streams.devices
-    if not devices.of_all([tensor for tensor, _, _ in items]):
+    columns = Items.of(items) if devices.in_use() else None
+    on = () if columns is None else devices.of_each(columns.tensors)
+    if columns is None or not any(on):
         yield from items
         return
     for run in runs_of(
-        items, devices, one_dtype=True, small_bytes=_SMALL_BYTES, most_bytes=_RUN_BYTES
+        columns, on, one_dtype=True, small_bytes=_SMALL_BYTES, most_bytes=_RUN_BYTES
     ):
         if len(run.tensors) > 1:
             streams.enter(run.device)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ckpt_core.snapshot.stager import StageItem
+from ckpt_core.snapshot.items import StageItem
 from ckpt_core.system.devices import Devices
 
 MOST = 64

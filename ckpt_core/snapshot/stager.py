@@ -22,6 +22,7 @@ from concurrent.futures import Future
 import torch
 
 from ckpt_core.errors import StagingError
+from ckpt_core.snapshot.items import StageItem
 from ckpt_core.system.devices import NOTHING_QUEUED, Devices, Queued
 from ckpt_core.system.threads import Monitor, Worker, join_all
 
@@ -32,9 +33,6 @@ _KEPT_S = 0.5
 
 _NOBODY = 1 << 62
 """A place that no copy reaches: nobody waits for one."""
-
-StageItem = tuple[torch.Tensor, int, int]
-"""A live leaf, its offset in the shard file, and its bytes."""
 
 
 class Snapshot:

@@ -8,8 +8,8 @@ import torch
 import xxhash
 
 from ckpt_core.errors import BarrierError
+from ckpt_core.snapshot.items import StageItem
 from ckpt_core.snapshot.sampling import Look, Sampler, look
-from ckpt_core.snapshot.stager import StageItem
 from ckpt_core.state import memory_of
 from ckpt_core.system.devices import Devices
 from ckpt_core.units import count_text

@@ -118,10 +118,19 @@ class Devices:
         found = dict.fromkeys(map(attrgetter("device"), tensors))
         return [device for device in found if device.type != "cpu" and _has_streams(device.type)]
 
+    def any_of(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether one of some tensors is on a device; looks no further than the first that is."""
+        return self.in_use() and any(map(self.of, tensors))
+
     def of_each(self, tensors: Sequence[Tensor]) -> list[torch.device | None]:
         """The same for each of some tensors; quick for very many."""
         found = list(map(attrgetter("device"), tensors))
-        streamed = {device: device if _has_streams(device.type) else None for device in set(found)}
+        streamed = {
+            device: device if device.type != "cpu" and _has_streams(device.type) else None
+            for device in set(found)
+        }
+        if len(streamed) == 1:
+            return [*streamed.values()] * len(found)
         return list(map(streamed.__getitem__, found))
 
     def is_flat(self, tensor: Tensor) -> bool:
