@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from operator import add, attrgetter, eq
 from typing import Any
 
@@ -133,7 +134,7 @@ def frozen(items: Sequence[StageItem], devices: Devices) -> list[StageItem]:
     return found
 
 
-def collected(items: Sequence[StageItem], streams: CopyStreams) -> Iterator[StageItem]:
+def collected(items: Sequence[StageItem], streams: CopyStreams) -> Iterable[StageItem]:
     """The same bytes in few items, in file order, for copies to the host.
 
     Small leaves of a device that follow each other are copies that are queued when they are asked for, in
@@ -142,27 +143,26 @@ def collected(items: Sequence[StageItem], streams: CopyStreams) -> Iterator[Stag
     Args:
         items: in file order.
     """
-    devices = streams.devices
-    columns = Items.of(items) if devices.in_use() else None
-    on = () if columns is None else devices.of_each(columns.tensors)
-    if columns is None or not any(on):
-        yield from items
-        return
-    for run in runs_of(
-        columns, on, one_dtype=True, small_bytes=_SMALL_BYTES, most_bytes=_RUN_BYTES
-    ):
-        if len(run.tensors) > 1:
-            streams.enter(run.device)
-            try:
-                flat = devices.collect(run.tensors)
-            except RuntimeError as exc:
-                # Slower, for each run again: no warning.
-                _log.info("leaves are copied one by one, since they cannot be collected: %s", exc)
-            else:
-                yield flat, run.offset, run.nbytes
-                continue
-        at = run.offset
-        for tensor in run.tensors:
-            nbytes = run.nbytes if len(run.tensors) == 1 else tensor.nbytes
-            yield tensor, at, nbytes
-            at += nbytes
+    if not streams.devices.in_use():
+        return items
+    columns = Items.of(items)
+    on = streams.devices.of_each(columns.tensors)
+    return _collected(columns, on, streams) if any(on) else items
+
+
+def _collected(items: Items, on: Sequence[Any], streams: CopyStreams) -> Iterator[StageItem]:
+    for run in runs_of(items, on, one_dtype=True, small_bytes=_SMALL_BYTES, most_bytes=_RUN_BYTES):
+        if len(run.tensors) == 1:
+            yield run.tensors[0], run.offset, run.nbytes
+            continue
+        streams.enter(run.device)
+        try:
+            flat = streams.devices.collect(run.tensors)
+        except RuntimeError as exc:
+            # Slower, for each run again: no warning.
+            _log.info("leaves are copied one by one, since they cannot be collected: %s", exc)
+            ends = accumulate([tensor.nbytes for tensor in run.tensors], initial=run.offset)
+            for tensor, at in zip(run.tensors, ends, strict=False):
+                yield tensor, at, tensor.nbytes
+        else:
+            yield flat, run.offset, run.nbytes
