@@ -69,8 +69,6 @@ class PlainSaves:
         self._fronts = Fronts()
         self.mode = self.mode_used = Mode(pipeline.options.mode)
         self._told_no_room = False
-        # Leaves of the last save: of each, an alias and where it goes live on behind `save`.
-        self._made = 0
 
     def save(
         self,
@@ -84,14 +82,13 @@ class PlainSaves:
         began, journal = time.monotonic(), self._admission.journal
         inflight = self._admission.announce(step)
         scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
-        journal.pause_collector(self._made)
+        journal.pause_collector(self._leaf_count)
         plan = self._plan(state, scope)
         if self._admission.must_wait():
             # Where nothing waits, the collector would only walk the plan, and once more at the end.
             journal.resume_collector()
         self._admission.admit(inflight)
-        self._made = len(plan.flat.specs)
-        journal.pause_collector(self._made)
+        journal.pause_collector(self._leaf_count)
         self._start(inflight, plan)
         # It goes on by itself from here, also while this thread waits for it.
         journal.undo = None
@@ -111,6 +108,11 @@ class PlainSaves:
             plan.pool.touch()
 
     # -- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _leaf_count(self) -> int:
+        """Of the last plan: of each leaf, an alias lives on behind `save`."""
+        return 0 if self._known is None else len(self._known[0].names)
 
     def _plan(self, state: Any, scope: Scope) -> SavePlan:
         """Find everything that can be wrong with the input, before the checkpoint is started."""

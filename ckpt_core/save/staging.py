@@ -129,7 +129,7 @@ def _ready(
     front = arrangement.front
     if front is None or not flat.pointers or not all(map(flat.ready.__getitem__, front.indices)):
         return None
-    if devices.of_all(map(flat.tensors.__getitem__, front.indices)):
+    if devices.any_of(map(flat.tensors.__getitem__, front.indices)):
         return None
     pointers = list(map(flat.pointers.__getitem__, front.indices))
     return fronts.flat(pointers, front)
@@ -342,11 +342,12 @@ def _batches(
     items: Sequence[StageItem], most_bytes: int, most: int
 ) -> Iterator[Sequence[StageItem]]:
     """In file order, each with so many bytes or leaves, but the last one."""
-    ends = list(accumulate(Items.of(items).sizes))
+    columns = Items.of(items)
+    ends = list(accumulate(columns.sizes))
     start, before = 0, 0
     while start < len(ends):
         stop = min(bisect_left(ends, before + most_bytes, lo=start) + 1, start + most, len(ends))
-        yield items[start:stop]
+        yield columns[start:stop]
         start, before = stop, ends[stop - 1]
 
 

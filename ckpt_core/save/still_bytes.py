@@ -44,7 +44,7 @@ class LiveBytes:
         self._items = [item for item in items if item[2]]
         self._offsets = [offset for _, offset, _ in self._items]
         self._streams = streams
-        self.on_host = not streams.devices.of_all(tensor for tensor, _, _ in self._items)
+        self.on_host = not streams.devices.any_of(tensor for tensor, _, _ in self._items)
 
     def runs(self, begin: int, end: int) -> Iterator[memoryview]:
         """Bytes begin .. end of the file, in order; each run is read before the next is asked for."""

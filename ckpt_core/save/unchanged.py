@@ -188,7 +188,7 @@ class Unchanged(NoSharing):
 
     def lie_on_devices(self, items: Sequence[StageItem]) -> bool:
         """See `NoSharing.lie_on_devices`."""
-        return bool(self._devices.of_all(tensor for tensor, _, _ in items))
+        return self._devices.any_of(tensor for tensor, _, _ in items)
 
     def looks(self, names: Mapping[int, str]) -> Looks | None:
         """See `NoSharing.looks`."""

@@ -76,8 +76,12 @@ def copy_range(tensor: torch.Tensor, start: int, target: torch.Tensor, *, device
         start: byte offset into the row-major bytes.
         target: 1-D uint8 tensor on the host.
     """
-    item = tensor.element_size()
-    words = target.view(tensor.dtype)
-    most = one_thread_limit(tensor, words.numel())
-    for view, offset in blocks(tensor, start // item, words.numel(), most):
+    begin, words = start // tensor.element_size(), target.view(tensor.dtype)
+    count = words.numel()
+    most = one_thread_limit(tensor, count)
+    if count <= most and tensor.is_contiguous():
+        # Each call of torch gives the interpreter's lock away: for one block there are none to spare.
+        devices.copy(words, tensor.view(-1)[begin : begin + count])
+        return
+    for view, offset in blocks(tensor, begin, count, most):
         devices.copy(words[offset : offset + view.numel()].view(view.shape), view)

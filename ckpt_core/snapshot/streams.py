@@ -57,11 +57,6 @@ class CopyStreams:
             # Before the first byte is queued: an error may leave a part of the copy behind.
             into.add(device)
             self.enter(device)
-            if tensor.is_contiguous():
-                size = tensor.element_size()
-                words = tensor.view(-1)[start // size : (start + target.numel()) // size]
-                self.devices.copy(target.view(tensor.dtype), words)
-                return
         copy_range(tensor, start, target, devices=self.devices)
 
     def lock(self, pool: StagingPool, segment: Segment, device: torch.device) -> None:

@@ -116,7 +116,7 @@ class Devices:
         if not self.in_use():
             return []
         found = dict.fromkeys(map(attrgetter("device"), tensors))
-        return [device for device in found if device.type != "cpu" and _has_streams(device.type)]
+        return [device for device in found if _has_streams(device.type)]
 
     def any_of(self, tensors: Iterable[Tensor]) -> bool:
         """Whether one of some tensors is on a device; looks no further than the first that is."""
@@ -125,10 +125,7 @@ class Devices:
     def of_each(self, tensors: Sequence[Tensor]) -> list[torch.device | None]:
         """The same for each of some tensors; quick for very many."""
         found = list(map(attrgetter("device"), tensors))
-        streamed = {
-            device: device if device.type != "cpu" and _has_streams(device.type) else None
-            for device in set(found)
-        }
+        streamed = {device: device if _has_streams(device.type) else None for device in set(found)}
         if len(streamed) == 1:
             return [*streamed.values()] * len(found)
         return list(map(streamed.__getitem__, found))
@@ -378,6 +375,8 @@ def _locked_by_torch(nbytes: int) -> memoryview:
 
 @functools.cache
 def _has_streams(kind: str) -> bool:
+    if kind == "cpu":
+        return False
     try:
         module = torch.get_device_module(kind)
     except RuntimeError:
