@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,20 @@ _TIMEOUT = timedelta(seconds=60)
 def store_class() -> Any:
     """`TCPStore`, which torch re-exports without declaring it exported."""
     return import_module("torch.distributed").TCPStore
+
+
+def free_port() -> int:
+    """A port for a server that is given its port and cannot be asked for it: the system gives it to nobody
+    else for a minute.
+
+    It stays behind in TIME_WAIT: a server, which asks for SO_REUSEADDR, may listen there, and nobody who
+    takes any port gets it meanwhile, as could happen with one that was only free a moment ago.
+    """
+    with socket.create_server((HOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        with socket.create_connection((HOST, port)):
+            listener.accept()[0].close()  # first, so that the one who waits is on the server's side
+    return port
 
 
 def host_store() -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_core.bench.meeting import free_port
 from ckpt_core.coordination import Ballot
 from ckpt_core.coordination.client import serve
 from tests.coordination.crew import Crew, Said, Seat
@@ -40,11 +41,11 @@ def _crews(tmp_path: Path, victim: int, elsewhere: bool) -> Iterator[list[tuple[
         for number in range(1, WRITES[victim] + 1):
             folder = tmp_path / str(number)
             folder.mkdir()
-            server = serve("127.0.0.1", 0)
-            port = server.port
+            port = free_port()
             if elsewhere:
+                server = serve("127.0.0.1", 0)
                 stack.callback(lambda kept: None, server)
-            del server  # otherwise the port is free again for rank 0
+                port = server.port
             seats = [
                 Seat(
                     rank,

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from ckpt_core.bench.meeting import free_port
 from ckpt_core.coordination.client import serve
 from tests.coordination import programs
 from tests.coordination.crew import TIMEOUT_S, Crew, Program, Said, Seat
-from tests.ports import free_port
 
 TOP = Path(__file__).parents[2]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 import typer
 
+from ckpt_core.bench.meeting import free_port
 from ckpt_core.cli.app import app
 from tests.docs.snippets import EXCERPT, TOP, blocks_of, words_of
 
@@ -52,15 +52,12 @@ def _training() -> dict[str, Any]:
 
 def _one_rank() -> dict[str, Any]:
     """What torchrun tells a job of one rank, beside the above."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     os.environ |= {
         "RANK": "0",
         "WORLD_SIZE": "1",
         "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
     }
     return _training() | {"residual": torch.zeros(2048)}
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from ckpt_core import Checkpointer, Options, StoreOptions, TorchStore
+from ckpt_core.bench.meeting import free_port
 from ckpt_core.coordination import Ballot
-from tests.ports import free_port
 
 LIMIT_S = 60
 """A rank that lives longer hangs: SIGALRM ends it."""

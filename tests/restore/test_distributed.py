@@ -10,10 +10,10 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Shard, zeros
 
+from ckpt_core.bench.meeting import free_port
 from ckpt_core.coordination import TorchStore
 from ckpt_core.restore import Restorer, RestoreWarning, load
 from ckpt_core.system.files import Files
-from tests.ports import free_port
 from tests.restore.harness import assert_same, flip, zeros_like
 from tests.restore.processes import Rank, run_ranks
 from tests.restore.ranks import Job, boxes, chunk_bytes_of, part_of, write_ranks

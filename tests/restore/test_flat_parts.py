@@ -21,7 +21,7 @@ from ckpt_core import (
     load,
     verify,
 )
-from tests.ports import free_port
+from ckpt_core.bench.meeting import free_port
 from tests.restore.harness import assert_same, flip, zeros_like
 from tests.restore.processes import Rank, run_ranks
 

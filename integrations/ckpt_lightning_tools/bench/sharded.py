@@ -6,15 +6,13 @@ GPUs alone: here without the lines that ask for one, over gloo. Figures are thos
 
 from __future__ import annotations
 
-import socket
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.fits import BASE, FitSettings, suite_of_fits
-from ckpt_core.bench.meeting import HOST
+from ckpt_core.bench.meeting import HOST, free_port
 from ckpt_core.bench.remote import Remote
 from ckpt_core.bench.results import Setup
 from ckpt_core.bench.team import RANKS_ENVIRONMENT, Launch, Started, all_started
@@ -50,7 +48,7 @@ class Pairs:
 
     def __call__(self, name: str, folder: Path, timeout_s: float) -> Pair:
         """See `Launch`."""
-        root, port = folder / "files", _free_port()
+        root, port = folder / "files", free_port()
         root.mkdir()
         place = {
             "MASTER_ADDR": HOST,
@@ -65,12 +63,6 @@ class Pairs:
             return Remote(name, root, timeout_s=timeout_s, worker=self.worker, environment=told)
 
         return Pair(all_started(RANKS, start), port, timeout_s)
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as listener:
-        listener.bind((HOST, 0))
-        return int(listener.getsockname()[1])
 
 
 WAYS = {

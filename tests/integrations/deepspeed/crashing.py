@@ -27,8 +27,8 @@ import torch._dynamo  # takes seconds, and DeepSpeed needs it for its first engi
 from deepspeed.runtime.zero.muon import original_muon
 
 import ckpt_deepspeed
+from ckpt_core.bench.meeting import free_port
 from tests.integrations.deepspeed.program import forget_buffers, job_of
-from tests.ports import free_port
 
 LOADED = (torch._dynamo, original_muon, ckpt_deepspeed)
 LIMIT_S = 75

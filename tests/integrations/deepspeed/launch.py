@@ -21,8 +21,8 @@ from typing import Any
 
 import psutil
 
+from ckpt_core.bench.meeting import free_port
 from tests.forks import Forks
-from tests.ports import free_port
 
 TOP = Path(__file__).parents[3]
 LIMIT_S = 280

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from ckpt_core.bench.meeting import free_port
 from tests.forks import Forks
-from tests.ports import free_port
 
 HERE = Path(__file__).parents[3]
 PROGRAM = "tests.integrations.lightning.ddp_program"

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ckpt_core import committed_steps, step_path
+from ckpt_core.bench.meeting import free_port
 from ckpt_lightning import CheckpointWarning, load
 from tests.forks import Forks
 from tests.integrations.lightning.ddp_crew import Answers, Crew
@@ -26,7 +27,6 @@ from tests.integrations.lightning.ddp_program import (
     loader,
 )
 from tests.integrations.lightning.running import differences, saver, trainer_of
-from tests.ports import free_port
 
 EVERY_2 = {"every_n_steps": 2}
 ALL = list(range(SAMPLES))

@@ -14,9 +14,9 @@ pytest.importorskip("deepspeed")
 
 import ckpt_core
 from ckpt_core import committed_directories
+from ckpt_core.bench.meeting import free_port
 from tests.forks import Forks
 from tests.integrations.lightning.deepspeed_program import DIES_AT, EVERY, STEPS, STOPS_AT
-from tests.ports import free_port
 
 HERE = Path(__file__).parents[3]
 PROGRAM = "tests.integrations.lightning.deepspeed_program"

@@ -13,11 +13,11 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies import FSDPStrategy
 
 from ckpt_core import ConfigError, StateMismatch, committed_steps, step_path
+from ckpt_core.bench.meeting import free_port
 from ckpt_lightning import FabricCheckpoint
 from tests.forks import Forks
 from tests.integrations.lightning.fabric_program import STEPS, Stop, made, net, saver, train
 from tests.integrations.lightning.running import differences
-from tests.ports import free_port
 
 HERE = Path(__file__).parents[3]
 PROGRAM = "tests.integrations.lightning.fabric_program"

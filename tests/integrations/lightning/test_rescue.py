@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from ckpt_core import TorchStore, committed_steps
+from ckpt_core.bench.meeting import free_port
 from ckpt_lightning import CheckpointWarning
 from ckpt_lightning.rescue import ArmedTogether
 from tests.forks import Forks
 from tests.integrations.lightning.ddp_crew import Answers, Crew
 from tests.integrations.lightning.running import differences
-from tests.ports import free_port
 
 RESCUE: dict[str, Any] = {"saving": {"every_n_steps": 100, "save_on_exception": True}}
 pytestmark = pytest.mark.timeout(400)

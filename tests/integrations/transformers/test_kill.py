@@ -15,11 +15,11 @@ import pytest
 from transformers import TrainerCallback
 
 from ckpt_core import committed_steps
+from ckpt_core.bench.meeting import free_port
 from ckpt_transformers import CheckpointWarning
 from tests import places
 from tests.forks import Forks
 from tests.integrations.transformers.jobs import ending, trainer_of
-from tests.ports import free_port
 
 HERE = Path(__file__).parents[3]
 PROGRAM = "tests.integrations.transformers.program"
