@@ -21,6 +21,7 @@ import xxhash
 from ckpt_core.errors import CkptError, PersistError
 from ckpt_core.persist.held_file import HeldFile, WriteResult
 from ckpt_core.system.files import NO_DIRECT, Files, advice
+from ckpt_core.system.kept_mappings import KeptMapping, KeptMappings
 from ckpt_core.system.pages import touch_view
 from ckpt_core.types import DirectIO
 
@@ -111,9 +112,13 @@ class ShardFile:
         held: this one, once it is written and synced, where later steps may share it.
     """
 
-    def __init__(self, request: ShardRequest, *, files: Files) -> None:
+    def __init__(
+        self, request: ShardRequest, *, files: Files, kept: KeptMappings | None = None
+    ) -> None:
         self.request = request
         self._files = files
+        self._kept = kept
+        self._is_warm = self._is_synced = False
         self._opening = threading.Lock()
         self._fd: int | None = None
         self._path: Path | None = None
@@ -181,10 +186,13 @@ class ShardFile:
         results = _sums(data, self.request.sum_bytes) if self.request.checksum else None
         with self._errors("write"):
             fd = self._open()
-            if not self._is_window(piece):
+            mapping = self._mapping
+            if mapping is None or not (self._is_warm or piece.memory.obj is mapping):
                 self._pwrite(fd, piece)
                 if not self._direct:
                     self._files.start_writeback(fd, piece.offset, piece.nbytes)
+            elif piece.memory.obj is not mapping:
+                self._files.write_mapped(mapping, piece.memory, piece.offset)
         self._results[piece.index] = results or (WriteResult(len(data), None),)
 
     def _is_there(self, piece: PieceLike, data: memoryview) -> bool:
@@ -215,8 +223,9 @@ class ShardFile:
             self._open()
             assert self._mapping is not None
             memory = memoryview(self._mapping)[offset : offset + nbytes]
-        # One page fault for each 4 KiB takes longer than the copy that follows.
-        touch_view(memory)
+        if not self._is_warm:
+            # One page fault for each 4 KiB takes longer than the copy that follows.
+            touch_view(memory)
         return memory
 
     def sync(self) -> tuple[WriteResult, ...]:
@@ -235,6 +244,7 @@ class ShardFile:
             if self.request.file_bytes != self.request.nbytes:
                 self._files.truncate(fd, self.request.file_bytes)
             self._files.sync(fd)
+        self._is_synced = True
         if self.request.shared_at is not None and len(self._digests) == len(self._results):
             self._hold()
         results = tuple(
@@ -284,17 +294,21 @@ class ShardFile:
             one.release()
 
     def close(self) -> None:
-        """Close the descriptor; nobody writes any more."""
+        """Close the descriptor, or hand it on to the next save; nobody writes any more."""
         with self._opening:
             fd, self._fd = self._fd, None
-            self._mapping = None
-            if fd is not None:
+            mapping, self._mapping = self._mapping, None
+            if fd is not None and not self._keep(fd, mapping):
                 self._files.close(fd)
 
-    # -- inside ----------------------------------------------------------------------------------
+    def _keep(self, fd: int, mapping: mmap.mmap | None) -> bool:
+        # Of one that may not be published, nothing is kept.
+        if self._kept is None or not self._is_synced:
+            return False
+        warm = self._is_warm or self.request.mapped
+        return self._kept.keep(fd, self.request.nbytes, mapping, warm=warm)
 
-    def _is_window(self, piece: PieceLike) -> bool:
-        return self._mapping is not None and piece.memory.obj is self._mapping
+    # -- inside ----------------------------------------------------------------------------------
 
     def _pwrite(self, fd: int, piece: PieceLike) -> None:
         try:
@@ -324,11 +338,22 @@ class ShardFile:
             if self._fd is None:
                 place = self.request.place()
                 self._path = place.path
+                found = self._found(place)
+                if found is not None:
+                    self._mapping, self._is_warm = found.memory, found.is_warm
+                    self._fd = found.fd
+                    return self._fd
                 self._fd = self._open_file(place)
                 self._size(self._fd, recycled=place.recycled)
                 if self.request.mapped:
                     self._mapping = self._files.map_shared(self._fd, self.request.nbytes)
             return self._fd
+
+    def _found(self, place: FilePlace) -> KeptMapping | None:
+        """The file as it was left by the step that wrote it last."""
+        if self._kept is None or not place.recycled:
+            return None
+        return self._kept.take(place.path, self.request.nbytes)
 
     def _open_file(self, place: FilePlace) -> int:
         opener = self._files.open_write if place.recycled else self._files.create

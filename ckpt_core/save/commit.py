@@ -35,6 +35,7 @@ from ckpt_core.save.in_flight import InFlight
 from ckpt_core.share import Auditor
 from ckpt_core.store import Attempt, GuestStore, StepStore
 from ckpt_core.system.files import Files, advice
+from ckpt_core.system.kept_mappings import KeptMappings
 
 _log = logging.getLogger("ckpt_core")
 
@@ -55,6 +56,7 @@ class Committer:
         events: EventLog,
         auditor: Auditor,
         levels: NoLevels,
+        kept: KeptMappings,
     ) -> None:
         self._store = store
         self._coordination = coordination
@@ -62,6 +64,7 @@ class Committer:
         self._events = events
         self._auditor = auditor
         self._levels = levels
+        self._kept = kept
 
     def finish(self, inflight: InFlight) -> None:
         """Publish a checkpoint that is complete and apply retention, or clean up one that failed."""
@@ -70,6 +73,7 @@ class Committer:
         finally:
             for shard in inflight.shards:
                 shard.let_go()
+            self._kept.drop_gone()
 
     def _finish(self, inflight: InFlight) -> None:
         if not inflight.begin_commit():

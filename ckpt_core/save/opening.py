@@ -10,18 +10,25 @@ from ckpt_core.errors import CkptError, CommitError, ConfigError
 from ckpt_core.options import Level, Options
 from ckpt_core.store import GuestStore, StepStore
 from ckpt_core.system.files import Files
+from ckpt_core.system.kept_mappings import KeptMappings
 from ckpt_core.types import RankInfo
 
 _SEEN_WITHIN_S = 10.0
 _NOT_OPEN = {"failed": "open its root", "so": "No rank opened one"}
 
 
+def kept_mappings(options: Options, *, files: Files) -> KeptMappings:
+    """What is kept mapped of a root in memory: every file of this rank that comes round again."""
+    most = 0 if options.keep_last is None else options.keep_last + 2 * options.in_flight
+    return KeptMappings(files=files, most=most)
+
+
 def make_store(
-    root: Path, options: Options, info: RankInfo, *, files: Files
+    root: Path, options: Options, info: RankInfo, *, files: Files, kept: KeptMappings
 ) -> StepStore | GuestStore:
     """The store of a root, for a rank that leads or for one that does not."""
     if not info.leads:
-        return GuestStore(root, files=files, rank=info.rank)
+        return GuestStore(root, files=files, rank=info.rank, kept=kept)
     return StepStore(
         root,
         files=files,
@@ -29,6 +36,8 @@ def make_store(
         keep_every=options.keep_every,
         spare_slots=options.in_flight * len(info.members),
         shared=len(info.members) > 1,
+        rank=info.rank,
+        kept=kept,
     )
 
 

@@ -21,20 +21,24 @@ from ckpt_core.snapshot import (
     StagingPool,
 )
 from ckpt_core.system.devices import Devices
+from ckpt_core.system.kept_mappings import KeptMappings
 from ckpt_core.units import parse_bytes
 
 
 class Pipeline:
-    """Owns the stager thread, the writer threads and the staging memory.
+    """Owns the stager thread, the writer threads and the staging memory, files that are mapped among it.
 
     Args:
         neighbours: ranks on this machine, with this one.
     """
 
-    def __init__(self, options: Options, devices: Devices, *, neighbours: int) -> None:
+    def __init__(
+        self, options: Options, devices: Devices, kept: KeptMappings, *, neighbours: int
+    ) -> None:
         self.options = options
         self.eager_leaf_bytes = parse_bytes(options.eager_leaf_bytes, field="eager_leaf_bytes")
         self.devices = devices
+        self.kept = kept
         self.streams = CopyStreams(devices)
         self.clones = DeviceClones(self.streams)
         self.memory = StagingMemory(options, devices, neighbours=neighbours)
@@ -81,11 +85,12 @@ class Pipeline:
 
         One chunk at a time, between what else it has to do.
         """
-        if pool.touch_ahead(file_bytes):
+        if pool.touch_ahead(file_bytes) or self.kept.touch_ahead():
             self.stager.submit(partial(self.touch_behind, pool, file_bytes))
 
     def close(self, *, timeout_s: float) -> None:
         """End the threads and let go of the memory. Idempotent."""
         self.stager.close(timeout_s=timeout_s)
         self.writers.close(timeout_s=timeout_s)
+        self.kept.close()
         self.memory.close(deadline=time.monotonic() + timeout_s)

@@ -126,7 +126,7 @@ class PlainSaves:
             known = self._known = arrangement, groups, Stored(arrangement.all_placed)
         arrangement, _, stored = known
         stills = still_leaves(flat, arrangement, groups, self.sharing)
-        mode = self._resolve_mode(flat.tensors)
+        mode = self._resolve_mode(flat.tensors, arrangement.file_bytes)
         demand = pipeline.memory.demand_of_save(
             arrangement.file_bytes, arrangement.layout.front_bytes, mapped=mode is Mode.DIRECT
         )
@@ -193,14 +193,16 @@ class PlainSaves:
             )
         self.mode_used = Mode.HOST
 
-    def _resolve_mode(self, tensors: Sequence[Tensor]) -> Mode:
+    def _resolve_mode(self, tensors: Sequence[Tensor], file_bytes: int) -> Mode:
         if self.mode is not Mode.AUTO:
             return self.mode
         if self._pipeline.devices.any_of(tensors):
             return Mode.DEVICE
-        # The file is the staging memory then. With pages of 4 KiB each has a fault at each save, which takes
-        # longer than the copy into staging memory and out of it again. With two phases no byte may reach the
-        # file in the first.
+        # The file is the staging memory then. With pages of 4 KiB each has a fault where a file is mapped
+        # anew, which takes longer than the copy into staging memory and out of it again. With two phases no
+        # byte may reach the file in the first.
         options = self._pipeline.options
-        mapped = options.pipelined and not options.share_unchanged and self._shards.in_huge_pages
+        if not options.pipelined or options.share_unchanged:
+            return Mode.HOST
+        mapped = self._shards.is_mapped_for_nothing(file_bytes)
         return Mode.DIRECT if mapped else Mode.HOST

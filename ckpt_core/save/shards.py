@@ -22,6 +22,7 @@ from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.snapshot import ImageSpec, Piece, ShardImage, StagingPool
 from ckpt_core.store import GuestStore, StepStore, file_path
 from ckpt_core.system.files import Files
+from ckpt_core.system.kept_mappings import KeptMappings
 from ckpt_core.types import DirectIO, RankInfo
 from ckpt_core.units import ALIGN_BYTES, align_up
 
@@ -52,7 +53,13 @@ class Shards:
     """Registers the files of checkpoints. Nothing is opened here: that is for the first who writes."""
 
     def __init__(
-        self, pipeline: Pipeline, store: StepStore | GuestStore, info: RankInfo, *, files: Files
+        self,
+        pipeline: Pipeline,
+        store: StepStore | GuestStore,
+        info: RankInfo,
+        *,
+        files: Files,
+        kept: KeptMappings,
     ) -> None:
         self._pipeline = pipeline
         self._store = store
@@ -60,10 +67,14 @@ class Shards:
         # Restoring with another number of ranks takes parts of files.
         self._sum_bytes = SUM_BYTES if info.world_size > 1 else None
         self._files = files
+        self._kept = kept
+
+    def is_mapped_for_nothing(self, nbytes: int) -> bool:
+        """Whether the next file of so many bytes is memory that takes no faults, or hardly any."""
+        return self._in_huge_pages or self._kept.is_warm(self._store.next_slot(nbytes), nbytes)
 
     @cached_property
-    def in_huge_pages(self) -> bool:
-        """Whether files are memory that is mapped at no cost."""
+    def _in_huge_pages(self) -> bool:
         return self._files.in_huge_pages(self._store.root)
 
     def open(
@@ -140,7 +151,9 @@ class Shards:
         )
 
     def _sink(self, inflight: InFlight, request: ShardRequest) -> ShardSink:
-        shard = ShardFile(request, files=self._files)
+        recycled = request.shared_at is None and request.exact_bytes is None
+        kept = self._kept if recycled and self._kept.keeps(self._store.root) else None
+        shard = ShardFile(request, files=self._files, kept=kept)
         writers = self._writers_for(inflight)
         inflight.shards.append(shard)
         return ShardSink(inflight, shard, writers)

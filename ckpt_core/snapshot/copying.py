@@ -18,25 +18,20 @@ import torch
 from ckpt_core.state import GIL_RELEASE_BYTES, blocks, one_thread_limit
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.pages import address_of
-from ckpt_core.system.streaming import streaming_move
+from ckpt_core.system.streaming import memmove, memmove_locked, move_large
 
-_MEMMOVE = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
-_SIGNATURE = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 Buffer = ctypes.Array[ctypes.c_char]
-_move_any = ctypes.CFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
-_move_small = ctypes.PYFUNCTYPE(*_SIGNATURE)(_MEMMOVE)
-_move_large = streaming_move() or _move_any
 
 
 def move(target: int, source: int, nbytes: int) -> None:
     """Copy between two memories that do not overlap; the caller keeps both alive."""
-    (_move_large if nbytes >= GIL_RELEASE_BYTES else _move_small)(target, source, nbytes)
+    (move_large if nbytes >= GIL_RELEASE_BYTES else memmove_locked)(target, source, nbytes)
 
 
 def move_all(targets: Iterable[int], sources: Iterable[int], sizes: Sequence[int]) -> None:
     """The same between many addresses; no line of Python for each."""
     # Not past the caches: some of them may be smaller than a line.
-    step = _move_any if max(sizes, default=0) >= GIL_RELEASE_BYTES else _move_small
+    step = memmove if max(sizes, default=0) >= GIL_RELEASE_BYTES else memmove_locked
     deque(map(step, targets, sources, sizes), maxlen=0)
 
 

@@ -24,6 +24,7 @@ from ckpt_core.store.slots import Slots
 from ckpt_core.store.space import check_space
 from ckpt_core.store.trees import ensure_dir, find_root
 from ckpt_core.system.files import Files
+from ckpt_core.system.kept_mappings import KeptMappings
 from ckpt_core.types import Destination, check_step
 
 logger = logging.getLogger(__name__)
@@ -34,11 +35,13 @@ _LOOK_AGAIN_S = 0.1
 class GuestStore:
     """The root of a rank that does not lead. Thread-safe. Same calls as `StepStore`, where they apply."""
 
-    def __init__(self, root: Path, *, files: Files, rank: int) -> None:
+    def __init__(
+        self, root: Path, *, files: Files, rank: int, kept: KeptMappings | None = None
+    ) -> None:
         self.root = find_root(root)
         self._files = files
         self._rank = rank
-        self._slots = Slots(self.root, files=files, spare=0, shared=True)
+        self._slots = Slots(self.root, files=files, spare=0, shared=True, rank=rank, kept=kept)
 
     def find_leader(self, owner: dict[str, Any], *, leader: int, timeout_s: float) -> None:
         """Be sure that the leader's root is this one; network filesystems may need a moment.
@@ -72,6 +75,10 @@ class GuestStore:
             ensure_dir(self._files, path.parent)
             ensure_dir(self._files, path)
         return Attempt(attempt_id, step, path, destination)
+
+    def next_slot(self, nbytes: int) -> Path | None:
+        """As `StepStore.next_slot`."""
+        return self._slots.next_for(nbytes)
 
     def take_slot(self, attempt: Attempt, name: str, nbytes: int) -> bool:
         """As `StepStore.take_slot`."""

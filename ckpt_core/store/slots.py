@@ -18,12 +18,16 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckpt_core.layout import parse_shard_name
 from ckpt_core.store.names import SLOTS, entries, is_real_dir
 from ckpt_core.store.trees import ensure_dir, remove_tree
 from ckpt_core.system.files import Files
+from ckpt_core.system.kept_mappings import KeptMappings
 
 logger = logging.getLogger(__name__)
 
+_FOR = "for-"
+"""Before the rank that has a slot mapped, perhaps, and that alone takes it."""
 _TAKEN = ".taken"
 """Of a slot that one rank has taken and not yet asked about; `trim` deletes what a killed one leaves."""
 
@@ -41,19 +45,37 @@ class Slots:
     Args:
         spare: how many files are kept.
         shared: other processes take slots as well.
+        rank: of this process.
+        kept: what this process has mapped of the root.
     """
 
-    def __init__(self, root: Path, *, files: Files, spare: int, shared: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        files: Files,
+        spare: int,
+        shared: bool = False,
+        rank: int = 0,
+        kept: KeptMappings | None = None,
+    ) -> None:
         self.path = root / SLOTS
         self._files = files
+        self._kept = kept or KeptMappings(files=files, most=0)
         self._spare = spare
         self._mutex = threading.Lock()
-        self._taken = shared
+        self._taken = self._shared = shared
+        self._rank = rank
 
     def reusable_bytes(self, nbytes: int) -> int:
         """How much of a file of `nbytes` would go to blocks that are allocated already."""
         slot = self._best(nbytes)
         return 0 if slot is None else min(nbytes, slot.nbytes, slot.blocks_bytes)
+
+    def next_for(self, nbytes: int) -> Path | None:
+        """The slot that a file of so many bytes would get now."""
+        slot = self._best(nbytes)
+        return None if slot is None else slot.path
 
     def take(self, target: Path, nbytes: int) -> bool:
         """Give the best fitting slot the name `target`; False when there is none or it fails.
@@ -96,7 +118,7 @@ class Slots:
         return True
 
     def _is_free(self, path: Path) -> bool:
-        return _slot(path) is not None and self._files.is_unused(path)
+        return _slot(path) is not None and self._kept.is_unused(path)
 
     def sync(self) -> None:
         """Make it durable that the slots taken so far are slots no more."""
@@ -106,27 +128,44 @@ class Slots:
     def give(self, path: Path) -> bool:
         """Keep a shard file that nobody needs any more; False when it is to be deleted instead.
 
-        One that has a reader is: its space comes back when the reader ends, not at the next save.
+        One that has a reader is: its space comes back when the reader ends, not at the next save. Where the
+        rank that wrote it has it mapped, that one alone can tell, before it takes it.
         """
+        name = secrets.token_hex(8)
         with self._mutex:
-            if len(self._all()) >= self._spare or not self._is_free(path):
+            if len(self._all()) >= self._spare:
+                return False
+            writer = parse_shard_name(path.name)
+            if self._shared and writer is not None and self._kept.keeps(self.path.parent):
+                name = f"{_FOR}{writer[0]}-{name}"
+            elif not self._is_free(path):
                 return False
             ensure_dir(self._files, self.path)
-            self._files.rename(path, self.path / secrets.token_hex(8))
+            self._files.rename(path, self.path / name)
             return True
 
     def trim(self) -> None:
-        """Delete what cannot be a slot, and the smallest beyond the number to keep."""
+        """Delete what cannot be a slot, and the smallest beyond the number to keep.
+
+        Those that are left are for any rank: whoever had one mapped has ended.
+        """
         with self._mutex:
             slots = sorted(self._all(), key=lambda slot: slot.nbytes, reverse=True)
             kept = {slot.path.name for slot in slots[: self._spare]}
             for entry in entries(self.path):
                 if entry.name not in kept:
                     remove_tree(self._files, Path(entry.path))
+                elif entry.name.startswith(_FOR):
+                    self._files.rename(Path(entry.path), self.path / secrets.token_hex(8))
 
     def _best(self, nbytes: int) -> _Slot | None:
         """The smallest slot that is large enough, else the largest."""
-        slots = self._all()
+        mine = f"{_FOR}{self._rank}-"
+        slots = [
+            slot
+            for slot in self._all()
+            if not slot.path.name.startswith(_FOR) or slot.path.name.startswith(mine)
+        ]
         return min(slots, key=lambda s: (s.nbytes < nbytes, abs(s.nbytes - nbytes)), default=None)
 
     def _all(self) -> list[_Slot]:

@@ -29,6 +29,7 @@ from ckpt_core.store.space import check_space
 from ckpt_core.store.trash import Trash
 from ckpt_core.store.trees import ensure_dir, ensure_root, find_root
 from ckpt_core.system.files import Files
+from ckpt_core.system.kept_mappings import KeptMappings
 from ckpt_core.types import Destination, check_step
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ class StepStore(KeptSteps):
         keep_every: int | None,
         spare_slots: int,
         shared: bool = False,
+        rank: int = 0,
+        kept: KeptMappings | None = None,
     ) -> None:
         """Writes nothing.
 
@@ -61,13 +64,17 @@ class StepStore(KeptSteps):
             keep_every: `retire` keeps the multiples of it; None keeps none for that reason.
             spare_slots: shard files of retired steps kept for recycling.
             shared: other ranks write to this root too, each through a `GuestStore`.
+            rank: of this process.
+            kept: what this process has mapped of the root.
         """
         super().__init__(find_root(root), files=files)
         self._keep_last = keep_last
         self._keep_every = keep_every
         self._lock = RootLock(self.root, files=files)
         self._shared = shared
-        self._slots = Slots(self.root, files=files, spare=spare_slots, shared=shared)
+        self._slots = Slots(
+            self.root, files=files, spare=spare_slots, shared=shared, rank=rank, kept=kept
+        )
         self._trash = Trash(files, slots=self._slots)
         self._unsettled: set[str] = set()
         self._abandoned = Abandoned(files, shared=shared)
@@ -189,6 +196,10 @@ class StepStore(KeptSteps):
         and the caller writes a new file.
         """
         return self._slots.take(attempt.path / name, nbytes)
+
+    def next_slot(self, nbytes: int) -> Path | None:
+        """The file that `take_slot` would give now."""
+        return self._slots.next_for(nbytes)
 
     def check_space(self, nbytes: int) -> None:
         """Refuse a save that cannot fit, before anything is written; makes a removed root anew.

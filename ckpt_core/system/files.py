@@ -19,7 +19,8 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckpt_core.system.pages import in_huge_pages
+from ckpt_core.system.pages import address_of, in_huge_pages
+from ckpt_core.system.streaming import move_large
 
 _BASE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _AT_FDCWD = -100
@@ -129,9 +130,13 @@ class Files:
         except OSError:
             return False
         try:
-            return _filesystem(fd) in _LOCAL and _grants_lease(fd)
+            return self.is_lone(fd)
         finally:
             os.close(fd)
+
+    def is_lone(self, fd: int) -> bool:
+        """The same of a file that is open and perhaps mapped by one descriptor, but for that one."""
+        return _filesystem(fd) in _LOCAL and _grants_lease(fd)
 
     def in_huge_pages(self, path: Path) -> bool:
         """Whether what is at a path lies in memory, in huge pages; False where that cannot be told."""
@@ -139,6 +144,17 @@ class Files:
             return in_huge_pages(path)
         except OSError:
             return False
+
+    def in_memory(self, path: Path) -> bool:
+        """Whether what is in a directory lies on tmpfs; False where that cannot be told."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return self.is_in_memory(fd)
+        finally:
+            os.close(fd)
 
     def is_local(self, path: Path) -> bool:
         """Whether this machine alone reads and writes the filesystem of a directory; False where in doubt."""
@@ -237,6 +253,11 @@ class Files:
     def map_shared(self, fd: int, size: int) -> mmap.mmap:
         """A writable shared mapping of bytes 0..size of a file that is at least that long."""
         return mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def write_mapped(self, mapping: mmap.mmap, data: Buffer, offset: int) -> None:
+        """Copy writable memory of `LEAST_BYTES` and more into a mapping, whose file is that long."""
+        view = memoryview(data)
+        move_large(address_of(mapping) + offset, address_of(view), view.nbytes)
 
     def map_private(self, fd: int, size: int) -> mmap.mmap:
         """A mapping of bytes 0..size for reading; what is written to it reaches no file."""

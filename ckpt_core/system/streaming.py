@@ -36,6 +36,11 @@ _CODE = bytes.fromhex(
     "0faef8 c3"  # sfence: whoever is told of it finds the bytes; ret
 )
 _SIGNATURE = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_MEMMOVE = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+memmove: Move = ctypes.CFUNCTYPE(ctypes.c_void_p, *_SIGNATURE)(_MEMMOVE)
+"""The C library's; runs without the GIL."""
+memmove_locked: Move = ctypes.PYFUNCTYPE(ctypes.c_void_p, *_SIGNATURE)(_MEMMOVE)
+"""The same with the GIL held."""
 _PROT_READ_EXEC = mmap.PROT_READ | mmap.PROT_EXEC
 
 _kept: list[ctypes.c_char] = []
@@ -83,3 +88,7 @@ def _copies(move: Move) -> bool:
     to, of = begin
     move(to + 3, of + 5, 400)
     return target == bytes(3) + source[5:405] + bytes(109)
+
+
+move_large: Move = streaming_move() or memmove
+"""The faster of both, for `LEAST_BYTES` and more; runs without the GIL."""

@@ -14,11 +14,11 @@ from tests.crash.directories import DIRECTORIES
 from tests.crash.layers import CHANGES, NAME_CHANGES, KillAt
 from tests.crash.likeness import likeness
 from tests.crash.promises import Found
-from tests.crash.scenarios import SCENARIOS, Scenario
+from tests.crash.scenarios import IN_MEMORY, SCENARIOS, Scenario
 from tests.crash.warm import Warm, forked
 
 POINTS = {"before": CHANGES, "after": NAME_CHANGES, "torn": ("pwrite",)}
-ALL: dict[str, Scenario] = {**SCENARIOS, **DIRECTORIES}
+ALL: dict[str, Scenario] = {**SCENARIOS, **IN_MEMORY, **DIRECTORIES}
 _NEVER = 1_000_000
 _MOST = 10
 """So many kills of one scenario, but for `CKPT_PLACES=all`."""

@@ -165,6 +165,11 @@ def _save_two(run: Run) -> None:
     run.save(40)
 
 
+def _save_many(run: Run) -> None:
+    for step in (30, 40, 50, 60, 70, 80):
+        run.save(step)
+
+
 def _save_two_at_once(run: Run) -> None:
     run.start(30)
     run.start(40)
@@ -226,6 +231,7 @@ def flip_newest(root: Path, files: Files) -> None:
 _TWO = ((30, 0), (40, 0))
 _BIG = ((5, 4), (10, 4), (20, 2))
 _SMALL = ((5, 1), (10, 1), (20, 2))
+_MANY = tuple((step, 0) for step in (30, 40, 50, 60, 70, 80))
 _MARKS = ((20, 1), (20, 2))
 _SHARED = ((30, 0), (40, 0), (45, 0), (45, 1), (47, 0))
 _SHARING = {"share_unchanged": True, "frozen": ["base"], "rebase_every": 4}
@@ -256,3 +262,11 @@ SCENARIOS: dict[str, Scenario] = {
     "share_without_links": Scenario(_share, started=_SHARED, options=_SHARING, base=NoLinks),
     "corrupt_newest": Scenario(_save_after_a_corrupt_step, started=((30, 0),), damaged=True),
 }
+
+IN_MEMORY: dict[str, Scenario] = {
+    "mapped_for_good": Scenario(_save_many, started=_MANY, options={"keep_last": 1}),
+    "written_through_mappings": Scenario(
+        _save_many, started=_MANY, options={"keep_last": 1, "mode": "host"}
+    ),
+}
+"""On tmpfs, where files stay mapped from the save that wrote them to the one that overwrites them."""

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.crash.killing import check_killed_everywhere, check_killed_twice
-from tests.crash.scenarios import SCENARIOS
+from tests.crash.scenarios import IN_MEMORY, SCENARIOS
 from tests.crash.warm import Warm
+from tests.faults.mounts import mounted
 
 # After one operation is before the next, but for other threads; a torn write is torn alike
 # everywhere. So the other two points are tried where the order of things differs most.
@@ -32,3 +33,11 @@ def test_a_kill_during_the_repair_after_a_kill_loses_nothing_either(
     scenario: str, warm: Warm, tmp_path: Path
 ) -> None:
     check_killed_twice(warm, scenario, tmp_path)
+
+
+@pytest.mark.parametrize("scenario", IN_MEMORY)
+def test_a_kill_while_files_in_memory_are_overwritten_loses_no_committed_step(
+    scenario: str, warm: Warm, tmp_path: Path
+) -> None:
+    with mounted("tmpfs", tmp_path) as where:
+        check_killed_everywhere(warm, scenario, "before", where)

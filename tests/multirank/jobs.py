@@ -14,9 +14,13 @@ from ckpt_core import Checkpointer, CkptError, Options, RngState
 from ckpt_core.system.files import Files
 from tests.crash.layers import CHANGES, KillAt, hooked
 from tests.crash.promises import QuickFiles
+from tests.engine.test_kept_mappings import until_warm
+from tests.engine.test_memory_root import CountingFiles
 from tests.multirank.crew import Rank
 
 Tree = dict[str, Any]
+
+_WARM_AFTER = 8
 
 
 def options(**changes: Any) -> Options:
@@ -108,8 +112,29 @@ def restore_newest(who: Rank, root: str, step: int | None = None) -> dict[str, A
         }
 
 
-def killed_at(who: Rank, root: str, victim: int, n: int, point: str) -> dict[str, Any]:
-    """Commit step 1 together; then the victim dies at its n-th file operation of step 2."""
+def save_in_memory(who: Rank, root: str, steps: int) -> list[Any]:
+    """Save so many steps on tmpfs; how each but the first few was staged, and what was written by calls."""
+    files, found = CountingFiles(), []
+    with Checkpointer(
+        root_of(who, root), options(keep_last=1, in_flight=1), coordination=who.meet(), files=files
+    ) as ck:
+        for step in range(1, steps + 1):
+            before = files.of_leaves
+            handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
+            handle.committed.result(60)
+            until_warm(ck)
+            # Other ranks hear of a commit before the leader has made slots of what it retires.
+            while step > 2 and ck._engine.store.next_slot(1) is None:
+                time.sleep(0.001)
+            if step > _WARM_AFTER:
+                found.append([ck.gauges.mode, files.of_leaves - before])
+    return found
+
+
+def killed_at(
+    who: Rank, root: str, victim: int, n: int, point: str, first: int = 1, **changes: Any
+) -> dict[str, Any]:
+    """Commit `first` steps together; then the victim dies at its n-th file operation of the next one."""
     kill = KillAt(n, point=point) if who.rank == victim else None
     armed = threading.Event()
 
@@ -120,11 +145,16 @@ def killed_at(who: Rank, root: str, victim: int, n: int, point: str) -> dict[str
 
     files = hooked(QuickFiles, hook, CHANGES)
     ck = Checkpointer(
-        root_of(who, root), options(on_error="warn"), coordination=who.meet(), files=files
+        root_of(who, root),
+        options(on_error="warn", **changes),
+        coordination=who.meet(),
+        files=files,
     )
-    ck.save(1, make_state(who.rank, 1), per_rank=["sampler"]).committed.result(60)
+    for step in range(1, first + 1):
+        ck.save(step, make_state(who.rank, step), per_rank=["sampler"]).committed.result(60)
+        until_warm(ck)
     armed.set()
-    handle = ck.save(2, make_state(who.rank, 2), per_rank=["sampler"])
+    handle = ck.save(first + 1, make_state(who.rank, first + 1), per_rank=["sampler"])
     ck.wait_staged()
     try:
         handle.committed.result(60)

@@ -9,6 +9,7 @@ import pytest
 
 from ckpt_core import load, verify
 from tests.crash.warm import Warm
+from tests.faults.mounts import mounted
 from tests.multirank.crew import all_well
 from tests.multirank.jobs import make_state, same
 
@@ -175,3 +176,20 @@ def test_storage_stays_bounded_with_several_writers(warm: Warm, tmp_path: Path) 
     few = run_well(warm, "storage_after_many", 2, root=str(tmp_path / "few"), count=6)
     many = run_well(warm, "storage_after_many", 2, root=str(tmp_path / "many"), count=30)
     assert many[0] <= few[0] * 1.05
+
+
+@pytest.mark.parametrize("nodes", [None, ["a", "a", "b"]], ids=["shared", "nodes"])
+def test_each_rank_overwrites_in_memory_what_it_has_mapped(
+    warm: Warm, tmp_path: Path, nodes: list[str] | None
+) -> None:
+    with mounted("tmpfs", tmp_path) as where:
+        for found in run_well(warm, "save_in_memory", 3, nodes=nodes, root=str(where), steps=14):
+            assert found == [["direct", 0]] * 6
+        # Whoever comes next has nothing mapped, and takes what is there all the same.
+        if nodes is None:
+            slots = list((where / ".slots").iterdir())
+            assert slots and all(slot.name.startswith("for-") for slot in slots)
+            run_well(warm, "save_in_memory", 2, root=str(where), steps=10)
+            assert verify(where).ok
+        for found in run_well(warm, "restore_newest", 3, nodes=nodes, root=str(where)):
+            assert found["same"]
