@@ -7,7 +7,6 @@ along its outer dimensions, so that no whole copy of it ever exists; to one on a
 
 from __future__ import annotations
 
-import ctypes
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -20,6 +19,8 @@ from ckpt_core.restore.slots import Copies
 from ckpt_core.restore.units import HOT_BYTES, READ_BYTES
 from ckpt_core.state import GIL_RELEASE_BYTES, blocks, memory_of, one_thread_limit
 from ckpt_core.system.devices import Devices
+from ckpt_core.system.pages import address_of
+from ckpt_core.system.streaming import move_large
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
@@ -174,6 +175,5 @@ def _move(target: memoryview, source: memoryview) -> None:
     if len(source) < GIL_RELEASE_BYTES:
         target[:] = source
         return
-    into = (ctypes.c_char * 1).from_buffer(target)
-    out = (ctypes.c_char * 1).from_buffer(source)
-    ctypes.memmove(into, out, len(source))  # Releases the GIL, which a slice assignment does not.
+    # Past the caches: what is read here lies in them, and nobody looks at what is written before all is.
+    move_large(address_of(target), address_of(source), len(source))
