@@ -15,7 +15,6 @@ Names are loaded at first use: `ckpt-core ls` starts without torch.
 
 from __future__ import annotations
 
-import gc
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -39,6 +38,7 @@ from ckpt_core.errors import (
 )
 from ckpt_core.options import Level, Options
 from ckpt_core.policy import Auto, EveryNSteps, EverySeconds, LastStep
+from ckpt_core.system.collector import uncollected
 from ckpt_core.types import DirectIO, Mode, OnError
 
 if TYPE_CHECKING:
@@ -125,13 +125,8 @@ def __getattr__(name: str) -> Any:
 
 def _imported(module: str) -> ModuleType:
     """Import with no look for garbage: with torch's objects, two of them take as long as the import."""
-    if not gc.isenabled():
+    with uncollected():
         return import_module(module)
-    try:
-        gc.disable()  # in here: an interrupt may come as it returns
-        return import_module(module)
-    finally:
-        gc.enable()
 
 
 def __dir__() -> list[str]:

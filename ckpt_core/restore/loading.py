@@ -19,11 +19,13 @@ from ckpt_core.restore.telling import telling
 from ckpt_core.restore.watch import undisturbed
 from ckpt_core.state import Selection, Skeleton
 from ckpt_core.store import resolve
+from ckpt_core.system.collector import uncollected
 from ckpt_core.system.files import Files
 
 _MOST_TRIES = 5
 
 
+@uncollected()
 def load(
     path: str | Path,
     *,

@@ -36,6 +36,7 @@ from ckpt_core.restore.trail import GONE, TOUCHED, Trail, warn
 from ckpt_core.restore.watch import undisturbed
 from ckpt_core.state import Selection
 from ckpt_core.store import step_path
+from ckpt_core.system.collector import uncollected
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.units import count_text
@@ -92,6 +93,7 @@ class Restorer:
         self._further: FurtherLevels = further or NoFurtherLevels()
         self._shown = shown and self._info.rank == 0
 
+    @uncollected()
     def restore(
         self,
         state: Any,

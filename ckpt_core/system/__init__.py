@@ -6,6 +6,8 @@
     pages      memory for direct I/O   memory_limit  what the control groups leave
     plugins    what is installed with entry points for `ckpt-core`
     bell       a wait that a name in a directory ends
+    collector  the garbage collector   streaming     copies past the caches
+    kept_mappings                      files in memory that stay mapped
 
 Nothing is imported here: only `devices` needs torch.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckpt_core import Checkpointer, Options
+from ckpt_core import Checkpointer, Options, StateMismatch
 
 LEAVES = 12_000
 
@@ -88,3 +89,29 @@ def test_a_collector_that_is_off_stays_off(
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("collects", [False, True])
+def test_a_restore_is_not_interrupted_by_the_collector_and_leaves_it_as_it_was(
+    saved: tuple[Checkpointer, dict[str, torch.Tensor]], fails: bool, collects: bool
+) -> None:
+    ck, state = saved
+    walks: list[str] = []
+    live = {name: torch.ones_like(leaf) for name, leaf in state.items()}
+    if fails:
+        live["leaf0"] = torch.ones(3)
+    gc.collect()
+    if not collects:
+        gc.disable()
+    gc.callbacks.append(lambda phase, about: walks.append(phase))
+    try:
+        with pytest.raises(StateMismatch) if fails else contextlib.nullcontext():
+            ck.restore(live)
+        during, enabled = list(walks), gc.isenabled()
+    finally:
+        gc.callbacks.pop()
+        gc.enable()
+    assert enabled is collects
+    assert len(during) <= 2, "more than the one behind it"
+    assert fails or not live["leaf7"].any()
