@@ -133,7 +133,7 @@ class Slots:
         """
         name = secrets.token_hex(8)
         with self._mutex:
-            if len(self._all()) >= self._spare:
+            if _slot(path) is None or len(self._all()) >= self._spare:
                 return False
             writer = parse_shard_name(path.name)
             if self._shared and writer is not None and self._kept.keeps(self.path.parent):

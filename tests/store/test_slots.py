@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckpt_core.errors import PersistError
-from ckpt_core.store import StepStore, step_path
+from ckpt_core.store import GuestStore, StepStore, step_path
+from ckpt_core.system.kept_mappings import KeptMappings
 from tests.store.harness import (
     SHARD,
     Fault,
@@ -142,3 +144,65 @@ def test_a_save_that_cannot_fit_is_refused_before_it_is_written(root: Path) -> N
     with pytest.raises(PersistError, match="needs 1001 B more"):
         store.check_space(5097)
     store.close()
+
+
+class InMemory(QuickFiles):
+    """As if the root were on tmpfs, in small pages."""
+
+    def in_memory(self, path: Path) -> bool:
+        return True
+
+    def in_huge_pages(self, path: Path) -> bool:
+        return False
+
+
+def test_of_a_root_in_memory_each_rank_gets_the_files_that_it_wrote(root: Path) -> None:
+    """It may have them mapped, and nobody else can tell that nothing else has."""
+    files = InMemory()
+    kept = [KeptMappings(files=files, most=4) for _ in range(2)]
+    settings: dict[str, Any] = {"files": files, "keep_last": 1, "keep_every": None}
+    store = StepStore(root, **settings, spare_slots=4, shared=True, kept=kept[0])
+    guest = GuestStore(root, files=files, rank=1, kept=kept[1])
+    store.open()
+    shards = [f"shard-0000{rank}-0.safetensors" for rank in range(2)]
+    for step in (1, 2):
+        attempt = store.begin(step)
+        fill(store, attempt, mark=10 * step)
+        files.write_new(attempt.path / shards[1], bytes([10 * step + 1]) * 4096)
+        fd = files.open_write(attempt.path / shards[1])
+        assert kept[1].keep(fd, 4096, None)
+        store.publish(attempt)
+    os.link(step_path(root, 1) / shards[0], root.parent / "backup")
+    store.retire()
+    (slot,) = left(root, ".slots")
+    assert slot.startswith("for-1-"), "the other one has a second name, and is deleted"
+    attempt = store.begin(3)
+    assert not store.take_slot(attempt, shards[0], 4096)
+    assert guest.next_slot(4096) == root / ".slots" / slot
+    with (root / ".slots" / slot).open("rb"):
+        assert not guest.take_slot(attempt, shards[1], 4096)
+    assert left(root, ".slots") == []
+    save(store, 4)
+    store.retire()
+    assert [slot[:6] for slot in sorted(left(root, ".slots"))] == ["for-0-", "for-1-"]
+    for rank, one in enumerate((store, guest)):
+        assert one.take_slot(attempt, shards[rank], 4096)
+        assert (attempt.path / shards[rank]).read_bytes() == bytes([20 + rank]) * 4096
+    kept[1].close()
+    store.close()
+
+
+def test_whoever_opens_a_root_takes_files_of_any_rank(root: Path) -> None:
+    store = make_store(root, keep_last=1, spare_slots=2)
+    store.open()
+    for step in (1, 2):
+        save(store, step)
+    store.retire()
+    (slot,) = left(root, ".slots")
+    (root / ".slots" / slot).rename(root / ".slots" / "for-7-abc")
+    assert not store.take_slot(store.begin(3), SHARD, 4096)
+    store.close()
+    again = make_store(root, keep_last=1, spare_slots=2)
+    again.open()
+    assert again.take_slot(again.begin(3), SHARD, 4096)
+    again.close()
