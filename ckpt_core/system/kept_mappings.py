@@ -84,17 +84,17 @@ class KeptMappings:
         Args:
             warm: all of it, or all but a little, was written through the mapping.
         """
-        if not self._most:
-            return False
         try:
             fresh = self._files.map_shared(fd, nbytes) if memory is None else memory
             made = KeptMapping(fd, fresh, nbytes if warm else 0)
             if not made.holds(nbytes):
                 return False
             key = _key(os.fstat(fd))
-        except OSError:
+        except (OSError, ValueError):  # somebody has cut it
             return False
         with self._mutex:
+            if not self._most:
+                return False
             self._kept[key] = made
             oldest = list(self._kept)[: -self._most]
             dropped = [self._kept.pop(one) for one in oldest]
