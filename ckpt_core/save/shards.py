@@ -71,7 +71,9 @@ class Shards:
 
     def is_mapped_for_nothing(self, nbytes: int) -> bool:
         """Whether the next file of so many bytes is memory that takes no faults, or hardly any."""
-        return self._in_huge_pages or self._kept.is_warm(self._store.next_slot(nbytes), nbytes)
+        if self._in_huge_pages or not self._kept.has_any:
+            return self._in_huge_pages
+        return self._kept.is_warm(self._store.next_slot(nbytes), nbytes)
 
     @cached_property
     def _in_huge_pages(self) -> bool:

@@ -73,8 +73,11 @@ class Slots:
         return 0 if slot is None else min(nbytes, slot.nbytes, slot.blocks_bytes)
 
     def next_for(self, nbytes: int) -> Path | None:
-        """The slot that a file of so many bytes would get now."""
-        slot = self._best(nbytes)
+        """The slot that a file of so many bytes would get now; None where that cannot be told."""
+        try:
+            slot = self._best(nbytes)
+        except OSError:
+            return None
         return None if slot is None else slot.path
 
     def take(self, target: Path, nbytes: int) -> bool:

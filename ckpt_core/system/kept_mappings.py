@@ -76,6 +76,11 @@ class KeptMappings:
             self._keeps = files.in_memory(directory) and not files.in_huge_pages(directory)
         return self._keeps and self._most > 0
 
+    @property
+    def has_any(self) -> bool:
+        """Whether one is kept now."""
+        return bool(self._kept)
+
     def keep(self, fd: int, nbytes: int, memory: mmap.mmap | None, *, warm: bool = False) -> bool:
         """Take over the descriptor of a whole file that is written, and its mapping where it has one.
 
@@ -124,9 +129,7 @@ class KeptMappings:
 
     def is_warm(self, path: Path | None, nbytes: int) -> bool:
         """Whether a file can be overwritten by as many bytes without a fault. A guess: it may be taken."""
-        if path is None or not self._kept:
-            return False
-        found = self._kept.get(_key_of(path))
+        found = None if path is None else self._kept.get(_key_of(path))
         try:
             return found is not None and found.is_warm and found.holds(nbytes)
         except OSError:

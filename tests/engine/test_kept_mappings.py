@@ -176,6 +176,24 @@ def test_a_hole_that_cannot_be_filled_fails_the_save_and_not_the_process(memory:
     verify(memory / "root")
 
 
+def test_slots_that_cannot_be_looked_at_fail_the_save_and_not_the_call(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> list[Any]:
+        raise PermissionError(13, "refused", str(path))
+
+    with warm(memory / "root") as ck:
+        monkeypatch.setattr("ckpt_core.store.slots.entries", refuse)
+        with pytest.raises(PersistError, match="refused"):
+            ck.save(10, state(10)).committed.result()
+        assert ck.gauges.mode == "host"
+        monkeypatch.undo()
+        for step in (11, 12, 13, 14):
+            save(ck, step)
+        assert ck.gauges.mode == "direct"
+    verify(memory / "root")
+
+
 class FailingSync(Files):
     """The n-th sync of a file fails."""
 
