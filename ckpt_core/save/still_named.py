@@ -70,7 +70,10 @@ class NamedStill(StillGroup):
                 self._looks = shard.looks
             has_changed = shard.earlier is not None and not shard.is_shared
             if has_changed:
-                self._looks, self._wait = (), self._next_wait
+                self._looks = ()
+            if has_changed and not self._wait:
+                # Saves that were in flight meanwhile have seen the same change: it counts once.
+                self._wait = self._next_wait
                 self._next_wait *= 2
         if has_changed:
             self.forget()
