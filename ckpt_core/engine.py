@@ -40,7 +40,6 @@ from ckpt_core.save import (
     PlainSaves,
     Shards,
     Surroundings,
-    kept_mappings,
     make_store,
     open_together,
 )
@@ -78,11 +77,10 @@ class Engine:
         self.coordination = coordination
         self.events = EventLog()
         self.failures = Failures(OnError(options.on_error), self.events)
-        kept = kept_mappings(options, files=files)
-        self.store = make_store(root, options, info, files=files, kept=kept)
+        self.pipeline = Pipeline(options, devices, files=files, neighbours=info.neighbours)
+        self.store = make_store(root, options, info, files=files, kept=self.pipeline.kept)
         self.journal = Journal()
         auditor = Auditor()
-        self.pipeline = Pipeline(options, devices, kept, neighbours=info.neighbours)
         self.levels = self._make_levels()
         self.committer = Committer(
             self.store,
@@ -91,7 +89,7 @@ class Engine:
             events=self.events,
             auditor=auditor,
             levels=self.levels,
-            kept=kept,
+            kept=self.pipeline.kept,
         )
         self.flights = Flights(
             options.in_flight,
@@ -153,7 +151,7 @@ class Engine:
         admission = Admission(
             around, self.flights, journal=self.journal, timeout_s=self.options.timeout_s
         )
-        shards = Shards(pipeline, self.store, info, files=self.files, kept=pipeline.kept)
+        shards = Shards(pipeline, self.store, info, files=self.files)
         planner = LayerPlanner(pipeline, auditor, info)
         self.plain = PlainSaves(admission, pipeline, shards, auditor, info=info)
         self.layerwise = LayerwiseSaves(admission, pipeline, shards, auditor, planner)

@@ -186,17 +186,7 @@ def _kind(root: Path, url: str) -> Loss:
         return Loss.NOTHING
     if not files.is_local(path):
         return Loss.THIS_NODE
-    return Loss.MEMORY if _is_in_memory(root, files) else Loss.DISK
-
-
-def _is_in_memory(root: Path, files: Files) -> bool:
-    with suppress(OSError):
-        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            return files.is_in_memory(fd)
-        finally:
-            os.close(fd)
-    return False
+    return Loss.MEMORY if files.in_memory(root) else Loss.DISK
 
 
 def _parity_text(loss: Loss, plan: Plan) -> str:

@@ -6,7 +6,8 @@ stager -> when all are done `ShardFile.sync()` and `close()`, from the finisher.
 """
 
 from ckpt_core.persist.held_file import HeldFile, WriteResult
-from ckpt_core.persist.shard_file import SUM_BYTES, FilePlace, ShardFile, ShardRequest
+from ckpt_core.persist.requests import SUM_BYTES, FilePlace, ShardRequest
+from ckpt_core.persist.shard_file import ShardFile
 from ckpt_core.persist.writers import HeldBack, WriteJob, WriterPool
 
 __all__ = [

@@ -11,97 +11,22 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import xxhash
 
 from ckpt_core.errors import CkptError, PersistError
 from ckpt_core.persist.held_file import HeldFile, WriteResult
+from ckpt_core.persist.requests import FilePlace, PieceLike, ShardRequest
 from ckpt_core.system.files import NO_DIRECT, Files, advice
 from ckpt_core.system.kept_mappings import KeptMapping, KeptMappings
 from ckpt_core.system.pages import touch_view
 from ckpt_core.types import DirectIO
 
-if TYPE_CHECKING:
-    from ckpt_core.system.devices import Queued
-
 _log = logging.getLogger("ckpt_core")
 
-
-class PieceLike(Protocol):
-    """What the writers need of a filled staging chunk (snapshot.Piece)."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def memory(self) -> memoryview: ...
-    @property
-    def ready(self) -> Queued: ...
-    @property
-    def release(self) -> Callable[[], None]: ...
-
-
 _LOOKS, _LINE_BYTES = 8, 64
-
-SUM_BYTES = 1024 * 1024
-"""Bytes under one checksum in steps of several ranks. Writes are longer, for the device's sake; whoever
-restores a part of a file reads and verifies no more than the sums that the part lies in. Each sum is a turn
-at the GIL, though: while training holds it, whole chunks were hashed at 5.8 GB/s and these at 1.4."""
-
-
-@dataclass(frozen=True, slots=True)
-class FilePlace:
-    """Where a shard file goes: its path, and whether a recycled file already lies there."""
-
-    path: Path
-    recycled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ShardRequest:
-    """What a shard file is to be.
-
-    Attributes:
-        name: in its directory.
-        nbytes: bytes that are written, a multiple of 4 KiB.
-        place: finds the path; called once, from a background thread, and may raise our errors.
-        direct_io: whether to go past the page cache.
-        checksum: compute xxh3 of each piece.
-        step: for error texts.
-        mapped: pieces behind the front are written through `window` (DIRECT mode).
-        sum_bytes: most bytes under one of them; None: whole pieces.
-        exact_bytes: its length at last, less than 4 KiB below `nbytes`; None: `nbytes`. What is written
-            behind it is cut off before the sync: direct writes come in multiples of 4 KiB.
-        shared_at: it may be shared by later steps, and would be linked there; None: it is one step's alone.
-        like: how the pieces of an earlier file looked; the first one that looks otherwise says that this one
-            has changed, and will be shared by none. None: nobody has looked.
-        show: told of each piece before it is written: its offset and bytes. By any writer. None: nobody.
-    """
-
-    name: str
-    nbytes: int
-    place: Callable[[], FilePlace]
-    direct_io: DirectIO
-    checksum: bool
-    step: int
-    mapped: bool = False
-    sum_bytes: int | None = None
-    exact_bytes: int | None = None
-    shared_at: Callable[[], Path] | None = None
-    like: tuple[bytes, ...] | None = None
-    show: Callable[[int, memoryview], None] | None = None
-
-    @property
-    def file_bytes(self) -> int:
-        """Its length."""
-        return self.nbytes if self.exact_bytes is None else self.exact_bytes
 
 
 class ShardFile:
@@ -185,14 +110,7 @@ class ShardFile:
             return
         results = _sums(data, self.request.sum_bytes) if self.request.checksum else None
         with self._errors("write"):
-            fd = self._open()
-            mapping = self._mapping
-            if mapping is None or not (self._is_warm or piece.memory.obj is mapping):
-                self._pwrite(fd, piece)
-                if not self._direct:
-                    self._files.start_writeback(fd, piece.offset, piece.nbytes)
-            elif piece.memory.obj is not mapping:
-                self._files.write_mapped(mapping, piece.memory, piece.offset)
+            self._put(self._open(), piece)
         self._results[piece.index] = results or (WriteResult(len(data), None),)
 
     def _is_there(self, piece: PieceLike, data: memoryview) -> bool:
@@ -309,6 +227,17 @@ class ShardFile:
         return self._kept.keep(fd, self.request.nbytes, mapping, warm=warm)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _put(self, fd: int, piece: PieceLike) -> None:
+        mapping = self._mapping
+        if mapping is not None and piece.memory.obj is mapping:
+            return  # a window: it was filled where it lies
+        if mapping is not None and self._is_warm:
+            self._files.write_mapped(mapping, piece.memory, piece.offset)
+            return
+        self._pwrite(fd, piece)
+        if not self._direct:
+            self._files.start_writeback(fd, piece.offset, piece.nbytes)
 
     def _pwrite(self, fd: int, piece: PieceLike) -> None:
         try:

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ckpt_core.persist.shard_file import PieceLike, ShardFile
+from ckpt_core.persist.requests import PieceLike
+from ckpt_core.persist.shard_file import ShardFile
 from ckpt_core.system.threads import Worker, join_all, start_all
 
 _log = logging.getLogger("ckpt_core")

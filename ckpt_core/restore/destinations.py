@@ -20,8 +20,9 @@ from ckpt_core.restore.units import HOT_BYTES, READ_BYTES
 from ckpt_core.state import GIL_RELEASE_BYTES, blocks, memory_of, one_thread_limit
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.pages import address_of
-from ckpt_core.system.streaming import move_large
+from ckpt_core.system.streaming import large_move
 
+_move_large = large_move()
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
@@ -176,4 +177,4 @@ def _move(target: memoryview, source: memoryview) -> None:
         target[:] = source
         return
     # Past the caches: what is read here lies in them, and nobody looks at what is written before all is.
-    move_large(address_of(target), address_of(source), len(source))
+    _move_large(address_of(target), address_of(source), len(source))

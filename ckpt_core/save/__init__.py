@@ -31,7 +31,7 @@ from ckpt_core.save.journal import Journal, stalling
 from ckpt_core.save.layers import LayerPlanner
 from ckpt_core.save.layerwise import LayerwiseSave, LayerwiseSaves
 from ckpt_core.save.named_files import FilesSave, FilesSaves
-from ckpt_core.save.opening import kept_mappings, look_together, make_store, open_together
+from ckpt_core.save.opening import look_together, make_store, open_together
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.plain import PlainSaves
 from ckpt_core.save.shards import Shards
@@ -58,7 +58,6 @@ __all__ = [
     "SaveHandle",
     "Shards",
     "Surroundings",
-    "kept_mappings",
     "look_together",
     "make_store",
     "open_together",

@@ -17,12 +17,6 @@ _SEEN_WITHIN_S = 10.0
 _NOT_OPEN = {"failed": "open its root", "so": "No rank opened one"}
 
 
-def kept_mappings(options: Options, *, files: Files) -> KeptMappings:
-    """What is kept mapped of a root in memory: every file of this rank that comes round again."""
-    most = 0 if options.keep_last is None else options.keep_last + 2 * options.in_flight
-    return KeptMappings(files=files, most=most)
-
-
 def make_store(
     root: Path, options: Options, info: RankInfo, *, files: Files, kept: KeptMappings
 ) -> StepStore | GuestStore:

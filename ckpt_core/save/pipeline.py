@@ -21,6 +21,7 @@ from ckpt_core.snapshot import (
     StagingPool,
 )
 from ckpt_core.system.devices import Devices
+from ckpt_core.system.files import Files
 from ckpt_core.system.kept_mappings import KeptMappings
 from ckpt_core.units import parse_bytes
 
@@ -33,12 +34,14 @@ class Pipeline:
     """
 
     def __init__(
-        self, options: Options, devices: Devices, kept: KeptMappings, *, neighbours: int
+        self, options: Options, devices: Devices, *, files: Files, neighbours: int
     ) -> None:
         self.options = options
         self.eager_leaf_bytes = parse_bytes(options.eager_leaf_bytes, field="eager_leaf_bytes")
         self.devices = devices
-        self.kept = kept
+        # Every file of this rank that comes round again, and no more.
+        most = 0 if options.keep_last is None else options.keep_last + 2 * options.in_flight
+        self.kept = KeptMappings(files=files, most=most)
         self.streams = CopyStreams(devices)
         self.clones = DeviceClones(self.streams)
         self.memory = StagingMemory(options, devices, neighbours=neighbours)

@@ -22,7 +22,6 @@ from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.snapshot import ImageSpec, Piece, ShardImage, StagingPool
 from ckpt_core.store import GuestStore, StepStore, file_path
 from ckpt_core.system.files import Files
-from ckpt_core.system.kept_mappings import KeptMappings
 from ckpt_core.types import DirectIO, RankInfo
 from ckpt_core.units import ALIGN_BYTES, align_up
 
@@ -53,13 +52,7 @@ class Shards:
     """Registers the files of checkpoints. Nothing is opened here: that is for the first who writes."""
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        store: StepStore | GuestStore,
-        info: RankInfo,
-        *,
-        files: Files,
-        kept: KeptMappings,
+        self, pipeline: Pipeline, store: StepStore | GuestStore, info: RankInfo, *, files: Files
     ) -> None:
         self._pipeline = pipeline
         self._store = store
@@ -67,7 +60,7 @@ class Shards:
         # Restoring with another number of ranks takes parts of files.
         self._sum_bytes = SUM_BYTES if info.world_size > 1 else None
         self._files = files
-        self._kept = kept
+        self._kept = pipeline.kept
 
     def is_mapped_for_nothing(self, nbytes: int) -> bool:
         """Whether the next file of so many bytes is memory that takes no faults, or hardly any."""

@@ -18,14 +18,15 @@ import torch
 from ckpt_core.state import GIL_RELEASE_BYTES, blocks, one_thread_limit
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.pages import address_of
-from ckpt_core.system.streaming import memmove, memmove_locked, move_large
+from ckpt_core.system.streaming import large_move, memmove, memmove_locked
 
 Buffer = ctypes.Array[ctypes.c_char]
+_move_large = large_move()
 
 
 def move(target: int, source: int, nbytes: int) -> None:
     """Copy between two memories that do not overlap; the caller keeps both alive."""
-    (move_large if nbytes >= GIL_RELEASE_BYTES else memmove_locked)(target, source, nbytes)
+    (_move_large if nbytes >= GIL_RELEASE_BYTES else memmove_locked)(target, source, nbytes)
 
 
 def move_all(targets: Iterable[int], sources: Iterable[int], sizes: Sequence[int]) -> None:

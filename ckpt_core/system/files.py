@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ckpt_core.system.pages import address_of, in_huge_pages
-from ckpt_core.system.streaming import move_large
+from ckpt_core.system.streaming import large_move
 
 _BASE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _AT_FDCWD = -100
@@ -147,25 +147,11 @@ class Files:
 
     def in_memory(self, path: Path) -> bool:
         """Whether what is in a directory lies on tmpfs; False where that cannot be told."""
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            return self.is_in_memory(fd)
-        finally:
-            os.close(fd)
+        return _filesystem_at(path) == _TMPFS
 
     def is_local(self, path: Path) -> bool:
         """Whether this machine alone reads and writes the filesystem of a directory; False where in doubt."""
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            return _filesystem(fd) in _LOCAL
-        finally:
-            os.close(fd)
+        return _filesystem_at(path) in _LOCAL
 
     def sync_dir(self, path: Path) -> None:
         """Make the names in a directory durable."""
@@ -257,7 +243,7 @@ class Files:
     def write_mapped(self, mapping: mmap.mmap, data: Buffer, offset: int) -> None:
         """Copy writable memory of `LEAST_BYTES` and more into a mapping, whose file is that long."""
         view = memoryview(data)
-        move_large(address_of(mapping) + offset, address_of(view), view.nbytes)
+        large_move()(address_of(mapping) + offset, address_of(view), view.nbytes)
 
     def map_private(self, fd: int, size: int) -> mmap.mmap:
         """A mapping of bytes 0..size for reading; what is written to it reaches no file."""
@@ -340,6 +326,18 @@ def _grants_lease(fd: int) -> bool:
     with contextlib.suppress(OSError):  # closing the descriptor gives it back as well
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return True
+
+
+def _filesystem_at(directory: Path) -> int:
+    """The kind of filesystem that a directory is on; 0 when it cannot be told."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return _filesystem(fd)
+    finally:
+        os.close(fd)
 
 
 def _filesystem(fd: int) -> int:

@@ -6,7 +6,6 @@ import os
 import platform
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 
@@ -32,6 +31,8 @@ class Machine:
 
 def describe(root: Path) -> Machine:
     """The machine at hand and the filesystem that holds `root`."""
+    from importlib import metadata  # not before: every command comes by this file
+
     filesystem, options = _mount(root)
     return Machine(
         cpu=processor("model name") or platform.machine(),

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import platform
+import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 
 from ckpt_core.system.machine import processor
 
@@ -64,7 +65,7 @@ def load() -> Move | None:
     Raises:
         OSError: there is no memory.
     """
-    if platform.machine() != "x86_64":
+    if os.uname().machine != "x86_64":
         return None
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     page.write(_CODE)
@@ -90,5 +91,7 @@ def _copies(move: Move) -> bool:
     return target == bytes(3) + source[5:405] + bytes(109)
 
 
-move_large: Move = streaming_move() or memmove
-"""The faster of both, for `LEAST_BYTES` and more; runs without the GIL."""
+@cache
+def large_move() -> Move:
+    """The faster of both, for `LEAST_BYTES` and more; runs without the GIL."""
+    return streaming_move() or memmove

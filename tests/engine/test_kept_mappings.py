@@ -7,7 +7,6 @@ import mmap
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 import ckpt_core
 from ckpt_core import Checkpointer, Options, PersistError, verify
 from ckpt_core.system.files import Files
-from tests.engine.test_memory_root import CHUNK, CountingFiles, state
+from tests.engine.in_memory import CHUNK, CountingFiles, state, until_warm
 from tests.faults.mounts import mounted, remount
 
 KEEP_ONE = Options(chunk_bytes=CHUNK, in_flight=1, keep_last=1, on_error="warn")
@@ -45,14 +44,6 @@ def warm(root: Path, options: Options = KEEP_ONE, **more: Any) -> Iterator[Check
 def save(ck: Checkpointer, step: int, tree: dict[str, torch.Tensor] | None = None) -> None:
     ck.save(step, tree or state(step)).committed.result()
     until_warm(ck)
-
-
-def until_warm(ck: Checkpointer) -> None:
-    """Wait until the stager has nothing left to touch."""
-    deadline, kept = time.monotonic() + 60, ck._engine.pipeline.kept
-    while not all(one.is_warm for one in list(kept._kept.values())[:-1]):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def used_bytes(where: Path) -> int:

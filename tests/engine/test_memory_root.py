@@ -11,36 +11,11 @@ import torch
 
 import ckpt_core
 from ckpt_core import Checkpointer, Options, verify
-from ckpt_core.system.files import Buffer, Files
+from ckpt_core.system.files import Files
+from tests.engine.in_memory import CHUNK, CountingFiles, state
 from tests.faults.mounts import mounted, remount
 
-CHUNK = 256 * 1024
 OPTIONS = Options(chunk_bytes=CHUNK, in_flight=2, keep_last=1)
-
-
-class CountingFiles(Files):
-    """What is written by calls, and not through a mapping."""
-
-    def __init__(self, *, huge: bool | None = None) -> None:
-        self.huge = huge
-        self.written: dict[str, int] = {}
-
-    def in_huge_pages(self, path: Path) -> bool:
-        return super().in_huge_pages(path) if self.huge is None else self.huge
-
-    def pwrite(self, fd: int, data: Buffer, offset: int) -> None:
-        name = Path(f"/proc/self/fd/{fd}").readlink().name
-        super().pwrite(fd, data, offset)
-        self.written[name] = self.written.get(name, 0) + len(memoryview(data).cast("B"))
-
-    @property
-    def of_leaves(self) -> int:
-        """Bytes of shard files."""
-        return sum(n for name, n in self.written.items() if name.endswith(".safetensors"))
-
-
-def state(step: int) -> dict[str, torch.Tensor]:
-    return {f"w{number}": torch.full((CHUNK // 2,), step + number / 8) for number in range(4)}
 
 
 @pytest.fixture

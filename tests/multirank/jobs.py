@@ -14,8 +14,7 @@ from ckpt_core import Checkpointer, CkptError, Options, RngState
 from ckpt_core.system.files import Files
 from tests.crash.layers import CHANGES, KillAt, hooked
 from tests.crash.promises import QuickFiles
-from tests.engine.test_kept_mappings import until_warm
-from tests.engine.test_memory_root import CountingFiles
+from tests.engine.in_memory import CountingFiles, until_warm
 from tests.multirank.crew import Rank
 
 Tree = dict[str, Any]
