@@ -125,8 +125,7 @@ def __getattr__(name: str) -> Any:
 
 def _imported(module: str) -> ModuleType:
     """Import with no look for garbage: with torch's objects, two of them take as long as the import."""
-    with uncollected():
-        return import_module(module)
+    return uncollected(import_module)(module)
 
 
 def __dir__() -> list[str]:

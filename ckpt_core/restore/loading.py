@@ -25,7 +25,7 @@ from ckpt_core.system.files import Files
 _MOST_TRIES = 5
 
 
-@uncollected()
+@uncollected
 def load(
     path: str | Path,
     *,

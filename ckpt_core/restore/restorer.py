@@ -93,7 +93,7 @@ class Restorer:
         self._further: FurtherLevels = further or NoFurtherLevels()
         self._shown = shown and self._info.rank == 0
 
-    @uncollected()
+    @uncollected
     def restore(
         self,
         state: Any,

@@ -18,11 +18,16 @@ def quietly(call: Callable[[], T], message: str = "") -> T:
     """
     filters, gradients = warnings.filters, torch.is_grad_enabled()
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=message)
-            return call()
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=message)
+                return call()
+        finally:
+            # An interrupt between the calls of a `with`, of the one above or of torch's `no_grad` in a load,
+            # would leave warnings or gradients off for as long as the process lives.
+            warnings.filters = filters
+            torch._C._set_grad_enabled(gradients)
     finally:
-        # An interrupt between the calls of a `with`, of the one above or of torch's `no_grad` in a load,
-        # would leave warnings or gradients off for as long as the process lives.
+        # A second one may have come before the first one's.
         warnings.filters = filters
         torch._C._set_grad_enabled(gradients)
