@@ -1,7 +1,8 @@
 """Compiles DeepSpeed's CPU extensions that the tests use: `python .ci/warm_deepspeed.py`.
 
 DeepSpeed compiles each at its first use, in the middle of a test, which takes minutes. Later
-runs find them in `~/.cache/torch_extensions`. It needs a C++ compiler; ninja comes with DeepSpeed.
+runs find them in the environment, in `torch_extensions`, or where TORCH_EXTENSIONS_DIR says. It needs a C++
+compiler; ninja comes with DeepSpeed.
 
 A build that was killed leaves its lock there, and torch waits for that without end: it is removed first.
 """
@@ -15,16 +16,16 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+# As in tests/conftest.py.
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
 
 BUILDERS = ("ShareMemCommBuilder", "CPUAdamBuilder", "FusedAdamBuilder")
 """Gloo's first `initialize`, offloaded optimizers, {"optimizer": {"type": "Adam"}}."""
 
 
 def extensions() -> Path:
-    """Where torch builds: one folder for each extension, or for each Python with such folders."""
-    from torch.utils.cpp_extension import get_default_build_root
-
-    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    """Where torch builds: one folder for each extension."""
+    return Path(os.environ["TORCH_EXTENSIONS_DIR"])
 
 
 def unlock(root: Path) -> None:

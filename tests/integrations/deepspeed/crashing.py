@@ -24,6 +24,7 @@ from typing import Any
 import deepspeed
 import torch
 import torch._dynamo  # takes seconds, and DeepSpeed needs it for its first engine
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.muon import original_muon
 
 import ckpt_deepspeed
@@ -31,6 +32,8 @@ from ckpt_core.bench.meeting import free_port
 from tests.integrations.deepspeed.program import forget_buffers, job_of
 
 LOADED = (torch._dynamo, original_muon, ckpt_deepspeed)
+# What a first `initialize` loads under a lock, for which the others wait without end if its holder is killed.
+get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
 LIMIT_S = 75
 COLLECTIVE_S = 60.0
 """Longer than any test may take: what hangs in a collective is found by LIMIT_S."""
