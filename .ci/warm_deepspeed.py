@@ -1,8 +1,8 @@
 """Compiles DeepSpeed's CPU extensions that the tests use: `python .ci/warm_deepspeed.py`.
 
 DeepSpeed compiles each at its first use, in the middle of a test, which takes minutes. Later
-runs find them in the environment, in `torch_extensions`, or where TORCH_EXTENSIONS_DIR says. It needs a C++
-compiler; ninja comes with DeepSpeed.
+runs find them in `torch_extensions` of the virtual environment, or where TORCH_EXTENSIONS_DIR or torch
+says. It needs a C++ compiler; ninja comes with DeepSpeed.
 
 A build that was killed leaves its lock there, and torch waits for that without end: it is removed first.
 """
@@ -17,15 +17,18 @@ from pathlib import Path
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 # As in tests/conftest.py.
-os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
+if sys.prefix != sys.base_prefix:
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
 
 BUILDERS = ("ShareMemCommBuilder", "CPUAdamBuilder", "FusedAdamBuilder")
 """Gloo's first `initialize`, offloaded optimizers, {"optimizer": {"type": "Adam"}}."""
 
 
 def extensions() -> Path:
-    """Where torch builds: one folder for each extension."""
-    return Path(os.environ["TORCH_EXTENSIONS_DIR"])
+    """Where torch builds: one folder for each extension, or for each Python with such folders."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
 
 
 def unlock(root: Path) -> None:

@@ -47,7 +47,8 @@ os.environ["RES_OPTIONS"] = "attempts:0"
 
 # DeepSpeed's extensions are compiled for the files of one environment: two that shared them would compile
 # them in turns, in the middle of a test. As in .ci/warm_deepspeed.py.
-os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
+if sys.prefix != sys.base_prefix:
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
 
 # Drawn here, before there are processes that inherit it.
 places.run_number()

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import torch
 
+from ckpt_core.system.interrupts import putting_back
+
 T = TypeVar("T")
 
 
@@ -17,17 +19,16 @@ def quietly(call: Callable[[], T], message: str = "") -> T:
     Whether gradients are recorded is as before, whatever `call` has made of it.
     """
     filters, gradients = warnings.filters, torch.is_grad_enabled()
-    try:
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=message)
-                return call()
-        finally:
-            # An interrupt between the calls of a `with`, of the one above or of torch's `no_grad` in a load,
-            # would leave warnings or gradients off for as long as the process lives.
-            warnings.filters = filters
-            torch._C._set_grad_enabled(gradients)
-    finally:
-        # A second one may have come before the first one's.
+
+    def unheard() -> T:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=message)
+            return call()
+
+    def back() -> None:
+        # An interrupt between the calls of a `with`, of the one above or of torch's `no_grad` in a load,
+        # would leave warnings or gradients off for as long as the process lives.
         warnings.filters = filters
         torch._C._set_grad_enabled(gradients)
+
+    return putting_back(unheard, back)

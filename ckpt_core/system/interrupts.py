@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Held:
@@ -67,3 +70,20 @@ def holding() -> Iterator[Held]:
     finally:
         signal.signal(signal.SIGINT, before)
         held.settle()
+
+
+def putting_back(call: Callable[[], T], back: Callable[[], object]) -> T:
+    """What `call` returns; `back()` is done when this ends, also by a second interrupt while it leaves.
+
+    No context manager: what cuts its end short puts that off for as long as somebody holds the traceback.
+
+    Args:
+        back: is called twice, and may be cut short in the first of them.
+    """
+    try:
+        try:
+            return call()
+        finally:
+            back()
+    finally:
+        back()

@@ -115,13 +115,9 @@ pytestmark = pytest.mark.timeout(1000)  # the first test waits for compilers and
 @pytest.fixture(scope="module")
 def kernels() -> None:
     """DeepSpeed's optimizers are compiled here, once, and not by several ranks that a deadline ends."""
-    text = (
-        "from deepspeed.accelerator import get_accelerator\n"
-        "for name in ('CPUAdamBuilder', 'FusedAdamBuilder', 'ShareMemCommBuilder'):\n"
-        "    get_accelerator().create_op_builder(name).load()\n"
-    )
+    program = Path(__file__).parents[3] / ".ci" / "warm_deepspeed.py"
     done = subprocess.run(
-        [sys.executable, "-c", text],
+        [sys.executable, str(program)],
         env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
