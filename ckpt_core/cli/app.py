@@ -38,10 +38,13 @@ from ckpt_core.cli.requests import (
 from ckpt_core.cli.simulate_request import SimulateRequest
 from ckpt_core.cli.tune_request import TuneRequest
 from ckpt_core.errors import CkptError
+from ckpt_core.system.interrupts import Terminated, terminated_as_by_ctrl_c
 from ckpt_core.units import clean
 
-FOUND, FAILED, INTERRUPTED = 1, 2, 130
-"""Exit codes: a finding (bad chunks, differences, problems); the command could not be carried out; Ctrl-C."""
+FOUND, FAILED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+"""Exit codes: a finding (bad chunks, differences, problems); the command could not be carried out; Ctrl-C;
+SIGTERM.
+"""
 
 _Request = TypeVar("_Request")
 
@@ -59,18 +62,30 @@ def takes(request: type[_Request]) -> Callable[[Callable[[_Request], bool]], Cal
     def decorate(run: Callable[[_Request], bool]) -> Callable[..., None]:
         @functools.wraps(run)
         def command(**options: Any) -> None:
-            try:
-                ok = run(request(**options))
-            except KeyboardInterrupt:
-                raise typer.Exit(INTERRUPTED) from None
-            if not ok:
+            if not run(request(**options)):
                 raise typer.Exit(FOUND)
 
         signature = inspect.signature(request, eval_str=True).replace(return_annotation=None)
         command.__signature__ = signature  # type: ignore[attr-defined]
-        return command
+        return interruptible(command)
 
     return decorate
+
+
+def interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """Ctrl-C and SIGTERM end it, after what it cleans up, with a code of their own."""
+
+    @functools.wraps(command)
+    def called(**options: Any) -> None:
+        try:
+            with terminated_as_by_ctrl_c():
+                command(**options)
+        except Terminated:
+            raise typer.Exit(TERMINATED) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+    return called
 
 
 def _say_version(wanted: bool) -> None:
@@ -275,7 +290,7 @@ def tune(request: TuneRequest) -> bool:
     return run_tuner(request)
 
 
-app.command()(bench)
+app.command()(interruptible(bench))
 
 
 @app.command()

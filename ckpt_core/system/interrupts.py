@@ -1,4 +1,5 @@
 """Ctrl-C at any instant of a run that owns processes and folders: none is left, since none comes unknown.
+SIGTERM is the same to a command of ours, which says so by `terminated_as_by_ctrl_c`.
 
 with holding() as held:          # from here on Ctrl-C is only noted
     folder = mkdtemp()
@@ -22,11 +23,33 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, where it comes as Ctrl-C does."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+@contextmanager
+def terminated_as_by_ctrl_c() -> Iterator[None]:
+    """SIGTERM, where nobody handles it yet, is raised as `Terminated` meanwhile. On the main thread."""
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    try:
+        signal.signal(signal.SIGTERM, _terminate)
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class Held:
     """What has been noted. Made by `holding`."""
 
     def __init__(self) -> None:
-        self._noted = False
+        self._noted = 0
         self._allowed = False
 
     @contextmanager
@@ -42,34 +65,54 @@ class Held:
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """The handler."""
-        self._noted = True
+        self._noted = number
         if self._allowed:
             self._raise()
 
     def settle(self) -> None:
         """Let it come now, to whoever is next to handle it."""
         if self._noted:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(self._noted)
 
     def _raise(self) -> None:
+        number = self._noted
         # Order matters: from here on nothing disturbs those who clean up.
-        self._allowed = self._noted = False
-        raise KeyboardInterrupt
+        self._allowed, self._noted = False, 0
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 @contextmanager
 def holding() -> Iterator[Held]:
     """Note Ctrl-C instead of raising it; nests. Without effect where it is ignored, or on another thread."""
-    held, before = Held(), signal.getsignal(signal.SIGINT)
-    if not callable(before) or threading.current_thread() is not threading.main_thread():
-        yield held
-        return
+    held, before = Held(), _raising()
+    if threading.current_thread() is not threading.main_thread():
+        before = {}
+
+    def back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
     try:
-        signal.signal(signal.SIGINT, held.note)
-        yield held
+        try:
+            for number in before:
+                signal.signal(number, held.note)
+            yield held
+        finally:
+            back()
     finally:
-        signal.signal(signal.SIGINT, before)
+        back()  # the first may have been cut short between the two
         held.settle()
+
+
+def _raising() -> dict[signal.Signals, Callable[[int, FrameType | None], object]]:
+    """The handlers that may raise: what somebody else makes of SIGTERM is not ours to put off."""
+    ctrl_c, term = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    found: dict[signal.Signals, Callable[[int, FrameType | None], object]] = {}
+    if callable(term) and (term is _terminate or isinstance(getattr(term, "__self__", None), Held)):
+        found[signal.SIGTERM] = term
+    if callable(ctrl_c):
+        found[signal.SIGINT] = ctrl_c
+    return found
 
 
 def putting_back(call: Callable[[], T], back: Callable[[], object]) -> T:

@@ -1,11 +1,14 @@
-"""Ctrl-C at every line of what owns processes and folders: it comes once, and leaves neither."""
+"""Ctrl-C and SIGTERM at every line of what owns processes and folders: they come once, and leave neither."""
 
 from __future__ import annotations
 
+import gc
 import itertools
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -17,12 +20,21 @@ import pytest
 from ckpt_core.bench import machine
 from ckpt_core.errors import ConfigError
 from ckpt_core.system import interrupts
-from ckpt_core.system.interrupts import holding
+from ckpt_core.system.interrupts import Terminated, holding, terminated_as_by_ctrl_c
 from ckpt_core.tune import program, running
 from ckpt_core.tune.settings import TuneSettings
 
 OURS = [module.__file__ for module in (running, program, interrupts)]
 ENDLESS, SHORT = "import time; time.sleep(600)", "pass"
+TOP = Path(__file__).parents[2]
+
+both = pytest.mark.parametrize(
+    ("number", "end"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
+)
+
+
+def handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
 def in_destructor(frame: FrameType | None) -> bool:
@@ -37,8 +49,8 @@ def in_destructor(frame: FrameType | None) -> bool:
 class CtrlC:
     """A signal at the n-th line of these files."""
 
-    def __init__(self, files: list[str], line: int) -> None:
-        self._files, self._left = files, line
+    def __init__(self, files: list[str], line: int, number: int = signal.SIGINT) -> None:
+        self._files, self._left, self._number = files, line, number
 
     @property
     def sent(self) -> bool:
@@ -51,28 +63,40 @@ class CtrlC:
         if event == "line":
             self._left -= 1
             if self._left == 0:
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(self._number)
         return self
 
     def within(self, run: Callable[[], object]) -> str:
         """How `run` ended."""
+        before = handlers()
+        # Else the lines of a generator that is closed as garbage count, where Python drops what is raised.
+        gc.disable()
         try:
-            sys.settrace(self)
-            run()
+            with terminated_as_by_ctrl_c():
+                try:
+                    sys.settrace(self)
+                    run()
+                finally:
+                    sys.settrace(None)
+        except Terminated:
+            return "terminated"
         except KeyboardInterrupt:
             return "interrupted"
         except ConfigError:
             return "failed"
         finally:
-            sys.settrace(None)
+            gc.enable()
+            assert handlers() == before
         return "done"
 
 
-def tune_at(line: int, disk: Path, code: str, files: list[str]) -> tuple[bool, str]:
-    """Whether Ctrl-C was sent, and how the tuner ended; nothing of it is left."""
+def tune_at(
+    line: int, disk: Path, code: str, files: list[str], number: int = signal.SIGINT
+) -> tuple[bool, str]:
+    """Whether the signal was sent, and how the tuner ended; nothing of it is left."""
     settings = TuneSettings(root=disk, command=(sys.executable, "-I", "-S", "-c", code, "{root}"))
     before = psutil.Process().children(recursive=True)
-    ctrl_c = CtrlC(files, line)
+    ctrl_c = CtrlC(files, line, number)
     how = ctrl_c.within(lambda: running.tune(settings))
     left = [one for one in psutil.Process().children(recursive=True) if one not in before]
     for process in left:
@@ -82,12 +106,13 @@ def tune_at(line: int, disk: Path, code: str, files: list[str]) -> tuple[bool, s
 
 
 @pytest.mark.parametrize(("code", "most"), [(ENDLESS, 90), (SHORT, 1000)])
+@both
 def test_the_tuner_leaves_nothing_at_whatever_line_it_is_interrupted(
-    tmp_path: Path, code: str, most: int
+    tmp_path: Path, code: str, most: int, number: int, end: str
 ) -> None:
     for line in range(1, most):
-        sent, how = tune_at(line, tmp_path, code, OURS)
-        assert how == ("interrupted" if sent else "failed"), line
+        sent, how = tune_at(line, tmp_path, code, OURS, number)
+        assert how == (end if sent else "failed"), line
         if not sent:
             break
     assert line > 60
@@ -102,29 +127,79 @@ def test_a_program_that_is_just_being_started_is_ended_too(tmp_path: Path) -> No
     assert line > 60
 
 
-def test_the_folder_of_a_benchmark_goes_at_whatever_line_it_is_interrupted(tmp_path: Path) -> None:
+@both
+def test_the_folder_of_a_benchmark_goes_at_whatever_line_it_is_interrupted(
+    tmp_path: Path, number: int, end: str
+) -> None:
     def work() -> None:
         with machine.work_folder(tmp_path) as folder:
             (folder / "file").touch()
 
     for line in itertools.count(1):
-        ctrl_c = CtrlC([machine.__file__, interrupts.__file__, __file__], line)
+        ctrl_c = CtrlC([machine.__file__, interrupts.__file__, __file__], line, number)
         how = ctrl_c.within(work)
         assert list(tmp_path.iterdir()) == []
-        assert how == ("interrupted" if ctrl_c.sent else "done")
+        assert how == (end if ctrl_c.sent else "done")
         if not ctrl_c.sent:
             break
     assert line > 10
 
 
-def test_ctrl_c_that_is_ignored_stays_so() -> None:
+def test_ctrl_c_that_is_ignored_stays_so_and_sigterm_comes() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with holding() as held, held.allowed():
             signal.raise_signal(signal.SIGINT)
+        with terminated_as_by_ctrl_c(), holding() as held:
+            signal.raise_signal(signal.SIGTERM)
+            with pytest.raises(Terminated), held.allowed():
+                raise AssertionError("it was noted, and comes before this")
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_what_somebody_else_makes_of_sigterm_is_not_put_off() -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        with terminated_as_by_ctrl_c(), holding():
+            signal.raise_signal(signal.SIGTERM)
+            assert came == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_benchmark_that_is_ended_leaves_no_file_and_no_process(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    arguments = ["bench", "--quick", "--contender", "ckpt_core", "--root", str(tmp_path)]
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "ckpt_core", *arguments],
+        cwd=TOP,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # A job in the background of a shell, such as CI may be, has it ignored, and hands that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    ours = psutil.Process(bench.pid)
+    try:
+        while not any(
+            name.startswith("step-") for _, names, _ in os.walk(tmp_path) for name in names
+        ):
+            assert bench.poll() is None
+            time.sleep(0.01)
+        started = ours.children(recursive=True)
+        bench.send_signal(number)
+        assert bench.wait(60) == code
+        gone, left = psutil.wait_procs(started, timeout=60)
+    finally:
+        bench.kill()
+        bench.wait()
+    assert (list(tmp_path.iterdir()), left) == ([], [])
+    assert gone
 
 
 def test_ctrl_c_twice_cuts_a_wait_short_and_still_comes_once() -> None:

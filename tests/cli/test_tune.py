@@ -313,8 +313,11 @@ def has_a_step(disk: Path) -> bool:
     return any(name.startswith("step-") for _, names, _ in os.walk(disk) for name in names)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("form", ["stand-in", "program"])
-def test_ctrl_c_leaves_nothing_behind(disk: Path, program: Path, form: str) -> None:
+def test_ctrl_c_and_sigterm_leave_nothing_behind(
+    disk: Path, program: Path, form: str, number: int, code: int
+) -> None:
     endless = ("--saves", 10**6, *ONE)
     tail = ("--", sys.executable, program, "{root}", "{every}")
     form_of = {"stand-in": ("--model-bytes", "2MB", "--iteration-s", 0.01), "program": tail}
@@ -333,8 +336,8 @@ def test_ctrl_c_leaves_nothing_behind(disk: Path, program: Path, form: str) -> N
         while not has_a_step(disk):
             assert tuner.poll() is None
             time.sleep(0.05)
-        tuner.send_signal(signal.SIGINT)
-        assert tuner.wait(60) == 130
+        tuner.send_signal(number)
+        assert tuner.wait(60) == code
     finally:
         tuner.kill()
         tuner.wait()

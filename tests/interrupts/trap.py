@@ -76,7 +76,7 @@ class Trap:
         error: type[BaseException] = KeyboardInterrupt,
         event: str = "line",
         then: int | None = None,
-        package: str | None = None,
+        package: str | tuple[str, ...] | None = None,
     ) -> None:
         self._n = n
         self._package = package

@@ -12,8 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from ckpt_core import Checkpointer, CkptError, ConfigError, PersistError, committed_steps
-from ckpt_lightning import CheckpointWarning
-from ckpt_lightning.strategy import _restored
+from ckpt_lightning import CheckpointWarning, strategy
 from tests.integrations.lightning import models
 from tests.integrations.lightning.running import differences, ending, fit, saver
 from tests.interrupts.scenarios import strike
@@ -85,7 +84,22 @@ def test_ctrl_c_while_a_step_is_restored_leaves_no_warning_off(root: Path) -> No
     with Checkpointer(root) as ck:
         ck.save(1, {"w": torch.ones(3)}).committed.result(60)
         counting = Trap(-1)
-        strike(counting, lambda: _restored(ck, None, trusted=False))
+        strike(counting, lambda: strategy._restored(ck, None, trusted=False))
         ends = 40  # where warnings are turned off, and on again
         for n in (*range(ends), *range(counting.lines - ends, counting.lines)):
-            strike(Trap(n), lambda: _restored(ck, None, trusted=False))
+            strike(Trap(n), lambda: strategy._restored(ck, None, trusted=False))
+
+
+def test_ctrl_c_twice_while_a_step_is_restored_leaves_no_warning_off(root: Path) -> None:
+    lines = (str(Path(strategy.__file__).parent), warnings.__file__)
+
+    def strikes(first: int, then: int | None) -> Trap:
+        trap = Trap(first, then=then, package=lines)
+        strike(trap, lambda: strategy._restored(ck, None, trusted=False))
+        return trap
+
+    with Checkpointer(root) as ck:
+        ck.save(1, {"w": torch.ones(3)}).committed.result(60)
+        for first in range(strikes(-1, None).lines):
+            for then in range(strikes(first, -1).lines):
+                strikes(first, then)
