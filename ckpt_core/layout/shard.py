@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from ckpt_core.layout.header import (
     region_bytes,
     utf8,
 )
-from ckpt_core.types import LeafSpec
+from ckpt_core.types import LeafSpec, build_many
 from ckpt_core.units import ALIGN_BYTES, align_up, count_text
 
 LARGE_LEAF_BYTES = 4096
@@ -97,13 +98,15 @@ class ShardLayout:
         # Order matters: descending powers of two need no gaps between them, whatever the shapes.
         width = {dtype: storage(dtype).itemsize for dtype in {spec.dtype for spec in eager}}
         front = sorted(eager, key=lambda spec: width[spec.dtype], reverse=True)
-        places = region.place(front, aligned=False)
+        starts, sizes = region.place(front, aligned=False)
         front_end = region.end
-        places += region.place(lazy, aligned=True)
+        for column, more in zip((starts, sizes), region.place(lazy, aligned=True), strict=True):
+            column += more
         region.pad_to(ALIGN_BYTES)
         header = encode_header(metadata_text(metadata), region.entries)
         base = len(header)
-        extents = tuple([Extent(name, base + start, size) for name, start, size in places])
+        names = [spec.name for spec in chain(front, lazy)]
+        extents = tuple(build_many(Extent, names, map(base.__add__, starts), sizes))
         return cls(header, extents, base + front_end, base + region.end)
 
 
@@ -151,7 +154,7 @@ class LayoutBuilder:
         spec = self._specs.get(name)
         if spec is None or name in self._extents:
             raise ConfigError(f"leaf {name!r} was appended before or is not part of this layout")
-        ((_, start, size),) = self._region.place([spec], aligned=True)
+        (start,), (size,) = self._region.place([spec], aligned=True)
         extent = Extent(name, self.header_bytes + start, size)
         self._extents[name] = extent
         return extent
@@ -208,11 +211,12 @@ class _Region:
         count, self.end, self._pads = mark
         del self.entries[count:]
 
-    def place(self, specs: Sequence[LeafSpec], *, aligned: bool) -> list[tuple[str, int, int]]:
-        """Put leaves next; `(name, offset in the region, nbytes)` of each."""
+    def place(self, specs: Sequence[LeafSpec], *, aligned: bool) -> tuple[list[int], list[int]]:
+        """Put leaves next; the offset in the region of each, and its bytes."""
         # One loop over locals, since ten thousand leaves are planned while training waits.
         kinds, append, end = self._kinds, self.entries.append, self.end
-        places = []
+        starts: list[int] = []
+        sizes: list[int] = []
         for spec in specs:
             size, align, middle = kinds.get((spec.dtype, spec.shape)) or self._kind(spec)
             if aligned and end % align:
@@ -221,9 +225,10 @@ class _Region:
                 end = self.end
             start, end = end, end + size
             append(f"{quote(spec.name)}{middle}{start},{end}]}}")
-            places.append((spec.name, start, size))
+            starts.append(start)
+            sizes.append(size)
         self.end = end
-        return places
+        return starts, sizes
 
     def pad_to(self, unit: int) -> None:
         """Fill up to a multiple of `unit` with a padding entry, if there is anything to fill."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress, repeat
+from operator import attrgetter, not_
 
 from torch import Tensor
 
@@ -12,7 +14,10 @@ from ckpt_core.layout import Extent, ShardLayout
 from ckpt_core.share.sharing import Part, Share
 from ckpt_core.snapshot import Items, StageItem
 from ckpt_core.state import FlatState, Leaf, blocks
-from ckpt_core.types import LeafSpec
+from ckpt_core.types import LeafSpec, build_many
+
+_index, _slice = attrgetter("part.index"), attrgetter("part.slice")
+_name, _offset, _nbytes = map(attrgetter, ("extent.name", "extent.offset", "extent.nbytes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class StillPart:
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        return tuple([place.extent.name for place in self.placed])
+        return tuple(map(_name, self.placed))
 
     def items(self, flat: FlatState) -> tuple[tuple[str, ...], Sequence[StageItem]]:
         """What is copied, and the leaf of each."""
@@ -110,17 +115,13 @@ class Arrangement:
     @cached_property
     def lazy_names(self) -> tuple[str, ...]:
         """Of each of the others."""
-        return tuple([place.extent.name for place in self.placed[self.front_count :]])
+        return tuple(map(_name, self.placed[self.front_count :]))
 
 
 def _whole(placed: Sequence[Placed]) -> Whole | None:
-    if any(place.part.slice is not None for place in placed):
+    if any(slice is not None for slice in map(_slice, placed)):
         return None
-    return Whole(
-        [place.part.index for place in placed],
-        [place.extent.offset for place in placed],
-        [place.extent.nbytes for place in placed],
-    )
+    return Whole(list(map(_index, placed)), list(map(_offset, placed)), list(map(_nbytes, placed)))
 
 
 def arrange(flat: FlatState, share: Share, stills: Sequence[Collection[str]] = ()) -> Arrangement:
@@ -133,18 +134,20 @@ def arrange(flat: FlatState, share: Share, stills: Sequence[Collection[str]] = (
         ConfigError: the layout is impossible (its header would be too large).
     """
     apart = {name: number for number, names in enumerate(stills, 1) for name in names}
-    front = [part.stored for part in share.parts if flat.leaves[part.index].eager]
+    specs, eager = [part.stored for part in share.parts], flat.eager
+    is_eager = [eager[part.index] for part in share.parts]
+    front = list(compress(specs, is_eager))
     files: list[list[LeafSpec]] = [[] for _ in range(len(stills) + 1)]
-    for part in share.parts:
-        if not flat.leaves[part.index].eager:
-            files[apart.get(part.stored.name, 0)].append(part.stored)
-    by_name = {part.stored.name: part for part in share.parts}
+    for spec in compress(specs, map(not_, is_eager)):
+        files[apart.get(spec.name, 0)].append(spec)
+    by_name = dict(zip([spec.name for spec in specs], share.parts, strict=True))
     made = []
     for number, lazy in enumerate(files):
         layout = ShardLayout.plan([] if number else front, lazy)
-        placed = [Placed(by_name[extent.name], number, extent) for extent in layout.extents]
+        parts = [by_name[extent.name] for extent in layout.extents]
+        placed = build_many(Placed, parts, repeat(number), layout.extents)
         made.append(StillPart(layout, tuple(placed)))
-    names = frozenset([leaf.spec.name for leaf in flat.leaves])
+    names = frozenset([spec.name for spec in flat.specs])
     first, *rest = made
     return Arrangement(first.layout, first.placed, len(front), names, share, tuple(rest))
 

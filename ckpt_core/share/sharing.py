@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from math import prod
 from typing import Any
 
@@ -24,7 +25,7 @@ from ckpt_core.layout import itemsize, share_leaves, structure_hash
 from ckpt_core.share.audit_plan import NO_AUDIT, AuditPlan, Replica
 from ckpt_core.share.reference import LeafRow
 from ckpt_core.state import FlatState, Leaf
-from ckpt_core.types import LeafSpec, Placement, RankInfo, Slice
+from ckpt_core.types import LeafSpec, Placement, RankInfo, Slice, build_many
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,8 @@ class Sharer:
 
     def _share(self, flat: FlatState, scope: Scope) -> Share:
         if self._info.world_size == 1:
-            parts = [Part(index, spec) for index, spec in enumerate(flat.specs)]
+            specs = flat.specs
+            parts = build_many(Part, range(len(specs)), specs, repeat(None), repeat(None))
             return Share(tuple(parts), "", (), NO_AUDIT)
         rng = flat.names_of_rng()
         buffers = flat.names_of_buffers()

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from torch import Tensor
 
-from ckpt_core.state.leaf import Leaf, build_many, row_major
+from ckpt_core.state.leaf import Leaf, row_major
 from ckpt_core.state.origin import Origin
 from ckpt_core.state.skeleton import Skeleton
-from ckpt_core.types import LeafSpec, Placement
+from ckpt_core.types import LeafSpec, Placement, build_many
 
 _UNIT = ((), (1,))
 

@@ -82,7 +82,8 @@ def flatten(
     origin = Origin(walker.segments, walker.tensors)
     flat = FlatState(skeleton, specs, eager, plain, placements=placements, origin=origin)
     if not (staged or special) and (firsts is None or _are_those(tensors, walker.tensors, firsts)):
-        memo.remember(flat, walker, Shown(firsts, found.shared, odd), eager_leaf_bytes, forced)
+        kept = Shown(firsts, found.shared, odd)
+        return memo.remember(flat, walker, kept, eager_leaf_bytes, forced)
     return flat
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import repeat
 from typing import TypeVar
 
 import torch
@@ -137,17 +135,3 @@ def empty_leaf(
         shape=shape,
         stride=row_major(shape) if stride is None else stride,
     )
-
-
-def build_many(cls: type[_T], *columns: Iterable[object]) -> list[_T]:
-    """One `cls` (a slots dataclass) for each row of the columns, in the order of its fields.
-
-    Sets the slots directly: `flatten` runs on the training thread, and ten thousand calls of a
-    frozen dataclass's `__init__` would cost more than everything else that it does.
-    """
-    first = list(columns[0])
-    made = list(map(object.__new__, repeat(cls, len(first))))
-    slots = [getattr(cls, name) for name in cls.__dict__["__slots__"]]
-    for slot, column in zip(slots, (first, *columns[1:]), strict=True):
-        deque(map(slot.__set__, made, column), maxlen=0)
-    return made

@@ -7,7 +7,7 @@ their values now. Nothing here keeps a tensor, or trusts that an object is still
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter, is_
 
 import torch
@@ -16,13 +16,13 @@ from torch import Tensor
 from ckpt_core.state.eager import larger_than, must_be_eager
 from ckpt_core.state.flat import FlatState, straight
 from ckpt_core.state.freeze import Walker
-from ckpt_core.state.leaf import build_many, dtype_name
+from ckpt_core.state.leaf import dtype_name
 from ckpt_core.state.nodes import LeafTable, Node, RefTable
 from ckpt_core.state.origin import Origin
 from ckpt_core.state.runs import Run
 from ckpt_core.state.skeleton import Skeleton
 from ckpt_core.state.traits import Traits
-from ckpt_core.types import LeafSpec, Placement
+from ckpt_core.types import LeafSpec, Placement, build_many
 
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 _SpecKey = tuple[list[str], list[torch.dtype], list[torch.Size], dict[str, Placement]]
@@ -139,12 +139,16 @@ class SpecMemo:
 
     def remember(
         self, flat: FlatState, walker: Walker, shown: Shown, limit: int, forced: frozenset[int]
-    ) -> None:
-        """Keep what was made of a state without special tensors, and without views made for leaves."""
+    ) -> FlatState:
+        """Keep what was made of a state without special tensors, and without views made for leaves.
+
+        Returns:
+            The state, with what has become known of where its leaves are.
+        """
         traits = Traits.of(walker.tensors, shown.shared)
         if traits is None:
             self.last = None
-            return
+            return flat
         ready = [
             early and tensor.is_cpu and tensor.is_contiguous()
             for early, tensor in zip(flat.eager, flat.tensors, strict=True)
@@ -169,6 +173,10 @@ class SpecMemo:
             flat.placements,
             _aliased(ready, shown.firsts, len(walker.tensors)),
         )
+        pointers: Sequence[int] = traits.pointers
+        if shown.firsts is not None:
+            pointers = list(map(pointers.__getitem__, shown.firsts))
+        return replace(flat, ready=ready, pointers=pointers)
 
 
 def _aliased(ready: Sequence[bool], firsts: Sequence[int] | None, count: int) -> Sequence[bool]:

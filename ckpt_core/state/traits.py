@@ -87,9 +87,12 @@ class Traits:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], shared: list[int]) -> Traits | None:
-        """None where they are of kinds that are looked at each time."""
-        if not _all_are(tensors, _PLAIN) or not _all_are(tensors, _ALWAYS):
-            return None
+        """None where they are of kinds that are looked at each time.
+
+        Args:
+            tensors: in which `find_special` has found nothing: they are as `_PLAIN` and `_ALWAYS` say.
+            shared: of them, those that were not alone in their storage, or not contiguous.
+        """
         columns = tuple([list(map(trait, tensors)) for trait in _TRAITS])
         kinds, dtypes, _, _, grads, _ = columns
         if any(dtype.is_complex for dtype in set(dtypes)):
@@ -97,6 +100,11 @@ class Traits:
         if any(grad and kind is Tensor for kind, grad in zip(kinds, grads, strict=True)):
             return None  # Some of these are leaves of a graph, and some are not.
         return cls(tensors, columns, shared)
+
+    @property
+    def pointers(self) -> list[int]:
+        """The address of each, as they were seen last; not to be changed."""
+        return self._memory.pointers
 
     def look(
         self, tensors: list[Tensor], aliased: Sequence[bool]

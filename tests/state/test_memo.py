@@ -57,7 +57,8 @@ def check(state: Any, memo: SpecMemo) -> FlatState:
 
 def remembered(state: Any, memo: SpecMemo) -> bool:
     """Whether nothing was worked out again."""
-    return flatten(state, eager_leaf_bytes=LIMIT, memo=memo).pointers != ()
+    last, flat = memo.last, flatten(state, eager_leaf_bytes=LIMIT, memo=memo)
+    return last is not None and flat.eager is last.eager
 
 
 def tensor_of(draw: st.DrawFn) -> Tensor:
@@ -194,11 +195,13 @@ def model() -> dict[str, Any]:
 def test_a_state_that_only_goes_on_is_remembered() -> None:
     state, memo = model(), SpecMemo()
     first = check(state, memo)
+    assert any(first.ready) and len(first.pointers) == len(first.ready)
     for step in range(1, 4):
         state["step"] = step
         state["adam"].step()
         again = check(state, memo)
-        assert again.pointers and again.specs is first.specs
+        assert again.eager is first.eager and again.specs is first.specs
+        assert again.ready == first.ready
         assert again.skeleton.to_json()["tree"]["v"]["step"] == step
 
 
