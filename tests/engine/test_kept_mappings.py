@@ -220,11 +220,14 @@ from pathlib import Path
 from ckpt_core import Checkpointer
 from tests.engine.test_kept_mappings import KEEP_ONE, used_bytes, warm
 memory = Path(sys.argv[1])
+told, tells = os.pipe()
 with warm(memory / "root"):
     pid = os.fork()
     if pid == 0:
+        os.write(tells, b"x")
         time.sleep(60)
         os._exit(0)
+os.read(told, 1)  # it runs
 for path in (memory / "root").rglob("*"):
     if path.is_file():
         path.unlink()
