@@ -75,7 +75,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def quick(session: nox.Session) -> None:
-    """The tests that need no framework, ranks, kill or agent: an answer in two to three minutes."""
+    """The tests that need no framework, ranks, kill or other process: an answer in a minute and a half."""
     install(session, "-e", ".[test,bench,remote]")
     session.run("pytest", "--quick", *PARALLEL, *session.posargs)
 

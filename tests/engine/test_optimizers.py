@@ -22,6 +22,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import ckpt_core
 from ckpt_core import Checkpointer, Options, SaveHandle
+from tests.quick import few
 
 SETTINGS = Options(
     chunk_bytes=4096, staging_bytes="64KiB", eager_leaf_bytes=64, keep_last=None, timeout=60
@@ -57,7 +58,9 @@ def save_by_layers(ck: Checkpointer, step: int, state: dict[str, Any]) -> SaveHa
 
 
 @pytest.mark.parametrize("save", [save_whole, save_by_layers])
-@pytest.mark.parametrize("make", updates.PROGRAMS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", few(updates.PROGRAMS, 4, of="programs"), ids=lambda make: make.__name__
+)
 def test_every_committed_step_is_the_state_at_its_step(
     tmp_path: Path, make: Callable[[], updates.Program], save: Any
 ) -> None:
