@@ -42,7 +42,9 @@ def terminated_as_by_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, _terminate)
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        # Whoever has put another one there, such as an agent, goes on to need it while the process ends.
+        if signal.getsignal(signal.SIGTERM) is _terminate:
+            signal.signal(signal.SIGTERM, before)
 
 
 class Held:

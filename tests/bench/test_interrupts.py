@@ -160,13 +160,23 @@ def test_ctrl_c_that_is_ignored_stays_so_and_sigterm_comes() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_what_somebody_else_makes_of_sigterm_is_not_put_off() -> None:
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_what_somebody_else_makes_of_sigterm_is_not_put_off_and_stays(when: str) -> None:
     came: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        with terminated_as_by_ctrl_c(), holding():
-            signal.raise_signal(signal.SIGTERM)
-            assert came == [signal.SIGTERM]
+        if when == "before":
+            signal.signal(signal.SIGTERM, handle)
+        with terminated_as_by_ctrl_c():
+            signal.signal(signal.SIGTERM, handle)
+            with holding():
+                signal.raise_signal(signal.SIGTERM)
+                assert came == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) is handle
     finally:
         signal.signal(signal.SIGTERM, before)
 
