@@ -10,10 +10,22 @@ OLDEST = ".ci/oldest.txt"
 # Three at a time on two cores: many tests wait, for disks, deadlines or ranks.
 PARALLEL = ("-n", "3", "--dist", "loadscope", "--max-worker-restart", "0")
 
-# What `nox -s compat` runs of the tests that `--quick` leaves out.
-ON_RANKS = (
+# What `nox -s compat` runs of the tests that `--quick` leaves out: ranks and frameworks; devices, servers and
+# other processes.
+NOT_QUICK = (
     *("tests/multirank/test_save.py", "tests/multirank/test_fsdp2.py"),
     *("tests/integrations/lightning/test_resume.py", "tests/integrations/deepspeed/test_engine.py"),
+    *("tests/devices", "tests/data", "tests/levels/serving", "tests/levels/parity"),
+    *(
+        "tests/levels/test_objects.py",
+        "tests/levels/test_agreed.py",
+        "tests/levels/test_reading.py",
+    ),
+    *("tests/levels/test_leftovers.py", "tests/levels/test_receiving.py"),
+    *("tests/levels/test_sent_before.py", "tests/engine/test_collector.py"),
+    *("tests/engine/test_kept_mappings.py", "tests/engine/test_threads.py"),
+    *("tests/engine/test_optimizers.py", "tests/system", "tests/store/test_lock.py"),
+    *("tests/store/test_crash.py", "tests/cli/test_app.py", "tests/cli/test_managing.py"),
 )
 
 # What old releases warn of, of themselves.
@@ -88,7 +100,7 @@ def compat(session: nox.Session) -> None:
     install(session, "-e", ".[test,bench,lightning,deepspeed,remote]", constraints=constraints)
     how = [*PARALLEL, *(OLD_WARNINGS if is_old else ()), *session.posargs]
     session.run("pytest", "--quick", *how)
-    session.run("pytest", *ON_RANKS, *how)
+    session.run("pytest", *NOT_QUICK, *how)
 
 
 @nox.session(default=False)

@@ -58,11 +58,11 @@ SINGLE = {
         "test_of_several_ranks_the_first_one_tells",
     ),
     *("test_two_ranks_take_their_own_runs_or_boxes_of_it",),
-    *("test_one_process_reads_what_two_ranks_wrote_in_parts",),
+    *("test_one_process_reads_what_two_ranks_wrote_in_parts", "test_damage_in_a_run_is_found"),
     # a process for each kill
     *("test_killed_at_any_operation_the_root_has_the_step_whole_or_not_at_all",),
-    *("test_damage_in_a_run_is_found", "test_every_process_comes_to_the_same_plan"),
     # another process
+    *("test_every_process_comes_to_the_same_plan",),
     *(
         "test_it_goes_on_bit_for_bit_after_every_batch[persistent workers]",
         "test_it_goes_on_bit_for_bit_after_every_batch[two workers]",

@@ -98,15 +98,15 @@ class ShardLayout:
         # Order matters: descending powers of two need no gaps between them, whatever the shapes.
         width = {dtype: storage(dtype).itemsize for dtype in {spec.dtype for spec in eager}}
         front = sorted(eager, key=lambda spec: width[spec.dtype], reverse=True)
-        starts, sizes = region.place(front, aligned=False)
+        front_starts, front_sizes = region.place(front, aligned=False)
         front_end = region.end
-        for column, more in zip((starts, sizes), region.place(lazy, aligned=True), strict=True):
-            column += more
+        lazy_starts, lazy_sizes = region.place(lazy, aligned=True)
         region.pad_to(ALIGN_BYTES)
         header = encode_header(metadata_text(metadata), region.entries)
         base = len(header)
         names = [spec.name for spec in chain(front, lazy)]
-        extents = tuple(build_many(Extent, names, map(base.__add__, starts), sizes))
+        starts = map(base.__add__, chain(front_starts, lazy_starts))
+        extents = tuple(build_many(Extent, names, starts, chain(front_sizes, lazy_sizes)))
         return cls(header, extents, base + front_end, base + region.end)
 
 

@@ -119,7 +119,7 @@ class Arrangement:
 
 
 def _whole(placed: Sequence[Placed]) -> Whole | None:
-    if any(slice is not None for slice in map(_slice, placed)):
+    if any(part is not None for part in map(_slice, placed)):
         return None
     return Whole(list(map(_index, placed)), list(map(_offset, placed)), list(map(_nbytes, placed)))
 

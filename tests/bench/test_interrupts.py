@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -23,10 +21,10 @@ from ckpt_core.system import interrupts
 from ckpt_core.system.interrupts import Terminated, holding, terminated_as_by_ctrl_c
 from ckpt_core.tune import program, running
 from ckpt_core.tune.settings import TuneSettings
+from tests.interrupts.commands import end_at_a_step
 
 OURS = [module.__file__ for module in (running, program, interrupts)]
 ENDLESS, SHORT = "import time; time.sleep(600)", "pass"
-TOP = Path(__file__).parents[2]
 
 both = pytest.mark.parametrize(
     ("number", "end"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
@@ -185,31 +183,11 @@ def test_what_somebody_else_makes_of_sigterm_is_not_put_off_and_stays(when: str)
 def test_a_benchmark_that_is_ended_leaves_no_file_and_no_process(
     tmp_path: Path, number: int, code: int
 ) -> None:
-    arguments = ["bench", "--quick", "--contender", "ckpt_core", "--root", str(tmp_path)]
-    bench = subprocess.Popen(
-        [sys.executable, "-m", "ckpt_core", *arguments],
-        cwd=TOP,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        # A job in the background of a shell, such as CI may be, has it ignored, and hands that down.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    ours = psutil.Process(bench.pid)
-    try:
-        while not any(
-            name.startswith("step-") for _, names, _ in os.walk(tmp_path) for name in names
-        ):
-            assert bench.poll() is None
-            time.sleep(0.01)
-        started = ours.children(recursive=True)
-        bench.send_signal(number)
-        assert bench.wait(60) == code
-        gone, left = psutil.wait_procs(started, timeout=60)
-    finally:
-        bench.kill()
-        bench.wait()
-    assert (list(tmp_path.iterdir()), left) == ([], [])
-    assert gone
+    arguments = ["bench", "--quick", "--contender", "ckpt_core", "--root", tmp_path]
+    ended = end_at_a_step(arguments, tmp_path, number)
+    assert ended.code == code
+    assert (list(tmp_path.iterdir()), ended.left) == ([], [])
+    assert ended.started
 
 
 def test_ctrl_c_twice_cuts_a_wait_short_and_still_comes_once() -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from ckpt_core.system.files import Files
 from ckpt_core.tune.direct import NOTE, takes_direct_writes
 from ckpt_core.tune.events import Events
 from ckpt_core.tune.program import check_obeyed
+from tests.interrupts.commands import end_at_a_step
 from tests.persist.undirect import NoDirectOpen, NoDirectWrite
 
 TOP = Path(__file__).parents[2]
@@ -308,11 +306,6 @@ def test_a_limit_that_cannot_be_met_is_a_finding_with_the_nearest_that_can(
     assert left_in(disk) == []
 
 
-def has_a_step(disk: Path) -> bool:
-    """Looked for by `os.walk`, which takes it that directories go while it looks, as those of attempts do."""
-    return any(name.startswith("step-") for _, names, _ in os.walk(disk) for name in names)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("form", ["stand-in", "program"])
 def test_ctrl_c_and_sigterm_leave_nothing_behind(
@@ -323,24 +316,8 @@ def test_ctrl_c_and_sigterm_leave_nothing_behind(
     form_of = {"stand-in": ("--model-bytes", "2MB", "--iteration-s", 0.01), "program": tail}
     before = endless if form == "program" else (*endless, *form_of[form])
     after = form_of[form] if form == "program" else ()
-    arguments = [*map(str, ("tune", "--root", disk, *before, *after))]
-    tuner = subprocess.Popen(
-        [sys.executable, "-m", "ckpt_core", *arguments],
-        cwd=TOP,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        # A job in the background of a shell, such as CI may be, has it ignored, and hands that down.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        while not has_a_step(disk):
-            assert tuner.poll() is None
-            time.sleep(0.05)
-        tuner.send_signal(number)
-        assert tuner.wait(60) == code
-    finally:
-        tuner.kill()
-        tuner.wait()
+    ended = end_at_a_step(["tune", "--root", disk, *before, *after], disk, number)
+    assert (ended.code, ended.left) == (code, [])
     assert left_in(disk) == []
 
 
