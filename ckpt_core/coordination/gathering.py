@@ -14,6 +14,8 @@ from ckpt_core.coordination.channel import Channel
 from ckpt_core.coordination.crew import Crew
 from ckpt_core.errors import CommitError, CoordinationTimeout
 
+_LATE = "it has not called gather in time"
+
 
 class Gathering:
     """One call of `gather`, as one rank takes part in it.
@@ -59,11 +61,19 @@ class Gathering:
             [self._all], lambda: self._watch_rank_0(channel), put_first=own
         )
         if texts is None:
-            raise self._error({0: "it has not answered in time"})
+            raise self._error(self._late(channel))
         if not texts:
             rank = self._crew.info.rank
             raise CommitError(f"gather of {self._topic!r} had ended before, without rank {rank}")
         return texts[0]
+
+    def _late(self, channel: Channel) -> dict[int, str]:
+        """Any other rank, at its deadline: whom rank 0 still waits for or has given up, or rank 0 itself."""
+        missing = set(channel.missing(self._values))
+        late = {rank: _LATE for rank, key in enumerate(self._values) if key in missing}
+        if not late:
+            late = _lost(channel.read_all(self._values) or [])
+        return late or {0: "it has not answered in time"}
 
     def _collect(self, channel: Channel, own: dict[str, str]) -> str:
         """Rank 0: write down the values of all; what stands."""
@@ -71,13 +81,12 @@ class Gathering:
         texts = early.await_values(self._values, lambda: self._watch(channel), put_first=own)
         if texts is None:
             for rank, key in enumerate(self._values):
-                self._give_up(channel, rank, key, "it has not called gather in time")
+                self._give_up(channel, rank, key, _LATE)
             texts = channel.read_all(self._values)
         if not texts:
             raise CommitError(f"gather of {self._topic!r} had ended before, without rank 0")
-        rows = [json.loads(text) for text in texts]
-        lost = {rank: row["lost"] for rank, row in enumerate(rows) if "lost" in row}
-        values = [] if lost else [row["value"] for row in rows]
+        lost = _lost(texts)
+        values = [] if lost else [json.loads(text)["value"] for text in texts]
         return channel.put_first(self._all, json.dumps({"lost": lost, "values": values}))
 
     def _watch(self, channel: Channel) -> None:
@@ -101,3 +110,9 @@ class Gathering:
             "that died or hangs; raise `timeout` if all are merely slow",
             rank=min(lost),
         )
+
+
+def _lost(texts: list[str]) -> dict[int, str]:
+    """Which ranks have been given up, and why, by the values of all."""
+    rows = [json.loads(text) for text in texts]
+    return {rank: row["lost"] for rank, row in enumerate(rows) if "lost" in row}

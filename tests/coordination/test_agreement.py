@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ckpt_core.coordination import Ballot, TorchStore
+from ckpt_core.coordination.gathering import Gathering
 from ckpt_core.errors import CkptError, CommitError, ConfigError, CoordinationTimeout, PersistError
 from ckpt_core.types import RankInfo
 
@@ -322,6 +323,40 @@ def test_gather_names_the_rank_that_does_not_come(ranks: Make) -> None:
         assert error.rank == 1
     with pytest.raises(CoordinationTimeout, match="rank 1: it has not called"):
         crew.stores[1].gather("steps", 1, LONG_S)
+
+
+def test_a_rank_with_an_earlier_deadline_than_rank_0_names_the_rank_that_does_not_come(
+    ranks: Make,
+) -> None:
+    crew = ranks(4)
+    limits = [6.0, None, 3.0, 3.0]
+
+    def come(store: TorchStore) -> object:
+        limit = limits[store.info.rank]
+        return limit and store.gather("steps", 1, limit)
+
+    found = crew.do(come)
+    for error in (found[0], found[2], found[3]):
+        assert isinstance(error, CoordinationTimeout)
+        assert error.rank == 1 and "rank 1: it has not called" in str(error)
+
+
+def test_where_rank_0_has_given_a_rank_up_and_says_no_more_that_rank_is_named(
+    ranks: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = ranks(3)
+    give_up, given_up = Gathering._give_up, threading.Event()
+
+    def stop_then(*arguments: Any) -> None:
+        give_up(*arguments)
+        if arguments[2] == 2:
+            given_up.set()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Gathering, "_give_up", stop_then)
+    found = crew.do(lambda store: store.info.rank == 1 or store.gather("steps", 1, 3.0))
+    assert given_up.is_set() and isinstance(found[0], KeyboardInterrupt)
+    assert isinstance(found[2], CoordinationTimeout) and found[2].rank == 1
 
 
 def test_five_hundred_attempts_leave_nothing_in_the_store(ranks: Make) -> None:

@@ -6,6 +6,7 @@ a rank whose fellow has died. As a program of its own it is one rank under torch
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import logging
@@ -34,9 +35,10 @@ from tests.integrations.deepspeed.program import forget_buffers, job_of
 LOADED = (torch._dynamo, original_muon, ckpt_deepspeed)
 # What a first `initialize` loads under a lock, for which the others wait without end if its holder is killed.
 get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
-LIMIT_S = 75
+LIMIT_S = 300
+"""Far longer than a job takes on the slowest machine."""
 COLLECTIVE_S = 60.0
-"""Longer than any test may take: what hangs in a collective is found by LIMIT_S."""
+"""Longer than any test may take: what hangs in a collective is found before LIMIT_S."""
 
 _LOG_BYTES = 6000
 
@@ -77,6 +79,7 @@ def run_ranks(
             process.start()
         try:
             _watch(processes, Path(place), kill or {})
+            _show_stacks(processes, Path(place))
             return [_outcome(p, who) for p, who in zip(processes, crew, strict=True)]
         finally:
             for process in processes:
@@ -102,6 +105,19 @@ def _watch(processes: list[Any], place: Path, kill: dict[str, Any]) -> None:
         time.sleep(0.005)
 
 
+def _show_stacks(processes: list[Any], place: Path) -> None:
+    """Where ranks are that have not ended, in what the test is shown to have printed."""
+    hanging = [rank for rank, process in enumerate(processes) if process.is_alive()]
+    for rank in hanging:
+        os.kill(processes[rank].pid, signal.SIGUSR1)
+    time.sleep(bool(hanging))
+    for rank in hanging:
+        print(
+            f"rank {rank} hangs", (place / f"{rank}.log").read_text()[-_LOG_BYTES:], file=sys.stderr
+        )
+    sys.stderr.flush()
+
+
 def _outcome(process: Any, who: _Who) -> dict[str, Any]:
     report, log = who.place / f"{who.rank}.json", who.place / f"{who.rank}.log"
     code = process.exitcode
@@ -120,6 +136,7 @@ def _run_rank(call: str, who: _Who, arguments: dict[str, Any]) -> None:
     log = os.open(who.place / f"{who.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    faulthandler.register(signal.SIGUSR1)
     enter(who.rank, who.ranks, who.port)
     os.environ["STARTED"] = str(who.place / "started")
     report: dict[str, Any] = {}
