@@ -35,8 +35,8 @@ from tests.integrations.deepspeed.program import forget_buffers, job_of
 LOADED = (torch._dynamo, original_muon, ckpt_deepspeed)
 # What a first `initialize` loads under a lock, for which the others wait without end if its holder is killed.
 get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
-LIMIT_S = 300
-"""Far longer than a job takes on the slowest machine."""
+LIMIT_S = 200
+"""Far longer than a job takes on the slowest machine, and less than pytest gives a test."""
 COLLECTIVE_S = 60.0
 """Longer than any test may take: what hangs in a collective is found before LIMIT_S."""
 
