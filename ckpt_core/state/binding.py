@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ckpt_core.errors import RestoreError, StateMismatch
 from ckpt_core.state.build import Builder
+from ckpt_core.state.generators import is_generator
 from ckpt_core.state.homes import Home, fill_home
 from ckpt_core.state.leaf import dtype_name, overlaps_itself, view_key
 from ckpt_core.state.match import Load, Matcher
@@ -206,18 +207,22 @@ class Binding:
         builder = self.skeleton.builder(self._shown, trusted=self._trusted)
         for home in self._plan.copies:
             fill_home(home, builder.ref(home.number))
-        for path, live, value in self._plan.literals:
-            with self._loading(path, live):
-                put(live, value)
+        self._put(literal for literal in self._plan.literals if not is_generator(literal[1]))
         generators = [load for load in self._plan.loads if isinstance(load.live, RngState)]
         for load in self._plan.loads:
             if load not in generators:
                 self._load(builder, load)
         tree = builder.tree(self.skeleton.tree)
         # Order matters: whatever loads, or is unpickled, may have drawn random numbers.
+        self._put(literal for literal in self._plan.literals if is_generator(literal[1]))
         for load in generators:
             self._load(builder, load)
         return tree
+
+    def _put(self, literals: Iterable[Literal]) -> None:
+        for path, live, value in literals:
+            with self._loading(path, live):
+                put(live, value)
 
     def _load(self, builder: Builder, load: Load) -> None:
         with self._loading(load.path, load.live):

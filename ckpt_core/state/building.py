@@ -26,6 +26,7 @@ from ckpt_core.state.generators import (
     check_numpy,
     check_python,
     check_seed_sequence,
+    torch_generator,
 )
 from ckpt_core.state.keys import Keys, Work
 from ckpt_core.state.kinds import FACTORIES
@@ -206,6 +207,11 @@ def _wrapped(kind: str) -> Callable[..., Any]:
     return make
 
 
+def _torch_generator(work: Work, device: Any, state: Any) -> Any:
+    work.spend(_GENERATOR_UNITS + len(state))
+    return torch_generator(device, state)
+
+
 def _seed_sequence(_: Work, cls: Any, checksum: Any, state: Any = None) -> Any:
     from numpy.random import SeedSequence
 
@@ -226,6 +232,7 @@ CONSTRUCTORS: dict[str, Constructor] = {
         ("numpy.random._pickle.__bit_generator_ctor", _bit_generator),
         ("numpy.random._pickle.__generator_ctor", _wrapped("Generator")),
         ("numpy.random._pickle.__randomstate_ctor", _wrapped("RandomState")),
+        ("ckpt_core.state.generators.torch_generator", _torch_generator),
         ("numpy.random.bit_generator.__pyx_unpickle_SeedSequence", _seed_sequence),
     )
     for name in names.split()
@@ -354,7 +361,8 @@ def _put_bits(target: Any, state: Any, work: Work) -> None:
     work.spend(_GENERATOR_UNITS)
     values, *seed = state if type(state) is tuple else (state,)
     check_bit_generator(values)
-    if len(seed) > 1 or any(type(one) is not SeedSequence for one in seed):
+    # None: `RandomState(1)`, which is seeded as in NumPy 1.16.
+    if len(seed) > 1 or any(type(one) not in (SeedSequence, type(None)) for one in seed):
         raise ValueError("unexpected state of a bit generator")
     target.__setstate__(state)
 

@@ -1,4 +1,4 @@
-"""States of random number generators, checked before native code gets them.
+"""Random number generators that a state holds, and their states, checked before native code gets them.
 
 NumPy and torch take positions as they come and index memory with them at the next draw.
 Each check raises `ValueError`.
@@ -6,11 +6,16 @@ Each check raises `ValueError`.
 
 from __future__ import annotations
 
+import random
 import struct
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from ckpt_core.system.devices import Devices
 
 _WORD = 2**32
 _MT_WORDS = 624
@@ -21,6 +26,89 @@ _TORCH_HEAD = struct.Struct("<QiiQ")
 
 NO_DEVICES = frozenset({"python", "torch", "numpy"})
 """Keys of an `RngState`; all others are types of devices, each with the states of its devices in order."""
+
+
+def is_generator(live: Any) -> bool:
+    """Whether it is a generator of Python's, torch's or NumPy's, which a restore puts back in place."""
+    return isinstance(live, random.Random | torch.Generator) or _is_numpy(live)
+
+
+def _is_numpy(live: Any) -> bool:
+    numpy = sys.modules.get("numpy.random")
+    if numpy is None:
+        return False
+    return isinstance(live, numpy.Generator | numpy.RandomState | numpy.BitGenerator)
+
+
+def are_alike(live: Any, saved: Any) -> bool:
+    """Whether one generator takes the state of the other."""
+    if isinstance(live, torch.Generator):
+        if isinstance(saved, Tensor):  # of a device that was not in use when it was read
+            return live.device.type != "cpu" and saved.dtype == torch.uint8 and saved.dim() == 1
+        return isinstance(saved, torch.Generator) and saved.device.type == live.device.type
+    if type(live) is not type(saved):
+        return False
+    return _kind(live) is _kind(saved)
+
+
+def _kind(generator: Any) -> type:
+    """The class of NumPy's bit generator below, or of the generator itself."""
+    bits = getattr(generator, "bit_generator", getattr(generator, "_bit_generator", generator))
+    return type(bits)
+
+
+def put_generator(live: Any, saved: Any) -> None:
+    """Give a generator the state of another one that is alike."""
+    if isinstance(live, torch.Generator):
+        live.set_state(saved if isinstance(saved, Tensor) else saved.get_state())
+    elif isinstance(live, random.Random):
+        live.setstate(saved.getstate())
+    elif hasattr(live, "set_state"):
+        live.set_state(saved.get_state(legacy=False))
+    else:
+        bits = getattr(live, "bit_generator", live)
+        bits.state = getattr(saved, "bit_generator", saved).state
+
+
+def shown_generator(value: Any) -> str:
+    """A generator in words, for messages."""
+    where = f" of {value.device.type}" if isinstance(value, torch.Generator) else ""
+    return f"{type(value).__module__}.{type(value).__name__}{where}"
+
+
+def reduce_torch(generator: torch.Generator) -> tuple[Any, ...]:
+    """How torch's generator is pickled: as bytes, where torch itself has a tensor pickled that only
+    torch.load opens."""
+    return torch_generator, (str(generator.device), bytes(generator.get_state().tolist()))
+
+
+def torch_generator(device: str, state: bytes) -> torch.Generator | Tensor:
+    """What `reduce_torch` has taken apart.
+
+    Returns:
+        The state itself, as a tensor, of a device that this process does not use: to read a checkpoint
+        opens none.
+
+    Raises:
+        ValueError: no such device, or no such state.
+    """
+    if type(device) is not str or type(state) is not bytes:
+        raise ValueError("a generator of torch's of another form")
+    values = torch.frombuffer(bytearray(state), dtype=torch.uint8) if state else torch.empty(0)
+    check_torch(values)
+    try:
+        place = torch.device(device)
+    except RuntimeError as exc:
+        raise ValueError("a generator of an unknown device") from exc
+    devices = Devices()
+    if place.type != "cpu" and (place.type != devices.kind() or not devices.in_use()):
+        return values
+    try:
+        made = torch.Generator(place)
+        made.set_state(values)
+    except (RuntimeError, TypeError) as exc:
+        raise ValueError("a state of torch's generator of another form") from exc
+    return made
 
 
 def check_states(states: Any) -> None:

@@ -16,6 +16,7 @@ from ckpt_core.state.arrays import as_tensor
 from ckpt_core.state.build import check_view
 from ckpt_core.state.distributed import FlatPart, Placer, Unplaced, is_distributed
 from ckpt_core.state.flat import is_freed
+from ckpt_core.state.generators import is_generator
 from ckpt_core.state.homes import Home
 from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.leaf import dtype_name, dtypes
@@ -61,7 +62,8 @@ class Load:
 class Matcher:
     """One walk; `homes`, `loads` and `problems` are its results.
 
-    `literals` are live tensors, arrays and objects, each with the one that was pickled in its place;
+    `literals` are live tensors, arrays, generators and objects, each with the one that was pickled in its
+    place;
     `loaded` are live tensors that a `load_state_dict` will fill, for what they share with others.
     """
 
@@ -114,6 +116,8 @@ class Matcher:
             return  # Any placeholder does: it takes what was saved, in the tree that is returned.
         elif isinstance(node, Opaque) and not is_plain_live(live):
             self.literals += self._pickled(node, live, path)
+        elif is_generator(live):
+            self._differ(node, live, path)
         elif isinstance(live, Mapping):
             self._mapping(node, live, path)
         elif dataclasses.is_dataclass(live) and not isinstance(live, type):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copyreg
+import io
 import pickle
 from typing import Any
 
+import torch
+
 from ckpt_core.errors import ConfigError, CorruptCheckpoint, UntrustedData
+from ckpt_core.state.generators import reduce_torch
 from ckpt_core.state.keys import TooMuchWork
 from ckpt_core.state.nodes import Opaque
 from ckpt_core.state.unpickling import Refused, read_harmless
@@ -22,12 +27,20 @@ def pickle_opaque(value: Any, where: str) -> Opaque:
     """
     name = f"{type(value).__module__}.{type(value).__qualname__}"
     try:
-        return Opaque(name, pickle.dumps(value, protocol=_PROTOCOL))
+        return Opaque(name, _pickled(value))
     except Exception as exc:
         raise ConfigError(
             f"{where} is a {name}, which cannot be stored ({type(exc).__name__}: {exc}): leave it"
             " out of the state, or give its class state_dict() and load_state_dict()"
         ) from exc
+
+
+def _pickled(value: Any) -> bytes:
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, protocol=_PROTOCOL)
+    pickler.dispatch_table = copyreg.dispatch_table | {torch.Generator: reduce_torch}
+    pickler.dump(value)
+    return file.getvalue()
 
 
 def open_opaque(node: Opaque, *, trusted: bool, path: str) -> Any:

@@ -1,4 +1,4 @@
-"""Live containers whose type made the save pickle them as a whole: what in them is filled in place."""
+"""Live generators, and containers whose type made the save pickle them whole: what is filled in place."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ckpt_core.state.generators import are_alike, is_generator, put_generator, shown_generator
 from ckpt_core.state.plain import SEQUENCES, has_state, is_array, is_plain_live, live_form
 
 Literal = tuple[str, Any, Any]
@@ -20,14 +21,14 @@ class Unlike(Exception):
 
 
 def pair_up(value: Any, live: Any, path: str) -> Iterator[Literal]:
-    """Tensors, arrays and objects with `load_state_dict` in `live`, each with the one in `value`.
+    """Tensors, arrays, generators and objects with `load_state_dict` in `live`, each with the one in `value`.
 
     Raises:
         Unlike: they do not fit.
     """
     if is_plain_live(live) and is_plain_live(value):
         return
-    if isinstance(live, Tensor) or is_array(live) or has_state(live):
+    if isinstance(live, Tensor) or is_array(live) or has_state(live) or is_generator(live):
         if not _fits(value, live):
             raise Unlike(path, f"{_shown(value)} in the checkpoint, {_shown(live)} here")
         yield path, live, value
@@ -63,6 +64,8 @@ def _fits(value: Any, live: Any) -> bool:
         return same and type(live) in (Tensor, torch.nn.Parameter) and not live.is_meta
     if is_array(live) and is_array(value):
         return bool((value.dtype, value.shape) == (live.dtype, live.shape) and live.flags.writeable)
+    if is_generator(live):
+        return are_alike(live, value)
     loads = callable(getattr(live, "load_state_dict", None))
     return loads and type(value) is type(live) and has_state(value)
 
@@ -70,14 +73,16 @@ def _fits(value: Any, live: Any) -> bool:
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor) or is_array(value):
         return f"{type(value).__name__} of {value.dtype} {list(value.shape)}"
-    return type(value).__name__
+    return shown_generator(value) if is_generator(value) else type(value).__name__
 
 
 def put(live: Any, value: Any) -> None:
-    """Make a live tensor, array or object what the pickled one is."""
+    """Make a live tensor, array, generator or object what the pickled one is."""
     if isinstance(live, Tensor):
         live.detach().copy_(value.detach())
     elif is_array(live):
         live[...] = value
+    elif is_generator(live):
+        put_generator(live, value)
     else:
         live.load_state_dict(value.state_dict())

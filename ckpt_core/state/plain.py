@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ckpt_core.state.generators import is_generator
 from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.nodes import PLAIN, Array, Map, Node, Obj, Record, Ref, Seq
 from ckpt_core.state.records import type_name
@@ -72,7 +73,7 @@ def has_state(live: Any) -> bool:
 
 def is_plain_live(live: Any) -> bool:
     """Whether nothing in a live value is filled in place."""
-    if isinstance(live, Tensor) or is_array(live) or has_state(live):
+    if isinstance(live, Tensor) or is_array(live) or has_state(live) or is_generator(live):
         return False
     if isinstance(live, Mapping):
         return all(map(is_plain_live, live.values()))

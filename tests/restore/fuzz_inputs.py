@@ -63,7 +63,11 @@ FIELDS = "! v items leaf view flags parts meta kind type state fields attrs name
 def sample() -> dict[str, Any]:
     """A little of everything that a state may hold."""
     weight = torch.arange(12.0)
-    generators: dict[str, Any] = {"old": np.random.RandomState(1), "plain": random.Random(1)}
+    generators: dict[str, Any] = {
+        "old": np.random.RandomState(1),
+        "plain": random.Random(1),
+        "torch": torch.Generator(),
+    }
     for name in ("PCG64", "MT19937", "Philox", "SFC64"):
         generators[name] = np.random.Generator(getattr(np.random, name)(1))
     return {

@@ -202,6 +202,8 @@ def use(value: Any) -> None:
             (item.standard_normal if isinstance(item, np.random.Generator) else item.randn)(700)
         elif isinstance(item, np.random.BitGenerator):
             item.random_raw(700)
+        elif isinstance(item, torch.Generator):
+            torch.rand(700, generator=item)
         elif isinstance(item, random.Random):
             [item.random() for _ in range(700)]
         elif isinstance(item, dict):
