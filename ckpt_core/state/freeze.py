@@ -295,7 +295,7 @@ def _handler(cls: type) -> _Handler:
     if "numpy" in sys.modules:
         import numpy as np
 
-        if cls is np.ndarray:
+        if cls in (np.ndarray, np.memmap):  # a mapped file's values are saved, not where it is
             return Walker.array
         if issubclass(cls, np.generic):
             return _npscalar

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import io
+import logging
 import pickle
 from typing import Any
 
@@ -15,24 +16,45 @@ from ckpt_core.state.keys import TooMuchWork
 from ckpt_core.state.nodes import Opaque
 from ckpt_core.state.unpickling import Refused, read_harmless
 
+_log = logging.getLogger("ckpt_core")
 _PROTOCOL = 4
 _SHOWN = 200
+_told: set[str] = set()
+"""Types that this process has looked at once."""
 
 
 def pickle_opaque(value: Any, where: str) -> Opaque:
-    """Opaque node of a value, pickled at once.
+    """Opaque node of a value, pickled at once. A restore that will refuse it is told of now: once for a type.
 
     Raises:
         ConfigError: it cannot be pickled; names `where` and the type.
     """
     name = f"{type(value).__module__}.{type(value).__qualname__}"
     try:
-        return Opaque(name, _pickled(value))
+        node = Opaque(name, _pickled(value))
     except Exception as exc:
         raise ConfigError(
             f"{where} is a {name}, which cannot be stored ({type(exc).__name__}: {exc}): leave it"
             " out of the state, or give its class state_dict() and load_state_dict()"
         ) from exc
+    if name not in _told:
+        _told.add(name)
+        _tell_if_refused(node, where)
+    return node
+
+
+def _tell_if_refused(node: Opaque, where: str) -> None:
+    try:
+        read_harmless(node.data)
+    except Exception as exc:
+        why = f"that calls {exc}" if isinstance(exc, Refused) else str(exc)
+        _log.warning(
+            "%s is a %s: it is saved, but a restore gives it back only with trusted=True, since %s; leave it"
+            " out of the state, or give its class state_dict() and load_state_dict()",
+            where,
+            node.type_name[:_SHOWN],
+            why[:_SHOWN],
+        )
 
 
 def _pickled(value: Any) -> bytes:
