@@ -68,9 +68,10 @@ class Attempt:
     def tell_refusal(self, channel: Channel) -> None:
         """Make the refusal known; may be repeated."""
         outcome = self._failed()
-        channel.put_first(self.keys.gate, outcome.encode())
+        stands = Outcome.decode(channel.put_first(self.keys.gate, outcome.encode()))
         if self._info.rank == 0:
-            self._abort(channel, outcome)
+            # Whoever declined first: this rank may only miss files that were removed because of it.
+            self._abort(channel, outcome if stands.ok else stands)
         elif self._info.leads:
             channel.put_first(self.keys.report(self._info.rank), outcome.encode())
 

@@ -73,6 +73,21 @@ def test_a_rank_that_declines_ends_the_attempt_on_every_rank(ranks: Make, who: i
     assert [isinstance(one, tuple) for one in crew.do(commit)] == [True] * 3, "the next save works"
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_ranks_that_decline_the_first_is_named_to_the_others(
+    ranks: Make, first: int
+) -> None:
+    crew = ranks(nodes="aab")
+    ids = [store.attempt_id(7) for store in crew.stores]
+    for rank in (first, 1 - first):
+        crew.stores[rank].decline(ids[rank], 7, PersistError(f"a reason of rank {rank}"))
+        no_decline_is_under_way(crew.stores[rank])
+    with pytest.raises(CommitError, match=f"a reason of rank {first}") as caught:
+        crew.stores[2].agree(ids[2], 7, Ballot("plan", None), LONG_S)
+    assert list(caught.value.failures) == [first]
+    assert [isinstance(one, tuple) for one in crew.do(commit)] == [True] * 3, "the next save works"
+
+
 def test_a_rank_with_another_plan_is_named_on_every_rank(ranks: Make) -> None:
     crew = ranks(4)
     for error in crew.do(lambda store: commit(store, plan="ab"[store.info.rank in (1, 3)])):
