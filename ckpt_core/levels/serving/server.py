@@ -25,8 +25,11 @@ from ckpt_core.system.files import Files, advice
 logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 256
+"""At once. A newcomer that finds all taken gets the place of the oldest that has not shown the token."""
+
 _WAITING = 128
 _END_S = 5.0
+_LEAVES_S = 1.0
 _SAID_AGAIN_S = 60.0
 
 
@@ -62,6 +65,7 @@ class PeerServer:
         self.changed_s = 0.0
         self._lock = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
+        self._proved: set[socket.socket] = set()
         self._busy: set[socket.socket] = set()
         self._ends = False
         self._said: dict[str, float] = {}
@@ -121,11 +125,7 @@ class PeerServer:
             thread = threading.Thread(
                 target=self._serve, args=(sock,), name="ckpt-served", daemon=True
             )
-            with self._lock:
-                full = self._ends or len(self._open) >= self._most
-                if not full:
-                    self._open[sock] = thread
-            if full:
+            if not self._admit(sock, thread):
                 sock.close()
                 continue
             try:
@@ -133,6 +133,31 @@ class PeerServer:
             except RuntimeError:  # no threads are left: those that there are will end
                 del self._open[sock]
                 sock.close()
+
+    def _admit(self, sock: socket.socket, thread: threading.Thread) -> bool:
+        """Give a newcomer a place; strangers cannot keep one from a holder of the token."""
+        leaving = None
+        with self._lock:
+            if self._ends:
+                return False
+            if len(self._open) >= self._most:
+                oldest = next((one for one in self._open if one not in self._proved), None)
+                if oldest is None:
+                    return False
+                leaving = self._open.pop(oldest)
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread
+            self._open[sock] = thread
+        if leaving is not None:
+            # So that whoever comes faster than others can leave does not add up threads.
+            leaving.join(_LEAVES_S)
+        return True
+
+    def _prove(self, sock: socket.socket) -> None:
+        with self._lock:
+            if sock not in self._open:
+                raise Gone  # its place was given away just now
+            self._proved.add(sock)
 
     def _serve(self, sock: socket.socket) -> None:
         try:
@@ -144,7 +169,8 @@ class PeerServer:
             pass
         finally:
             with self._lock:
-                del self._open[sock]
+                self._open.pop(sock, None)
+                self._proved.discard(sock)
                 self._busy.discard(sock)
             sock.close()
 
@@ -156,6 +182,7 @@ class PeerServer:
             if request is None:
                 return False
             check_allowed(request, self._keys)
+            self._prove(sock)
             trusted = True
             connection.trust()
             self._busy.add(sock)

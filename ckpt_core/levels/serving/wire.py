@@ -23,7 +23,8 @@ MOST_TEXT_BYTES = 8 << 20
 """Of a body that is a list of keys or parts."""
 
 STRANGER_S = 10.0
-"""How long somebody who has not shown the token yet may take for a request."""
+"""How long somebody who has not shown the token may take for a request, the body and the idle time before
+the first one included."""
 
 _WAIT_S = 60.0
 _BUFFER_BYTES = 1 << 20
@@ -112,18 +113,13 @@ class Connection:
         self._left = 0
         self._buffer: memoryview | None = None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.wait_at_most(STRANGER_S)
-
-    def wait_at_most(self, seconds: float) -> None:
-        """For the next bytes, or for room to send some; the kernel sees to it."""
-        self._wait_s = seconds
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            text = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-            self._sock.setsockopt(socket.SOL_SOCKET, option, text)
+        # Invariant: a number from the first byte of a request until it is known to be signed.
+        self._until: float | None = time.monotonic() + STRANGER_S
 
     def trust(self) -> None:
-        """Somebody with the token may keep it open for longer."""
-        self.wait_at_most(_WAIT_S)
+        """The request is signed: its body may take longer, and the next one may be waited for."""
+        self._until = None
+        self._wait_at_most(_WAIT_S)
 
     def request(self) -> Request | None:
         """The next one; None where the other side ends.
@@ -178,7 +174,8 @@ class Connection:
         return b"".join(map(bytes, self.body()))
 
     def drain(self, *, trusted: bool) -> None:
-        """Read on to the end of the body, so that the answer is heard; a stranger's only when it is short.
+        """Read on to the end of the body, so that the answer is heard; a stranger's only when it is short,
+        and comes within the `STRANGER_S` of its request.
 
         Raises:
             Gone: it is not.
@@ -213,28 +210,51 @@ class Connection:
     # -- inside ----------------------------------------------------------------------------------
 
     def _head(self) -> bytes | None:
-        data, began = self._ahead, None
+        data = self._ahead
         while (end := data.find(b"\r\n\r\n")) < 0:
-            now = time.monotonic()
-            began = now if began is None and data else began
-            if len(data) > MOST_HEADER_BYTES or (began is not None and now > began + STRANGER_S):
+            if len(data) > MOST_HEADER_BYTES:
                 raise Gone
+            if data:
+                self._begin()
             fresh = self._receive()
             if not fresh:
                 return None
             data += fresh
+        self._begin()
         if end > MOST_HEADER_BYTES:
             raise Gone
         self._ahead = data[end + 4 :]
         return data[:end]
 
+    def _begin(self) -> None:
+        """A request has begun: whoever sends it has so long to show the token, and no longer."""
+        if self._until is None:
+            self._until = time.monotonic() + STRANGER_S
+
+    def _wait_at_most(self, seconds: float) -> None:
+        """For the next bytes, or for room to send some; the kernel sees to it."""
+        text = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._sock.setsockopt(socket.SOL_SOCKET, option, text)
+
+    def _be_in_time(self) -> None:
+        """What comes from a stranger has what is left of its time, and not as much again for each byte."""
+        if self._until is None:
+            return
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise Gone
+        self._wait_at_most(max(left_s, 0.001))  # 0 would be for ever
+
     def _receive(self) -> bytes:
+        self._be_in_time()
         try:
             return self._sock.recv(MOST_HEADER_BYTES)
         except OSError:
             raise Gone from None
 
     def _receive_into(self, buffer: memoryview) -> int:
+        self._be_in_time()
         try:
             # As much as there is room for: a piece for each packet costs a call or two of each kind.
             got = self._sock.recv_into(buffer, flags=socket.MSG_WAITALL)

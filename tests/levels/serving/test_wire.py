@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,34 @@ def said(server: PeerServer, data: bytes) -> bytes:
         return heard
 
 
+def connected(server: PeerServer) -> socket.socket:
+    """Somebody who has shown nothing yet."""
+    return socket.create_connection(("127.0.0.1", server.address.port), timeout=60)
+
+
+def signed(method: str, target: str) -> bytes:
+    """A request without a body of somebody who has the token."""
+    rows = "".join(f"{name}: {value}\r\n" for name, value in headers_of(method, target).items())
+    return f"{method} {target} HTTP/1.1\r\n{rows}\r\n".encode()
+
+
+def is_cut_off(sock: socket.socket) -> bool:
+    """Whether it is, without an answer, once anything is heard."""
+    try:
+        return sock.recv(1000) == b""
+    except ConnectionError:
+        return True
+
+
+@contextmanager
+def holder(server: PeerServer) -> Iterator[socket.socket]:
+    """A connection on which the token has been shown, and which goes on."""
+    with connected(server) as sock:
+        sock.sendall(signed("HEAD", "/steps/run/none"))
+        assert b" 404 " in sock.recv(1000)
+        yield sock
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -61,6 +91,30 @@ def test_who_says_nothing_or_too_little_is_cut_off(
     monkeypatch.setattr(wire, "STRANGER_S", 0.1)
     assert said(server, b"") == b""
     assert said(server, b"GET / HTTP/1.1\r\nHost:") == b""
+
+
+def test_a_stranger_gains_no_time_by_sending_on(
+    server: PeerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "STRANGER_S", 0.2)
+    head = b"PUT /steps/x HTTP/1.1\r\nContent-Length: 60\r\n\r\n"
+    for begin in (head, b"GET / HTTP/1.1\r\nX: "):
+        with socket.create_connection(("127.0.0.1", server.address.port), timeout=60) as sock:
+            sock.sendall(begin)
+            with suppress(ConnectionError):
+                for _ in range(60):  # each of them in time, and all of them not
+                    sock.sendall(b"x")
+                    time.sleep(0.05)
+            assert is_cut_off(sock)
+
+
+def test_a_request_that_is_not_signed_has_no_time_of_those_before_it(
+    server: PeerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "STRANGER_S", 0.2)
+    with holder(server) as sock:
+        sock.sendall(b"PUT /steps/x HTTP/1.1\r\nContent-Length: 1\r\n\r\n")
+        assert is_cut_off(sock), "its body does not come"
 
 
 def test_what_is_not_known_is_501(server: PeerServer, tmp_path: Path) -> None:
@@ -103,22 +157,47 @@ def test_a_client_that_waits_to_be_asked_is_asked(server: PeerServer) -> None:
 
 def test_several_requests_come_on_one_connection(server: PeerServer) -> None:
     put(server, "run/x", b"bytes")
-    headers = headers_of("GET", "/steps/run/x")
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    one = f"GET /steps/run/x HTTP/1.1\r\n{lines}\r\n".encode()
-    heard = said(server, one * 3 + b"GET / HTTP/1.1\r\n\r\n")
+    heard = said(server, signed("GET", "/steps/run/x") * 3 + b"GET / HTTP/1.1\r\n\r\n")
     assert heard.count(b" 200 OK") == 3 and heard.count(b"\r\n\r\nbytes") == 3
     assert heard.count(b" 403 ") == 1
 
 
 def test_no_more_than_so_many_are_served_at_once(tmp_path: Path) -> None:
     with served(tmp_path / "kept", most_connections=2) as server:
-        place = ("127.0.0.1", server.address.port)
-        with socket.create_connection(place), socket.create_connection(place):
-            until(lambda: len(server._open) == 2)
+        with holder(server), holder(server):
             assert said(server, b"GET / HTTP/1.1\r\n\r\n") == b""
         until(lambda: not server._open)
         assert put(server, "run/x", b"bytes").status == 200
+
+
+def test_strangers_who_have_taken_all_places_make_room_for_a_newcomer(tmp_path: Path) -> None:
+    with served(tmp_path / "kept", most_connections=3) as server, ExitStack() as stack:
+        slow = b"PUT /steps/x HTTP/1.1\r\nContent-Length: 60000\r\n\r\nx"
+        strangers = [stack.enter_context(connected(server)) for _ in range(3)]
+        for sock in strangers:
+            sock.sendall(slow)
+        until(lambda: len(server._open) == 3)
+        assert put(server, "run/x", b"bytes").status == 200
+        assert is_cut_off(strangers[0]), "the one that has been there for longest"
+        strangers[1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            strangers[1].recv(1000)
+
+
+def test_strangers_who_come_again_and_again_do_not_close_the_connection_of_a_holder(
+    tmp_path: Path,
+) -> None:
+    with served(tmp_path / "kept", most_connections=3) as server, holder(server) as sock:
+        with ExitStack() as stack:
+            for _ in range(20):
+                stack.enter_context(connected(server))
+            assert put(server, "run/x", b"bytes").status == 200
+            assert len(server._open) <= 3
+        sock.sendall(signed("GET", "/steps/run/x"))
+        heard = b""
+        while not heard.endswith(b"bytes") and (piece := sock.recv(1000)):
+            heard += piece
+        assert b" 200 OK" in heard and heard.endswith(b"bytes")
 
 
 def test_an_end_waits_for_what_is_being_answered(tmp_path: Path) -> None:
