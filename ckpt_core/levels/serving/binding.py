@@ -38,15 +38,8 @@ def parse_address(text: str, *, name: str = "--bind") -> Address:
     if found is None or int(found[3]) > 65535:
         raise ConfigError(f"{name} {text} is no address: write it like 10.0.0.5:7070")
     host = found[1] or found[2]
-    try:
-        everywhere = ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        everywhere = host == "*"
-    if everywhere:
-        raise ConfigError(
-            f"{name} {text} listens on every network of this machine: name the address of the one between "
-            f"the nodes, or say {ALL}:{found[3]} if all of them are meant"
-        )
+    if host == "*" or _is_everywhere(_number(host)):
+        raise _everywhere(f"{name} {text} listens on", found[3])
     return Address(host, int(found[3]))
 
 
@@ -70,18 +63,47 @@ def bound(address: Address) -> socket.socket:
     """A socket that has an address, and does not listen yet.
 
     Raises:
-        ConfigError: the address is none of this machine's, or is taken.
+        ConfigError: the address is none of this machine's, or is taken; or turns out to be every one of them,
+            which was not said in words.
     """
     try:
         if address.host == ALL:
             return _bound(socket.AF_INET, ("0.0.0.0", address.port))
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        return _bound(found[0][0], found[0][4])
+        sock = _bound(found[0][0], found[0][4])
     except OSError as exc:
         raise ConfigError(
             f"cannot listen at {address}: {exc.strerror or exc}: name an address that `ip addr` shows on "
             "this machine, and a port that is free"
         ) from exc
+    # What a name means is known only now; nobody can have come yet.
+    if _is_everywhere(str(sock.getsockname()[0])):
+        sock.close()
+        raise _everywhere(f"cannot listen at {address}: that is", str(address.port))
+    return sock
+
+
+def _number(host: str) -> str:
+    """A number as the system reads it (`0`, `0x0` and `0.0` are 0.0.0.0); a name as it is. Asks nobody."""
+    try:
+        return str(socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)[0][4][0])
+    except (OSError, ValueError):
+        return host
+
+
+def _is_everywhere(host: str) -> bool:
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return (getattr(found, "ipv4_mapped", None) or found).is_unspecified
+
+
+def _everywhere(what: str, port: str) -> ConfigError:
+    return ConfigError(
+        f"{what} every network of this machine: name the address of the one between the nodes, or say "
+        f"{ALL}:{port} if all of them are meant"
+    )
 
 
 def _bound(family: int, place: tuple[object, ...]) -> socket.socket:

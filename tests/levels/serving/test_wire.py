@@ -222,11 +222,41 @@ def test_an_end_waits_for_what_is_being_answered(tmp_path: Path) -> None:
 # -- where it listens ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["0.0.0.0:7070", "[::]:7070", "*:7070"])
+EVERYWHERE = [
+    *("0.0.0.0", "0", "0x0", "0.0", "0.0.0", "000.0.0.0", "0x0.0.0x0.00"),
+    *("::", "0::0", "::0.0.0.0", "::ffff:0.0.0.0", "::ffff:0:0", "::%1"),
+]
+"""Names of every address of a machine that do not say so."""
+
+
+@pytest.mark.parametrize("text", [*(str(Address(host, 7070)) for host in EVERYWHERE), "*:7070"])
 def test_every_network_is_meant_only_by_name(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"every network.*all:7070"):
+    with pytest.raises(ConfigError, match=r"--bind .* listens on every network.*all:7070") as found:
         parse_address(text)
+    assert text in str(found.value)
     assert parse_address("all:7070") == Address("all", 7070)
+
+
+@pytest.mark.parametrize("host", EVERYWHERE)
+def test_what_turns_out_to_be_every_network_is_not_listened_at(host: str, tmp_path: Path) -> None:
+    # As it is with a name that stands for such a number: only the system knows.
+    said = "every network" if ":" not in host else "every network|cannot listen"  # IPv6 may be off
+    with pytest.raises(ConfigError, match=said):
+        PeerServer(tmp_path / "kept", KEYS, Address(host, 0))
+    assert not (tmp_path / "kept").exists()
+
+
+def test_all_of_them_are_listened_at_when_that_is_said(tmp_path: Path) -> None:
+    with PeerServer(tmp_path / "kept", KEYS, parse_address("all:0")) as server:
+        assert server._listening.getsockname()[0] == "0.0.0.0"
+        assert server.address.host == "all" and put(server, "run/x", b"bytes").status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["0.example.invalid", "10.0.0.1", "127.1", "::1", "fe80::1%1", "ib0"]
+)
+def test_other_addresses_and_names_are_taken_as_they_are(host: str) -> None:
+    assert parse_address(str(Address(host, 7070))) == Address(host, 7070)
 
 
 @pytest.mark.parametrize(
