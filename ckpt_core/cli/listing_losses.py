@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from ckpt_core.levels import CanLose, Plan
 
+_COPIES = "not whole at their peers: the copies of"
+
 
 class Row(Protocol):
     """A committed step of the root; its attempt is None where that cannot be read."""
@@ -73,12 +75,13 @@ class Losses:
             loss = self.of(row)
             unknown.update(() if loss is None else loss.unknown)
             if loss is not None and loss.lacking:
-                parts = ", ".join(loss.lacking)
-                lines.append(f"step {row.step}: not whole at their peers: the copies of {parts}")
+                what = "the step or its parity is not at" if self.plan.parity else _COPIES
+                lines.append(f"step {row.step}: {what} {', '.join(loss.lacking)}")
         if unknown and not self.asked:
+            what = "parity at" if self.plan.parity else "copies of"
             nodes = count_text(len(unknown), "other node")
             lines.append(
-                f"what became of the copies of {nodes} is not known here: `ls --ask` asks them"
+                f"what became of the {what} {nodes} is not known here: `ls --ask` asks them"
             )
         return lines
 
@@ -101,8 +104,5 @@ def losses_of(root: Path, *, ask: bool) -> Losses | None:
     seen, silent = levels.known(plan, levels.read_status(root)), dict[str, str]()
     if ask:
         # Whoever does not answer now is not known any more.
-        asked, silent = levels.ask(plan)
-        # Whether all nodes keep their parity is what agents find out.
-        seen = {one.url: seen[one.url] for one in plan.levels if one.parity and one.url in seen}
-        seen |= asked
+        seen, silent = levels.ask(plan)
     return Losses(plan, seen, levels.can_lose(root, plan, seen), ask, silent)

@@ -1,11 +1,12 @@
 """What can be lost without losing a step: worked out from what is known of its levels, and from nothing else.
 
-    seen = known(root, plan, status)     what this node knows: its agent's last word, and the copies it keeps
-    seen |= ask(plan)                    what the levels and the other nodes' copies say now
+    seen = known(plan, status)           what this node knows: its agent's last word, and what it keeps
+    seen, silent = ask(plan)             what the levels, and the other nodes of what they keep, say now
     can_lose(root, plan, seen)           a function of a step and its attempt
 
 Invariant: what is not known is never counted as there. That a step is whole in the roots of the other nodes
-is what its commit says: it is published in all of them, or in none.
+is what its commit says: it is published in all of them, or in none. That all nodes of a group keep their
+parity is what the agent found when it was made: without asking them it is told as something that was.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from pathlib import Path
 from ckpt_core.errors import CkptError
 from ckpt_core.levels.bring.bringing import steps
 from ckpt_core.levels.far.directory import DirectoryFar
+from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.mailbox import Plan, Status
+from ckpt_core.levels.parity.objects import Group
+from ckpt_core.levels.parity.opening import group_of, kept_url, place_of, root_url
 from ckpt_core.levels.tokens import TOKEN_VARIABLE
-from ckpt_core.options import PARITY, PEER, scheme_of
+from ckpt_core.options import PEER, scheme_of
 from ckpt_core.store import device_of
 from ckpt_core.system.files import Files
 
@@ -61,8 +65,9 @@ class CanLose:
         what: in plain words.
         nodes: how many keep one another's steps; 0: none do.
         domains: of so many any one can be lost with all of its nodes; 0: not known of any.
-        lacking: parts whose copy is known not to be whole where it belongs.
-        unknown: parts of whose copy nothing is known.
+        lacking: parts whose copy is known not to be whole where it belongs; with parity, those of nodes that
+            have not the step, or not their parity of it.
+        unknown: parts of whose copy, or parity, nothing is known.
     """
 
     what: str
@@ -83,49 +88,67 @@ def known(plan: Plan, status: Status | None) -> Seen:
             kept = DirectoryFar(Path(plan.serve.dir, plan.run, node.part), files=Files())
             with suppress(CkptError):
                 seen[node.copy] = kept.steps()
-    return seen
+    return seen | _own_parity(plan)
 
 
 def ask(plan: Plan) -> tuple[Seen, dict[str, str]]:
-    """What all levels and all copies of all nodes say now; and of those that do not answer, why.
+    """What all levels, all copies of all nodes, and all nodes of the group of this one say now; and of those
+    that do not answer, why.
 
     Takes half a minute at most. With the token that the plan names, unless the environment names one.
     """
     if plan.serve is not None:
         os.environ.setdefault(TOKEN_VARIABLE, plan.serve.token_file)
     urls = [one.url for one in plan.levels if one.parity is None]
-    urls = list(dict.fromkeys([*urls, *(one.copy for one in plan.nodes if one.copy)]))
-    answers = steps({"levels": urls, "timeout_s": _ANSWERS_S}, lambda done, total: None)
-    seen: Seen = {}
+    group = group_of(plan)
+    others = [part for part in group.parts if part != plan.part] if group is not None else []
+    parity = [kept_url(plan, part) for part in others]
+    roots = [root_url(plan, part) for part in others]
+    copies = [one.copy for one in plan.nodes if one.copy]
+    urls = list(dict.fromkeys([*urls, *copies, *roots, *parity]))
+    request = {"levels": urls, "parity": parity, "timeout_s": _ANSWERS_S}
+    answers = steps(request, lambda done, total: None)
+    seen = _own_parity(plan)
     silent: dict[str, str] = {}
     for url, answer in zip(urls, answers, strict=True):
         if "problem" in answer:
             silent[url] = answer["problem"]
         else:
             seen[url] = dict(answer["steps"])
+    if group is not None and not silent.keys() & {*roots, *parity}:
+        there = seen[roots[0]].items()
+        whole = [
+            one
+            for one in there
+            if len(_in_group(group, plan, seen, *one).whole) == len(group.parts)
+        ]
+        seen |= {one.url: dict(whole) for one in plan.levels if one.parity}
     return seen, silent
 
 
 def can_lose(root: Path, plan: Plan, seen: Seen) -> Callable[[int, str], CanLose | None]:
     """What tells of a step of a root, by its number and attempt; None: too little is known to tell."""
     copies = {node.copy for node in plan.nodes if node.copy}
-    kinds = {one.url: _kind(root, one.url) for one in plan.levels if one.url not in copies}
+    kinds = {
+        one.url: _kind(root, one.url)
+        for one in plan.levels
+        if one.url not in copies and one.parity is None
+    }
+    group = group_of(plan)
 
     def tell(step: int, attempt: str) -> CanLose | None:
         there = [kinds[url] for url in kinds if seen.get(url, {}).get(step) == attempt]
-        ring = _in_ring(plan, seen, step, attempt)
-        best = max([Loss.NOTHING, *there, _loss(ring, plan)])
-        is_told = kinds.keys() <= seen.keys() and plan.part not in ring.unknown
-        if best is Loss.NOTHING and not is_told:
+        if group is None:
+            kept = _by_copies(plan, seen, step, attempt)
+        else:
+            kept = _by_parity(group, plan, seen, step, attempt)
+        best = max([Loss.NOTHING, *there, kept.loss])
+        if best is Loss.NOTHING and not (kept.is_told and kinds.keys() <= seen.keys()):
             return None
-        domains = _domains(plan) if best is Loss.ANY_NODE and plan.nodes else 0
-        return CanLose(
-            _text(best, len(plan.nodes), domains) if not plan.parity else _parity_text(best, plan),
-            len(plan.nodes),
-            domains,
-            ring.lacking,
-            ring.unknown,
-        )
+        nodes, ring = len(plan.nodes), kept.ring
+        domains = _domains(plan) if best is Loss.ANY_NODE and nodes else 0
+        text = kept.text if best is Loss.ANY_NODE and kept.text else _text(best, nodes, domains)
+        return CanLose(text, nodes, domains, ring.lacking, ring.unknown)
 
     return tell
 
@@ -134,12 +157,33 @@ def can_lose(root: Path, plan: Plan, seen: Seen) -> Callable[[int, str], CanLose
 
 
 @dataclass(frozen=True)
+class _Kept:
+    """What the other nodes mean for one step.
+
+    Attributes:
+        is_told: enough is known to say that nothing may be lost, where that is so.
+        text: what is said where any node may be lost; "": as of copies.
+    """
+
+    ring: _Ring
+    loss: Loss
+    is_told: bool
+    text: str = ""
+
+
+@dataclass(frozen=True)
 class _Ring:
-    """Parts, by what is known of their copies of one step."""
+    """Parts, by what is known of their copies of one step, or of the step and its parity at their nodes."""
 
     whole: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+
+
+def _by_copies(plan: Plan, seen: Mapping[str, dict[int, str]], step: int, attempt: str) -> _Kept:
+    ring = _in_ring(plan, seen, step, attempt)
+    waits = any(one.parity and one.url not in seen for one in plan.levels)
+    return _Kept(ring, _loss(ring, plan), plan.part not in ring.unknown and not waits)
 
 
 def _in_ring(plan: Plan, seen: Mapping[str, dict[int, str]], step: int, attempt: str) -> _Ring:
@@ -151,6 +195,52 @@ def _in_ring(plan: Plan, seen: Mapping[str, dict[int, str]], step: int, attempt:
         is_there = there is not None and there.get(step) == attempt
         found["whole" if is_there else "unknown" if there is None else "lacking"].append(node.part)
     return _Ring(**{name: tuple(parts) for name, parts in found.items()})
+
+
+def _own_parity(plan: Plan) -> Seen:
+    """What this node keeps of parity."""
+    if plan.serve is None or group_of(plan) is None:
+        return {}
+    with suppress(CkptError):
+        kept = DirectoryFar(place_of(plan), files=Files()).directories()
+        return {kept_url(plan, plan.part): {one.step: one.attempt for one in kept.values()}}
+    return {}
+
+
+def _in_group(
+    group: Group, plan: Plan, seen: Mapping[str, dict[int, str]], step: int, attempt: str
+) -> _Ring:
+    """Of the nodes of a group; that this one has the step is why it is asked about."""
+    parity = group.copy(Copy(step, attempt)).attempt
+    found: dict[str, list[str]] = {"whole": [], "lacking": [], "unknown": []}
+    for part in group.parts:
+        asked = [(seen.get(kept_url(plan, part)), parity)]
+        if part != plan.part:
+            asked.append((seen.get(root_url(plan, part)), attempt))
+        if any(there is not None and there.get(step) != one for there, one in asked):
+            found["lacking"].append(part)
+        else:
+            is_known = all(there is not None for there, _ in asked)
+            found["whole" if is_known else "unknown"].append(part)
+    return _Ring(**{name: tuple(parts) for name, parts in found.items()})
+
+
+def _by_parity(
+    group: Group, plan: Plan, seen: Mapping[str, dict[int, str]], step: int, attempt: str
+) -> _Kept:
+    ring = _in_group(group, plan, seen, step, attempt)
+    words = [seen[one.url] for one in plan.levels if one.parity and one.url in seen]
+    was_whole = any(word.get(step) == attempt for word in words)
+    # Whoever lacks anything counts as gone, and so does one of which nothing is known now, unless all had
+    # theirs when the agent looked.
+    spare = group.shape.m - len(ring.lacking) - (0 if was_whole else len(ring.unknown))
+    loss = Loss.NOTHING
+    if spare >= 0 and plan.part in ring.lacking:
+        loss = Loss.THIS_NODE  # what it lacks goes with it
+    if spare > 0:
+        loss = Loss.ANY_NODE
+    text = _parity_text(group, plan, spare, was=was_whole and bool(ring.unknown))
+    return _Kept(ring, loss, bool(words) or not ring.unknown, text if spare > 0 else "")
 
 
 def _loss(ring: _Ring, plan: Plan) -> Loss:
@@ -176,8 +266,7 @@ def _kind(root: Path, url: str) -> Loss:
     scheme = scheme_of(url)
     if scheme is not None:
         # Named by hand, it has the steps of all nodes: the loss of this one, or of that one.
-        # Of parity the agent says that it is there when all nodes of the group keep it.
-        return Loss.ANY_NODE if scheme in (PEER, PARITY) else Loss.ALL_NODES
+        return Loss.ANY_NODE if scheme == PEER else Loss.ALL_NODES
     path, files = Path(url), Files()
     try:
         if device_of(path) == device_of(root):
@@ -189,12 +278,10 @@ def _kind(root: Path, url: str) -> Loss:
     return Loss.MEMORY if files.in_memory(root) else Loss.DISK
 
 
-def _parity_text(loss: Loss, plan: Plan) -> str:
-    if loss is not Loss.ANY_NODE:
-        return _TEXTS[loss]
-    k, m = map(int, plan.parity.split("+"))
-    nodes = f"{k + m} nodes" if len(plan.nodes) == k + m else f"the {k + m} nodes of its group"
-    return f"any {m} of {nodes}"
+def _parity_text(group: Group, plan: Plan, spare: int, *, was: bool) -> str:
+    count = group.shape.nodes
+    nodes = f"{count} nodes" if len(plan.nodes) == count else f"the {count} nodes of its group"
+    return f"any {spare} of {nodes}{', when made' if was else ''}"
 
 
 def _text(loss: Loss, nodes: int, domains: int) -> str:

@@ -8,8 +8,12 @@ import pytest
 
 from ckpt_core import Level
 from ckpt_core.levels import Plan, Status, can_lose, known
+from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.losses import Seen
 from ckpt_core.levels.mailbox import LevelStatus, Node, Serve
+from ckpt_core.levels.parity.groups import Shape
+from ckpt_core.levels.parity.objects import Group
+from ckpt_core.levels.parity.opening import kept_url, root_url
 from ckpt_core.levels.trainer.ring import Member, nodes
 
 RUN, MINE, STEP = "ab" * 8, "000000000007-0123abcd", 7
@@ -120,13 +124,48 @@ def test_a_plan_tells_its_nodes_to_who_reads_it() -> None:
         ("2+1", (0, 0, 0, 1, 1, 1), "any 1 of the 3 nodes of its group"),
     ],
 )
-def test_parity_counts_once_all_nodes_of_the_group_keep_it(
+def test_what_the_agent_has_said_of_parity_is_told_as_what_was(
     parity: str, groups: tuple[int, ...], said: str, tmp_path: Path
 ) -> None:
     level = Level(url="parity:///run", parity=parity, bind="lo:1", dir="/kept")
     grouped = tuple(Node(f"node-{n:05d}", f"h:{n}", None, group=g) for n, g in enumerate(groups))
     plan = Plan(RUN, 1, "t", (level,), nodes=grouped, part="node-00000", parity=parity)
     status = Status(1, "h", "t", [LevelStatus(level.url, steps=WHOLE)])
-    assert text(plan, known(plan, status), tmp_path) == said
+    assert text(plan, known(plan, status), tmp_path) == f"{said}, when made"
     assert text(plan, {level.url: {}}, tmp_path) == "nothing"
     assert text(plan, {}, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "lost", "said"),
+    [
+        *(("2+1", (), "any 1 of 3 nodes"), ("2+1", (2,), "nothing"), ("2+1", (0,), "this node")),
+        *(("2+2", (), "any 2 of 4 nodes"), ("2+2", (1,), "any 1 of 4 nodes")),
+        *(("2+2", (1, 2), "nothing"), ("2+2", (0, 2), "this node"), ("2+1", (1, 2), "nothing")),
+    ],
+)
+def test_a_node_without_its_parity_counts_as_lost(
+    shape: str, lost: tuple[int, ...], said: str, tmp_path: Path
+) -> None:
+    group = Group(
+        Shape.parse(shape), tuple(f"node-{n:05d}" for n in range(Shape.parse(shape).nodes))
+    )
+    level = Level(url="parity:///run", parity=shape, bind="lo:1", dir="/kept")
+    grouped = tuple(Node(part, f"h:{n}", None, group=0) for n, part in enumerate(group.parts))
+    plan = Plan(RUN, 1, "t", (level,), nodes=grouped, part="node-00000", parity=shape)
+    kept = {STEP: group.copy(Copy(STEP, MINE)).attempt}
+    seen = {kept_url(plan, part): kept for part in group.parts}
+    seen |= {root_url(plan, part): WHOLE for part in group.parts[1:]}
+    for n in lost:
+        # Of one of them the disk is empty, of another one only the parity is gone.
+        seen[kept_url(plan, group.parts[n])] = {}
+        if n % 2:
+            seen[root_url(plan, group.parts[n])] = {}
+    found = can_lose(tmp_path, plan, seen)(STEP, MINE)
+    assert found is not None and found.what == said
+    assert found.lacking == tuple(group.parts[n] for n in lost) and not found.unknown
+    silent = {url: there for url, there in seen.items() if url != root_url(plan, group.parts[-1])}
+    if not lost and group.shape.m == 1:
+        assert text(plan, silent, tmp_path) is None, (
+            "that it did not answer is not that it has nothing"
+        )

@@ -40,7 +40,8 @@ def test_a_lost_node_is_rebuilt_from_the_others_and_keeps_its_part_of_parity_aga
     first = all_well(run(warm, "save_and_reach", place, nodes, shape="2+1", steps=[1, 2]))
     assert [one["begun"] for one in first] == [0, 0, 0]
     assert [one["url"] for one in first] == [f"parity://{place / name / 'root'}" for name in nodes]
-    assert said_of(place / "a", 2) == "any 1 of 3 nodes"
+    assert said_of(place / "a", 2) == "any 1 of 3 nodes, when made"
+    assert said_of(place / "a", 2, "--ask") == "any 1 of 3 nodes"
     kept = {path.parts[-4]: path for path in place.glob("*/kept/*/parity-of-node-*")}
     assert len(kept) == 3 and all(verify(path / "parity-000000000002").ok for path in kept.values())
     held = {path.name for path in (place / "a" / "root" / ".levels" / "holds").iterdir()}
@@ -48,6 +49,7 @@ def test_a_lost_node_is_rebuilt_from_the_others_and_keeps_its_part_of_parity_aga
 
     end(place / "b")
     shutil.rmtree(place / "b")
+    assert said_of(place / "a", 2, "--ask") is None, "what b does not say is not counted"
     nodes[1] = "fresh"
     # Other domains make the same group, and a level behind it changes nothing.
     more = {"steps": [], "behind": [str(place / "far")]}
@@ -66,9 +68,9 @@ def test_a_lost_node_is_rebuilt_from_the_others_and_keeps_its_part_of_parity_aga
     assert verify(path).ok and verify(place / "fresh" / "root").ok
 
 
-def said_of(home: Path, step: int) -> str | None:
+def said_of(home: Path, step: int, *more: str) -> str | None:
     """What `ls` says can be lost without losing a step; None: that it does not know."""
-    command = [sys.executable, "-m", "ckpt_core", "ls", str(home / "root"), "--json"]
+    command = [sys.executable, "-m", "ckpt_core", "ls", str(home / "root"), "--json", *more]
     found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     return {one["step"]: one["what"] for one in found["can_lose"]}.get(step)
 

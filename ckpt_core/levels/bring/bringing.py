@@ -28,7 +28,7 @@ from ckpt_core.errors import (
 )
 from ckpt_core.levels.bring.fetching import PATIENCE_S, Wanted, fetch
 from ckpt_core.levels.errands import Errands, Progress, run_errand
-from ckpt_core.levels.far.door import Away, Copy
+from ckpt_core.levels.far.door import Away, Copy, Readable
 from ckpt_core.levels.helping import run_here
 from ckpt_core.levels.parity.opening import open_source
 from ckpt_core.options import scheme_of
@@ -54,16 +54,20 @@ _LIST_S = 60.0
 def steps(request: Json, progress: Progress, *, files: Files | None = None) -> Json:
     """What levels hold, asked all at once: `{"levels": [url, ...], "timeout_s": s}`.
 
+    Of those that `"parity"` names, too, their directories of parity are meant, with the attempts of these.
+
     Returns:
         For each level `{"steps": [[step, attempt], ...]}`, or `{"problem": text}` where it did not answer.
     """
     answers: list[Json] = [{"problem": "it has not answered in time"} for _ in request["levels"]]
+    parity = {*request.get("parity", ())}
 
     def ask(number: int, url: str) -> None:
         for pause_s in (*_PAUSES_S, 0.0):
             try:
                 with open_source(url, files=files) as far:
-                    answers[number] = {"steps": list(far.steps().items())}
+                    found = _parity(far) if url in parity else far.steps()
+                    answers[number] = {"steps": list(found.items())}
                 return
             except (CkptError, OSError) as exc:
                 answers[number] = {"problem": str(exc)}
@@ -81,6 +85,10 @@ def steps(request: Json, progress: Progress, *, files: Files | None = None) -> J
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0.0))
     return list(answers)
+
+
+def _parity(far: Readable) -> dict[int, str]:
+    return {copy.step: copy.attempt for copy in far.directories().values()}
 
 
 def bring(request: Json, progress: Progress, *, files: Files | None = None) -> Json:

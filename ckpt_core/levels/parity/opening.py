@@ -39,14 +39,24 @@ def place_of(plan: Plan) -> Path:
     return Path(plan.serve.dir, parity_key(plan.run, plan.part))
 
 
+def root_url(plan: Plan, part: str) -> str:
+    """Where another node shows its root."""
+    return f"{PEER}://{_address(plan, part)}/{root_key(plan.run, part)}"
+
+
+def kept_url(plan: Plan, part: str) -> str:
+    """Where a node shows what it keeps of parity."""
+    return f"{PEER}://{_address(plan, part)}/{parity_key(plan.run, part)}"
+
+
 def open_root(plan: Plan, part: str) -> PlainFar:
     """The root of another node, as it shows it."""
-    return _open_plain(plan, part, root_key(plan.run, part))
+    return _open_plain(root_url(plan, part))
 
 
 def open_kept(plan: Plan, part: str) -> PlainFar:
     """What another node keeps of parity."""
-    return _open_plain(plan, part, parity_key(plan.run, part))
+    return _open_plain(kept_url(plan, part))
 
 
 def open_source(url: str, *, files: Files | None = None) -> Readable:
@@ -72,9 +82,11 @@ def _known(plan: Plan, parts: Collection[str]) -> list[str]:
     return [node.part for node in plan.nodes if node.part in parts and node.part != plan.part]
 
 
-def _open_plain(plan: Plan, part: str, key: str) -> PlainFar:
-    node = next(one for one in plan.nodes if one.part == part)
-    url = f"{PEER}://{node.address}/{key}"
+def _address(plan: Plan, part: str) -> str:
+    return next(one.address for one in plan.nodes if one.part == part)
+
+
+def _open_plain(url: str) -> PlainFar:
     check_extra(url)
     # Never imported by a process that trains: see `open_far`.
     from ckpt_core.levels.far.plain import PlainFar

@@ -27,11 +27,19 @@ RUN = "ab" * 16
 class ServedCluster(Cluster):
     """Each node keeps its parity where an agent of it would."""
 
+    def __init__(self, folder: Path, shape: Shape) -> None:
+        super().__init__(folder, shape)
+        self.servers: list[PeerServer] = []
+
     def dir(self, n: int) -> Path:
         return self.folder / f"dir-{n}"
 
     def kept(self, n: int) -> Path:
         return self.dir(n) / parity_key(RUN, self.group.parts[n])
+
+    def end(self, n: int) -> None:
+        """It does not answer any more."""
+        self.servers[n].close()
 
     def parity(self, n: int) -> Path:
         return self.kept(n) / f"parity-{STEP:012d}"
@@ -53,6 +61,7 @@ def served(
         for n, part in enumerate(cluster.group.parts):
             keys, where = read_keys(str(token)), Address("127.0.0.1", 0)
             server = stack.enter_context(PeerServer(cluster.dir(n), keys, where))
+            cluster.servers.append(server)
             server.show(root_key(RUN, part), cluster.root(n))
             domain = domains[n] if domains else None
             nodes.append(Node(part, str(server.address), domain, group=0))
