@@ -94,7 +94,8 @@ class Plan:
         nodes: all that keep one another's steps, this one too; (): they have not met, or there are none.
         part: which of them this one is; "": none.
         parity: the shape of groups, where they keep parity, as `Level.parity`.
-        asks: nodes that may have something from which the part of this one can be rebuilt.
+        asks: nodes that may have something from which the part of this one can be rebuilt; without parity,
+            URLs of all places that have parts of steps, where nodes that are cut otherwise have saved.
         apart: attempts of steps of the root that are newer than the one that all nodes have gone on from: not
             all have them, and no parity is made of them.
     """

@@ -12,13 +12,18 @@ from ckpt_core.errors import ConfigError
 from ckpt_core.levels.trainer.ring import (
     Known,
     Member,
+    are_others,
     check,
+    cut,
+    everywhere,
     held,
     joined,
     partners,
     places,
     warning,
 )
+from ckpt_core.types import RankInfo
+from tests.levels.making import make_store, save
 
 RUN, OTHER = "ab" * 16, "cd" * 16
 
@@ -100,3 +105,33 @@ def test_what_a_directory_keeps_is_what_has_a_word_of_its_run(tmp_path: Path) ->
         (tmp_path / name / "run.json").write_text(word)
     assert held(tmp_path) == {RUN: {"node-00002": 4}}
     assert held(tmp_path / "none") == {}
+
+
+def test_nodes_that_are_cut_otherwise_are_known_by_the_steps_in_their_roots(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    assert cut(root, RankInfo(1, 2, (1,))) == (True, False)
+    store = make_store(root)
+    save(store, 1, ranks=(1,), world=2)
+    store.close()
+    assert cut(root, RankInfo(1, 2, (1,))) == (False, False)
+    assert cut(root, RankInfo(1, 3, (1,))) == (False, True)
+    assert cut(root, RankInfo(0, 2, (0, 1))) == (False, True)
+
+
+def test_all_places_are_asked_only_where_nodes_are_cut_otherwise() -> None:
+    nodes = members(None, None)  # of ranks 0 and 2
+    as_now = {RUN: {"node-00000": 1, "node-00002": 1}}
+    saved, fresh = Known(RUN, bare=False), Known()
+    assert not are_others(nodes, RUN, {0: saved, 2: saved})
+    assert not are_others(nodes, RUN, {0: saved, 2: fresh}), "a lost node has its part at a peer"
+    assert are_others(nodes, RUN, {0: Known(RUN, bare=False, others=True), 2: fresh})
+    assert not are_others(nodes, RUN, {0: fresh, 2: fresh}), "the first start"
+    assert not are_others(nodes, RUN, {0: Known(held=as_now), 2: fresh})
+    three = {RUN: {**as_now[RUN], "node-00004": 1}}
+    assert are_others(nodes, RUN, {0: Known(held=three), 2: fresh})
+    assert everywhere(nodes, RUN, {0: as_now, 2: {}}) == [
+        f"peer://10.0.0.0:7077/{RUN}/root-of-node-00000",
+        f"peer://10.0.0.1:7077/{RUN}/root-of-node-00002",
+        f"peer://10.0.0.0:7077/{RUN}/node-00000",
+        f"peer://10.0.0.0:7077/{RUN}/node-00002",
+    ]

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckpt_core import Checkpointer, CkptError, Level, TorchStore
+import torch
+
+from ckpt_core import Checkpointer, CkptError, FlatPart, Level, TorchStore
 from ckpt_core.levels.agreed import read_agreed
 from ckpt_core.levels.trainer.joining import read_run
 from ckpt_core.store import committed_steps
@@ -87,6 +89,27 @@ def save_and_reach(
         ck.wait(level=name)
         gauge = ck.gauges.levels()[0]
     return {"begun": begun, "url": gauge.url, "newest": gauge.newest}
+
+
+def go_on_cut(who: Rank, place: str, steps: list[int], *, cut: bool) -> int:
+    """As `save_and_reach`, with nothing private; a state of which each rank has all, or a run."""
+    size = 60_000
+    first, behind = (size * n // who.world_size for n in (who.rank, who.rank + 1))
+
+    def state_of(step: int) -> dict[str, Any]:
+        whole = torch.arange(size, dtype=torch.float32) + step
+        return {"w": FlatPart(whole[first:behind].clone(), (size,), first) if cut else whole}
+
+    with open_here(who, place) as ck:
+        state = state_of(0)
+        found = ck.restore(state)
+        begun = 0 if found is None else found.step
+        got, wanted = ((one["w"].tensor if cut else one["w"]) for one in (state, state_of(begun)))
+        assert torch.equal(got, wanted), f"step {begun} is not as it was saved"
+        for step in steps:
+            ck.save(step, state_of(step)).reached("peers").result(_REACHED_S)
+        ck.wait(level="peers")
+    return begun
 
 
 def name_of(shape: str) -> str:

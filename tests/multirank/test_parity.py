@@ -68,6 +68,19 @@ def test_a_lost_node_is_rebuilt_from_the_others_and_keeps_its_part_of_parity_aga
     assert verify(path).ok and verify(place / "fresh" / "root").ok
 
 
+def test_more_nodes_than_have_saved_with_parity_are_told_who_holds_what(
+    warm: Warm, place: Path
+) -> None:
+    nodes = ["a", "b", "c"]
+    all_well(run(warm, "save_and_reach", place, nodes, shape="2+1", steps=[1]))
+    more = [*nodes, "d", "e", "f"]
+    for one in run(warm, "save_and_reach", place, more, shape="2+1", steps=[]):
+        assert "NotCommitted: no step is held by every node" in str(one["problem"]), one
+        assert "node of rank 2 (rank 2): holds 1" in str(one["problem"])
+        assert "node of rank 3 (rank 3): holds no step; lost 1" in str(one["problem"])
+    assert all(verify(place / name / "root" / "step-000000000001").ok for name in nodes)
+
+
 def said_of(home: Path, step: int, *more: str) -> str | None:
     """What `ls` says can be lost without losing a step; None: that it does not know."""
     command = [sys.executable, "-m", "ckpt_core", "ls", str(home / "root"), "--json", *more]

@@ -98,6 +98,38 @@ def test_a_copy_that_lags_by_more_than_roots_keep_leaves_a_step_that_all_nodes_c
     assert begun in (sure, 4)
 
 
+@pytest.mark.parametrize("cut", [False, True], ids=["replicated", "sharded"])
+def test_more_nodes_and_fewer_go_on_from_what_others_have_saved(
+    warm: Warm, place: Path, cut: bool
+) -> None:
+    def go_on(nodes: list[str], *steps: int) -> list[int]:
+        begun: list[int] = all_well(run(warm, "go_on_cut", place, nodes, steps=[*steps], cut=cut))
+        return begun
+
+    assert go_on(["a", "b"], 1, 2) == [0, 0]
+    assert go_on(["a", "b", "c"], 3) == [2, 2, 2]
+    for name in ("a", "b", "c"):
+        assert verify(step_path(place / name / "root", 3)).ok
+    end(place / "c")
+    shutil.rmtree(place / "c")
+    assert go_on(["a", "b"], 4) == [3, 3], "what node c had is at the node that kept its copy"
+    end(place / "b")
+    shutil.rmtree(place / "b")
+    assert go_on(["a", "fresh"]) == [4, 4], "and a loss is survived as ever"
+
+
+def test_fewer_nodes_that_lack_what_one_had_say_so_and_change_nothing(
+    warm: Warm, place: Path
+) -> None:
+    all_well(run(warm, "go_on_cut", place, NODES, steps=[1], cut=True))
+    end(place / "c")
+    for lost in (place / "c", *(place / "a" / "kept").glob("*/node-00002")):
+        shutil.rmtree(lost)
+    for one in run(warm, "go_on_cut", place, NODES[:2], steps=[2], cut=True):
+        assert "restore on the nodes and with the number of ranks that saved it" in one["problem"]
+    assert all(committed_steps(place / name / "root") == (1,) for name in NODES[:2])
+
+
 def test_what_cannot_be_is_said_on_all_ranks_before_anything_listens(
     warm: Warm, place: Path
 ) -> None:

@@ -27,10 +27,11 @@ from ckpt_core.levels.far.door import Away, Copy, Readable
 from ckpt_core.levels.far.looking import HOPELESS
 from ckpt_core.levels.mailbox import Plan
 from ckpt_core.levels.parity.agreeing import FILE, Said, say
-from ckpt_core.levels.parity.encoding import How, Sources, encode, read_part
+from ckpt_core.levels.parity.encoding import How, Sources, encode
 from ckpt_core.levels.parity.holds import held_steps, hold, let_go
 from ckpt_core.levels.parity.objects import Group, directory_name, step_of
 from ckpt_core.levels.parity.opening import group_of, open_kept, open_root, place_of
+from ckpt_core.levels.parity.parts import read_part
 from ckpt_core.levels.wants import lasting, meets, wanted
 from ckpt_core.options import Level
 from ckpt_core.store import INFLIGHT, ensure_root, entries, pinned_steps

@@ -134,7 +134,8 @@ class KeptParity(Place):
             As `encode`.
         """
         # Only here: it needs NumPy.
-        from ckpt_core.levels.parity.encoding import How, Sources, encode, read_part
+        from ckpt_core.levels.parity.encoding import How, Sources, encode
+        from ckpt_core.levels.parity.parts import read_part
 
         group, save = self._meant(copy)
         with ExitStack() as stack:

@@ -1,6 +1,6 @@
 """One node's share of the parity of a save: k blocks of a stripe come, verified, and one goes to disk.
 
-parts = [read_part(far, save) for far in fars]       None: that node does not have it
+parts = [read_part(far, save) for far in fars]       see `parts`; None: that node does not have it
 encode(group, node, save, Sources(fars, parts), far, how)
 """
 
@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import xxhash
@@ -73,24 +72,6 @@ class How:
     let_through: Callable[[int], None] = _nothing
     progress: Callable[[int], None] = _nothing
     piece_bytes: int = field(default=PIECE_BYTES)
-
-
-def read_part(far: Readable, save: Copy) -> Part | None:
-    """The manifests of what a node holds of a save; None: it does not hold it.
-
-    Raises:
-        CorruptCheckpoint, UnknownFormat: they are damaged there, or of a newer release.
-        Away: it cannot be told now.
-    """
-    path = Path(far.url) / save.target
-    raw = far.manifest(save.target)
-    if raw is None:
-        return None
-    manifest = Manifest.decode(raw, path=path / "manifest.json")
-    if manifest.attempt != save.attempt:
-        return None
-    ranks = {row.file: far.read(save, row.file, row.nbytes) for row in manifest.ranks}
-    return Part.of(raw, ranks, path=path)
 
 
 def encode(group: Group, node: int, save: Copy, sources: Sources, far: Far, how: How) -> None:

@@ -1,6 +1,6 @@
 """What a node holds of a step, as one run of bytes in k blocks of whole checksum chunks.
 
-part = Part.of(manifest_bytes, ranks)
+part = read_part(far, save)       None: that node does not have it
 part.cuts(k)                      where blocks begin and end
 part.pieces(begin, end)           the files' ranges of it
 verified(far, copy, part, ...)    the bytes of a block, each chunk compared with its sum
@@ -80,6 +80,24 @@ class Part:
             first, last = max(begin, start), min(end, start + entry.nbytes)
             if first < last:
                 yield entry, first - start, last - first
+
+
+def read_part(far: Readable, save: Copy) -> Part | None:
+    """The manifests of what a node holds of a save; None: it does not hold it.
+
+    Raises:
+        CorruptCheckpoint, UnknownFormat: they are damaged there, or of a newer release.
+        Away: it cannot be told now.
+    """
+    path = Path(far.url) / save.target
+    raw = far.manifest(save.target)
+    if raw is None:
+        return None
+    manifest = Manifest.decode(raw, path=path / "manifest.json")
+    if manifest.attempt != save.attempt:
+        return None
+    ranks = {row.file: far.read(save, row.file, row.nbytes) for row in manifest.ranks}
+    return Part.of(raw, ranks, path=path)
 
 
 def plain(far: Readable, copy: Copy, part: Part, begin: int, end: int) -> Iterator[memoryview]:

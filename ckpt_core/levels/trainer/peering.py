@@ -78,6 +78,7 @@ class Peers:
         self._asks: tuple[str, ...] = ()
         self.apart: frozenset[str] = frozenset()
         self._sources: list[str] = []
+        self._known_of: dict[int, Known] = {}
         self._held: dict[int, Held] = {}
         self._found: list[Any] = []
         self._files = files
@@ -127,6 +128,7 @@ class Peers:
         )
         known = {rank: Known.from_json(one) for rank, one in told.items()}
         self._check_count(len(known))
+        self._known_of = known
         self._held = {rank: one.held for rank, one in known.items()}
         self._found = [one.agreed for one in known.values() if one.agreed is not None]
         return ring.joined(known)
@@ -246,7 +248,9 @@ class Peers:
         run, before = read_run(self._root), read_plan(self._root)
         session = before.session if before is not None and before.run == run else 0
         agreed = None if run is None else read_agreed(self._root, run)
-        return Known(run, session, ring.held(folder), None if agreed is None else agreed.to_json())
+        told = None if agreed is None else agreed.to_json()
+        bare, others = ring.cut(self._root, self._coordination.info)
+        return Known(run, session, ring.held(folder), told, bare=bare, others=others)
 
     def _agreed(self, claim: Claim) -> Agreed:
         found = [one for one in map(Agreed.from_json, self._found) if one.run == claim.run]
@@ -346,6 +350,9 @@ class Peers:
         first = self._coordination.info.members[0]
         mine = next(one for one in members if one.rank == first)
         self.url, self._sources = ring.places(mine, members, run, self._held)
+        if ring.are_others(members, run, self._known_of):
+            self._asks = tuple(ring.everywhere(members, run, self._held))
+            self._sources.append(f"{PEERS}://{self._root}")
         self._nodes, self._part = ring.nodes(members, run), mine.part
         return self._settled(mine)
 

@@ -1,5 +1,5 @@
 """Where copies of nodes lie: each node's on one other node, across domains where there is room. Pure, but for
-`held`, which looks at a directory of this machine.
+`held` and `cut`, which look at directories of this machine.
 
     <dir of a node>/<run>/<part>/step-...      what a node keeps for another one: a root as any other
 
@@ -18,10 +18,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from ckpt_core.errors import ConfigError
-from ckpt_core.layout import RUN_NAME
+from ckpt_core.errors import CkptError, ConfigError
+from ckpt_core.layout import MANIFEST_NAME, RUN_NAME, Manifest
 from ckpt_core.levels.mailbox import Node
+from ckpt_core.levels.parity.objects import root_key
 from ckpt_core.options import PEER
+from ckpt_core.store import committed_steps, step_path
+from ckpt_core.types import RankInfo
 
 _RUN = re.compile(r"[0-9a-f]{8,64}")
 _PART = re.compile(r"node-[0-9]{5,}")
@@ -39,12 +42,16 @@ class Known:
         session: the newest that its root has had.
         held: what it keeps for others.
         agreed: what it knows of the steps that all nodes have; None: nothing.
+        bare: there is no step in its root.
+        others: a step in its root is from another number of ranks, or from others than this node has.
     """
 
     run: str | None = None
     session: int = 0
     held: Held = field(default_factory=dict)
     agreed: Any = None
+    bare: bool = True
+    others: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
@@ -86,6 +93,23 @@ def held(folder: Path) -> Held:
                 session = int(json.loads(place.read_bytes())["session"])
                 found.setdefault(run, {})[part] = session
     return found
+
+
+def cut(root: Path, info: RankInfo) -> tuple[bool, bool]:
+    """Whether a root has no step; and whether it has one that is from another number of ranks, or without the
+    ranks of this node.
+    """
+    steps = committed_steps(root)
+    return not steps, not all(_fits(step_path(root, step), info) for step in steps)
+
+
+def _fits(path: Path, info: RankInfo) -> bool:
+    try:
+        manifest = Manifest.decode((path / MANIFEST_NAME).read_bytes(), path=path)
+    except (OSError, CkptError):
+        return True  # it has gone, or a restore tells what is wrong with it
+    ranks = {row.rank for row in manifest.ranks}
+    return manifest.world_size == info.world_size and ranks.issuperset(info.members)
 
 
 def joined(known: dict[int, Known]) -> Known:
@@ -179,6 +203,21 @@ def places(
     others = [one for one in members if one != target and mine.part in kept[one.rank].get(run, {})]
     urls = [place(one, run, mine.part) for one in (target, *others)]
     return urls[0], urls
+
+
+def everywhere(members: Sequence[Member], run: str, kept: dict[int, Held]) -> list[str]:
+    """All places where some node has a part: the nodes' roots first, then the copies that they keep."""
+    roots = [f"{PEER}://{one.address}/{root_key(run, one.part)}" for one in members]
+    parts = [(one, part) for one in members for part in sorted(kept[one.rank].get(run, {}))]
+    return roots + [place(one, run, part) for one, part in parts]
+
+
+def are_others(members: Sequence[Member], run: str, known: dict[int, Known]) -> bool:
+    """Whether nodes that are cut otherwise have saved, so that one may need what another has."""
+    if not all(one.bare for one in known.values()):
+        return any(one.others for one in known.values())
+    parts = {part for one in known.values() for part in one.held.get(run, {})}
+    return bool(parts) and parts != {one.part for one in members}
 
 
 def nodes(members: Sequence[Member], run: str) -> tuple[Node, ...]:

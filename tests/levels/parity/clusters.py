@@ -9,9 +9,10 @@ from pathlib import Path
 from ckpt_core.levels.bring.fetching import Wanted, fetch
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.far.door import Copy
-from ckpt_core.levels.parity.encoding import How, Sources, encode, read_part
+from ckpt_core.levels.parity.encoding import How, Sources, encode
 from ckpt_core.levels.parity.groups import Shape
 from ckpt_core.levels.parity.objects import Group
+from ckpt_core.levels.parity.parts import read_part
 from ckpt_core.levels.parity.rebuilding import Node, ParityFar
 from ckpt_core.store import step_path
 from ckpt_core.system.files import Files

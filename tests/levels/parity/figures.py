@@ -26,9 +26,10 @@ from ckpt_core.levels import parity_speed, read_keys
 from ckpt_core.levels.bring.fetching import Wanted, fetch
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.far.door import Readable
-from ckpt_core.levels.parity.encoding import How, Sources, encode, read_part
+from ckpt_core.levels.parity.encoding import How, Sources, encode
 from ckpt_core.levels.parity.groups import Shape
 from ckpt_core.levels.parity.objects import parity_key, root_key
+from ckpt_core.levels.parity.parts import read_part
 from ckpt_core.levels.parity.rebuilding import Node, ParityFar
 from ckpt_core.levels.serving.binding import Address
 from ckpt_core.levels.serving.server import PeerServer

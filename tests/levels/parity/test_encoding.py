@@ -13,8 +13,9 @@ from ckpt_core.errors import CorruptCheckpoint
 from ckpt_core.levels import Away
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.far.door import Copy
-from ckpt_core.levels.parity.encoding import How, Sources, encode, read_part
+from ckpt_core.levels.parity.encoding import How, Sources, encode
 from ckpt_core.levels.parity.groups import Shape
+from ckpt_core.levels.parity.parts import read_part
 from ckpt_core.store import step_path
 from tests.levels.making import CHUNK_BYTES
 from tests.levels.parity.clusters import PIECE_BYTES, STEP, Cluster, contents, flip

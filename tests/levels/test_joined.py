@@ -1,0 +1,99 @@
+"""Parts of a step at several places are one step, once all of them are there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckpt_core.errors import NotCommitted
+from ckpt_core.layout import Manifest
+from ckpt_core.levels.bring.fetching import Wanted, fetch
+from ckpt_core.levels.bring.joined import JoinedFar
+from ckpt_core.levels.far.directory import DirectoryFar
+from ckpt_core.levels.far.door import Away
+from ckpt_core.levels.parity.groups import Shape
+from ckpt_core.levels.tokens import TOKEN_VARIABLE
+from ckpt_core.store import step_path
+from tests.levels.parity.clusters import ATTEMPT, STEP, Cluster, contents, flip
+from tests.levels.servers.moto import needs_store
+from tests.levels.servers.peer import TOKEN
+from tests.store.harness import QuickFiles
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    """Three nodes, of a rank each."""
+    return Cluster(tmp_path, Shape(2, 1))
+
+
+def joined(*roots: Path) -> JoinedFar:
+    return JoinedFar("peers:///run", [DirectoryFar(root, files=QuickFiles()) for root in roots])
+
+
+def bring(far: JoinedFar, cluster: Cluster) -> dict[str, bytes]:
+    """All of it, to a root of another number of ranks."""
+    into = step_path(cluster.folder / "brought", STEP)
+    into.mkdir(parents=True)
+    fetch(far, Wanted(cluster.save, into, (), 2, 0.1), lambda *_: None, files=QuickFiles())
+    manifest = Manifest.decode((into / "manifest.json").read_bytes(), path=into)
+    assert [row.rank for row in manifest.ranks] == [0, 1, 2] and manifest.attempt == ATTEMPT
+    return contents(into)
+
+
+def test_all_parts_together_are_the_step_bit_for_bit(cluster: Cluster) -> None:
+    far = joined(*(cluster.root(n) for n in range(3)))
+    assert far.steps() == {STEP: ATTEMPT}
+    parts = [cluster.contents(n) for n in range(3)]
+    told = [Manifest.decode(part["manifest.json"], path=cluster.folder) for part in parts]
+    found = bring(far, cluster)
+    manifest = Manifest.decode(found.pop("manifest.json"), path=cluster.folder)
+    assert manifest.state_bytes == sum(one.state_bytes for one in told)
+    whole = {name: data for part in parts for name, data in part.items()}
+    del whole["manifest.json"]
+    assert found == whole and len(whole) == 6
+
+
+def test_a_step_of_which_a_part_is_nowhere_is_not_there(cluster: Cluster) -> None:
+    far = joined(cluster.root(0), cluster.root(1))
+    assert far.steps() == {} and far.manifest(f"step-{STEP:012d}") is None
+    with pytest.raises(NotCommitted):
+        bring(far, cluster)
+
+
+def test_a_copy_does_where_a_root_is_gone_or_damaged(cluster: Cluster) -> None:
+    copy, whole = cluster.folder / "copy", bring(joined(*map(cluster.root, range(3))), cluster)
+    shutil.rmtree(cluster.folder / "brought")
+    shutil.copytree(cluster.root(2), copy)
+    flip(step_path(cluster.root(2), STEP) / "rank-00002.json", 5)
+    places = [*(cluster.root(n) for n in range(3)), copy]
+    assert bring(joined(*places), cluster) == whole
+    shutil.rmtree(cluster.folder / "brought")
+    cluster.lose(2)
+    assert joined(*places).steps() == {STEP: ATTEMPT}
+    assert bring(joined(*places), cluster) == whole
+
+
+def test_parts_of_different_saves_are_no_step(cluster: Cluster) -> None:
+    shutil.rmtree(cluster.root(2))
+    other = Cluster(cluster.folder / "other", Shape(2, 1))
+    manifest = step_path(other.root(2), STEP) / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(ATTEMPT, f"{STEP:012d}-ffffffff"))
+    assert joined(cluster.root(0), cluster.root(1), other.root(2)).steps() == {}
+
+
+@needs_store
+def test_a_place_that_does_not_answer_is_not_taken_for_one_that_has_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckpt_core.levels.far.plain import PlainFar
+
+    monkeypatch.setenv(TOKEN_VARIABLE, str(cluster.folder / "token"))
+    (cluster.folder / "token").touch(mode=0o600)
+    (cluster.folder / "token").write_text(TOKEN)
+    away = PlainFar("peer://127.0.0.1:1/run/root-of-node-00002", request_s=0.5)
+    here = [DirectoryFar(cluster.root(n), files=QuickFiles()) for n in range(3)]
+    assert JoinedFar("peers:///run", [*here, away]).steps() == {STEP: ATTEMPT}
+    with pytest.raises(Away):
+        JoinedFar("peers:///run", [*here[:2], away]).steps()
