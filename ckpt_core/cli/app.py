@@ -7,7 +7,6 @@ the work are imported when their command runs: `ckpt-core ls` starts without tor
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import typer
 
 from ckpt_core._version import __version__
 from ckpt_core.cli.bench import bench
+from ckpt_core.cli.local_paths import request_of, signature_of
 from ckpt_core.cli.requests import (
     AgentRequest,
     DiffRequest,
@@ -62,11 +62,10 @@ def takes(request: type[_Request]) -> Callable[[Callable[[_Request], bool]], Cal
     def decorate(run: Callable[[_Request], bool]) -> Callable[..., None]:
         @functools.wraps(run)
         def command(**options: Any) -> None:
-            if not run(request(**options)):
+            if not run(request_of(request, options)):
                 raise typer.Exit(FOUND)
 
-        signature = inspect.signature(request, eval_str=True).replace(return_annotation=None)
-        command.__signature__ = signature  # type: ignore[attr-defined]
+        command.__signature__ = signature_of(request)  # type: ignore[attr-defined]
         return interruptible(command)
 
     return decorate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from ckpt_core.cli.local_paths import request_of, signature_of
 from ckpt_core.cli.meanwhile import meanwhile
 from ckpt_core.cli.requests import NoProgress
 
@@ -152,7 +152,7 @@ def bench(**options: Any) -> None:
     from ckpt_core.bench import run, suite_of
     from ckpt_core.errors import ConfigError
 
-    request = Request(**options)
+    request = request_of(Request, options)
     try:
         _check_outputs(request)
         if request.from_file is not None:
@@ -170,9 +170,7 @@ def bench(**options: Any) -> None:
 
 
 # typer reads a command's options from its signature; they are the fields of the request.
-bench.__signature__ = inspect.signature(Request, eval_str=True).replace(  # type: ignore[attr-defined]
-    return_annotation=None
-)
+bench.__signature__ = signature_of(Request)  # type: ignore[attr-defined]
 
 
 _REFUSED = {

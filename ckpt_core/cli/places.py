@@ -63,12 +63,15 @@ def seen(place: str) -> Iterator[Here | Look]:
         yield look
 
 
-def directory_of(place: str, *, command: str) -> Path:
-    """The directory of a root that a command writes to.
+def directory_of(place: str, *, command: str, what: str = "a directory") -> Path:
+    """A place that a command, or an option of it, needs on this machine.
+
+    Args:
+        what: it may be.
 
     Raises:
         ConfigError: it is in an object store.
     """
     if url_of(place) is not None:
-        raise ConfigError(f"{place} is in an object store: `{command}` takes a directory")
+        raise ConfigError(f"{place} is in an object store: `{command}` takes {what}")
     return local(place)

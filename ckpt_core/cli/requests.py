@@ -281,14 +281,15 @@ class DoctorRequest:
     """`doctor`."""
 
     place: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="As --root.", show_default=False)
+        str | None, typer.Argument(metavar="ROOT", help="As --root.", show_default=False)
     ] = None
     root: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where checkpoints go; it need not exist.")
+        str | None,
+        typer.Option(metavar="ROOT", help="Where checkpoints go; it need not exist. May be a URL."),
     ] = None
     level: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="A further level; repeatable. Those of DIR are known."),
+        typer.Option(metavar="URL", help="A further level; repeatable. Those of ROOT are known."),
     ] = None
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A configuration of DeepSpeed.")

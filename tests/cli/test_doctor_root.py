@@ -62,7 +62,7 @@ def test_the_root_is_named_with_its_option_or_without(cli: Cli, ckpts: Path) -> 
     by_option = _newest(_look(cli, ckpts))
     assert by_option == _newest(diagnosis(cli, "--quick", ckpts))
     both = cli("doctor", ckpts, "--root", ckpts)
-    assert both.code == 2 and "name one directory" in both.err
+    assert both.code == 2 and "name one root" in both.err
 
 
 def _newest(made: Diagnosis) -> tuple[str, str]:

@@ -3,7 +3,7 @@
     diagnosing -> framework              torch, and what the integrations bring: found by entry points
                -> trials                 processes that import what a job would import (importing)
                -> environment, machine   (versions)
-               -> root, levels           (mounts, storage, contents)
+               -> root, far_root, levels (mounts, storage, contents)
                -> findings               a table, or JSON
 
 Call order: files of a job are read first, since one that is missing ends the command; then the trials are

@@ -16,7 +16,7 @@ from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.restore import committed_directories
 from ckpt_core.units import count_text, size_text
 
-_LATEST = "latest"
+LATEST = "latest"
 _LATEST_BYTES = 4096
 
 
@@ -133,9 +133,9 @@ def _age(created_unix_s: float | None) -> str:
 def _pointed(root: Path) -> str | None:
     try:
         # A named pipe would block there.
-        if not (root / _LATEST).is_file():
+        if not (root / LATEST).is_file():
             return None
-        with (root / _LATEST).open("rb") as file:
+        with (root / LATEST).open("rb") as file:
             name = file.read(_LATEST_BYTES).decode(errors="replace").strip()
     except OSError:
         return None

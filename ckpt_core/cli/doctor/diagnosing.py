@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ckpt_core.anywhere import local, url_of
 from ckpt_core.cli.doctor.environment import TORCH, check_environment
+from ckpt_core.cli.doctor.far_root import check_far_root
 from ckpt_core.cli.doctor.finding import Finding, Level, problem
 from ckpt_core.cli.doctor.framework import Framework, frameworks
 from ckpt_core.cli.doctor.levels import check_levels
@@ -29,7 +31,8 @@ def diagnose(request: DoctorRequest) -> bool:
     """Run every check and print what they found; False if there is a problem.
 
     Raises:
-        ConfigError: two directories are named; a script is neither a file nor a directory with scripts.
+        ConfigError: two roots are named, or one by a URL that cannot be; a script is neither a file nor a
+            directory with scripts.
         OSError: the configuration, or a script, cannot be read.
     """
     findings = _examine(request)
@@ -47,13 +50,16 @@ def diagnose(request: DoctorRequest) -> bool:
 
 def _examine(request: DoctorRequest) -> list[Finding]:
     if request.place is not None and request.root is not None:
-        raise ConfigError(f"{request.place} and --root {request.root}: name one directory")
-    root = request.place or request.root
+        raise ConfigError(f"{request.place} and --root {request.root}: name one root")
+    place = request.place or request.root
+    url = None if place is None else url_of(place)
+    root = None if place is None or url is not None else local(place)
     known = frameworks()
     job = _job(request, known)
     programs = {one.name: one.program for one in (TORCH, *known) if is_there(one.name)}
     with trials({} if request.quick else programs) as running:
         found = [] if root is None else check_root(root)
+        found += [] if url is None else check_far_root(url)
         found += check_peers(root)
         found += check_levels(root, request.level or [])
         told = {} if running is None else running.results()

@@ -27,7 +27,7 @@ def check_levels(root: Path | None, given: Sequence[str]) -> list[Finding]:
             found.append(problem(_CHECK, str(exc), "correct it"))
     urls = [url for url in dict.fromkeys(urls) if scheme_of(url) != PARITY]
     for url in urls:
-        found += _level(url)
+        found += check_level(url)
     for level in () if further is None else further.levels:
         if level.problem is not None:
             text = f"the agent cannot go on with {level.url}: {level.problem}"
@@ -37,7 +37,8 @@ def check_levels(root: Path | None, given: Sequence[str]) -> list[Finding]:
     return found
 
 
-def _level(url: str) -> Iterator[Finding]:
+def check_level(url: str) -> Iterator[Finding]:
+    """One level, as a Checkpointer would have it; a problem comes alone."""
     is_store = scheme_of(url) is not None
     try:
         if is_store:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_core import Level
+from ckpt_core import Checkpointer, Level, Options
 from ckpt_core.levels import LevelStatus, Plan, Status, write_plan, write_status
 from tests.cli.doctoring import diagnosis
 from tests.cli.far_places import Place
@@ -90,3 +90,85 @@ def test_a_store_that_is_out_of_order_leaves_nothing_behind(
     assert result == "problem"
     assert "it cannot be told now" in told
     assert not faulty.keys("")
+
+
+# -- a root that is named by its URL -----------------------------------------------------------------
+
+
+@needs_store
+@pytest.mark.parametrize("option", [[], ["--root"]], ids=["ROOT", "--root"])
+def test_a_root_at_a_url_is_checked_as_a_level_and_tells_its_steps(
+    at_faulty: Cli, faulty: FaultServer, ckpts: Path, option: list[str]
+) -> None:
+    (kind, text) = diagnosis(at_faulty, "--quick", *option, faulty.url()).one("newest")
+    assert (kind, "no committed step" in text) == ("ok", True)
+    assert at_faulty("push", ckpts, 20, "--to", faulty.url()).code == 0
+    before = faulty.keys("")
+    made = diagnosis(at_faulty, "--quick", *option, faulty.url())
+    assert made.code == 0
+    assert "step 20 of 1 committed step" in made.one("newest")[1]
+    assert "its conditions hold" in made.of("level")[0][1]
+    assert f"levels=[Level('{faulty.url()}')]" in made.one("root")[1]
+    assert not made.of("lock") + made.of("filesystem"), "nothing is tried in a directory"
+    assert faulty.keys("") == before
+
+
+@needs_store
+def test_tags_at_a_url_are_told_by_their_pointer(
+    at_faulty: Cli, faulty: FaultServer, tmp_path: Path
+) -> None:
+    with Checkpointer(tmp_path / "tags", Options()) as checkpointer:
+        for step in (1, 2):
+            files = checkpointer.begin_files(step, f"tag{step}", pointer="latest")
+            files.add("mp.pt", {"x": step})
+            files.seal().committed.result(60)
+    for tag in ("tag1", "tag2"):
+        assert at_faulty("push", tmp_path / "tags", tag, "--to", faulty.url()).code == 0
+    (kind, text) = diagnosis(at_faulty, "--quick", faulty.url()).one("newest")
+    assert (kind, text) == ("ok", "tag tag2, named by 'latest', of 2 whole tags; ")
+
+
+@needs_store
+@pytest.mark.parametrize(
+    ("fault", "remedy"),
+    [
+        ("gone", "look at the network"),
+        ("PUT", "let these credentials read, write, list and delete"),
+        ("list-type", "let these credentials read, write, list and delete"),
+        ("conditions", "use a server that honours them"),
+        ("bucket", "create s3://nowhere"),
+        ("step", "name the root"),
+    ],
+)
+def test_a_root_at_a_url_that_cannot_be_used_is_a_problem_with_its_remedy(
+    at_faulty: Cli, faulty: FaultServer, fault: str, remedy: str
+) -> None:
+    url = {"bucket": "s3://nowhere/run", "step": f"{faulty.url()}/step-000000000001"}.get(
+        fault, faulty.url()
+    )
+    if fault == "gone":
+        faulty.fault = always("reset")
+    elif fault == "conditions":
+        faulty.conditions = False
+    elif fault in ("PUT", "list-type"):
+        faulty.fault = always("403", like=fault)
+    made = diagnosis(at_faulty, "--quick", "--root", url)
+    ((result, told),) = made.of("level") + made.of("root")
+    assert (made.code, result) == (1, "problem")
+    assert url in told and remedy in told and SECRET not in told
+
+
+@needs_store
+def test_steps_at_a_url_that_may_not_be_read_are_a_problem(
+    at_faulty: Cli, faulty: FaultServer, ckpts: Path
+) -> None:
+    assert at_faulty("push", ckpts, 20, "--to", faulty.url()).code == 0
+    faulty.fault = always("403", like="GET bucket/run/step-")
+    made = diagnosis(at_faulty, "--quick", "--root", faulty.url())
+    assert made.bad == ["root"]
+    assert any("it is not permitted" in text for _, text in made.of("root"))
+
+
+def test_a_root_with_an_unknown_scheme_ends_doctor_with_2(cli: Cli) -> None:
+    answer = cli("doctor", "--quick", "--root", "ftp://host/run")
+    assert answer.code == 2 and "unknown scheme" in answer.err
