@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ckpt_core.cli.exported import replacing
-from ckpt_core.cli.places import directory_of
+from ckpt_core.cli.places import seen
 from ckpt_core.cli.steps import find_step
 from ckpt_core.cli.text import say, say_json
 from ckpt_core.errors import ConfigError
@@ -32,14 +32,15 @@ class Target:
     Attributes:
         name: what `--to` calls it.
         install: how to get what it is written with.
-        write_file: writes what is in the directory of a step into an empty file.
+        write_file: writes what a step holds into an empty file; a step as `ckpt_core.load` takes it, a
+            directory or a URL.
         write_directory: makes a directory of this name of it, all of it or nothing.
     """
 
     name: str
     install: str
-    write_file: Callable[[Path, IO[bytes]], None] | None = None
-    write_directory: Callable[[Path, Path], None] | None = None
+    write_file: Callable[[str, IO[bytes]], None] | None = None
+    write_directory: Callable[[str, Path], None] | None = None
 
 
 def targets() -> list[str]:
@@ -58,8 +59,8 @@ def export_elsewhere(request: ExportRequest) -> bool:
     """
     target: Target = plugins.load(GROUP, str(request.to))
     _check(request, target)
-    root = directory_of(request.path, command=f"ckpt-core export --to {target.name}")
-    step = find_step(root, request.step)
+    with seen(request.path) as there:
+        step = str(find_step(there.path, request.step))
     try:
         with redirect_stdout(sys.stderr):  # some frameworks talk when they are imported
             _write(target, step, request)
@@ -86,7 +87,7 @@ def _check(request: ExportRequest, target: Target) -> None:
             )
 
 
-def _write(target: Target, step: Path, request: ExportRequest) -> None:
+def _write(target: Target, step: str, request: ExportRequest) -> None:
     if target.write_file is None:
         assert target.write_directory is not None
         target.write_directory(step, request.file)
@@ -95,12 +96,12 @@ def _write(target: Target, step: Path, request: ExportRequest) -> None:
         target.write_file(step, file)
 
 
-def _tell(request: ExportRequest, target: Target, step: Path) -> None:
+def _tell(request: ExportRequest, target: Target, step: str) -> None:
     file = request.file
     files = [file] if file.is_file() else [path for path in file.rglob("*") if path.is_file()]
-    nbytes, number = sum(path.stat().st_size for path in files), parse_step_dir(step.name)
+    nbytes, number = sum(path.stat().st_size for path in files), parse_step_dir(Path(step).name)
     if request.json:
-        told = {"path": str(step), "step": number, "file": str(file)}
+        told = {"path": step, "step": number, "file": str(file)}
         say_json({**told, "format": target.name, "nbytes": nbytes})
         return
     say(f"{file}: step {number}, {size_text(nbytes)}, {target.name}")

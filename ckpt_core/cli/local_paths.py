@@ -72,4 +72,6 @@ def _label(name: str, info: ArgumentInfo | OptionInfo) -> str:
     """What a person knows it as."""
     if isinstance(info, ArgumentInfo):
         return info.metavar or name.upper()
-    return (info.param_decls or ("--" + name.replace("_", "-"),))[0]
+    # Where the default stands elsewhere, the first name is taken for it.
+    named = [text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str)]
+    return named[0] if named else "--" + name.replace("_", "-")

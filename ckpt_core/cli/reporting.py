@@ -8,8 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from ckpt_core.anywhere import local, url_of
 from ckpt_core.cli.listing import Listing, StepRow, state_texts, survey
 from ckpt_core.cli.listing_levels import told
+from ckpt_core.cli.places import seen
 from ckpt_core.cli.requests import ReportRequest
 from ckpt_core.cli.text import note
 from ckpt_core.errors import ConfigError
@@ -27,16 +29,13 @@ def write_report(request: ReportRequest) -> bool:
 
     Raises:
         ConfigError: a path is not there, holds no events or no step, or a root is not named alone.
+        RestoreError: the root is in an object store, which cannot be reached.
         OSError: a file cannot be read or written.
     """
-    roots = [path for path in request.paths if path.is_dir()]
+    roots = [place for place in request.paths if url_of(place) or local(place).is_dir()]
     if roots and len(request.paths) > 1:
-        raise ConfigError(f"{roots[0]} is a directory: name one root alone, or event files")
-    for path in request.paths:
-        if not roots and path.exists() and request.out.exists() and path.samefile(request.out):
-            raise ConfigError(f"--out {request.out} is the event file itself; name another")
-    names = ", ".join(path.name for path in request.paths)
-    text = _of_root(roots[0]) if roots else page(gather(request.paths), title=_title(names))
+        raise ConfigError(f"{roots[0]} is a root: name it alone, or event files")
+    text = _of_root(_surveyed(roots[0])) if roots else _of_events(request)
     request.out.write_text(text, encoding="utf-8")
     note(f"{request.out} is written: open it in a browser")
     if roots:
@@ -44,15 +43,31 @@ def write_report(request: ReportRequest) -> bool:
     return True
 
 
+def _of_events(request: ReportRequest) -> str:
+    paths = [local(place) for place in request.paths]
+    for path in paths:
+        if path.exists() and request.out.exists() and path.samefile(request.out):
+            raise ConfigError(f"--out {request.out} is the event file itself; name another")
+    return page(gather(paths), title=_title(", ".join(path.name for path in paths)))
+
+
+def _surveyed(root: str) -> Listing:
+    with seen(root) as there:
+        there.outline()
+        there.pins()
+        return survey(there.path)
+
+
 def _title(names: str) -> str:
     return f"Checkpoints of {names}"
 
 
-def _of_root(root: Path) -> str:
+def _of_root(found: Listing) -> str:
     """Steps, sizes, times and levels."""
-    found = survey(root)
     if not found.steps:
-        raise ConfigError(f"{root} holds no committed step; an event file is a file: {_LACKS}")
+        raise ConfigError(
+            f"{found.root} holds no committed step; an event file is a file: {_LACKS}"
+        )
     headings: tuple[str, ...] = (
         "step",
         "committed",
@@ -74,7 +89,11 @@ def _of_root(root: Path) -> str:
     notes = [] if found.further is None else told(found.further)
     about = f"{found.root}, as of {_moment(time.time())}; {_LACKS}"
     return plain_page(
-        _title(root.name or str(root)), about, list(_tiles(found)), (headings, rows), notes
+        _title(Path(found.root).name or found.root),
+        about,
+        list(_tiles(found)),
+        (headings, rows),
+        notes,
     )
 
 

@@ -309,10 +309,10 @@ class ReportRequest:
     """`report`."""
 
     paths: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
             metavar="EVENTS|ROOT",
-            help="What events_file= named; several: one page. Or a root alone.",
+            help="What events_file= named; several: one page. Or a root alone; may be a URL.",
         ),
     ]
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page; replaced if it is there.")]

@@ -104,7 +104,8 @@ def _writer(root: Listing, seen: Watched) -> Row:
 def _newest(seen: Watched) -> Row:
     step = newest_step(seen)
     if step is None:
-        return Row("newest step", "none is committed yet")
+        unknown = seen.problems and not seen.roots and not seen.ranks
+        return Row("newest step", "not known" if unknown else "none is committed yet")
     told = [save.unix_s for save in _committed(seen) if save.step == step]
     row = _row_of(seen, step)
     if row is not None and row.created_unix_s is not None:

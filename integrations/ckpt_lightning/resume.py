@@ -37,7 +37,7 @@ def load(
     a file by itself and asks nobody. Takes no lock; works beside a run that is still training.
 
     Args:
-        path: a step directory, or a root: then its newest step.
+        path: a step, or a root: then its newest step. A directory, or the URL of an object store.
         trusted: allow hyper-parameters that could run code when they are loaded.
         rank: of several ranks that saved it, the one whose own values are taken (generators, buffers); if
             the step has none of it, or for None: those of the first.
@@ -47,11 +47,11 @@ def load(
         CorruptCheckpoint, UntrustedData, UnknownFormat, RestoreError: as `ckpt_core.load`.
     """
     try:
-        tree = ckpt_core.load(Path(path), trusted=trusted, rank=rank)
+        tree = ckpt_core.load(path, trusted=trusted, rank=rank)
     except RestoreError as exc:
         if rank is None or type(exc) is not RestoreError or exc.rank != rank:
             raise
-        tree = ckpt_core.load(Path(path), trusted=trusted)
+        tree = ckpt_core.load(path, trusted=trusted)
     return checked_tree(tree, path)
 
 

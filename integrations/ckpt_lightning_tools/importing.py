@@ -45,7 +45,7 @@ def _read(asked: Asked) -> Tree:
     return Tree(step_of(asked, checkpoint.get("global_step")), plain_hparams(checkpoint))
 
 
-def _write(step: Path, file: IO[bytes]) -> None:
+def _write(step: str, file: IO[bytes]) -> None:
     """The step as a `.ckpt` that Lightning reads without us."""
     import torch
 

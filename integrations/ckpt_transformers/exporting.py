@@ -29,7 +29,7 @@ def export(
     with an adapter (PEFT) the adapter is written.
 
     Args:
-        path: a step, or a root: then its newest step.
+        path: a step, or a root: then its newest step. A directory, or the URL of an object store.
         directory: must not be there yet.
         model: one of the model's class, to be filled and written; for classes that are not of `transformers`
             itself. None: it is made of the configuration.

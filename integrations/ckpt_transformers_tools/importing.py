@@ -145,7 +145,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Any]]:
             yield name, torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _write(step: Path, folder: Path) -> None:
+def _write(step: str, folder: Path) -> None:
     from ckpt_transformers import export
 
     export(step, folder)

@@ -212,8 +212,21 @@ def test_a_step_is_pinned_at_a_level(at_place: Cli, ckpts: Path, place: Place) -
 @needs_store
 @pytest.mark.parametrize(
     "command",
-    [["ls"], ["show"], ["verify"], ["diff"], ["export"], ["pull"], ["pin"]],
-    ids=lambda one: one[0],
+    [
+        *(
+            ["ls"],
+            ["show"],
+            ["verify"],
+            ["diff"],
+            ["export"],
+            ["report"],
+            ["scrub"],
+            ["pull"],
+            ["pin"],
+        ),
+        ["export", "--to", "lightning"],
+    ],
+    ids=" ".join,
 )
 def test_a_store_that_is_gone_ends_each_command_with_one_clear_line(
     at_faulty: Cli, faulty: FaultServer, ckpts: Path, tmp_path: Path, command: list[str]
@@ -223,6 +236,7 @@ def test_a_store_that_is_gone_ends_each_command_with_one_clear_line(
     more: dict[str, list[Any]] = {
         "diff": [ckpts],
         "export": [tmp_path / "x.safetensors"],
+        "report": ["--out", tmp_path / "x.safetensors"],
         "pull": ["--to", tmp_path / "fresh"],
         "pin": [30],
     }
