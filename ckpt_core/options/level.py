@@ -25,6 +25,12 @@ PARITY = "parity"
 SCHEMES = ("s3", "gs", "az", PEER)
 """Object stores, as the beginning of a URL names them; a peer speaks as one."""
 
+_MEANT = {
+    **{"gcs": "gs", "azure": "az", "s3a": "s3", "s3n": "s3"},
+    **dict.fromkeys(("abfs", "abfss", "wasb", "wasbs"), "az"),
+}
+"""Schemes as other programs write them -> what they are here."""
+
 _OF_NODES = ("bind", "dir", "domain")
 _OF_PEERS = ("peers", "parity", *_OF_NODES)
 _SHAPE = re.compile(r"([0-9]{1,2})\+([12])", re.ASCII)
@@ -82,13 +88,20 @@ class Level:
             self._check_parity()
         elif self.peers is None:
             object.__setattr__(self, "url", _checked_url(self.url))
-            _check_alone(self)
         else:
             if self.url not in ("", PEERS):
                 raise ConfigError(f"url={self.url!r} and peers={self.peers!r}: give one of them")
             _check_peers(self)
             object.__setattr__(self, "url", PEERS)
             object.__setattr__(self, "dir", _absolute(self.dir))
+        try:
+            self._check_rest()
+        except ConfigError as exc:
+            raise ConfigError(f"level {self.url}: {exc}") from exc
+
+    def _check_rest(self) -> None:
+        if not self.of_nodes:
+            _check_alone(self)
         for name in ("every", "backlog"):
             _check_count(name, getattr(self, name))
         for name in ("keep_last", "keep_every"):
@@ -208,8 +221,12 @@ def _checked_url(url: object) -> str:
     if scheme == "file":
         return os.path.abspath("/" + rest.lstrip("/"))
     place = rest.split("/", 1)[0]
-    if "@" in place or _SIGNED.search(rest):
-        # Not repeated: what stands before the @, or is signed, may be a secret.
+    # Not repeated: what stands before an @, or is signed, may be a secret.
+    is_secret = "@" in place or _SIGNED.search(rest) is not None
+    if scheme in _MEANT:
+        shown = f"{scheme}://..." if is_secret else text
+        raise ConfigError(f"url={shown!r} has an unknown scheme: {_did_you_mean(_MEANT[scheme])}")
+    if is_secret:
         raise ConfigError(f"url={scheme}://... holds credentials: give them by the environment")
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
@@ -221,6 +238,12 @@ def _checked_url(url: object) -> str:
             f"url={text!r} is no place at a peer: write it like peer://node-b:7070/run"
         )
     return f"{scheme}://{rest}"
+
+
+def _did_you_mean(scheme: str) -> str:
+    if scheme == "az":
+        return "did you mean az://container/run, and AZURE_STORAGE_ACCOUNT_NAME for the account?"
+    return f"did you mean {scheme}://bucket/run?"
 
 
 def _absolute(path: str | os.PathLike[str] | None) -> str:

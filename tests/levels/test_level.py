@@ -124,6 +124,48 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
     assert "secret" not in str(found.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("gcs://bucket/run", r"'gcs://bucket/run' .* did you mean gs://bucket/run\?"),
+        ("S3A://bucket/run", r"did you mean s3://bucket/run\?"),
+        ("azure://container/run", r"did you mean az://container/run"),
+        ("wasbs://container/run", r"did you mean az://container/run, and AZURE_STORAGE_ACCOUNT"),
+        (
+            "abfs://box@account.dfs.core.windows.net/run",
+            r"'abfs://\.\.\.' .*did you mean az://cont",
+        ),
+        ("gcs://bucket/run?token=secret", r"'gcs://\.\.\.' .*did you mean gs://"),
+    ],
+)
+def test_a_scheme_of_other_programs_is_told_as_it_is_here(url: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Level(url)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"every": 0}, "every=0 must be"),
+        ({"backlog": "1"}, "backlog='1' must be"),
+        ({"keep_every": -1}, "keep_every=-1 must be"),
+        ({"bandwidth": "fast"}, "bandwidth='fast' is not a size"),
+        ({"bandwidth": 0}, "bandwidth=0 lets nothing through"),
+        ({"domain": "a"}, "domain='a' goes with peers=1"),
+    ],
+)
+def test_what_is_wrong_with_one_of_several_levels_names_which(
+    wrong: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"number 2: level s3://bucket/run: {text}"):
+        Options(levels=["/a", {"url": "s3://bucket/run", **wrong}, "/b"])
+    with pytest.raises(ConfigError, match=f"^level s3://bucket/run: {text}"):
+        Level("s3://bucket/run/", **wrong)
+    if "domain" not in wrong:
+        with pytest.raises(ConfigError, match=f"^level peers: {text}"):
+            Level(peers=1, bind="lo:1", dir="/kept", **wrong)
+
+
 def test_a_question_mark_in_a_prefix_is_no_credential() -> None:
     assert Level("s3://bucket/which?/run=1").url == "s3://bucket/which?/run=1"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -355,6 +356,10 @@ def test_which_steps_never_meet_every_100(steps: Any, said: bool, caplog: Any) -
         rhythm.follow(Followed(step, "", done))
         rhythm.look()
     assert ("no step goes" in caplog.text) is said
+    found = re.search(r"Give the level every=(\d+), .* save at multiples of 100", caplog.text)
+    assert (found is not None) is said
+    if found is not None:
+        assert all(step % int(found[1]) == 0 for step in steps) and int(found[1]) in (50, 937)
 
 
 # -- the agent beside it -----------------------------------------------------------------------------
@@ -497,6 +502,7 @@ def test_a_level_on_the_same_filesystem_is_pointed_out(bench: Bench, caplog: Any
     with caplog.at_level(logging.WARNING), bench.open():
         pass
     assert caplog.text.count("is on the same filesystem") == 1
+    assert "Give it a directory on another disk" in caplog.text
 
 
 def test_levels_of_the_environment_and_the_file_of_events(bench: Bench, tmp_path: Path) -> None:

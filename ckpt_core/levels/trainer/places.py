@@ -34,7 +34,8 @@ def same_disk(root: Path, levels: Sequence[Level]) -> list[str]:
     """What is to be said of levels on the disk of the place before them."""
     urls = [str(root), *(level.url for level in levels)]
     return [
-        f"the level {url} is on the same filesystem as {before}: what loses the one loses the other"
+        f"the level {url} is on the same filesystem as {before}: what loses the one loses the other. Give it "
+        f"a directory on another disk, or a place in an object store or at another node"
         for before, url in itertools.pairwise(urls)
         if scheme_of(before) is None and scheme_of(url) is None and _device(before) == _device(url)
     ]

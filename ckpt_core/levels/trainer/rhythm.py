@@ -49,8 +49,15 @@ class Rhythm:
                 self._levels.remove(level)
             elif self._count >= _ENOUGH and self._misses(level.every):
                 self._levels.remove(level)
-                text = "no step goes to the level %s: every=%d, and of the steps %d to %d none is a multiple"
-                _log.warning(text, level.url, level.every, self._first, self._newest)
+                self._say(level)
+
+    def _say(self, level: Level) -> None:
+        fits = math.gcd(self._stride, self._first)
+        _log.warning(
+            "no step goes to the level %s: every=%d, and of the steps %d to %d none is a multiple of it. "
+            "Give the level every=%d, of which they all are, or save at multiples of %d",
+            *(level.url, level.every, self._first, self._newest, fits, level.every),
+        )
 
     def _misses(self, every: int) -> bool:
         """Whether steps that go on like this meet no multiple of it, or hardly one."""
