@@ -128,7 +128,7 @@ LIFECYCLE = (PACKAGE.parent / "docs" / "lifecycle.md").read_text()
 MAP = [
     (room, module)
     for room, modules in re.findall(
-        r"\| `ckpt_core/(\w+)/` \| ([`\w ]+) \|$", LIFECYCLE, re.MULTILINE
+        r"\| `ckpt_core/([\w/]+)/` \| ([`\w ]+) \|$", LIFECYCLE, re.MULTILINE
     )
     for module in re.findall(r"`(\w+)`", modules)
 ]
@@ -138,6 +138,8 @@ MAP = [
 def test_the_map_of_a_checkpoints_life_has_each_module_of_a_room_once(room: str) -> None:
     modules = sorted(path.stem for path in (PACKAGE / room).glob("*.py"))
     assert sorted(["__init__", *(name for home, name in MAP if home == room)]) == modules
+    nested = {str(path.parent.relative_to(PACKAGE)) for path in (PACKAGE / room).rglob("*.py")}
+    assert nested <= {home for home, _ in MAP}
 
 
 def test_no_module_lies_outside_of_a_room() -> None:
