@@ -70,7 +70,7 @@ class Gauges:
     def prefer(self, mode: str) -> None:
         """Stage in this way from the next save on; the mode that `Options` name goes before."""
         if Mode(self._pipeline.options.mode) is Mode.AUTO:
-            self._saves.mode = self._saves.mode_used = Mode(mode)
+            self._saves.prefer(Mode(mode))
 
     def levels(self) -> tuple[LevelGauge, ...]:
         """How far each further level is, in their order."""

@@ -27,9 +27,9 @@ from ckpt_core.share import (
     arrange,
     items_of,
 )
-from ckpt_core.snapshot import PoolDemand, StageItem, StagingPool
+from ckpt_core.snapshot import EagerCopies, PoolDemand, StageItem, StagingPool
 from ckpt_core.state import FlatState, Leaf, Skeleton, flatten
-from ckpt_core.system.devices import Devices, Queued
+from ckpt_core.system.devices import Queued
 from ckpt_core.types import LeafSpec, RankInfo
 from ckpt_core.units import count_text
 
@@ -132,11 +132,12 @@ class LayerPlanner:
             )
         share = self._tail_sharer.share(flat, scope)
         audit = self._auditor.audit(share, flat.leaves, turn)
-        audit.read_eager(pipeline.streams)
+        copies = EagerCopies(pipeline.devices)
+        audit.read_eager(pipeline.streams, copies)
         arrangement, groups = self._arranged(flat, share, [leaf.spec.name for leaf in staged])
         stills = still_leaves(flat, arrangement, groups, self.sharing)
         looked_at = frozenset(self.sharing.offsets(arrangement).values())
-        return _tail(flat, share, audit, pipeline.devices, stills=stills, looked_at=looked_at)
+        return _tail(flat, share, audit, copies, stills=stills, looked_at=looked_at)
 
     def _arranged(
         self, flat: FlatState, share: Share, staged: Collection[str]
@@ -215,7 +216,7 @@ def _tail(
     flat: FlatState,
     share: Share,
     audit: Audit,
-    devices: Devices,
+    copies: EagerCopies,
     *,
     stills: tuple[StillLeaves, ...],
     looked_at: Collection[str],
@@ -225,8 +226,9 @@ def _tail(
     for part in share.parts:
         leaf = leaves[part.index]
         if leaf.eager:
-            leaves[part.index] = Leaf(leaf.spec, devices.clone(leaf.tensor), eager=True)
+            leaves[part.index] = Leaf(leaf.spec, copies.of(leaf.tensor), eager=True)
     # Order matters: behind the clones.
+    devices = copies.devices
     behind = devices.queued(devices.of_all(leaves[part.index].tensor for part in share.parts))
     lazy = [part for part in share.parts if not leaves[part.index].eager]
     lazy = [part for part in lazy if part.stored.name not in apart]

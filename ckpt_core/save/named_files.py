@@ -32,8 +32,15 @@ from ckpt_core.save.shards import Shards
 from ckpt_core.save.staging import Reading, guarded, stage_items
 from ckpt_core.save.still_named import NamedStill, named_sharing_for
 from ckpt_core.share import TextReference
-from ckpt_core.snapshot import CopyStreams, LeafWatch, ShardImage, StageItem, StagingPool
-from ckpt_core.system.devices import Devices, Queued
+from ckpt_core.snapshot import (
+    CopyStreams,
+    EagerCopies,
+    LeafWatch,
+    ShardImage,
+    StageItem,
+    StagingPool,
+)
+from ckpt_core.system.devices import Queued
 from ckpt_core.torch_zip import Skipping, ZipPlan, plan_zip, tensor_paths
 from ckpt_core.types import Destination, RankInfo
 
@@ -140,7 +147,8 @@ class FilesSave(OpenSave):
         Raises:
             ConfigError: the name cannot be used or was added before, or something in the tree cannot be
                 saved; the save stays open.
-            StagingError: staging memory could not be made larger within `timeout`.
+            StagingError: staging memory could not be made larger within `timeout`, or there is no memory for
+                copies.
         """
         self.add_all({name: tree}, eager=eager)
 
@@ -205,7 +213,7 @@ class FilesSave(OpenSave):
         """Copy what must be copied now; nothing is queued yet."""
         assert self._pool is not None
         devices = self._pipeline.devices
-        live, clones = _split(plan, self._pipeline.eager_leaf_bytes, eager, devices)
+        live, clones = _split(plan, self._pipeline.eager_leaf_bytes, eager, EagerCopies(devices))
         # Order matters: behind the clones.
         behind = devices.queued(devices.of_all(tensor for tensor, _, _ in (*live, *clones)))
         watch = self._pipeline.watch_for(self._inflight)
@@ -318,7 +326,7 @@ class _File:
 
 
 def _split(
-    plan: ZipPlan, most: int, eager: Eager, devices: Devices
+    plan: ZipPlan, most: int, eager: Eager, copies: EagerCopies
 ) -> tuple[list[StageItem], list[StageItem]]:
     """The tensors of more than `most` bytes that are not eager, and clones of the others."""
     live: list[StageItem] = []
@@ -326,7 +334,7 @@ def _split(
     for tensor, extent in zip(plan.tensors, plan.layout.extents, strict=True):
         now = extent.nbytes <= most or (eager(tensor) if callable(eager) else eager)
         if now:
-            clones.append((devices.clone(tensor), extent.offset, extent.nbytes))
+            clones.append((copies.of(tensor), extent.offset, extent.nbytes))
         else:
             live.append((tensor, extent.offset, extent.nbytes))
     return live, clones

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -21,11 +22,18 @@ from ckpt_core.save.still_files import StillFile, StillLeaves, open_still, still
 from ckpt_core.save.still_group import StillGroup
 from ckpt_core.save.unchanged import sharing_for
 from ckpt_core.share import Arrangement, Auditor, Scope, Sharer, arrange
-from ckpt_core.snapshot import StagingPool
+from ckpt_core.snapshot import EagerCopies, StagingPool
 from ckpt_core.state import FlatState, SpecMemo, flatten
 from ckpt_core.types import Mode, RankInfo
 
 _log = logging.getLogger("ckpt_core")
+
+
+@dataclass(slots=True)
+class _Used:
+    """How the leaves of one save are staged. The stager changes it, maybe when later saves have begun."""
+
+    mode: Mode
 
 
 @dataclass(frozen=True)
@@ -45,8 +53,7 @@ class PlainSaves:
 
     Attributes:
         mode: how leaves are staged from the next save on. AUTO leaves the choice to the leaves; a policy
-            that has measured may set another.
-        mode_used: how those of the last save were; before the first one, `mode`.
+            that has measured prefers another.
     """
 
     def __init__(
@@ -67,8 +74,17 @@ class PlainSaves:
         self.sharing = sharing_for(pipeline.options, pipeline.devices)
         self._memo = SpecMemo()
         self._fronts = Fronts()
-        self.mode = self.mode_used = Mode(pipeline.options.mode)
+        self.prefer(Mode(pipeline.options.mode))
         self._told_no_room = False
+
+    def prefer(self, mode: Mode) -> None:
+        """Stage leaves in this way from the next save on."""
+        self.mode, self._used = mode, _Used(mode)
+
+    @property
+    def mode_used(self) -> Mode:
+        """How the leaves of the last save are staged; before the first one, `mode`."""
+        return self._used.mode
 
     def save(
         self,
@@ -145,22 +161,23 @@ class PlainSaves:
         # Nothing is looked at in a job of one, and few of its leaves are asked for one by one.
         audit = self._auditor.audit(share, flat.leaves if share.plan else (), turn)
         inflight.contents = Contents.of_leaves(plan.stored, flat.skeleton, [share], [audit])
-        audit.read_eager(pipeline.streams)
-        mode = self.mode_used = plan.mode
+        copies = EagerCopies(pipeline.devices)
+        audit.read_eager(pipeline.streams, copies)
         beside = [still.items for still in plan.stills]
         source = source_of(
-            *(flat, arrangement, beside), mode=mode, devices=pipeline.devices, fronts=self._fronts
+            *(flat, arrangement, beside), mode=plan.mode, copies=copies, fronts=self._fronts
         )
+        used = self._used = _Used(source.mode)
         offsets, show = self.sharing.offsets(arrangement), None
         if source.behind.events and (looks := self.sharing.looks(offsets)) is not None:
             offsets, show = {}, looks.show
-        sink = shards.open(inflight, layout.file_bytes, mapped=mode is Mode.DIRECT, show=show)
+        sink = shards.open(inflight, layout.file_bytes, mapped=used.mode is Mode.DIRECT, show=show)
         sizes = (layout.front_bytes, layout.file_bytes)
         image = shards.image(sink, plan.pool, sizes, hold=True)
         watch = pipeline.watch_for(inflight)
         stills = self._stills(inflight, plan)
         job = StageJob(
-            *(inflight, image, source, audit, watch, pipeline, self._no_room),
+            *(inflight, image, source, audit, watch, pipeline, partial(self._no_room, used)),
             *(self.sharing, offsets, (flat.tensors, flat.origin.tensors), stills),
         )
         inflight.snapshot.name_leaves(lambda name: name if name in arrangement.names else None)
@@ -183,7 +200,7 @@ class PlainSaves:
         # Order matters: those that may be cloned on their devices are so before any other is read.
         return sorted(filter(None, found), key=lambda still: not still.copied)
 
-    def _no_room(self) -> None:
+    def _no_room(self, used: _Used) -> None:
         """Called by the stager: a save in DEVICE mode has become one in HOST mode."""
         if not self._told_no_room:
             self._told_no_room = True
@@ -191,7 +208,7 @@ class PlainSaves:
                 "no room for clones on the device, or leaves that are not on one: staged as in mode "
                 "'host', so that the barrier waits for the copies to the host"
             )
-        self.mode_used = Mode.HOST
+        used.mode = Mode.HOST
 
     def _resolve_mode(self, tensors: Sequence[Tensor], file_bytes: int) -> Mode:
         if self.mode is not Mode.AUTO:

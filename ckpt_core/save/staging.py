@@ -13,10 +13,9 @@ its next update. The stager waits only where many are under way.
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import chain
 
 from torch import Tensor
 
@@ -29,11 +28,13 @@ from ckpt_core.share import Arrangement, Audit, Whole, items_of
 from ckpt_core.snapshot import (
     Buffer,
     CopyStreams,
+    EagerCopies,
     Items,
     LeafWatch,
     ShardImage,
     Snapshot,
     StageItem,
+    batches,
     buffers_at,
     frozen,
 )
@@ -102,14 +103,19 @@ def source_of(
     stills: Sequence[Sequence[StageItem]],
     *,
     mode: Mode,
-    devices: Devices,
+    copies: EagerCopies,
     fronts: Fronts,
 ) -> Source:
     """Split parts of leaves by when they are copied. Called on the training thread inside `save`.
 
     Args:
         stills: what is read for other files, behind the same events.
+        mode: becomes HOST where it is DEVICE, and a device has no room for `copies`.
+
+    Raises:
+        StagingError: there is no room for copies of leaves that may change when `save` returns.
     """
+    devices = copies.devices
     names, lazy = _lazy(flat, arrangement)
     ready = _ready(flat, arrangement, devices, fronts)
     front = () if ready else _front(flat, arrangement)
@@ -117,7 +123,8 @@ def source_of(
     used = devices.of_all(chain.from_iterable(items.tensors for items in columns))
     if not used:
         return Source(ready or front, (), lazy, names, mode, NOTHING_QUEUED)
-    clones = frozen(front, devices)
+    clones = frozen(front, copies)
+    mode = Mode.HOST if copies.fetched and mode is Mode.DEVICE else mode
     # Order matters: behind the clones, which the stager's streams read.
     return Source(ready or (), clones, lazy, names, mode, devices.queued(used))
 
@@ -331,24 +338,11 @@ def stage_items(
         StagingError: the checkpoint was given up meanwhile.
     """
     most = _DEVICE_BATCH if reading.on_devices else _BATCH
-    for batch in _batches(items, *most):
+    for batch in batches(items, *most):
         with reading.of(snapshot):
             image.leaves(batch)
             reading.copied(batch)
         snapshot.arrived(len(batch), reading.streams.queued_now())
-
-
-def _batches(
-    items: Sequence[StageItem], most_bytes: int, most: int
-) -> Iterator[Sequence[StageItem]]:
-    """In file order, each with so many bytes or leaves, but the last one."""
-    columns = Items.of(items)
-    ends = list(accumulate(columns.sizes))
-    start, before = 0, 0
-    while start < len(ends):
-        stop = min(bisect_left(ends, before + most_bytes, lo=start) + 1, start + most, len(ends))
-        yield columns[start:stop]
-        start, before = stop, ends[stop - 1]
 
 
 def stage_still(
@@ -393,7 +387,7 @@ def guarded(inflight: InFlight, images: Sequence[ShardImage]) -> Iterator[None]:
 
 def _ours(error: BaseException) -> BaseException:
     """What torch says of a copy that cannot be made, such as for want of a device's memory, as our error."""
-    if not isinstance(error, RuntimeError) or isinstance(error, CkptError):
+    if not isinstance(error, RuntimeError | MemoryError) or isinstance(error, CkptError):
         return error
     made = StagingError(f"a copy failed: {error}. Committed steps and training are untouched")
     made.__cause__ = error

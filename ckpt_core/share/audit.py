@@ -22,9 +22,9 @@ import xxhash
 from ckpt_core.share.audit_plan import AuditPlan, Look, Turns
 from ckpt_core.share.reference import LeafRow, difference, encode_rows
 from ckpt_core.share.sharing import Share
-from ckpt_core.snapshot import CopyStreams, StageItem
+from ckpt_core.snapshot import CopyStreams, EagerCopies, StageItem
 from ckpt_core.state import Leaf, blocks, memory_at
-from ckpt_core.system.devices import NOTHING_QUEUED, Devices, Queued
+from ckpt_core.system.devices import NOTHING_QUEUED, Queued
 from ckpt_core.units import align_up
 
 _GRAIN = 64
@@ -75,10 +75,14 @@ class Audit:
         self._behind: Queued = NOTHING_QUEUED
         self._by_name: dict[str, tuple[Look, int]] | None = None
 
-    def read_eager(self, streams: CopyStreams) -> None:
+    def read_eager(self, streams: CopyStreams, copies: EagerCopies) -> None:
         """Look at the leaves that may change when `save` returns. Called on the training thread.
 
-        Of a leaf on a device it makes clones, in the stream of training.
+        Args:
+            copies: makes those of leaves on a device, in the stream of training.
+
+        Raises:
+            StagingError: there is no room for them.
         """
         devices, scratch = streams.devices, _Scratch(streams, on_host=True)
         for looks, turn in self.plan.eager.due(self._turn, first=self._first):
@@ -87,7 +91,7 @@ class Audit:
                 if devices.of(tensor) is None:
                     self._read(look, tensor, turn, scratch)
                 else:
-                    self._clones.append((look, _clones_of(tensor, look.runs.at(turn), devices)))
+                    self._clones.append((look, _clones_of(tensor, look.runs.at(turn), copies)))
         scratch.flush()
         # Order matters: behind the clones.
         live = (self._leaves[look.index].tensor for look, _ in self._due())
@@ -246,11 +250,11 @@ def _number(digest: Any) -> int:
 
 
 def _clones_of(
-    tensor: torch.Tensor, runs: list[tuple[int, int]], devices: Devices
+    tensor: torch.Tensor, runs: list[tuple[int, int]], copies: EagerCopies
 ) -> list[torch.Tensor]:
     item = tensor.element_size()
     return [
-        devices.clone(view)
+        copies.of(view)
         for begin, end in runs
         for view, _ in blocks(tensor, begin // item, (end - begin) // item, max(end - begin, 1))
     ]

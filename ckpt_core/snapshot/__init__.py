@@ -9,10 +9,10 @@ chunks leave as `Piece`s to a `ChunkSink` while later leaves are still being cop
 from ckpt_core.snapshot.clones import DeviceClones
 from ckpt_core.snapshot.copying import Buffer, buffers_at
 from ckpt_core.snapshot.image import ChunkSink, ImageSpec, Piece, ShardImage
-from ckpt_core.snapshot.items import Items, StageItem
+from ckpt_core.snapshot.items import Items, StageItem, batches
 from ckpt_core.snapshot.planning import PoolDemand, PoolPlan, budget_bytes, plan_pool, too_small
 from ckpt_core.snapshot.pool import StagingPool
-from ckpt_core.snapshot.runs import frozen
+from ckpt_core.snapshot.runs import EagerCopies, frozen
 from ckpt_core.snapshot.sampling import Sampler
 from ckpt_core.snapshot.stager import Snapshot, Stager
 from ckpt_core.snapshot.staging_memory import StagingMemory
@@ -24,6 +24,7 @@ __all__ = [
     "ChunkSink",
     "CopyStreams",
     "DeviceClones",
+    "EagerCopies",
     "ImageSpec",
     "Items",
     "LeafWatch",
@@ -37,6 +38,7 @@ __all__ = [
     "Stager",
     "StagingMemory",
     "StagingPool",
+    "batches",
     "budget_bytes",
     "buffers_at",
     "frozen",

@@ -20,6 +20,9 @@ from ckpt_core.system.devices import Devices
 from ckpt_core.system.pages import address_of
 from ckpt_core.system.streaming import large_move, memmove, memmove_locked
 
+_FEW = 256
+"""Elements that a device is asked to collect where it has no room for more."""
+
 Buffer = ctypes.Array[ctypes.c_char]
 _move_large = large_move()
 
@@ -79,5 +82,17 @@ def copy_range(tensor: torch.Tensor, start: int, target: torch.Tensor, *, device
         # Each call of torch gives the interpreter's lock away: for one block there are none to spare.
         devices.copy(words, tensor.view(-1)[begin : begin + count])
         return
-    for view, offset in blocks(tensor, begin, count, most):
-        devices.copy(words[offset : offset + view.numel()].view(view.shape), view)
+    _copy_blocks(tensor, begin, words, devices, most=most)
+
+
+def _copy_blocks(
+    tensor: torch.Tensor, begin: int, words: torch.Tensor, devices: Devices, *, most: int
+) -> None:
+    try:
+        for view, offset in blocks(tensor, begin, words.numel(), most):
+            devices.copy(words[offset : offset + view.numel()].view(view.shape), view)
+    except RuntimeError:
+        # A device collects what is strided in memory of its own first, and may have no room for it.
+        if devices.of(tensor) is None or tensor.is_contiguous() or most <= _FEW:
+            raise
+        _copy_blocks(tensor, begin, words, devices, most=most // 64)

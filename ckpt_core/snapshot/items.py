@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import overload
 
 from torch import Tensor
@@ -51,3 +53,16 @@ class Items(Sequence[StageItem]):
         if isinstance(index, slice):
             return Items(self.tensors[index], self.offsets[index], self.sizes[index])
         return self.tensors[index], self.offsets[index], self.sizes[index]
+
+
+def batches(
+    items: Sequence[StageItem], most_bytes: int, most: int
+) -> Iterator[Sequence[StageItem]]:
+    """Leaves in file order, each with so many bytes or leaves, but the last one."""
+    columns = Items.of(items)
+    ends = list(accumulate(columns.sizes))
+    start, before = 0, 0
+    while start < len(ends):
+        stop = min(bisect_left(ends, before + most_bytes, lo=start) + 1, start + most, len(ends))
+        yield columns[start:stop]
+        start, before = stop, ends[stop - 1]

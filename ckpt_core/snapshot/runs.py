@@ -13,8 +13,11 @@ from itertools import accumulate
 from operator import add, attrgetter, eq
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ckpt_core.errors import StagingError
+from ckpt_core.snapshot.copying import copy_range
 from ckpt_core.snapshot.items import Items, StageItem
 from ckpt_core.snapshot.streams import CopyStreams
 from ckpt_core.system.devices import Devices
@@ -113,24 +116,85 @@ def _cut(items: Items, device: Any, most_bytes: int) -> Iterator[Run]:
         start = stop
 
 
-def frozen(items: Sequence[StageItem], devices: Devices) -> list[StageItem]:
-    """Queue copies of leaves on the streams that are current on this thread; those of the host are made.
+class EagerCopies:
+    """Copies of leaves that may change once `save` returns. Made for each save; used on the training thread.
+
+    They are queued on the streams that are current on it. Once a device has no room for them, those that
+    follow are made in host memory, and waited for.
+
+    Attributes:
+        fetched: whether a device had no room.
+    """
+
+    def __init__(self, devices: Devices) -> None:
+        self.devices = devices
+        self.fetched = False
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A copy of one leaf.
+
+        Raises:
+            StagingError: the host has no room for it either, or the device has failed.
+        """
+        return self.of_run([tensor], self.devices.of(tensor))[0]
+
+    def of_run(self, tensors: Sequence[Tensor], device: torch.device | None) -> list[Tensor]:
+        """The bytes of leaves as `runs_of` finds them, of one dtype: in one piece, or in one for each.
+
+        Raises:
+            StagingError: as for `of`.
+        """
+        if device is not None and not self.fetched:
+            try:
+                if len(tensors) == 1:
+                    return [self.devices.clone(tensors[0])]
+                return [self.devices.collect(tensors)]
+            except RuntimeError as exc:
+                self.fetched = True
+                self.devices.warn_once(
+                    "no room on %s for copies of what may change once a save returns (%s): they are made in "
+                    "host memory, and the call waits for them; such a save is staged as in mode 'host'",
+                    device,
+                    exc,
+                )
+        return [self._on_host(tensor, device) for tensor in tensors]
+
+    def _on_host(self, tensor: Tensor, device: torch.device | None) -> Tensor:
+        try:
+            if device is None:
+                return self.devices.clone(tensor)
+            found = torch.empty(tensor.nbytes, dtype=torch.uint8, device="cpu")
+            copy_range(tensor.detach(), 0, found, devices=self.devices)
+            self.devices.queued([device]).wait()
+        except (RuntimeError, MemoryError) as exc:
+            raise StagingError(
+                f"what may change once the save returns could not be copied, neither on its device nor to "
+                f"the host: {exc}. Nothing of this step was saved; committed steps and training are untouched"
+            ) from exc
+        return found.view(tensor.dtype).view(tensor.shape)
+
+
+def frozen(items: Sequence[StageItem], copies: EagerCopies) -> list[StageItem]:
+    """Copy leaves as `copies` does.
 
     Args:
         items: in file order.
 
     Returns:
         The same bytes in few items, in file order.
+
+    Raises:
+        StagingError: there is no room for them.
     """
     found: list[StageItem] = []
     columns = Items.of(items)
     # No gradients are recorded, and not for `no_grad`: see `homes`.
     plain = Items(list(map(Tensor.detach, columns.tensors)), columns.offsets, columns.sizes)
-    for run in runs_of(plain, devices.of_each(plain.tensors), one_dtype=True):
-        if len(run.tensors) == 1:
-            found.append((devices.clone(run.tensors[0]), run.offset, run.nbytes))
-        else:
-            found.append((devices.collect(run.tensors), run.offset, run.nbytes))
+    for run in runs_of(plain, copies.devices.of_each(plain.tensors), one_dtype=True):
+        at = run.offset
+        for made in copies.of_run(run.tensors, run.device):
+            found.append((made, at, made.nbytes))
+            at += made.nbytes
     return found
 
 

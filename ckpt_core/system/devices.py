@@ -82,6 +82,15 @@ NOTHING_QUEUED = Queued({})
 class Devices:
     """Everything that the engine asks of devices. Without tensors on one, no device is touched."""
 
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def warn_once(self, text: str, *values: object) -> None:
+        """Log a warning, unless the same text has been: of what will be so again and again."""
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning(text, *values)
+
     def kind(self) -> str | None:
         """The type of this process's devices; None where torch was built for none. Touches no device."""
         try:

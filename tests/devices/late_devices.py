@@ -93,6 +93,7 @@ class LateDevices(Devices):
     """Two devices or more. Thread-safe; `failures` are uses of memory that no device allows."""
 
     def __init__(self, pace: Pace = PACES["all late"], count: int = 2) -> None:
+        super().__init__()
         self.devices = [torch.device("cuda", index) for index in range(count)]
         self.failures: list[str] = []
         self._pace = pace

@@ -192,37 +192,6 @@ def test_a_device_that_fails_fails_the_save_and_keeps_its_memory(
     assert [path.name for path in root.glob("step-*")] == ["step-000000000002"]
 
 
-class Full(LateDevices):
-    """Devices without room for more than some bytes at once."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self.most = most
-
-    def flat(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        if nbytes > self.most:
-            raise torch.OutOfMemoryError("tried to allocate 20 GiB")
-        return super().flat(nbytes, device)
-
-
-@pytest.mark.parametrize("most", [100_000, 0])
-def test_without_memory_for_clones_a_save_goes_to_the_host_and_says_so(
-    root: Path, most: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    devices = Full(most)
-    large, small = torch.randn(50_000), [torch.randn(5_000) for _ in range(40)]
-    state = {"large": devices.place(large, 0), "small": [devices.place(x, 0) for x in small]}
-    with Checkpointer(root, Options(mode="device", keep_last=2), devices=devices) as ck:
-        for step in (1, 2):
-            ck.save(step, state).committed.result(60)
-            assert ck.gauges.mode == "host"
-    assert sum("no room for clones" in line for line in caplog.messages) == 1
-    tree = ckpt_core.load(root)
-    devices.drain()
-    assert torch.equal(tree["large"], large)
-    assert all(torch.equal(a, b) for a, b in zip(tree["small"], small, strict=True))
-
-
 def test_the_memory_of_clones_is_kept_from_save_to_save(root: Path) -> None:
     devices = LateDevices()
     asked: list[int] = []

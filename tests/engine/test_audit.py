@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ckpt_core.share.audit import Audit, Auditor
 from ckpt_core.share.audit_plan import LEAST_BYTES, SAVES, AuditPlan, Runs, Turns
 from ckpt_core.share.sharing import Scope, Sharer
-from ckpt_core.snapshot import CopyStreams
+from ckpt_core.snapshot import CopyStreams, EagerCopies
 from ckpt_core.state import FlatState, flatten
 from ckpt_core.system.devices import Devices
 from ckpt_core.types import RankInfo
@@ -116,7 +116,7 @@ def _marks(tensors: Sequence[torch.Tensor], *, turn: int, first: bool = False) -
 
 def _read(audit: Audit) -> None:
     streams = CopyStreams(Devices())
-    audit.read_eager(streams)
+    audit.read_eager(streams, EagerCopies(streams.devices))
     audit.read_lazy(streams)
     audit.done()
 
