@@ -215,7 +215,9 @@ class Checkpointer(Looks):
 
     @stalling
     def wait(self, *, level: int | str | None = None) -> None:
-        """Block until nothing is in flight.
+        """Block until nothing is in flight, nor any memory page-locked behind `prepare`.
+
+        Until the next save, `prepare` or `restore` the engine then asks no device for anything.
 
         Args:
             level: and until all that is committed and due at this further level (its number, counted
@@ -228,9 +230,8 @@ class Checkpointer(Looks):
             StagingError: something was still in flight after `timeout`.
             CommitError: steps have not come to the level within `timeout`, or never will; says why.
         """
-        engine = self._engine
-        if not (engine.wait_empty() if level is None else engine.wait_level(level)):
-            raise engine.flights.not_empty()
+        if not self._engine.wait(level):
+            raise self._engine.flights.not_empty()
         self._engine.failures.report()
 
     def prepare(
@@ -244,10 +245,11 @@ class Checkpointer(Looks):
 
         Called once before training, with the arguments of `save`. Optional: the first save is then as
         cheap as the later ones. Where leaves are on a device it returns at once, and the memory is
-        page-locked in the background, 0.2 s for each GB.
+        page-locked in the background, 0.2 s for each GB; `wait` waits for that.
 
         Raises:
-            ConfigError: the state cannot be saved, or `staging_bytes` is too small for it.
+            ConfigError: the state cannot be saved, `staging_bytes` is too small for it, or a graph is being
+                captured.
         """
         self._check_usable()
         self._engine.plain.prepare(state, per_rank=per_rank, replicated=replicated)

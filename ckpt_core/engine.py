@@ -112,7 +112,7 @@ class Engine:
         self._narrator = Narrator(root, self.events, rank=info.rank, waited_s=waited_s)
         self.barriers = Barriers(
             self.flights,
-            devices,
+            self.pipeline,
             events=self.events,
             stall=self.journal.stall,
             timeout_s=options.timeout_s,
@@ -241,8 +241,8 @@ class Engine:
         self.metrics = open_metrics(place, figures, rank=info.rank, world_size=info.world_size)
         return figures
 
-    def wait_level(self, level: int | str) -> bool:
-        """As `wait_empty`, and then until all that is due at a level has come there, within the same time.
+    def wait(self, level: int | str | None) -> bool:
+        """As `wait_empty`, until nothing asks a device for anything either, and all due at a level is there.
 
         Raises:
             ConfigError, CommitError: see `Checkpointer.wait`.
@@ -250,7 +250,10 @@ class Engine:
         deadline = time.monotonic() + self.options.timeout_s
         if not self.flights.wait_empty(deadline=deadline):
             return False
-        self.levels.wait(level, deadline=deadline)
+        if not self.pipeline.wait_locked(deadline=deadline):
+            return False
+        if level is not None:
+            self.levels.wait(level, deadline=deadline)
         return True
 
     def wait_empty(self) -> bool:

@@ -47,12 +47,20 @@ class Admission:
         self.journal.note(partial(self._undo, step, inflight))
         inflight.attempt_id = self._around.coordination.attempt_id(step)
         inflight.destination = None if to is None else to()
-        if self._around.devices.is_capturing():
-            raise ConfigError(
-                "a graph is being captured, and nothing of a save may be in it: save after it"
-            )
+        self.refuse_capture()
         self._around.failures.report(step)
         return inflight
+
+    def refuse_capture(self) -> None:
+        """Called first in what asks devices for anything.
+
+        Raises:
+            ConfigError: a graph is being captured.
+        """
+        if self._around.devices.is_capturing():
+            raise ConfigError(
+                "a graph is being captured, and nothing of a save may be in it: save, or prepare, after it"
+            )
 
     def must_wait(self) -> bool:
         """Whether `admit` would block now."""

@@ -27,9 +27,9 @@ from ckpt_core.errors import ConfigError
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.save.flights import Flights
 from ckpt_core.save.journal import Stall
+from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.snapshot import Snapshot
 from ckpt_core.state import local_of
-from ckpt_core.system.devices import Devices
 
 
 class Barriers:
@@ -37,7 +37,7 @@ class Barriers:
 
     Args:
         flights: whose leaves may not change yet.
-        devices: what may be recording a graph.
+        pipeline: may be page-locking memory; its devices may be recording a graph.
         events: is told of each wait.
         stall: counts what steps have waited.
         timeout_s: longest wait.
@@ -49,14 +49,14 @@ class Barriers:
     def __init__(
         self,
         flights: Flights,
-        devices: Devices,
+        pipeline: Pipeline,
         *,
         events: EventLog,
         stall: Stall,
         timeout_s: float,
     ) -> None:
         self._flights = flights
-        self._devices = devices
+        self._pipeline = pipeline
         self._events = events
         self._stall = stall
         self._timeout_s = timeout_s
@@ -105,7 +105,8 @@ class Barriers:
 
         Raises:
             StagingError: not within `timeout`; nothing was changed.
-            ConfigError: the step is captured as a graph while a save is under way; nothing was changed.
+            ConfigError: the step is captured as a graph while a save is under way, or memory is
+                page-locked; nothing was changed.
         """
         number = id(optimizer)
         # Order matters: in a forked child, locks of threads that stayed behind may be held for ever.
@@ -116,17 +117,21 @@ class Barriers:
         if not self._flights.idle:
             self._refuse_capture()
             self._wait_for(optimizer)
+        elif self._pipeline.locking:
+            self._refuse_capture()
         self._pass(number)
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _refuse_capture(self) -> None:
         # A wait would become a part of the graph, or break its capture with an error of the driver.
-        if not self._flights.idle and self._devices.is_capturing():
+        if self._flights.idle and not self._pipeline.locking:
+            return
+        if self._pipeline.devices.is_capturing():
             raise ConfigError(
-                "a graph is being captured while a save is under way, which copies what the graph changes. "
-                "Nothing was changed, and the save goes on. Call wait() before a capture, and wait_staged() "
-                "before each replay"
+                "a graph is being captured while a save is under way, which copies what the graph changes, "
+                "or staging memory is page-locked behind prepare(), which may break the capture. Nothing was "
+                "changed, and both go on. Call wait() before a capture, and wait_staged() before each replay"
             )
 
     def _pass(self, number: int | None) -> None:

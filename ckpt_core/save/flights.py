@@ -145,6 +145,7 @@ class Flights:
             f"step {flight.step}, {flight.phase.value} for {now - flight.began:.1f} s"
             for flight in self.active()
         )
+        found = found or "memory that is page-locked behind `prepare`"
         return StagingError(
             f"still in flight after `timeout`: {found}. Committed steps are safe, and these go on. Look for "
             f"storage that hangs, or a rank that does not save the same steps; seal or abort what was begun, "

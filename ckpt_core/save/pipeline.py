@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -23,6 +24,7 @@ from ckpt_core.snapshot import (
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.kept_mappings import KeptMappings
+from ckpt_core.system.threads import Monitor
 from ckpt_core.units import parse_bytes
 
 
@@ -48,6 +50,8 @@ class Pipeline:
         self.stager = Stager()
         self.writers = WriterPool(options.writers)
         self._sampler = Sampler(devices)
+        self._changed = Monitor()
+        self._locks: set[Callable[[], None]] = set()
 
     def start_threads(self) -> None:
         """Start the threads. Called once, when the Checkpointer is made.
@@ -76,12 +80,37 @@ class Pipeline:
         segments = iter(pool.segments())
 
         def lock_next() -> None:
-            segment = next(segments, None)
-            if segment is not None and not pool.closed:
+            segment = None if pool.closed else next(segments, None)
+            if segment is None:
+                self._lock_ended(lock_next)
+                return
+            try:
                 self.streams.lock(pool, segment, device)
-                self.stager.submit(lock_next)
+            except BaseException:
+                self._lock_ended(lock_next)
+                raise
+            self.stager.submit(lock_next)
 
+        with self._changed.lock:
+            self._locks.add(lock_next)
         self.stager.submit(lock_next)
+
+    @property
+    def locking(self) -> bool:
+        """Whether memory is page-locked behind training. Takes no lock: steps of optimizers ask it."""
+        return bool(self._locks)
+
+    def wait_locked(self, *, deadline: float) -> bool:
+        """Wait until no memory is page-locked behind training; False when the deadline passed first."""
+        for lock_next in tuple(self._locks):
+            # An interrupt may have come before the stager had it; done twice it does no harm.
+            self.stager.submit(lock_next)
+        return self._changed.wait_for(lambda: not self._locks, deadline=deadline)
+
+    def _lock_ended(self, lock_next: Callable[[], None]) -> None:
+        with self._changed.lock:
+            self._locks.discard(lock_next)
+            self._changed.notify_all()
 
     def touch_behind(self, pool: StagingPool, file_bytes: int) -> None:
         """Touch memory that saves of this size may take next. Called on the stager thread, behind a save.
@@ -94,6 +123,8 @@ class Pipeline:
     def close(self, *, timeout_s: float) -> None:
         """End the threads and let go of the memory. Idempotent."""
         self.stager.close(timeout_s=timeout_s)
+        for lock_next in tuple(self._locks):
+            self._lock_ended(lock_next)
         self.writers.close(timeout_s=timeout_s)
         self.kept.close()
         self.memory.close(deadline=time.monotonic() + timeout_s)

@@ -115,6 +115,7 @@ class PlainSaves:
         self, state: Any, *, per_rank: Iterable[str] | None, replicated: Iterable[str] | None
     ) -> None:
         """See `Checkpointer.prepare`."""
+        self._admission.refuse_capture()
         scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
         plan = self._plan(state, scope)
         used = self._pipeline.devices.of_all(plan.flat.tensors)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,8 @@ from torch import Tensor
 
 import ckpt_core
 from ckpt_core import Checkpointer, ConfigError, Options
+from ckpt_core.errors import StagingError
+from ckpt_core.snapshot import pool
 from tests.devices.late_devices import LateDevices
 
 OPTIONS = Options(chunk_bytes="64KiB", staging_bytes="1MiB", eager_leaf_bytes=0, keep_last=None)
@@ -50,6 +56,78 @@ def test_what_would_be_captured_is_refused_and_training_goes_on(root: Path) -> N
     devices.drain()
     assert ckpt_core.committed_steps(root) == (2,)
     assert torch.equal(ckpt_core.load(root)["weight"], torch.full((300_000,), -1.0))
+
+
+class Locking(Capturing):
+    """The same, whose memory is page-locked bit by bit, once they are let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = threading.Event()
+        self.locked = 0
+
+    def pin(self, address: int, nbytes: int, device: torch.device) -> bool:
+        assert self.let.wait(60)
+        time.sleep(0.002)
+        self.locked += nbytes
+        return super().pin(address, nbytes, device)
+
+
+@pytest.fixture
+def locking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Locking]:
+    monkeypatch.setattr(pool, "_SEGMENT_BYTES", 64 * 1024)
+    devices = Locking()
+    yield devices
+    devices.let.set()
+
+
+def test_after_wait_no_memory_is_page_locked_any_more(root: Path, locking: Locking) -> None:
+    locking.let.set()
+    state = {"weight": locking.place(torch.zeros(300_000), 0)}
+    with Checkpointer(root, OPTIONS, devices=locking) as ck:
+        ck.prepare(state)
+        ck.wait()
+        locked = locking.locked
+        # All that the save then needs.
+        ck.save(1, state)
+        ck.wait()
+        assert locked == locking.locked > 0
+
+
+def test_a_capture_beside_page_locking_is_refused_and_so_is_prepare(
+    root: Path, locking: Locking
+) -> None:
+    weight = locking.place(torch.nn.Parameter(torch.zeros(300_000)), 0)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight.grad = torch.ones_like(weight)
+    with Checkpointer(root, OPTIONS, devices=locking) as ck:
+        locking.captures = True
+        with pytest.raises(ConfigError, match="a graph is being captured"):
+            ck.prepare({"weight": weight})
+        locking.captures = False
+        ck.prepare({"weight": weight})
+        locking.captures = True
+        for call in (optimizer.step, ck.wait_staged):
+            with pytest.raises(ConfigError, match="Call wait\\(\\) before a capture"):
+                call()
+        locking.let.set()
+        ck.wait()
+        optimizer.step()
+        ck.wait_staged()
+    assert bool((weight == -1).all())
+
+
+def test_page_locking_that_hangs_ends_a_wait_and_a_closed_checkpointer_has_none(
+    root: Path, locking: Locking
+) -> None:
+    state = {"weight": locking.place(torch.zeros(300_000), 0)}
+    options = replace(OPTIONS, timeout=0.5)
+    with Checkpointer(root, options, devices=locking) as ck:
+        ck.prepare(state)
+        with pytest.raises(StagingError, match="page-locked behind `prepare`"):
+            ck.wait()
+        locking.let.set()
+    ck.wait()
 
 
 class Captured:
