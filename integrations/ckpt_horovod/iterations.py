@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import Any
 
@@ -69,7 +69,7 @@ class Iterations:
         self._stepped = False
         self._ended_by: str | None = None
         self._late = False
-        self._layered = False
+        self._layered = self._prepares = False
         self._layers: LayerSave | None = None
         self._refused: CkptError | None = None
         self._forgives: Callable[[CkptError], bool] = lambda error: False
@@ -84,6 +84,8 @@ class Iterations:
         self._decisions.forget()
         self._layers, self._refused = None, None
         self._stepped, self._layered = False, False
+        # Layers that are enqueued in the step need memory of another form.
+        self._prepares = checkpointer is not None and not self._in_step and _on_device(self._tree)
         if checkpointer is not None:
             self._stepper.sees_to_barrier(checkpointer)
             checkpointer.on_close(lambda: self._close(checkpointer))
@@ -214,12 +216,21 @@ class Iterations:
         self.count, self._stepped, self._ended_by = step, False, None
         try:
             if self.checkpointer is None or not (due if save is None else save):
+                self._prepare(parts)
                 return None
             return self._save(step, parts)
         finally:
             self._drop_layers()
             self._layered = False
             self._decisions.ahead(step + 1)
+
+    def _prepare(self, parts: Mapping[str, Any]) -> None:
+        """Once, when the optimizer has its state: the first save finds memory that is page-locked."""
+        if self._prepares and self.checkpointer is not None:
+            self._prepares = False
+            # What is wrong, the first save tells.
+            with suppress(CkptError):
+                self.checkpointer.prepare(self._tree.of(parts), per_rank=self._per_rank)
 
     def _save(self, step: int, parts: Mapping[str, Any]) -> SaveHandle | None:
         try:
@@ -232,6 +243,7 @@ class Iterations:
 
     def _start_save(self, step: int, parts: Mapping[str, Any]) -> SaveHandle:
         assert self.checkpointer is not None
+        self._prepares = False
         refused, self._refused = self._refused, None
         if refused is not None:
             raise refused
@@ -277,3 +289,8 @@ class Iterations:
             self.count = found.step
             self._decisions.forget()
         return found
+
+
+def _on_device(tree: StateTree) -> bool:
+    # In host memory nothing is page-locked, and the pages of a first save need not be there before it.
+    return any(param.device.type != "cpu" for param in tree.layers())

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 
 from ckpt_core import (
     Checkpointer,
+    CkptError,
     ConfigError,
     EveryNSteps,
     NotCommitted,
@@ -82,6 +84,7 @@ class FabricCheckpoint:
         self._options = (options or Options()).or_places_from_env()
         self._checkpointer: Checkpointer | None = None
         self._last_step: int | None = None
+        self._prepares = False
 
     def attach(self, fabric: Fabric) -> Self:
         """Open the root, and let `fabric.save` and `fabric.load` of it go through here.
@@ -102,6 +105,7 @@ class FabricCheckpoint:
         several = fabric.world_size > 1
         store = TorchStore.from_process_group() if several else None
         self._checkpointer = Checkpointer(self.root, self._options, coordination=store)
+        self._prepares = _on_device(fabric)
         self._schedule.watch(self._checkpointer)
         if several and any(type(one) is not EveryNSteps for one in self._schedule.policies):
             # What a clock decides, the first rank decides for all; counts are equal anyway.
@@ -130,7 +134,7 @@ class FabricCheckpoint:
             )
         handle = self._open().save(step, self._tree(state))
         self._schedule.saved(step)
-        self._last_step = step
+        self._last_step, self._prepares = step, False
         return handle
 
     def restore(self, state: dict[str, Any], *, step: int | None = None) -> int | None:
@@ -169,6 +173,11 @@ class FabricCheckpoint:
         """A step is over: save it if one is due."""
         if self._schedule.after_step(state[self._step_key]):
             self.save(state)
+        elif self._prepares and state[self._step_key] != (self._last_step or 0):
+            self._prepares = False
+            # What is wrong, the first save tells.
+            with suppress(CkptError):
+                self._open().prepare(self._tree(state))
 
     def on_train_end(self, state: dict[str, Any]) -> None:
         """Training is over: save the last step, unless it was, and wait until all is durable."""
@@ -226,6 +235,11 @@ class FabricCheckpoint:
             return {key: value for key, value in found.items() if key not in given}
 
         return load
+
+
+def _on_device(fabric: Fabric) -> bool:
+    # In host memory nothing is page-locked, and the pages of a first save need not be there before it.
+    return fabric.device.type != "cpu"
 
 
 def _bare(value: Any) -> Any:

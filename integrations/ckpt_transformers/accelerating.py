@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
-from ckpt_core import Checkpointer, ConfigError, OnError, Options, RngState, SaveHandle, TorchStore
+from ckpt_core import (
+    Checkpointer,
+    CkptError,
+    ConfigError,
+    OnError,
+    Options,
+    RngState,
+    SaveHandle,
+    TorchStore,
+)
 from ckpt_transformers.capture import Kept
 from ckpt_transformers.settings import engine_options
 
@@ -62,6 +72,9 @@ class AcceleratorCheckpoint:
         self.checkpointer = Checkpointer(root, settings, coordination=store, **more)
         self._several = several
         self._known = [_Order(loader) for loader in accelerator._dataloaders]
+        self._begun = False
+        if _on_device(accelerator) and accelerator._optimizers:
+            self._prepare_behind_a_step()
 
     def save(self, step: int) -> SaveHandle:
         """Start a save; called on every rank after the same step, when the gradients are used up.
@@ -69,9 +82,8 @@ class AcceleratorCheckpoint:
         Raises:
             CkptError: as `Checkpointer.save`.
         """
-        loaders = Kept({"loaders": [order.place() for order in self._orders()]})
-        tree = {**self._live(), "loaders": loaders}
-        return self.checkpointer.save(step, tree, per_rank=_PRIVATE if self._several else None)
+        self._begun = True
+        return self.checkpointer.save(step, self._tree(), per_rank=self._private)
 
     def restore(self, step: int | None = None) -> int | None:
         """Fill everything from the newest whole step, or this one; its number, or None without any.
@@ -100,6 +112,29 @@ class AcceleratorCheckpoint:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.checkpointer.__exit__(kind, error, trace)
 
+    def _prepare_behind_a_step(self) -> None:
+        """When optimizers have their state: the first save finds memory that is page-locked."""
+        last = self._accelerator._optimizers[-1]
+
+        def prepare(*_: Any) -> None:
+            hook.remove()
+            if not self._begun:
+                # What is wrong, the first save tells.
+                with suppress(CkptError):
+                    self.checkpointer.prepare(self._tree(), per_rank=self._private)
+
+        # A compiled step traces nothing of it.
+        prepare._torchdynamo_disable = True  # type: ignore[attr-defined]
+        hook = getattr(last, "optimizer", last).register_step_post_hook(prepare)
+
+    @property
+    def _private(self) -> tuple[str, ...] | None:
+        return _PRIVATE if self._several else None
+
+    def _tree(self) -> dict[str, Any]:
+        loaders = Kept({"loaders": [order.place() for order in self._orders()]})
+        return {**self._live(), "loaders": loaders}
+
     def _orders(self) -> list[_Order]:
         """Of all loaders, those among them that were prepared since."""
         later = self._accelerator._dataloaders[len(self._known) :]
@@ -120,6 +155,10 @@ class AcceleratorCheckpoint:
             "rng": RngState(),
         }
         return tree if accelerator.scaler is None else {**tree, "scaler": accelerator.scaler}
+
+
+def _on_device(accelerator: Accelerator) -> bool:
+    return bool(accelerator.device.type != "cpu")
 
 
 def _check(accelerator: Accelerator) -> None:

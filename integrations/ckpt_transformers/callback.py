@@ -127,6 +127,8 @@ class AsyncCheckpoint(TrainerCallback):
         self._report_costs(state, control)
         if self.on_sigterm is not None and run.hear_of_stop():
             control.should_training_stop = control.should_save = True
+        if not control.should_save:
+            run.prepare()
         return control
 
     def on_epoch_end(

@@ -81,6 +81,7 @@ class Run:
         self._epoch_rng: dict[str, Any] = {}
         self._handles: list[SaveHandle] = []
         self._files: dict[str, torch.Tensor] = {}
+        self._prepared = False
 
     # -- saving ----------------------------------------------------------------------------------
 
@@ -93,6 +94,17 @@ class Run:
         self.place = place
         self._epoch_rng = RngState().state_dict()
 
+    def prepare(self) -> None:
+        """Once, when the optimizer has its state: the first save finds memory that is page-locked."""
+        if self._prepared or self.saved_step or not _on_device(self._trainer):
+            return
+        self._prepared = True
+        # What is wrong, the first save tells.
+        with suppress(CkptError):
+            self.checkpointer.prepare(
+                self._tree(self.best, self._best_before), per_rank=self._private
+            )
+
     def save(self) -> None:
         """Start a save of the step that was reached; what cannot be saved is a warning, or raised.
 
@@ -102,15 +114,11 @@ class Run:
         trainer, began = self._trainer, time.monotonic()
         trainer.store_flos()
         step, mine = trainer.state.global_step, self._best_of(trainer.state.best_global_step)
-        rng = {"epoch": self._epoch_rng, "batch": self._drawn_from()}
-        best = {"best": mine[0], "best_before": mine[1]}
-        tree = dump(trainer, self.place, rng=rng, best=best)
-        tree["files"] = self._files
+        tree = self._tree(*mine)
         self.saved_step = step
         try:
             with self.meter.saving(step, began_s=began):
-                private = PRIVATE if self._several else None
-                handle = self.checkpointer.save(step, tree, per_rank=private)
+                handle = self.checkpointer.save(step, tree, per_rank=self._private)
         except CkptError as exc:
             self._failed(step, exc)
             return
@@ -177,6 +185,17 @@ class Run:
     def _raises(self) -> bool:
         return self.checkpointer.options.on_error is OnError.RAISE
 
+    @property
+    def _private(self) -> tuple[str, ...] | None:
+        return PRIVATE if self._several else None
+
+    def _tree(self, best: int, before: int) -> dict[str, Any]:
+        """What a save holds, as of now."""
+        rng = {"epoch": self._epoch_rng, "batch": self._drawn_from()}
+        steps = {"best": best, "best_before": before}
+        tree = dump(self._trainer, self.place, rng=rng, best=steps)
+        return {**tree, "files": self._files}
+
     def _drawn_from(self) -> dict[str, Any] | None:
         if self.place.boundary:
             return None
@@ -217,3 +236,8 @@ class Run:
 
     def _tell(self, text: str) -> None:
         tell(text, rank=self.checkpointer.rank)
+
+
+def _on_device(trainer: Trainer) -> bool:
+    # In host memory nothing is page-locked, and the pages of a first save need not be there before it.
+    return trainer.args.device.type != "cpu"

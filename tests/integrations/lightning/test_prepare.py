@@ -7,24 +7,12 @@ from typing import Any
 
 import pytest
 
-from ckpt_core import Checkpointer, committed_steps
-from ckpt_lightning import recorder
+from ckpt_core import committed_steps
+from ckpt_lightning import fabric, recorder
 from tests.integrations.lightning import models
+from tests.integrations.lightning.fabric_program import made, train
+from tests.integrations.lightning.fabric_program import saver as fabric_saver
 from tests.integrations.lightning.running import differences, ending, fit, saver
-
-
-@pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The states that the engine was told of before a save."""
-    told: list[dict[str, Any]] = []
-    usual = Checkpointer.prepare
-
-    def prepare(self: Checkpointer, state: Any, **how: Any) -> None:
-        told.append(state)
-        usual(self, state, **how)
-
-    monkeypatch.setattr(Checkpointer, "prepare", prepare)
-    return told
 
 
 def test_a_state_on_a_device_is_prepared_once_when_its_optimizer_has_made_a_step(
@@ -50,6 +38,19 @@ def test_nothing_is_prepared_behind_a_first_save(
 def test_a_state_in_host_memory_is_not_prepared(root: Path, prepared: list[dict[str, Any]]) -> None:
     fit(models.Net, models.train_loader, saver(root, every_n_steps=4))
     assert prepared == []
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_under_fabric_a_state_on_a_device_is_prepared_before_the_first_save(
+    root: Path, prepared: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    expected = train(made(), None)
+    monkeypatch.setattr(fabric, "_on_device", lambda fabric: where == "device")
+    with fabric_saver(root, every_n_steps=3) as saving:
+        assert not differences(expected, train(made(saving), saving))
+    steps = [state["step"] for state in prepared]
+    assert steps == ([1] if where == "device" else [])
+    assert all(state["optimizer"].state for state in prepared)
 
 
 @pytest.mark.cuda
