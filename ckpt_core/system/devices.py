@@ -9,7 +9,6 @@ copies come late; see docs/adr/0015-device-door.md.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import logging
@@ -23,13 +22,10 @@ import torch
 from torch import Tensor
 
 from ckpt_core.errors import StagingError
+from ckpt_core.system.page_locks import locked_by_torch, register, runtime_of, unregister
 from ckpt_core.system.pages import page_memory
-from ckpt_core.units import ALIGN_BYTES
 
 _log = logging.getLogger("ckpt_core")
-
-_PORTABLE = 1
-"""cudaHostRegisterPortable: page-locked for every device of the process."""
 
 
 class Event(Protocol):
@@ -263,9 +259,9 @@ class Devices:
         Raises:
             RuntimeError: the system refuses to lock so much.
         """
-        runtime = _runtime(device)
+        runtime = runtime_of(device)
         if runtime is None:
-            return _locked_by_torch(nbytes)
+            return locked_by_torch(nbytes)
         mapping = page_memory(nbytes)
         memory = (ctypes.c_char * nbytes).from_buffer(mapping)
         module = torch.get_device_module(device)
@@ -273,14 +269,14 @@ class Devices:
         try:
             # Not to open a context on another device, which may be the current one.
             with module.device(device):
-                code = _register(runtime, ctypes.addressof(memory), nbytes, device)
+                code = register(runtime, ctypes.addressof(memory), nbytes, device)
         finally:
             # Ctrl-C between the calls of the `with` would leave training on this device.
             if module.current_device() != before:
                 module.set_device(before)
         if code != 0:
             raise RuntimeError(f"error {code}")
-        unlock = weakref.finalize(memory, _unregister, runtime, ctypes.addressof(memory), mapping)
+        unlock = weakref.finalize(memory, unregister, runtime, ctypes.addressof(memory), mapping)
         unlock.atexit = False
         return memoryview(memory).cast("B")
 
@@ -298,27 +294,34 @@ class Devices:
         """Page-lock host memory, so that the copy engine of a device can write to it.
 
         Takes 0.2 s for each GB. Called on a thread whose current device is `device`. False where the system
-        refuses, which is logged, and where a backend has no call for it: copies to other memory are slower,
-        and wait for each other.
+        refuses, and where a backend has no call for it, which is logged once: copies to other memory are
+        slower, and wait for each other.
         """
-        runtime = _runtime(device)
-        if runtime is None:
-            return False
-        code = _register(runtime, address, nbytes, device)
-        if code == 0:
-            return True
-        _log.warning(
-            "%d bytes of staging memory could not be page-locked (error %d): copies from %s are slower. "
-            "Lower staging_bytes, or raise the limit of locked memory (ulimit -l)",
-            nbytes,
-            code,
-            device,
-        )
-        return False
+        code = self.ask_to_lock(address, nbytes, device)
+        if code is None:
+            self.warn_once(
+                "torch has no call to page-lock memory for this type of device (torch.%s.cudart): copies "
+                "from it to staging memory are slower",
+                device.type,
+            )
+        elif code != 0:
+            self.warn_once(
+                "%d bytes of staging memory could not be page-locked (error %d): copies from %s are slower. "
+                "Lower staging_bytes, or raise the limit of locked memory (ulimit -l)",
+                nbytes,
+                code,
+                device,
+            )
+        return code == 0
+
+    def ask_to_lock(self, address: int, nbytes: int, device: torch.device) -> int | None:
+        """For `pin`: 0 for done, else the number of the error; None where the backend has no call for it."""
+        runtime = runtime_of(device)
+        return None if runtime is None else register(runtime, address, nbytes, device)
 
     def unpin(self, address: int, device: torch.device) -> None:
         """Undo `pin`; no copy may be queued to that memory."""
-        runtime = _runtime(device)
+        runtime = runtime_of(device)
         assert runtime is not None
         runtime.cudaHostUnregister(address)
 
@@ -326,7 +329,14 @@ class Devices:
         """Free memory of a device, or of the current one; 0 where the backend does not say."""
         module = torch.get_device_module(device)
         asked = getattr(module, "mem_get_info", None)
-        return 0 if asked is None else int(asked(device)[0])
+        if asked is None:
+            self.warn_once(
+                "torch does not say how much memory of this type of device is free (mem_get_info is missing "
+                "in %s): no room is taken for clones there, and mode 'device' is as 'host'",
+                getattr(module, "__name__", module),
+            )
+            return 0
+        return int(asked(device)[0])
 
     def has_room(self, nbytes: int, device: torch.device | None = None) -> bool:
         """Whether clones of so much may go there: a fifth of what is free stays for training's own peaks."""
@@ -349,37 +359,6 @@ class Devices:
         module = torch.get_device_module(None)
         asked = getattr(module, "get_device_name", None)
         return str(torch.accelerator.current_accelerator() if asked is None else asked())
-
-
-def _runtime(device: torch.device) -> Any:
-    """What page-locks memory: CUDA's runtime, which ROCm has under the same names; None: there is none."""
-    asked = getattr(torch.get_device_module(device), "cudart", None)
-    return None if asked is None else asked()
-
-
-def _register(runtime: Any, address: int, nbytes: int, device: torch.device) -> int:
-    """Page-lock memory; what CUDA answers, 0 for done. No error stays behind."""
-    code = int(runtime.cudaHostRegister(address, nbytes, _PORTABLE))
-    if code != 0:
-        # The refusal is the last error of this thread, for the next kernel to fail with.
-        with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device=device)
-    return code
-
-
-def _unregister(runtime: Any, address: int, _: object) -> None:
-    """Undo `_register`, before the memory goes."""
-    runtime.cudaHostUnregister(address)
-
-
-def _locked_by_torch(nbytes: int) -> memoryview:
-    """For backends without a call for it; torch keeps the memory for the next who asks."""
-    size = nbytes + ALIGN_BYTES
-    tensor = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-    start = tensor.data_ptr() + -tensor.data_ptr() % ALIGN_BYTES
-    memory: Any = (ctypes.c_char * nbytes).from_address(start)
-    memory.keeps_alive = tensor
-    return memoryview(memory).cast("B")
 
 
 @functools.cache

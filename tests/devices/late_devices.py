@@ -215,9 +215,9 @@ class LateDevices(Devices):
         for device, event in behind.events.items():
             self._current(device).wait_event(event)
 
-    def pin(self, address: int, nbytes: int, device: torch.device) -> bool:
+    def ask_to_lock(self, address: int, nbytes: int, device: torch.device) -> int | None:
         self._pinned[address] = nbytes
-        return True
+        return 0
 
     def unpin(self, address: int, device: torch.device) -> None:
         end = address + self._pinned.pop(address)

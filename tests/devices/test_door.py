@@ -152,6 +152,18 @@ def test_ctrl_c_while_a_buffer_is_locked_leaves_training_on_its_device(backend: 
     assert current == [3]
 
 
+def test_what_a_backend_lacks_is_said_once_and_by_its_name(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    devices, device = Devices(), torch.device(KIND, 10)
+    for _ in range(2):
+        assert not devices.pin(4096, 4096, device)
+        assert not devices.has_room(1, device)
+    assert len(caplog.messages) == 2
+    assert f"torch.{KIND}.cudart" in caplog.messages[0]
+    assert f"mem_get_info is missing in {KIND}" in caplog.messages[1]
+
+
 def test_what_has_no_streams_counts_as_the_host() -> None:
     devices = Devices()
     assert devices.of(torch.zeros(2, device="meta")) is None

@@ -66,11 +66,11 @@ class Locking(Capturing):
         self.let = threading.Event()
         self.locked = 0
 
-    def pin(self, address: int, nbytes: int, device: torch.device) -> bool:
+    def ask_to_lock(self, address: int, nbytes: int, device: torch.device) -> int | None:
         assert self.let.wait(60)
         time.sleep(0.002)
         self.locked += nbytes
-        return super().pin(address, nbytes, device)
+        return super().ask_to_lock(address, nbytes, device)
 
 
 @pytest.fixture

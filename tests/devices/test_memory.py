@@ -230,9 +230,9 @@ class Pinning(LateDevices):
         self.refuse = refuse
         self.locked: list[tuple[str, int]] = []
 
-    def pin(self, address: int, nbytes: int, device: torch.device) -> bool:
+    def ask_to_lock(self, address: int, nbytes: int, device: torch.device) -> int | None:
         self.locked.append((threading.current_thread().name, nbytes))
-        return not self.refuse and super().pin(address, nbytes, device)
+        return 2 if self.refuse else super().ask_to_lock(address, nbytes, device)
 
 
 @pytest.mark.parametrize("prepared", [False, True])
@@ -254,14 +254,21 @@ def test_memory_is_page_locked_behind_training_and_only_what_is_used(
     assert not devices._pinned
 
 
-def test_memory_that_may_not_be_page_locked_serves_as_it_is(root: Path) -> None:
+def test_memory_that_may_not_be_page_locked_serves_as_it_is_and_one_warning_says_so(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     devices = Pinning(refuse=True)
     large = torch.randn(50_000)
     state = {"large": devices.place(large, 0)}
     with Checkpointer(root, Options(mode="host"), devices=devices) as ck:
-        ck.save(1, state).committed.result(60)
-        ck.save(2, state).committed.result(60)
-    assert len(devices.locked) == 1
+        for step in (1, 2):
+            ck.save(step, state).committed.result(60)
+        assert len(devices.locked) == 1
+        # Memory of another size is made, and refused, too.
+        state["larger"] = devices.place(torch.randn(9_000_000), 1)
+        ck.save(3, state).committed.result(60)
+    assert len(devices.locked) == 2
+    assert sum("could not be page-locked" in line for line in caplog.messages) == 1
     assert torch.equal(ckpt_core.load(root)["large"], large)
 
 
