@@ -100,10 +100,11 @@ ASKERS = sorted(
 
 def _is_cuda(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
-        of_torch = isinstance(node.value, ast.Name) and node.value.id == "torch"
-        return node.attr == "is_cuda" or (node.attr == "cuda" and of_torch)
+        return node.attr in ("is_cuda", "cuda")
     if isinstance(node, ast.Import | ast.ImportFrom):
-        return any(name.startswith("torch.cuda") for name in _imports([node]))
+        of_torch = isinstance(node, ast.ImportFrom) and node.module == "torch"
+        named = of_torch and any(alias.name == "cuda" for alias in node.names)
+        return named or any(name.startswith("torch.cuda") for name in _imports([node]))
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return bool(re.fullmatch(r"cuda(:\d*)?", node.value)) or "torch.cuda" in node.value
     return False
@@ -120,7 +121,8 @@ def test_devices_of_one_maker_are_named_behind_their_door_alone() -> None:
 
 
 def test_a_use_of_one_makers_devices_is_found() -> None:
-    for text in ("torch.cuda.sync()", "t.is_cuda", "import torch.cuda", "x = 'cuda:0'"):
+    uses = ("torch.cuda.sync()", "t.is_cuda", "import torch.cuda", "x = 'cuda:0'")
+    for text in (*uses, "x.cuda()", "from torch import cuda", "from torch.cuda import Stream"):
         assert any(map(_is_cuda, ast.walk(ast.parse(text)))), text
 
 

@@ -78,13 +78,16 @@ class _Piece(NamedTuple):
 class Broadcast:
     """A process group whose members read for each other."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, devices: Devices) -> None:
         self._group = group
+        self._devices = devices
         self._ranks = tuple(dist.get_process_group_ranks(group))
         self._member = dist.get_rank(group)
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | bool, info: RankInfo) -> Broadcast | None:
+    def of(
+        cls, group: dist.ProcessGroup | bool, info: RankInfo, devices: Devices
+    ) -> Broadcast | None:
         """The group that the caller means; None: every rank reads for itself.
 
         Raises:
@@ -104,7 +107,7 @@ class Broadcast:
         assert chosen is not None
         if dist.get_rank(chosen) < 0:
             raise ConfigError(f"broadcast=: rank {info.rank} is no member of that process group")
-        return cls(chosen)
+        return cls(chosen, devices)
 
     def share(self, specs: Mapping[str, LeafSpec]) -> Shares:
         """Deal out the reading of leaves that every member takes whole."""
@@ -118,11 +121,11 @@ class Broadcast:
         Called on the training thread of every member, once `check_groups` has passed on all of them. Once
         it returns, every stream of a device finds the bytes.
         """
-        device = _device_of(self._group)
+        devices = self._devices
+        device = _device_of(self._group, devices)
         for member, rank in enumerate(self._ranks):
             for pieces in _buffers(shares.of(member), destinations):
                 self._send(pieces, rank, device=device, mine=member == self._member)
-        devices = Devices()
         devices.queued(devices.of_all(destinations.values())).wait()
 
     def _send(
@@ -206,12 +209,12 @@ def _move(pieces: Sequence[_Piece], buffer: Tensor, *, pack: bool) -> None:
                 view.copy_(words)
 
 
-def _device_of(group: dist.ProcessGroup) -> torch.device:
+def _device_of(group: dist.ProcessGroup, devices: Devices) -> torch.device:
     """Where the group's collectives run; the same on every member."""
     for pair in str(dist.get_backend_config(group)).split(","):
         kind, _, backend = pair.partition(":")
         if kind != "cpu" and backend not in _OF_THE_HOST:
-            found = Devices().current(kind)
+            found = devices.current(kind)
             if found is not None:
                 return found
     return torch.device("cpu")

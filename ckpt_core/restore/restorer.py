@@ -81,12 +81,13 @@ class Restorer:
         """
         self._root = root
         self._guard: Guard = NoGuard() if store is None else store
+        self._devices = devices or Devices()
         self._how = ParallelReader(
             files=files,
             readers=readers,
             timeout_s=timeout_s,
             exclusive=store is not None,
-            devices=devices or Devices(),
+            devices=self._devices,
         )
         self._together = Together(coordination or NoCoordination(), root=root, timeout_s=timeout_s)
         self._info = self._together.info
@@ -154,7 +155,7 @@ class Restorer:
         """What every rank sees in its root."""
 
         def look() -> tuple[None, Json]:
-            search.broadcast = Broadcast.of(broadcast, self._info)
+            search.broadcast = Broadcast.of(broadcast, self._info, self._devices)
             further, away = self._further.steps(), self._further.away()
             for text in () if trail.listings else away:
                 warn(f"a further level cannot be asked which steps it holds: {text}")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ckpt_core.state.generators import NO_DEVICES, check_states
 from ckpt_core.system.devices import Devices
@@ -20,7 +18,17 @@ class RngState:
     Covers Python's `random`, numpy's global generator (once numpy is imported), torch's CPU
     generator and, of each type of device that is in use, the generator of each device. All are eager:
     their bytes are copied before `save` returns.
+
+    Args:
+        devices: the door to them; for tests.
     """
+
+    # Also of those that were pickled before there was one.
+    _devices = Devices()
+
+    def __init__(self, *, devices: Devices | None = None) -> None:
+        if devices is not None:
+            self._devices = devices
 
     def state_dict(self) -> dict[str, Any]:
         """The states as of now; called by `save` on the training thread. Initializes no device."""
@@ -29,7 +37,7 @@ class RngState:
             import numpy as np
 
             state["numpy"] = np.random.get_state()
-        return state | _states_of_devices()
+        return state | self._devices.generators()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put the generators back; called by `restore` when everything else has been loaded.
@@ -50,30 +58,4 @@ class RngState:
                 pass
             else:
                 np.random.set_state(state["numpy"])
-        _put_back({key: state[key] for key in state.keys() - NO_DEVICES})
-
-
-def _states_of_devices() -> dict[str, list[Tensor]]:
-    """By type of device; nothing of a type that is not in use, or whose backend cannot be asked."""
-    devices = Devices()
-    kind = devices.kind()
-    if kind is None or not devices.in_use():
-        return {}
-    module = torch.get_device_module(kind)
-    if hasattr(module, "get_rng_state_all"):
-        return {kind: list(module.get_rng_state_all())}
-    return {kind: [module.get_rng_state()]} if hasattr(module, "get_rng_state") else {}
-
-
-def _put_back(states: Mapping[str, Sequence[Tensor]]) -> None:
-    """Of the type of device that this process has, one state for each, in order."""
-    kind = Devices().kind()
-    if kind is None or kind not in states:
-        return
-    module = torch.get_device_module(kind)
-    mine = states[kind][: module.device_count()]
-    if hasattr(module, "set_rng_state_all"):
-        for index, state in enumerate(mine):
-            module.set_rng_state(state, index)
-    elif mine and hasattr(module, "set_rng_state"):  # MPS: there is one device.
-        module.set_rng_state(mine[0])
+        self._devices.set_generators({key: state[key] for key in state.keys() - NO_DEVICES})

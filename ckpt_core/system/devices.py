@@ -342,6 +342,33 @@ class Devices:
         """Whether clones of so much may go there: a fifth of what is free stays for training's own peaks."""
         return nbytes * 5 <= self.free_bytes(device) * 4
 
+    # -- random numbers --------------------------------------------------------------------------
+
+    def generators(self) -> dict[str, list[Tensor]]:
+        """Their states, by type of device; nothing where none is in use, or the backend cannot be asked."""
+        kind = self.kind()
+        if kind is None or not self.in_use():
+            return {}
+        module = torch.get_device_module(kind)
+        if hasattr(module, "get_rng_state_all"):
+            return {kind: list(module.get_rng_state_all())}
+        return {kind: [module.get_rng_state()]} if hasattr(module, "get_rng_state") else {}
+
+    def set_generators(self, states: Mapping[str, Sequence[Tensor]]) -> None:
+        """Put those of the type that this process has back, one state for each device, in order."""
+        kind = self.kind()
+        if kind is None or kind not in states:
+            return
+        module = torch.get_device_module(kind)
+        mine = states[kind][: module.device_count()]
+        if hasattr(module, "set_rng_state_all"):
+            for index, state in enumerate(mine):
+                module.set_rng_state(state, index)
+        elif mine and hasattr(module, "set_rng_state"):  # MPS: there is one device.
+            module.set_rng_state(mine[0])
+
+    # -- for people ------------------------------------------------------------------------------
+
     def inventory(self) -> list[tuple[str, int]]:
         """Name and bytes of each device of the machine, 0 where the backend does not say; for people."""
         kind = self.kind()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from ckpt_core.errors import ConfigError, CorruptCheckpoint, RestoreError
 from ckpt_core.layout import MANIFEST_NAME, RankManifest
 from ckpt_core.restore import RestoreWarning, broadcast
 from ckpt_core.state import Selection
+from ckpt_core.system.devices import Devices
+from ckpt_core.types import LeafSpec
 from tests.restore.harness import assert_same, flip, restore, small_state, write_step, zeros_like
 from tests.restore.processes import Rank, run_ranks
 from tests.restore.ranks import Job, write_ranks
@@ -67,6 +70,32 @@ def _in_small_buffers(me: Rank) -> None:
 def test_replicated_leaves_are_read_once_and_sent_to_all(tmp_path: Path, world: int) -> None:
     write_ranks(tmp_path / "ckpts", 7, job(7, world))
     run_ranks(world, tmp_path, _restores_by_broadcast)
+
+
+class Door(Devices):
+    """Notes which tensors are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[torch.Tensor] = []
+
+    def of_all(self, tensors: Iterable[torch.Tensor]) -> list[torch.device]:
+        self.asked += tensors
+        return []
+
+
+def _asks_the_door_that_it_is_given(me: Rank) -> None:
+    door = Door()
+    group = broadcast.Broadcast.of(True, me.info, door)
+    assert group is not None
+    leaf = torch.zeros(40)
+    shares = group.share({"leaf": LeafSpec("leaf", "float32", (40,))})
+    group.run(shares, {"leaf": leaf})
+    assert door.asked == [leaf]
+
+
+def test_devices_are_waited_for_through_the_door_of_the_restore(tmp_path: Path) -> None:
+    run_ranks(2, tmp_path, _asks_the_door_that_it_is_given)
 
 
 def _broadcasts_a_part(me: Rank) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ckpt_core import Checkpointer
 from ckpt_core.state import RngState
 from ckpt_core.system.devices import Devices
 
@@ -103,3 +107,28 @@ def test_one_generator_for_all_is_asked_as_its_backend_can(backend: Backend) -> 
     only.state = torch.zeros(16, dtype=torch.uint8)
     RngState().load_state_dict(saved)
     assert int(only.state[0]) == 5
+
+
+class Door(Devices):
+    """Another door, behind which there is one generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = [torch.full((16,), 7, dtype=torch.uint8)]
+
+    def generators(self) -> dict[str, list[Tensor]]:
+        return {KIND: self.state}
+
+    def set_generators(self, states: Mapping[str, Sequence[Tensor]]) -> None:
+        self.state = [*states[KIND]]
+
+
+def test_generators_are_asked_for_through_the_door_that_is_given(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, RngState(devices=Door())).committed.result(60)
+        door = Door()
+        door.state = []
+        ck.restore(RngState(devices=door))
+    assert [int(state[0]) for state in door.state] == [7]
+    plain = pickle.loads(pickle.dumps(RngState()))
+    assert KIND not in plain.state_dict()
