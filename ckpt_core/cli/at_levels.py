@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_core.errors import ConfigError, RootBusy
-from ckpt_core.store import RootLock
+from ckpt_core.store import RootLock, pinned_steps, unpinned_marks
 from ckpt_core.types import step_dir_name
 
 if TYPE_CHECKING:
@@ -82,7 +82,10 @@ def steps_after(root: Path, after: int, *, look_only: bool) -> Iterator[list[Far
                 continue  # without the steps of the roots it is of no use, and agents take it away
             far = stack.enter_context(open_far(level.url))
             steps = tuple(sorted(step for step in far.steps() if step > after))
-            pinned = sorted(far.pins().intersection(steps))
+            pins, unpinned = far.pins(), {*unpinned_marks(root).values()} - pinned_steps(root)
+            for step in () if look_only else sorted(pins & unpinned):
+                far.pin(step, False)  # as the agent would, if there were one
+            pinned = sorted(pins.intersection(steps) - unpinned)
             if pinned:
                 named = ", ".join(map(str, pinned))
                 raise ConfigError(

@@ -4,6 +4,7 @@
     status.json   by the agent: what has reached which level, what is on its way, what is wrong
     .lock         held by the agent for its life: there is never more than one
     agent.log     what the agent has to say
+    unpinned/     marks of steps that somebody has unpinned in the root, until all levels have been told
 
 A file is replaced by one rename, so that a reader sees all of it or the one before. Neither has to survive a
 power loss: the plan is written anew by each Checkpointer, and the status is found again by asking the levels.
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from ckpt_core.options import Level, parse_levels
+from ckpt_core.store import UNPINNED, forget_marks, unpinned_marks
+from ckpt_core.system.files import Files
 
 LEVELS = ".levels"
 """The folder in the root; readers of steps ignore it."""
@@ -152,6 +155,7 @@ class LevelStatus:
         tries: how often the present step has been tried.
         bytes_all: sent by this agent since it began.
         busy_s: time that it took.
+        pinned: steps that are pinned there as they are in the root.
         keeps: the conclusion on agreed steps that it goes by, by session and number; []: none.
     """
 
@@ -169,6 +173,7 @@ class LevelStatus:
     tries: int = 0
     bytes_all: int = 0
     busy_s: float = 0.0
+    pinned: list[int] = field(default_factory=list)
     keeps: list[int] = field(default_factory=list)
 
     def begins(self, step: int, nbytes: int) -> None:
@@ -237,7 +242,12 @@ class Status:
 
 def write_plan(root: Path, plan: Plan) -> None:
     """Tell the agent of a root what to do. Raises OSError."""
+    before = read_plan(root)
+    if before is None or before.run != plan.run or plan.session > before.session + 1:
+        # The run may have gone on elsewhere, and a step that was unpinned here have been pinned again there.
+        forget_marks(root, unpinned_marks(root), files=Files())
     _write(root, PLAN, plan.to_json())
+    (root / UNPINNED).mkdir(exist_ok=True)
 
 
 def read_plan(root: Path) -> Plan | None:

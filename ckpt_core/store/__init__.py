@@ -33,6 +33,7 @@ from ckpt_core.store.names import (
     CORRUPT,
     INFLIGHT,
     SLOTS,
+    UNPINNED,
     committed_steps,
     entries,
     is_committed,
@@ -41,7 +42,7 @@ from ckpt_core.store.names import (
     resolve,
     step_path,
 )
-from ckpt_core.store.pins import pinned_steps
+from ckpt_core.store.pins import forget_marks, pinned_steps, unpinned_marks
 from ckpt_core.store.publish import Attempt, place, sync_names
 from ckpt_core.store.repair import bring_back
 from ckpt_core.store.retention import choose_retired
@@ -53,6 +54,7 @@ __all__ = [
     "CORRUPT",
     "INFLIGHT",
     "SLOTS",
+    "UNPINNED",
     "Attempt",
     "GuestStore",
     "KeptSteps",
@@ -67,6 +69,7 @@ __all__ = [
     "entries",
     "file_path",
     "find_root",
+    "forget_marks",
     "is_committed",
     "is_misspelt",
     "is_real_dir",
@@ -81,5 +84,6 @@ __all__ = [
     "store_by_hand",
     "sync_names",
     "take_away",
+    "unpinned_marks",
     "writer_of",
 ]

@@ -10,7 +10,14 @@ from pathlib import Path
 from ckpt_core.store.failures import mapped
 from ckpt_core.store.leaving import not_pinned
 from ckpt_core.store.names import INFLIGHT, committed_steps, entries, is_committed
-from ckpt_core.store.pins import add_pin, pinned_steps, remove_pin
+from ckpt_core.store.pins import (
+    add_pin,
+    forget_marks,
+    mark_unpinned,
+    pinned_steps,
+    remove_pin,
+    unpinned_marks,
+)
 from ckpt_core.store.repair import step_of_attempt
 from ckpt_core.system.files import Files
 from ckpt_core.types import check_step
@@ -81,6 +88,8 @@ class KeptSteps:
             # Order matters: looked at once the pin is durable. See `leaving`.
             there = is_committed(self.root, step)
             if there or (there is False and not committed and self._may_come(step)):
+                marks = unpinned_marks(self.root).items()
+                forget_marks(self.root, [n for n, of in marks if of == step], files=self._files)
                 return
             if there is False and step not in before:
                 remove_pin(self.root, step, files=self._files)
@@ -92,13 +101,15 @@ class KeptSteps:
         return latest is None or step > latest or step in map(step_of_attempt, names)
 
     def unpin(self, step: int) -> None:
-        """Let retention decide again, durably; a no-op when the step is not pinned.
+        """Let retention decide again, durably, here and at further levels.
 
         Raises:
             PersistError: the change could not be made durable.
         """
         step = check_step(step)
         with self._names, mapped("unpin a step", path=self.root, step=step):
+            # Order matters: a level takes a pin that is gone for nothing, as it was lost with a root.
+            mark_unpinned(self.root, step, files=self._files)
             remove_pin(self.root, step, files=self._files)
 
     def pinned(self) -> frozenset[int]:

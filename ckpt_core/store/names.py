@@ -19,6 +19,9 @@ INFLIGHT = ".inflight"
 SLOTS = ".slots"
 CORRUPT = ".corrupt"
 PINS = ".pins"
+UNPINNED = Path(".levels", "unpinned")
+"""Made with the plan of further levels: without any, nobody is to be told."""
+
 LOCK = ".lock"
 REPLACED = ".replaced"
 RETIRED = ".retired"

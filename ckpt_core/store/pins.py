@@ -1,11 +1,18 @@
-"""Steps that retention never takes: one empty file each in `.pins`, which any process may set."""
+"""Steps that retention never takes: one empty file each in `.pins`, which any process may set.
+
+A root may be lost with its pins, and further levels keep theirs then. So they are told that somebody has
+unpinned a step, and take nothing for that but a mark in `.levels/unpinned`, which stays until all of them
+have done so. A pin outweighs the marks of its step.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
-from ckpt_core.store.names import PINS, entries
+from ckpt_core.store.names import PINS, UNPINNED, entries, is_real_dir
 from ckpt_core.store.trees import ensure_dir
 from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
@@ -33,6 +40,39 @@ def remove_pin(root: Path, step: int, *, files: Files) -> None:
     with contextlib.suppress(FileNotFoundError):
         files.unlink(_pin_path(root, step))
     files.sync_dir(root / PINS)
+
+
+def unpinned_marks(root: Path) -> dict[str, int]:
+    """What further levels are to be told: names of marks, none of which comes twice, and their steps."""
+    found = {}
+    for entry in entries(root / UNPINNED):
+        step = parse_step_dir(f"step-{entry.name.partition('-')[0]}")
+        if step is not None:
+            found[entry.name] = step
+    return found
+
+
+def mark_unpinned(root: Path, step: int, *, files: Files) -> None:
+    """Note durably that somebody unpins a step, where there are further levels; called before it is unpinned.
+
+    Also of one that is not pinned: this root may have been made anew since it was.
+    """
+    folder = root / UNPINNED
+    if not is_real_dir(folder):
+        return
+    if step not in pinned_steps(root) and step in unpinned_marks(root).values():
+        return
+    files.write_new(folder / f"{step:012d}-{secrets.token_hex(4)}", b"")
+    files.sync_dir(folder)
+
+
+def forget_marks(root: Path, names: Iterable[str], *, files: Files) -> None:
+    """Take marks away: all levels have been told, or the step is pinned again."""
+    for name in (names := list(names)):
+        with contextlib.suppress(FileNotFoundError):
+            files.unlink(root / UNPINNED / name)
+    if names:
+        files.sync_dir(root / UNPINNED)
 
 
 def _pin_path(root: Path, step: int) -> Path:

@@ -150,7 +150,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         return {
             "monitor": self._ranking.monitor,
             "mode": self._ranking.mode,
-            "kept": dict(self._ranking.kept),
+            "kept": {**self._ranking.away, **self._ranking.kept},
             "current_score": self._ranking.current,
         }
 

@@ -17,10 +17,12 @@ class Change:
     Attributes:
         pin: steps that stay from then on.
         unpin: step -> score of those that give way.
+        unpin_away: likewise of those that are not in the root.
     """
 
     pin: tuple[int, ...] = ()
     unpin: Mapping[int, float] = field(default_factory=dict)
+    unpin_away: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -32,12 +34,15 @@ class Ranking:
         mode: "min" or "max".
         top_k: how many are kept; -1 keeps all.
         kept: step -> score of those that are kept, saves under way included.
+        away: likewise those that are not in the root, which may be a new one, and may be at a further level.
+            They rank no more, and are unpinned there once `top_k` better ones are kept.
     """
 
     monitor: str | None = None
     mode: str = "min"
     top_k: int = 1
     kept: dict[int, float] = field(default_factory=dict)
+    away: dict[int, float] = field(default_factory=dict)
     current: float | None = None
 
     def __post_init__(self) -> None:
@@ -87,17 +92,25 @@ class Ranking:
         self.kept[step] = score
         self._drop_worst()
         gone = {other: value for other, value in before.items() if other not in self.kept}
-        return Change((step,) if step in self.kept else (), gone)
+        self.away.pop(step, None)
+        gone_away = {
+            other: value for other, value in self.away.items() if not self.would_keep(value)
+        }
+        for other in gone_away:
+            del self.away[other]
+        return Change((step,) if step in self.kept else (), gone, gone_away)
 
     def undo(self, step: int, change: Change) -> None:
         """The save of `step` failed: whoever gave way to it is back."""
         self.kept.pop(step, None)
         self.kept.update(change.unpin)
+        self.away.update(change.unpin_away)
         self._drop_worst()
 
     def restore(self, kept: Mapping[int, float], *, existing: Collection[int]) -> tuple[int, ...]:
         """Take over a ranking of an earlier process; returns the steps that must be unpinned."""
         self.kept = {step: score for step, score in kept.items() if step in existing}
+        self.away = {step: score for step, score in kept.items() if step not in existing}
         return self._drop_worst()
 
     def _drop_worst(self) -> tuple[int, ...]:

@@ -134,7 +134,7 @@ class Session:
         try:
             for step in change.pin:
                 self.checkpointer.pin(step)
-            for step in change.unpin:
+            for step in (*change.unpin, *change.unpin_away):
                 self.checkpointer.unpin(step, retire=True)
         except CkptError as exc:
             tell(f"the best steps could not be marked, so retention may take them: {exc}")

@@ -74,7 +74,7 @@ class Run:
         self.meter = Meter()
         checkpointer.events.subscribe(self.meter.on_event)
         self.fetches = Fetches()
-        self.best = self._best_before = 0
+        self.best = self._best_before = self._let_go = 0
         self.stopping = False
         self.saved_step = 0
         self.place = Place(0, 0, 0)
@@ -219,8 +219,10 @@ class Run:
             if best:
                 with suppress(NotCommitted):  # it went before it was known to be the best
                     self.checkpointer.pin(best)
-            if before and before != best:
+            # Once: somebody may have pinned it again since.
+            if before and before not in (best, self._let_go):
                 self.checkpointer.unpin(before)
+                self._let_go = before
         except CkptError as exc:
             self._tell(f"the best step could not be marked, so retention may take it: {exc}")
 

@@ -20,6 +20,7 @@ from ckpt_core.levels.agent.agent import run_agent
 from ckpt_core.levels.agent.board import Timing
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.options import Level
+from ckpt_core.store import pinned_steps, unpinned_marks
 from tests import places
 from tests.levels.making import CHUNK_BYTES, look, make_store, save
 from tests.store.harness import NoExchange, QuickFiles, interrupted
@@ -47,6 +48,8 @@ def prepare(root: Path, near: Path, far: Path, scenario: str) -> None:
     store = make_store(root)
     for step in (1, 2):
         save(store, step, nbytes=2 * CHUNK_BYTES)
+    if scenario == "pins":
+        store.pin(1)
     store.close()
     write_plan(root, plan(near, far))
     child(lambda: run_agent(root, files=QuickFiles(), timing=QUICK))
@@ -56,6 +59,9 @@ def prepare(root: Path, near: Path, far: Path, scenario: str) -> None:
     else:
         for step in (3, 4):
             save(store, step, nbytes=2 * CHUNK_BYTES)
+    if scenario == "pins":
+        store.pin(2)
+        store.unpin(1)
     store.close()
 
 
@@ -117,7 +123,11 @@ def main(place: Path, scenario: str, kind: str, most: int) -> int:
 
     assert lived(_NEVER) == 0
     wanted = {"near": look(here / "near"), "far": look(here / "far")}
-    expected = {"replace": ({1: 0, 2: 1}, {2: 1}), "more": ({3: 0, 4: 0}, {2: 0, 4: 0})}[scenario]
+    expected = {
+        "replace": ({1: 0, 2: 1}, {2: 1}),
+        "more": ({3: 0, 4: 0}, {2: 0, 4: 0}),
+        "pins": ({2: 0, 3: 0, 4: 0}, {2: 0, 4: 0}),
+    }[scenario]
     assert (wanted["near"], wanted["far"]) == expected, wanted
     # Several threads do not always come to the same number: the last places may not be reached.
     for n in places.some(range(int(count_file.read_text())), most, of=f"agent {scenario} {kind}"):
@@ -132,6 +142,9 @@ def main(place: Path, scenario: str, kind: str, most: int) -> int:
         check(here / "near", here / "far", reached, what)
         assert child(lambda: run_agent(here / "root", files=base(), timing=QUICK)) == 0, what
         assert (look(here / "near"), look(here / "far")) == expected, what
+        if scenario == "pins":
+            pinned = [pinned_steps(here / name) for name in ("near", "far")]
+            assert pinned == [{2}, {2}] and not unpinned_marks(here / "root"), (what, pinned)
         left = {
             path.name for name in ("near", "far") for path in (here / name / ".inflight").iterdir()
         }

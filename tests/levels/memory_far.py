@@ -87,8 +87,8 @@ class MemoryFar(Far):
     def write_word(self, name: str, data: bytes, *, over: str | None) -> str:
         raise AssertionError("a reader writes nothing")
 
-    def pins(self) -> frozenset[int]:
-        return frozenset(self.pinned)
+    def pins(self, among: Collection[int] | None = None) -> frozenset[int]:
+        return frozenset(self.pinned if among is None else self.pinned.intersection(among))
 
     def pin(self, step: int, pinned: bool) -> None:
         raise AssertionError("a reader writes nothing")

@@ -12,7 +12,7 @@ MOST = 16
 
 
 @pytest.mark.parametrize("kind", ["exchange", "two"])
-@pytest.mark.parametrize("scenario", ["more", "replace"])
+@pytest.mark.parametrize("scenario", ["more", "replace", "pins"])
 def test_a_kill_of_the_agent_at_any_operation_shows_nothing_half_and_loses_nothing(
     scenario: str, kind: str, tmp_path: Path
 ) -> None:

@@ -77,15 +77,26 @@ def restored(ck: Checkpointer, who: Rank) -> int:
 
 
 def save_and_reach(
-    who: Rank, place: str, steps: list[int], shape: str = "", **changes: Any
+    who: Rank,
+    place: str,
+    steps: list[int],
+    shape: str = "",
+    *,
+    pins: Sequence[int] = (),
+    **changes: Any,
 ) -> dict[str, Any]:
-    """Restore, save, and wait each time until this node's copy, or the group's parity, is verified."""
+    """Restore, save, and wait each time until this node's copy, or the group's parity, is verified.
+
+    Those of `pins` are pinned once they are there.
+    """
     name = name_of(shape)
     with open_here(who, place, shape, **changes) as ck:
         begun = restored(ck, who)
         for step in steps:
             handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
             handle.reached(name).result(_REACHED_S)
+            if step in pins:
+                ck.pin(step)
         ck.wait(level=name)
         gauge = ck.gauges.levels()[0]
     return {"begun": begun, "url": gauge.url, "newest": gauge.newest}

@@ -81,6 +81,22 @@ def test_more_nodes_than_have_saved_with_parity_are_told_who_holds_what(
     assert all(verify(place / name / "root" / "step-000000000001").ok for name in nodes)
 
 
+@pytest.mark.parametrize("shape", ["2+1", ""])
+def test_what_a_pinned_step_rests_on_stays_with_the_others_when_a_root_is_lost(
+    warm: Warm, place: Path, shape: str
+) -> None:
+    nodes = ["a", "b", "c"]
+    all_well(run(warm, "save_and_reach", place, nodes, shape=shape, steps=[1, 2], pins=[1]))
+    end(place / "a")
+    shutil.rmtree(place / "a")
+    nodes[0] = "fresh"
+    all_well(run(warm, "save_and_reach", place, nodes, shape=shape, steps=[3, 4, 5, 6]))
+    names = "parity-of-node-*/parity-*1" if shape else "node-00000/step-*1"
+    found = [path for home in "bc" for path in (place / home).glob(f"kept/*/{names}")]
+    assert len(found) == (2 if shape else 1) and all(verify(path).ok for path in found)
+    assert all(1 in committed_steps(place / home / "root") for home in "bc")
+
+
 def said_of(home: Path, step: int, *more: str) -> str | None:
     """What `ls` says can be lost without losing a step; None: that it does not know."""
     command = [sys.executable, "-m", "ckpt_core", "ls", str(home / "root"), "--json", *more]

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -58,6 +58,7 @@ class Board:
         for one in before.levels if before is not None and is_same else ():
             self._known[one.url] = LevelStatus(one.url, reached=one.reached, skipped=one.skipped)
         self._there: dict[str, dict[int, str]] = {}
+        self._unpinned: dict[str, frozenset[str]] = {}
         self._status = Status(os.getpid(), socket.gethostname(), plan.token)
         self._alive = True
         self.epoch = 0
@@ -140,6 +141,18 @@ class Board:
                 self.version += 1
                 self._of(url).keeps = [*order]
 
+    def pinned(self, url: str) -> list[int]:
+        """What has been told of the pins of a level."""
+        with self._lock:
+            return self._of(url).pinned
+
+    def has_unpinned(self, url: str, marks: Collection[str]) -> frozenset[str]:
+        """Note which marks a level has been told of; those that all levels have been told of."""
+        with self._lock:
+            self._unpinned[url] = frozenset(marks)
+            told = [self._unpinned.get(level.url, frozenset()) for level in self.plan.levels]
+            return frozenset.intersection(*told) if told else frozenset()
+
     def behind(self, url: str) -> list[tuple[Level, dict[int, str] | None]]:
         """The levels behind one, and what is whole at each, if it is known."""
         with self._lock:
@@ -159,4 +172,4 @@ class Board:
 
 def _awaited(status: LevelStatus) -> tuple[object, ...]:
     """What a Checkpointer may wait for; how far something is on its way is no news."""
-    return [*status.reached], [*status.skipped], {**status.files}, status.problem
+    return [*status.reached], [*status.skipped], {**status.files}, status.problem, status.pinned

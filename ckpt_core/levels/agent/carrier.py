@@ -17,6 +17,7 @@ from ckpt_core.levels.agent.claims import Fenced, beat, check_fence, take
 from ckpt_core.levels.agent.copying import How, Sent, complete, send
 from ckpt_core.levels.agent.named_carrying import NamedCarrier
 from ckpt_core.levels.agent.pace import Backoff, Pace, Stopped
+from ckpt_core.levels.agent.pinning import Pins
 from ckpt_core.levels.agent.retiring import agreement, awaited, doomed, left_behind, with_sought
 from ckpt_core.levels.agent.sent_before import SentBefore
 from ckpt_core.levels.agent.source import OpenSave, Source, with_nearest
@@ -53,6 +54,7 @@ class Carrier:
         self._bandwidth: int | None = None
         self._sources: dict[Path, Source] = {}
         self._named = NamedCarrier(url, board, files=files, timing=timing)
+        self._pins = Pins(root, url, board, files=files)
         self._seen: dict[int, str] = {}
         self._settled: dict[int, str] = {}
         self._waiting: dict[int, str] = {}
@@ -155,6 +157,7 @@ class Carrier:
             # The lock of `.levels` is held: whoever had begun to send a file of this root is dead.
             far.abandon(self._holds)
             self._abandoned = True
+        self._pins.pin(far, self._there)
         found = self._here(level)
         # What was retired there does not come back: its mark refuses it.
         out = self._damaged | {one for one in self._refused if one[0] not in self._there}
@@ -179,6 +182,7 @@ class Carrier:
         self._waiting.clear()
         if self._named.turn(far, level, self._folders(), self._how, last=last):
             return True
+        self._pins.unpin(far)
         return self._tidy(far, level, here, agreed)
 
     def _holds(self, file: str) -> bool:
@@ -203,6 +207,7 @@ class Carrier:
         if now or age_s >= (self._timing.others_s if is_cheap else self._timing.look_s):
             self._claim(far)
             self._there = dict(far.steps())
+            self._pins.look(far)
             self._looked_s = time.monotonic()
             self._board.seen(self.url, self._there)
 
@@ -287,6 +292,8 @@ class Carrier:
         def may_publish() -> None:
             self._pace.let_through(0)  # told to end: nothing is published any more
             check_fence(far, self._board.plan)
+            if copy.directory is None:
+                self._pins.before(far, copy.step)
 
         def progress(done: int) -> None:
             with self._board.change(self.url) as status:

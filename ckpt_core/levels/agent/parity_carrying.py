@@ -125,6 +125,9 @@ class ParityCarrier(Carrier):
             if (copy := met.group.copy(Copy(step, attempt))) == there.get(copy.target)
         }
         self._there = {step: one for step, one in self._there.items() if here.get(step) == one}
+        self._pins.look(met.own)
+        kept_here = {step for name in there if (step := step_of(name)) is not None}
+        self._pins.pin(met.own, kept_here.union(self._there))
         moved = False
         # Where something is to come, at each turn: what is next may not stay for long before it is held.
         if self._waiting or time.monotonic() - self._asked_s >= self._timing.agrees_s:
@@ -138,6 +141,8 @@ class ParityCarrier(Carrier):
         self._board.seen(self.url, self._there)
         self._note(here, level, sought=None)
         self._waiting = {step: here[step] for step in self._wanted(here, level)}
+        if not self._waiting:
+            self._pins.unpin(met.own)
         self._let_go(met, level, here)
         return moved
 
@@ -343,10 +348,13 @@ class ParityCarrier(Carrier):
 
     def _let_go(self, met: _Met, level: Level, here: dict[int, str]) -> None:
         """What is older than the newest step that is reached, beyond those that are to be kept."""
-        going = doomed(self._there, level, kept=pinned_steps(self._root))
+        # Also what no node says is there: one that has lost its root does not know of it any more.
+        pinned = pinned_steps(self._root) | met.own.pins()
+        going = doomed(self._there, level, kept=pinned)
         kept = {step for step in self._there if step not in going}
         if not kept:
             kept |= here.keys()  # all that may still be needed, of earlier groups too
+        kept |= pinned
         if met.heard.save is not None:
             kept.add(met.heard.save.step)
         there = {

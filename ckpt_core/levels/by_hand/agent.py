@@ -27,7 +27,7 @@ from ckpt_core.levels.trainer.joining import claim_here, write_run
 from ckpt_core.levels.trainer.places import check_places, same_disk
 from ckpt_core.levels.wants import wanted
 from ckpt_core.options import Level
-from ckpt_core.store import RootLock, committed_steps, writer_of
+from ckpt_core.store import RootLock, committed_steps, pinned_steps, unpinned_marks, writer_of
 from ckpt_core.system.files import Files
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def serve_agent(root: Path, *, once: bool) -> Status | None:
         status = read_status(root)
         if once or status is None or status.ended not in ("", UP_TO_DATE, "no progress"):
             return status
-        if not _idle(root, committed_steps(root), stop):
+        if not _idle(root, _had(root), stop):
             status.ended = STOPPED
             return status
 
@@ -162,12 +162,16 @@ def _is_over(root: Path, plan: Plan, status: Status) -> bool:
     return not any(due_steps(root, plan, status).values())
 
 
-def _idle(root: Path, steps: tuple[int, ...], stop: threading.Event) -> bool:
+def _had(root: Path) -> tuple[object, ...]:
+    return committed_steps(root), pinned_steps(root), unpinned_marks(root)
+
+
+def _idle(root: Path, had: tuple[object, ...], stop: threading.Event) -> bool:
     """Wait for something to do, as the one agent of the root; False when told to end."""
     lock = RootLock(root / LEVELS)
     try:
         while not stop.wait(_IDLE_S):
-            if _has(lock) and (writer_of(root) is not None or committed_steps(root) != steps):
+            if _has(lock) and (writer_of(root) is not None or _had(root) != had):
                 return True
     finally:
         lock.release()

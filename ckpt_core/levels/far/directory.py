@@ -235,10 +235,11 @@ class DirectoryFar(Far):
             self._make()
             return self._words.write(name, data, over=over)
 
-    def pins(self) -> frozenset[int]:
+    def pins(self, among: Collection[int] | None = None) -> frozenset[int]:
         """As `Far.pins`."""
         with self._asked("read its pins"):
-            return pinned_steps(self._root)
+            found = pinned_steps(self._root)
+            return found if among is None else found.intersection(among)
 
     def pin(self, step: int, pinned: bool) -> None:
         """As `Far.pin`.
@@ -247,6 +248,8 @@ class DirectoryFar(Far):
             NotCommitted: the step is not there, and none that is still to come.
         """
         with self._asked("pin a step" if pinned else "unpin a step", step=step):
+            if pinned:
+                self._make()
             kept = KeptSteps(self._root, files=self._files)
             kept.pin(step) if pinned else kept.unpin(step)
 

@@ -230,8 +230,8 @@ class Far(Readable):
         """
 
     @abstractmethod
-    def pins(self) -> frozenset[int]:
-        """Steps that retention must keep there."""
+    def pins(self, among: Collection[int] | None = None) -> frozenset[int]:
+        """Steps that retention must keep there; with `among` only those of these, which asks for less."""
 
     @abstractmethod
     def pin(self, step: int, pinned: bool) -> None:

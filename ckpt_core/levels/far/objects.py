@@ -212,10 +212,13 @@ class ObjectFar(Far):
                 raise
             return there.tag
 
-    def pins(self) -> frozenset[int]:
-        listed = self._bucket.below(_PINS)
-        steps = {int(name) for name in listed if name.isascii() and name.isdecimal()}
-        steps |= set(self.steps())  # a pin that the list does not show yet
+    def pins(self, among: Collection[int] | None = None) -> frozenset[int]:
+        if among is None:
+            listed = self._bucket.below(_PINS)
+            steps = {int(name) for name in listed if name.isascii() and name.isdecimal()}
+            steps |= set(self.steps())  # a pin that the list does not show yet
+        else:
+            steps = set(among)
         there = self._each(lambda step: (step, self._bucket.size(f"{_PINS}/{step}")), steps)
         return frozenset(step for step, size in there if size is not None)
 

@@ -13,7 +13,7 @@ from ckpt_core.levels.mailbox import LevelStatus
 from ckpt_core.levels.named import NamedFiles, wanted_directories
 from ckpt_core.levels.wants import lasting, wanted
 from ckpt_core.options import Level
-from ckpt_core.store import committed_steps
+from ckpt_core.store import committed_steps, pinned_steps
 from ckpt_core.system.files import Files
 from ckpt_core.types import step_dir_name
 
@@ -103,6 +103,8 @@ class Due:
         )
         left = [f"step {step}" for step in due if step not in seen.skipped]
         left += [one.name for one in named]
+        pins = pinned_steps(self._root).intersection(seen.steps).difference(seen.pinned)
+        left += [f"the pin of step {step}" for step in sorted(pins)]
         if due and not left:
             why = seen.problem or "agent.log says why"
             text = f"steps {list(due)} were passed over at {level.url}: {why}"

@@ -270,6 +270,18 @@ def test_a_ranking_puts_back_what_gave_way_to_a_save_that_failed() -> None:
     assert ranking.kept == {5: 0.5}
 
 
+def test_the_best_step_of_a_root_that_was_lost_gives_way_to_a_better_one_alone() -> None:
+    ranking = Ranking("score", "min", 1)
+    assert ranking.restore({1: 0.3, 5: 0.4}, existing=[5]) == ()
+    assert ranking.kept == {5: 0.4} and ranking.away == {1: 0.3}
+    change = ranking.enter(10, 0.35)
+    assert (change.pin, dict(change.unpin), dict(change.unpin_away)) == ((10,), {5: 0.4}, {})
+    change = ranking.enter(15, 0.2)
+    assert (dict(change.unpin), dict(change.unpin_away)) == ({10: 0.35}, {1: 0.3})
+    ranking.undo(15, change)
+    assert ranking.kept == {10: 0.35} and ranking.away == {1: 0.3}
+
+
 # -- wrong arguments -----------------------------------------------------------------------------
 
 

@@ -1,0 +1,270 @@
+"""A step that is pinned in a root is pinned at every level, and stays there when the root is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_core import Checkpointer, Level
+from ckpt_core.levels import open_far, read_plan, write_plan
+from ckpt_core.levels.far.directory import DirectoryFar
+from ckpt_core.store import UNPINNED, committed_steps, pinned_steps, unpinned_marks
+from ckpt_core.system.files import Files
+from tests.crash.promises import QuickFiles
+from tests.levels.agents import Agents, plan_of, until
+from tests.levels.making import look, make_store, save
+from tests.levels.servers.faulty import FaultServer, in_environment
+from tests.levels.servers.moto import needs_store
+from tests.levels.trainers import SOON_S, agent_of, end_agent, options
+from tests.levels.training_jobs import make_state
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Path]:
+    """A root, whose real agent is ended."""
+    made = tmp_path / "root"
+    yield made
+    end_agent(made)
+
+
+def opened(root: Path, url: str) -> Checkpointer:
+    levels = [Level(url, keep_last=2)]
+    return Checkpointer(root, options(), levels=levels, files=QuickFiles())
+
+
+def lose(root: Path) -> None:
+    """Its machine is gone, with all that runs there."""
+    end_agent(root)
+    shutil.rmtree(root)
+
+
+def train(root: Path, url: str, *steps: int) -> None:
+    with opened(root, url) as ck:
+        ck.restore(make_state(0))
+        for step in steps:
+            ck.save(step, make_state(step)).reached(1).result(SOON_S)
+
+
+def check_survives(root: Path, url: str) -> None:
+    with opened(root, url) as ck:
+        ck.save(1, make_state(1)).reached(1).result(SOON_S)
+        ck.pin(1)
+        for step in (2, 3):
+            ck.save(step, make_state(step)).reached(1).result(SOON_S)
+        ck.wait(level=1)
+    lose(root)
+    train(root, url, 4, 5)
+    with open_far(url) as far:
+        until(lambda: set(far.steps()) == {1, 4, 5})
+        assert far.pins() == {1}
+    # It never was in this root, so that it is not known here that it is pinned.
+    with opened(root, url) as ck:
+        ck.unpin(1)
+        for step in (6, 7):
+            ck.save(step, make_state(step)).reached(1).result(SOON_S)
+        with open_far(url) as far:
+            until(lambda: set(far.steps()) == {6, 7} and not far.pins())
+        until(lambda: not unpinned_marks(root))
+
+
+def test_a_pin_survives_the_loss_of_the_root_until_somebody_unpins_the_step(
+    here: Path, tmp_path: Path
+) -> None:
+    check_survives(here, str(tmp_path / "far"))
+
+
+@needs_store
+def test_a_pin_survives_the_loss_of_the_root_in_a_store_too(here: Path) -> None:
+    with FaultServer() as server, in_environment(server.environ()):
+        check_survives(here, server.url("run"))
+        end_agent(here)
+
+
+def pins(place: Path) -> frozenset[int]:
+    return DirectoryFar(place, files=Files()).pins()
+
+
+def test_a_step_that_is_pinned_while_it_is_sent_is_seen_there_with_its_pin(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far, store = tmp_path / "far", make_store(root)
+    store.pin(5)
+    for step in (4, 5):
+        save(store, step)
+    process = agents.start(root, plan_of(Level(str(far), backlog=2)))
+
+    def seen() -> bool:
+        steps = committed_steps(far)
+        assert 5 not in steps or pins(far) == {5}
+        return 5 in steps
+
+    until(seen)
+    store.close()
+    assert agents.ended(process, root).levels[0].pinned == [5]
+
+
+def test_what_is_unpinned_while_a_level_is_away_is_unpinned_there_later(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    near, far, store = tmp_path / "near", tmp_path / "far", make_store(root)
+    save(store, 1)
+    store.pin(1)
+    process = agents.start(root, plan_of(Level(str(near)), Level(str(far))))
+    until(lambda: pins(near) == pins(far) == {1})
+    far.rename(tmp_path / "aside")
+    far.write_text("a file")
+    store.unpin(1)
+    until(lambda: not pins(near))
+    process.kill()
+    process.wait()
+    assert list(unpinned_marks(root).values()) == [1], "the other one has not heard of it"
+    far.unlink()
+    (tmp_path / "aside").rename(far)
+    store.close()
+    agents.run(root)
+    assert not pins(far) and not unpinned_marks(root)
+
+
+def test_a_step_that_is_pinned_again_stays_pinned(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far, store = tmp_path / "far", make_store(root)
+    save(store, 1)
+    plan = plan_of(Level(str(far)))
+    write_plan(root, plan)
+    for _ in range(3):
+        store.pin(1)
+        store.unpin(1)
+    store.pin(1)
+    store.close()
+    assert not unpinned_marks(root)
+    agents.run(root)
+    assert pins(far) == {1}
+    store = make_store(root)
+    store.unpin(1)
+    store.unpin(1)
+    assert len(unpinned_marks(root)) == 1
+    store.close()
+    agents.run(root)
+    assert not pins(far) and not unpinned_marks(root)
+
+
+def test_a_pin_that_is_refused_unpins_nothing_at_a_level(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far, store = tmp_path / "far", make_store(root)
+    for step in (1, 2):
+        save(store, step)
+    store.pin(1)
+    store.close()
+    agents.run(root, plan_of(Level(str(far), backlog=2)))
+    shutil.rmtree(root)
+    store = make_store(root)
+    save(store, 3)
+    write_plan(root, plan_of(Level(str(far)), session=2))
+    with pytest.raises(Exception, match="step 1 is not in"):
+        store.pin(1)
+    store.close()
+    agents.run(root)
+    assert pins(far) == {1}
+
+
+def test_of_two_nodes_with_one_level_the_last_to_unpin_decides(
+    tmp_path: Path, agents: Agents
+) -> None:
+    far, roots = tmp_path / "far", [tmp_path / "a", tmp_path / "b"]
+    stores = [make_store(root) for root in roots]
+    attempt = save(stores[0], 1, ranks=[0], world=2)
+    save(stores[1], 1, ranks=[1], world=2, attempt=attempt)
+    for store in stores:
+        store.pin(1)
+    for n, root in enumerate(roots):
+        agents.start(root, plan_of(Level(str(far)), sweeps=n == 0))
+    until(lambda: committed_steps(far) == (1,) and pins(far) == {1})
+    stores[0].unpin(1)
+    until(lambda: not unpinned_marks(roots[0]))
+    until(lambda: pins(far) == {1})
+    stores[1].unpin(1)
+    until(lambda: not unpinned_marks(roots[1]))
+    assert pins(far) == frozenset()
+    for store in stores:
+        store.close()
+
+
+def test_what_was_unpinned_before_the_run_went_on_elsewhere_is_in_doubt_and_stays_pinned(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far, store = tmp_path / "far", make_store(root)
+    save(store, 1)
+    store.pin(1)
+    store.close()
+    agents.run(root, plan_of(Level(str(far)), session=1))
+    store = make_store(root)
+    store.unpin(1)
+    # Another root of the run has had session 2.
+    write_plan(root, plan_of(Level(str(far)), session=3))
+    store.close()
+    agents.run(root)
+    assert pins(far) == {1}
+    store = make_store(root)
+    store.unpin(1)
+    store.close()
+    agents.run(root, plan_of(Level(str(far)), session=4))
+    assert not pins(far)
+
+
+def test_a_later_session_elsewhere_has_its_pins_left_alone(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far, store = tmp_path / "far", make_store(root)
+    save(store, 1)
+    store.pin(1)
+    store.close()
+    agents.run(root, plan_of(Level(str(far))))
+    word = json.dumps({"run": "ab" * 8, "session": 9, "host": "elsewhere", "pid": 1}).encode()
+    DirectoryFar(far, files=Files()).write_word("run.json", word, over=None)
+    store = make_store(root)
+    store.unpin(1)
+    store.close()
+    assert agents.run(root).ended == "fenced"
+    assert pins(far) == {1}
+
+
+def test_an_agent_that_was_killed_is_followed_by_one_that_unpins(
+    here: Path, tmp_path: Path
+) -> None:
+    far = tmp_path / "far"
+    with opened(here, str(far)) as ck:
+        ck.save(1, make_state(1)).reached(1).result(SOON_S)
+        ck.pin(1)
+        ck.wait(level=1)
+        os.kill(until(lambda: agent_of(here)), signal.SIGKILL)
+        ck.unpin(1)
+        assert pinned_steps(here) == frozenset()
+        until(lambda: not pins(far))
+    assert read_plan(here) is not None and (here / UNPINNED).is_dir()
+
+
+def test_what_is_removed_by_hand_after_it_was_unpinned_goes_at_the_levels_too(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far, store = tmp_path / "far", make_store(root)
+    for step in (1, 2):
+        save(store, step)
+    store.pin(2)
+    store.close()
+    agents.run(root, plan_of(Level(str(far), backlog=2)))
+    store = make_store(root)
+    store.unpin(2)
+    store.close()
+    command = [sys.executable, "-m", "ckpt_core", "rm", str(root), "--after", "1", "--yes"]
+    subprocess.run(command, check=True, capture_output=True)
+    assert set(look(far)) == {1}
