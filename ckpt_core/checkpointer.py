@@ -214,23 +214,30 @@ class Checkpointer(Looks):
         return self._engine.flights.is_staged(names, before=before)
 
     @stalling
-    def wait(self, *, level: int | str | None = None) -> None:
+    def wait(self, *, level: int | str | None = None, last: bool = False) -> None:
         """Block until nothing is in flight, nor any memory page-locked behind `prepare`.
 
         Until the next save, `prepare` or `restore` the engine then asks no device for anything.
 
         Args:
             level: and until all that is committed and due at this further level (its number, counted
-                from 1, or its URL) has come there. It does not wait for the last step of a run, which goes
-                everywhere when it is over.
+                from 1, or its URL) has come there, with its pins.
+            last: and until what was saved last is whole there, whatever `every` says: for the end of a
+                program, where the agent ends with it (a container), or the machine does. Of several ranks
+                each calls it.
 
         Raises:
-            ConfigError: there is no such level.
+            ConfigError: there is no such level, or `last` without one.
+            PersistError: the agent could not be told of the last step.
             CkptError: with on_error="raise", a save failed in the background.
             StagingError: something was still in flight after `timeout`.
             CommitError: steps have not come to the level within `timeout`, or never will; says why.
         """
-        if not self._engine.wait(level):
+        if last and level is None:
+            raise ConfigError(
+                "wait(last=True): say at which level, such as wait(level=1, last=True)"
+            )
+        if not self._engine.wait(level, last=last):
             raise self._engine.flights.not_empty()
         self._engine.failures.report()
 

@@ -241,7 +241,7 @@ class Engine:
         self.metrics = open_metrics(place, figures, rank=info.rank, world_size=info.world_size)
         return figures
 
-    def wait(self, level: int | str | None) -> bool:
+    def wait(self, level: int | str | None, *, last: bool) -> bool:
         """As `wait_empty`, until nothing asks a device for anything either, and all due at a level is there.
 
         Raises:
@@ -253,7 +253,7 @@ class Engine:
         if not self.pipeline.wait_locked(deadline=deadline):
             return False
         if level is not None:
-            self.levels.wait(level, deadline=deadline)
+            self.levels.wait(level, deadline=deadline, last=last)
         return True
 
     def wait_empty(self) -> bool:

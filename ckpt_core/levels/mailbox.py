@@ -101,6 +101,8 @@ class Plan:
             URLs of all places that have parts of steps, where nodes that are cut otherwise have saved.
         apart: attempts of steps of the root that are newer than the one that all nodes have gone on from: not
             all have them, and no parity is made of them.
+        last: attempts of what was saved last, where the trainer waits for that: it goes to every level,
+            whatever `every` says, for as long as nothing newer is here.
     """
 
     run: str
@@ -118,6 +120,7 @@ class Plan:
     parity: str = ""
     asks: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
@@ -129,7 +132,7 @@ class Plan:
         """As `to_json` gave it; keys that are not known are ignored."""
         known = {one.name for one in dataclasses.fields(cls)}
         values = {name: value for name, value in obj.items() if name in known}
-        for name in ("own", "asks", "apart"):
+        for name in ("own", "asks", "apart", "last"):
             values[name] = tuple(values.get(name, ()))
         if values.get("serve") is not None:
             values["serve"] = Serve(**values["serve"])

@@ -83,6 +83,13 @@ class NamedFiles:
         return None
 
 
+def newest_directories(here: Iterable[Named]) -> tuple[Named, ...]:
+    """Those of the highest number, of all that may go to a level."""
+    known = [one for one in here if one.here]
+    end = max((one.copy.step for one in known), default=-1)
+    return tuple([one for one in known if one.copy.step == end])
+
+
 def wanted_directories(
     here: Iterable[Named], level: Level, *, there: Mapping[str, Copy], last: bool = False
 ) -> tuple[Named, ...]:
@@ -93,15 +100,15 @@ def wanted_directories(
     Args:
         here: those of the root. One of which other nodes have a part is never wanted.
         there: what is whole at the level.
-        last: nobody saves any more, so that the newest goes there whatever `every` says.
+        last: nothing comes after the newest, so that it goes there whatever `every` says.
     """
     known = [one for one in here if one.here]
     newest = max((copy.step for copy in there.values()), default=-1)
-    end = max((one.copy.step for one in known), default=-1)
+    ends = newest_directories(known)
     open_ones = [
         one
         for one in known
-        if (meets(one.copy.step, level) or (last and one.copy.step == end))
+        if (meets(one.copy.step, level) or (last and one in ends))
         and there.get(one.name) != one.copy
         and (one.copy.step >= newest or one.name in there)
     ]

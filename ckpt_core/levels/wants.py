@@ -12,6 +12,11 @@ def meets(step: int, level: Level) -> bool:
     return step % level.every == 0
 
 
+def newest_of(here: Mapping[int, str]) -> tuple[str, ...]:
+    """The attempt of the newest step, if there is one."""
+    return (here[max(here)],) if here else ()
+
+
 def wanted(
     here: Mapping[int, str], level: Level, *, there: Mapping[int, str], last: bool = False
 ) -> tuple[int, ...]:
@@ -23,7 +28,7 @@ def wanted(
     Args:
         here: committed steps of the level or levels before it, with their attempts.
         there: what is whole at the level, likewise.
-        last: nobody saves any more, so that the newest step goes there whatever `every` says.
+        last: nothing comes after the newest step, so that it goes there whatever `every` says.
     """
     newest = max(there, default=-1)
     fitting = {step for step in here if meets(step, level)}

@@ -80,7 +80,7 @@ class NoLevels:
         """What the nodes find out with the vote for a step; None: nothing. Called on finisher threads."""
         return None
 
-    def wait(self, level: int | str, *, deadline: float) -> None:
+    def wait(self, level: int | str, *, deadline: float, last: bool = False) -> None:
         """Block until all that is due at a level has come there; see `Checkpointer.wait`."""
         _no_level(level)
 

@@ -179,11 +179,12 @@ def carry(root: Path, place: Path, far: Far, *, most: int = 30) -> None:
     """Turns of a fresh carrier until nothing is left to do; a failure is followed by another turn."""
     here = level(place, backlog=5)
     board = Board(plan_of(here), None)
+    board.alive = False
     carrier = NamedCarrier(str(place), board, files=Files(), timing=Timing(others_s=0.0))
     for _ in range(most):
         try:
             # As many calls each time: nothing is read back by chance.
-            if not carrier.turn(far, here, [root], lambda *_: How(sample=0.0), last=True):
+            if not carrier.turn(far, here, [root], lambda *_: How(sample=0.0)):
                 return
         except Away:
             continue

@@ -232,6 +232,19 @@ def test_a_step_that_never_goes_there_is_not_waited_for(bench: Bench) -> None:
             ck.wait(level=1)
 
 
+def test_a_last_step_that_does_not_come_is_told(bench: Bench) -> None:
+    with bench.open(Level(bench.url, every=10), timeout=1.0) as ck:
+        save(ck, 2)
+        ck.wait(level=1)
+        with pytest.raises(CommitError, match="has not got step 2 within `timeout`"):
+            ck.wait(level=1, last=True)
+        bench.say(LevelStatus(bench.url, skipped=[2], problem="step 2 is damaged"))
+        with pytest.raises(CommitError, match="step 2 is damaged"):
+            ck.wait(level=1, last=True)
+        with pytest.raises(ConfigError, match="say at which level"):
+            ck.wait(last=True)
+
+
 # -- retention ---------------------------------------------------------------------------------------
 
 

@@ -151,6 +151,56 @@ def test_a_root_that_was_lost_goes_on_from_the_level_and_stays_the_same_run(
     check_whole(root)
 
 
+def check_next_machine(warm: Warm, root: Path, url: str, **environ: str) -> None:
+    levels = [{"url": url, "every": 50, "bandwidth": SLOW}]
+    steps = [50, 60, 73]
+    warm.call(JOBS + "ended", root=str(root), levels=levels, steps=steps, environ=environ)
+    assert not processes(root)
+    root.rename(root.with_name("lost"))
+    with Checkpointer(root, options(), levels=[Level(url, every=50)], files=QuickFiles()) as ck:
+        state = make_state(0)
+        found = ck.restore(state)
+        assert found is not None and found.step == 73 and is_of_step({**state, "step": 73})
+
+
+def test_the_last_step_that_was_waited_for_is_there_when_trainer_and_agent_are_killed_at_once(
+    warm: Warm, root: Path, far: Path
+) -> None:
+    check_next_machine(warm, root, str(far))
+
+
+@needs_store
+def test_the_last_step_that_was_waited_for_is_in_the_store_when_all_are_killed_at_once(
+    warm: Warm, root: Path
+) -> None:
+    with FaultServer() as server, in_environment(server.environ()):
+        check_next_machine(warm, root, server.url("run"), **server.environ())
+        end_agent(root)
+
+
+def test_a_program_that_goes_on_behind_its_last_step_keeps_to_every(root: Path, far: Path) -> None:
+    with opened(root, far, every=50, keep_last=None) as ck:
+        ck.wait(level=1, last=True)
+        for step in (3, 50):
+            ck.save(step, make_state(step))
+            ck.wait(level=1, last=step == 3)
+            ck.wait(level=1, last=True)
+        ck.save(51, make_state(51)).committed.result(SOON_S)
+        ck.save(100, make_state(100)).reached(1).result(SOON_S)
+        assert committed_steps(far) == (3, 50, 100)
+
+
+def test_the_last_directories_of_files_are_waited_for_too(root: Path, far: Path) -> None:
+    with opened(root, far, every=50, bandwidth=SLOW) as ck:
+        files = ck.begin_files(7, "global_step7", pointer="latest")
+        files.add("a.pt", {"w": make_state(7)["w"]})
+        files.seal()
+        ck.wait(level=1)
+        assert not (far / "global_step7").exists()
+        ck.wait(level=1, last=True)
+        assert (far / "global_step7" / "a.pt").is_file()
+
+
 def test_waiting_for_a_level_waits_for_directories_of_files_too(root: Path, far: Path) -> None:
     with opened(root, far, bandwidth=SLOW) as ck:
         files = ck.begin_files(7, "global_step7", pointer="latest")

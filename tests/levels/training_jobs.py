@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from ckpt_core import Checkpointer, Level
 from tests.crash.promises import QuickFiles
 from tests.crash.warm import forked
-from tests.levels.trainers import options
+from tests.levels.trainers import options, processes
 
 
 def make_state(step: int) -> dict[str, Any]:
@@ -40,6 +41,26 @@ def train(root: str, levels: list[dict[str, Any]], *, steps: int, die_at: int | 
             if step == die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
     return first
+
+
+def train_to_the_end(
+    root: str, levels: list[dict[str, Any]], *, steps: list[int], environ: dict[str, str]
+) -> None:
+    """Save, wait until the last step is at the first level, and be killed with the agent at once."""
+    os.environ.update(environ)
+    ck = Checkpointer(root, options(), levels=[Level(**one) for one in levels], files=QuickFiles())
+    for step in steps:
+        ck.save(step, make_state(step))
+    ck.wait(level=1, last=True)
+    for pid in processes(Path(root)):
+        os.kill(pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ended(root: str, levels: list[dict[str, Any]], **more: Any) -> None:
+    """`train_to_the_end` in a process of its own, which dies."""
+    sent, problem = forked(lambda: train_to_the_end(root, levels, **more))
+    assert sent == signal.SIGKILL, problem
 
 
 def killed(root: str, levels: list[dict[str, Any]], *, steps: int, die_at: int) -> None:

@@ -123,6 +123,19 @@ def go_on_cut(who: Rank, place: str, steps: list[int], *, cut: bool) -> int:
     return begun
 
 
+def save_and_end(who: Rank, place: str, steps: list[int], shape: str = "", *, behind: str) -> Any:
+    """The newest step of each level while this rank is there, once the last one was waited for."""
+    name = name_of(shape)
+    root, level = home_of(place, who.node) / "root", level_of(who, place, shape, every=10)
+    levels = [level, Level(behind, every=10)]
+    with Checkpointer(root, options(keep_last=2), coordination=who.meet(), levels=levels) as ck:
+        for step in steps:
+            ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
+        ck.wait(level=name, last=True)
+        ck.wait(level=behind, last=True)
+        return [gauge.newest for gauge in ck.gauges.levels()]
+
+
 def name_of(shape: str) -> str:
     """What `reached` calls the level."""
     return "parity" if shape else "peers"

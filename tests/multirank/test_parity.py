@@ -97,6 +97,16 @@ def test_what_a_pinned_step_rests_on_stays_with_the_others_when_a_root_is_lost(
     assert all(1 in committed_steps(place / home / "root") for home in "bc")
 
 
+@pytest.mark.parametrize("shape", ["2+1", ""])
+def test_the_last_step_is_with_the_other_nodes_once_all_ranks_have_waited_for_it(
+    warm: Warm, place: Path, shape: str
+) -> None:
+    far = place / "far"
+    more = {"shape": shape, "steps": [10, 13], "behind": str(far)}
+    told = all_well(run(warm, "save_and_end", place, ["a", "b", "c"], **more))
+    assert told == [[13, 13]] * 3
+
+
 def said_of(home: Path, step: int, *more: str) -> str | None:
     """What `ls` says can be lost without losing a step; None: that it does not know."""
     command = [sys.executable, "-m", "ckpt_core", "ls", str(home / "root"), "--json", *more]

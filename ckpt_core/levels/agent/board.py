@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -140,6 +140,10 @@ class Board:
             if self._of(url).keeps != [*order]:
                 self.version += 1
                 self._of(url).keeps = [*order]
+
+    def is_last(self, newest: Iterable[str]) -> bool:
+        """Whether nothing comes after what is newest here, by its attempts, so that it goes everywhere."""
+        return not self._alive or not frozenset(self.plan.last).isdisjoint(newest)
 
     def pinned(self, url: str) -> list[int]:
         """What has been told of the pins of a level."""

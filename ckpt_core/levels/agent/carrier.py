@@ -24,7 +24,7 @@ from ckpt_core.levels.agent.source import OpenSave, Source, with_nearest
 from ckpt_core.levels.agreed import Agreed, Save
 from ckpt_core.levels.far.door import Away, Copy, Far
 from ckpt_core.levels.far.opening import open_far
-from ckpt_core.levels.wants import meets, wanted
+from ckpt_core.levels.wants import meets, newest_of, wanted
 from ckpt_core.options import Level, scheme_of
 from ckpt_core.store import pinned_steps, step_path
 from ckpt_core.system.files import Files
@@ -171,7 +171,7 @@ class Carrier:
         if agreed.sought in out:
             self._passed_over(agreed.sought[0])  # so that another one is sought
         self._note(here, level, agreed.sought)
-        last = not self._board.alive
+        last = self._board.is_last(newest_of(here))
         want = wanted(here, level, there=self._there, last=last)
         want = with_sought(want, agreed.sought, here=here, there=self._there)
         for step in want:
@@ -180,7 +180,7 @@ class Carrier:
         if want:
             return self._join_parts(far, [Copy(step, here[step]) for step in want])
         self._waiting.clear()
-        if self._named.turn(far, level, self._folders(), self._how, last=last):
+        if self._named.turn(far, level, self._folders(), self._how):
             return True
         self._pins.unpin(far)
         return self._tidy(far, level, here, agreed)

@@ -22,7 +22,13 @@ from ckpt_core.levels.agent.sent_before import SentBefore
 from ckpt_core.levels.agent.source import OpenSave, with_nearest
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.far.door import Away, Copy, Far
-from ckpt_core.levels.named import Named, NamedFiles, due_pointers, wanted_directories
+from ckpt_core.levels.named import (
+    Named,
+    NamedFiles,
+    due_pointers,
+    newest_directories,
+    wanted_directories,
+)
 from ckpt_core.options import Level, scheme_of
 from ckpt_core.system.files import Files
 
@@ -46,14 +52,11 @@ class NamedCarrier:
         self._damaged: set[Copy] = set()
         self._before = SentBefore()
 
-    def turn(
-        self, far: Far, level: Level, folders: Sequence[Path], plans: Plans, *, last: bool
-    ) -> bool:
+    def turn(self, far: Far, level: Level, folders: Sequence[Path], plans: Plans) -> bool:
         """Do what comes first; whether there may be more to do.
 
         Args:
             folders: where directories come from, the nearest first.
-            last: nobody saves any more.
 
         Raises:
             As `send`.
@@ -63,6 +66,7 @@ class NamedCarrier:
             return False
         try:
             self._look(far)
+            last = self._board.is_last([one.copy.attempt for one in newest_directories(here)])
             for one in wanted_directories(here, level, there=self._there, last=last):
                 self._send(far, one, folders, plans)
                 return True

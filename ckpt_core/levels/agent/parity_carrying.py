@@ -32,7 +32,7 @@ from ckpt_core.levels.parity.holds import held_steps, hold, let_go
 from ckpt_core.levels.parity.objects import Group, directory_name, step_of
 from ckpt_core.levels.parity.opening import group_of, open_kept, open_root, place_of
 from ckpt_core.levels.parity.parts import read_part
-from ckpt_core.levels.wants import lasting, meets, wanted
+from ckpt_core.levels.wants import lasting, meets, newest_of, wanted
 from ckpt_core.options import Level
 from ckpt_core.store import INFLIGHT, ensure_root, entries, pinned_steps
 from ckpt_core.system.files import Files, advice
@@ -151,7 +151,7 @@ class ParityCarrier(Carrier):
         return [self._root]
 
     def _wanted(self, here: dict[int, str], level: Level) -> tuple[int, ...]:
-        last = not self._board.alive
+        last = self._board.is_last(newest_of(here))
         fine = {step: attempt for step, attempt in here.items() if not self._is_lost(step, attempt)}
         return wanted(fine, level, there=self._there, last=last)
 
@@ -160,7 +160,9 @@ class ParityCarrier(Carrier):
 
     def _meet(self, plan: Plan) -> _Met | None:
         """The group; made anew with each plan, and what is known of what others keep with it."""
-        if self._met is not None and replace(self._met.plan, apart=plan.apart) == plan:
+        if self._met is not None and plan == replace(
+            self._met.plan, apart=plan.apart, last=plan.last
+        ):
             return self._met
         group = group_of(plan)
         if self._met is not None:
@@ -231,7 +233,7 @@ class ParityCarrier(Carrier):
 
     def _next(self, met: _Met, level: Level, here: dict[int, str]) -> Copy | None:
         """The step to go on with: of those that are wanted, one that all nodes have."""
-        last, newest = not self._board.alive, max(self._there, default=-1)
+        last, newest = self._board.is_last(newest_of(here)), max(self._there, default=-1)
         fine = {
             step: attempt
             for step, attempt in here.items()

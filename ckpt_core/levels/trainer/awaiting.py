@@ -10,7 +10,7 @@ from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.far.looking import Looked
 from ckpt_core.levels.mailbox import LevelStatus
-from ckpt_core.levels.named import NamedFiles, wanted_directories
+from ckpt_core.levels.named import NamedFiles, newest_directories, wanted_directories
 from ckpt_core.levels.wants import lasting, wanted
 from ckpt_core.options import Level
 from ckpt_core.store import committed_steps, pinned_steps
@@ -80,10 +80,25 @@ class Due:
         self._attempts = Attempts(root)
         self._named = NamedFiles(DirectoryFar(root, files=files))
 
+    def newest(self) -> tuple[Copy, ...]:
+        """The newest step, and the newest directories of files: what was saved last.
+
+        Raises:
+            Away: the root cannot be read.
+        """
+        steps = self._attempts.of(committed_steps(self._root)[-1:])
+        named = [one.copy for one in newest_directories(self._named.look())]
+        return (*[Copy(step, attempt) for step, attempt in steps.items() if attempt], *named)
+
     def left(
-        self, level: Level, seen: LevelStatus | None, *, apart: Collection[str] = ()
+        self,
+        level: Level,
+        seen: LevelStatus | None,
+        *,
+        apart: Collection[str] = (),
+        last: Sequence[Copy] = (),
     ) -> list[str]:
-        """Steps and directories of files, for people.
+        """Steps and directories of files, for people; also those of `last`, whatever `every` says.
 
         Raises:
             CommitError: nothing is left but steps that never go there.
@@ -92,7 +107,9 @@ class Due:
         seen = seen or LevelStatus(level.url)
         found = self._attempts.of(committed_steps(self._root))
         here = {step: one for step, one in found.items() if not level.parity or one not in apart}
-        due = wanted(here, level, there=seen.steps)
+        lasts = [one for one in last if _is_missing(one, level, seen, apart)]
+        due = {*wanted(here, level, there=seen.steps)}
+        due |= {one.step for one in lasts if one.directory is None}
         there = {
             name: Copy(int(attempt.partition("-")[0]), attempt, name)
             for name, attempt in seen.files.items()
@@ -101,12 +118,24 @@ class Due:
         named = (
             wanted_directories(self._named.look(), level, there=there) if not level.parity else ()
         )
-        left = [f"step {step}" for step in due if step not in seen.skipped]
-        left += [one.name for one in named]
+        left = [f"step {step}" for step in sorted(due) if step not in seen.skipped]
+        names = {one.name for one in named}
+        left += sorted(names | {one.target for one in lasts if one.directory is not None})
         pins = pinned_steps(self._root).intersection(seen.steps).difference(seen.pinned)
         left += [f"the pin of step {step}" for step in sorted(pins)]
         if due and not left:
             why = seen.problem or "agent.log says why"
-            text = f"steps {list(due)} were passed over at {level.url}: {why}"
+            text = f"steps {sorted(due)} were passed over at {level.url}: {why}"
             raise CommitError(f"{text}. They are safe where they are", step=max(due))
         return left
+
+
+def _is_missing(save: Copy, level: Level, seen: LevelStatus, apart: Collection[str]) -> bool:
+    """Whether a level has neither this very save nor a newer one."""
+    if save.directory is not None:
+        return not level.parity and seen.files.get(save.directory) != save.attempt
+    if level.parity and save.attempt in apart:
+        return False
+    if save.step in seen.steps:
+        return seen.steps[save.step] != save.attempt
+    return save.step > max(seen.steps, default=-1)

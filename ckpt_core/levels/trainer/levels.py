@@ -20,6 +20,7 @@ from ckpt_core._version import __version__
 from ckpt_core.coordination import Aside, Coordination
 from ckpt_core.errors import CommitError, ConfigError, PersistError
 from ckpt_core.levels.errands import Errands
+from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.mailbox import (
     AGENT_LOG,
     LEVELS,
@@ -96,6 +97,7 @@ class Levels(NoLevels):
         self._agent = Agent(root)
         self._works = False
         self._closed_plan = False
+        self._last: tuple[str, ...] = ()
         self._problem = ""
         self._heard_s = time.monotonic()
         self._is_silent = False
@@ -195,17 +197,22 @@ class Levels(NoLevels):
 
         return reached
 
-    def wait(self, level: int | str, *, deadline: float) -> None:
+    def wait(self, level: int | str, *, deadline: float, last: bool = False) -> None:
         """Block until all that is committed and due at a level has come there, directories of files too.
+
+        Args:
+            last: and what was saved last, whatever `every` says: the agent of this root is told.
 
         Raises:
             ConfigError: there is no such level.
             CommitError: it does not come there; says why.
             Away: the root cannot be read.
+            PersistError: the agent cannot be told.
         """
         number = number_of(level, self._levels, self._peers)
+        lasts = self._take_last() if last else ()
         while left := self._due.left(
-            self._levels[number], self._following.seen[number], apart=self._apart()
+            self._levels[number], self._following.seen[number], apart=self._apart(), last=lasts
         ):
             status = self._following.seen[number]
             problem = self._problem or ("" if status is None else status.problem)
@@ -217,6 +224,13 @@ class Levels(NoLevels):
                     f"and is taken there once that is possible"
                 )
             time.sleep(_LOOK_AGAIN_S)
+
+    def _take_last(self) -> tuple[Copy, ...]:
+        claim, lasts = self._claim, self._due.newest()
+        self._last = tuple([one.attempt for one in lasts])
+        if self._works and claim is not None:
+            self._tender.do(lambda: self._write_plan(claim, closed=False))
+        return lasts
 
     # -- any thread --------------------------------------------------------------------------------
 
@@ -270,6 +284,7 @@ class Levels(NoLevels):
             own=claim.own,
             sweeps=self._coordination.info.rank == 0,
             release=__version__,
+            last=self._last,
         )
         if self._peers is not None:
             plan = self._peers.planned(plan)
