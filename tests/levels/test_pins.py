@@ -23,7 +23,7 @@ from tests.levels.agents import Agents, plan_of, until
 from tests.levels.making import look, make_store, save
 from tests.levels.servers.faulty import FaultServer, in_environment
 from tests.levels.servers.moto import needs_store
-from tests.levels.trainers import SOON_S, agent_of, end_agent, options
+from tests.levels.trainers import SOON_S, agent_of, end_agent, options, wait_for_agent
 from tests.levels.training_jobs import make_state
 
 
@@ -41,8 +41,8 @@ def opened(root: Path, url: str) -> Checkpointer:
 
 
 def lose(root: Path) -> None:
-    """Its machine is gone, with all that runs there."""
-    end_agent(root)
+    """Its disk is gone, once its agent has ended."""
+    wait_for_agent(root)
     shutil.rmtree(root)
 
 
@@ -66,6 +66,7 @@ def check_survives(root: Path, url: str) -> None:
         until(lambda: set(far.steps()) == {1, 4, 5})
         assert far.pins() == {1}
     # It never was in this root, so that it is not known here that it is pinned.
+    wait_for_agent(root)
     with opened(root, url) as ck:
         ck.unpin(1)
         for step in (6, 7):

@@ -17,13 +17,14 @@ from torch.utils.data import DataLoader
 
 from ckpt_core import ConfigError, Level, Options, committed_steps, step_path
 from ckpt_core.levels import LEVELS
+from ckpt_core.store import pinned_steps
 from ckpt_lightning import AsyncCheckpoint
 from tests import places
 from tests.forks import Forks
 from tests.integrations.lightning import killed_program, models
 from tests.integrations.lightning.running import differences, ending, fit, saver
 from tests.integrations.lightning.test_kill import Program
-from tests.levels.trainers import end_agent, wait_for_agent
+from tests.levels.trainers import end_agent, until, wait_for_agent
 
 
 @pytest.fixture
@@ -101,3 +102,30 @@ def test_another_root_that_the_trainer_saves_to_has_no_levels(
     trainer.save_checkpoint(str(tmp_path / "aside"))
     assert committed_steps(tmp_path / "aside")
     assert not (tmp_path / "aside" / LEVELS).exists()
+
+
+class Scored(models.Net):
+    """The first epoch is the best one until the fifth."""
+
+    def on_train_epoch_end(self) -> None:
+        self.log("score", [0.2, 4.0, 3.0, 2.0, 0.1][self.trainer.current_epoch])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_best_step_outlives_the_root_at_the_level_until_there_is_a_better_one(
+    root: Path, far: Path
+) -> None:
+    def train(epochs: int) -> None:
+        level = {"url": str(far), "keep_last": 1, "backlog": 9}
+        callback = saver(root, monitor="score", levels=[level])
+        fit(Scored, _loader, callback, max_epochs=epochs)
+        until(lambda: 5 * epochs in committed_steps(far))
+        wait_for_agent(root)
+
+    train(3)
+    assert {5, 15} <= {*committed_steps(far)} and 5 in pinned_steps(far)
+    shutil.rmtree(root)
+    train(4)
+    assert 5 in committed_steps(far) and 5 in pinned_steps(far)
+    train(5)
+    until(lambda: committed_steps(far) == (25,) and pinned_steps(far) == {25})
