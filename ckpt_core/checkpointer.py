@@ -200,6 +200,7 @@ class Checkpointer(Looks):
         Raises:
             StagingError: not within `timeout`.
         """
+        self._check_process()
         self._engine.barriers.wait(names, before=before)
 
     def leave_barrier_to_owner(self, optimizer: torch.optim.Optimizer) -> None:
@@ -211,6 +212,7 @@ class Checkpointer(Looks):
 
     def is_staged(self, names: Iterable[str] | None = None, *, before: int | None = None) -> bool:
         """Whether `wait_staged` with the same arguments would return at once; where so, it has been done."""
+        self._check_process()
         return self._engine.flights.is_staged(names, before=before)
 
     @stalling
@@ -233,10 +235,9 @@ class Checkpointer(Looks):
             StagingError: something was still in flight after `timeout`.
             CommitError: steps have not come to the level within `timeout`, or never will; says why.
         """
+        self._check_process()
         if last and level is None:
-            raise ConfigError(
-                "wait(last=True): say at which level, such as wait(level=1, last=True)"
-            )
+            raise ConfigError("wait(last=True): say at which level: wait(level=1, last=True)")
         if not self._engine.wait(level, last=last):
             raise self._engine.flights.not_empty()
         self._engine.failures.report()
@@ -404,6 +405,10 @@ class Checkpointer(Looks):
     def _check_usable(self) -> None:
         if self._closing:
             raise ConfigError(f"the Checkpointer of {self.root} is closed: make a new one")
+        self._check_process()
+
+    def _check_process(self) -> None:
+        # The threads stayed behind: whoever waits for them in a fork waits for ever.
         if os.getpid() != self._pid:
             raise ConfigError(
                 f"the Checkpointer of {self.root} was made in process {self._pid}, and this is a fork of "

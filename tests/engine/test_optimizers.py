@@ -244,6 +244,27 @@ def test_a_forked_child_waits_for_nobody(tmp_path: Path) -> None:
     assert code == 7
 
 
+def _wait_in_child(ck: Checkpointer) -> None:
+    refused = 0
+    for wait in (ck.wait, ck.wait_staged, ck.is_staged, lambda: ck.wait(level=1)):
+        try:
+            wait()
+        except ckpt_core.ConfigError as exc:
+            refused += "this is a fork of it" in str(exc)
+    ck.close()
+    os._exit(refused)
+
+
+def test_a_forked_child_that_asks_to_wait_is_refused_at_once(tmp_path: Path) -> None:
+    with stuck(tmp_path, updates.sgd()) as (ck, _):
+        child = multiprocessing.get_context("fork").Process(target=_wait_in_child, args=(ck,))
+        child.start()
+        child.join(60)
+        code = child.exitcode
+        child.kill()
+    assert code == 4
+
+
 def test_a_wait_of_a_step_is_told_and_counted(tmp_path: Path) -> None:
     program = updates.sgd()
     with stuck(tmp_path, program) as (ck, gate):
