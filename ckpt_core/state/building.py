@@ -39,6 +39,11 @@ _DTYPE_TEXT = re.compile(r"[?a-zA-Z]\d{0,9}\Z")
 _GENERATOR_UNITS = 4096
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 
+
+class Refused(Exception):
+    """A global that only trusted=True may use; the text is its name."""
+
+
 # -- arguments: each check raises ValueError -----------------------------------------------------
 
 
@@ -93,10 +98,16 @@ def _counts(arguments: tuple[Any, ...], work: Work) -> None:
 
 
 def _factory(arguments: tuple[Any, ...], work: Work) -> None:
-    if len(arguments) > 1 or any(a is not None and a not in FACTORIES.values() for a in arguments):
-        raise ValueError("an unknown factory")
+    if len(arguments) > 1:
+        raise ValueError("a defaultdict of more than its factory")
+    for one in arguments:
+        if one is not None and one not in _FACTORIES:
+            raise Refused(
+                f"{one.__module__}.{one.__qualname__}" if isinstance(one, type) else "a factory"
+            )
 
 
+_FACTORIES = (*FACTORIES.values(), collections.OrderedDict, collections.Counter, collections.deque)
 _PATHS = (
     pathlib.PosixPath,
     pathlib.PurePosixPath,
@@ -122,6 +133,7 @@ def check_call(function: Any, arguments: tuple[Any, ...], work: Work) -> bool:
 
     Raises:
         ValueError: it may, but not with these arguments.
+        Refused: these arguments would be called.
     """
     check = _CALLABLE.get(function) if isinstance(function, type) else None
     if check is not None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, TypedStorage, UntypedStorage
 from torch.nn import Parameter
 
 from ckpt_core.errors import ConfigError
@@ -292,6 +292,8 @@ def _handler(cls: type) -> _Handler:
         return _tensor_subclass
     if issubclass(cls, enum.Enum):
         return _member
+    if issubclass(cls, UntypedStorage | TypedStorage):
+        return _storage
     if "numpy" in sys.modules:
         import numpy as np
 
@@ -302,6 +304,13 @@ def _handler(cls: type) -> _Handler:
         if issubclass(cls, np.dtype):
             return _npdtype
     return _value
+
+
+def _storage(walker: Walker, value: Any, path: str) -> Node:
+    # torch pickles it, and fails to read that.
+    raise ConfigError(
+        f"{shown(path)} is a {type_name(type(value))}, which cannot be stored: store a tensor of its bytes"
+    )
 
 
 def _value(walker: Walker, value: Any, path: str) -> Node:

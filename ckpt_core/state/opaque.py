@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from ckpt_core.errors import ConfigError, CorruptCheckpoint, UntrustedData
+from ckpt_core.state.building import Refused
 from ckpt_core.state.generators import reduce_torch
 from ckpt_core.state.keys import TooMuchWork
 from ckpt_core.state.nodes import Opaque
-from ckpt_core.state.unpickling import Refused, read_harmless
+from ckpt_core.state.unpickling import read_harmless
 
 _log = logging.getLogger("ckpt_core")
 _PROTOCOL = 4

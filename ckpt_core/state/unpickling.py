@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from ckpt_core.state.building import CONSTRUCTORS, Constructor, check_call, put_state
+from ckpt_core.state.building import CONSTRUCTORS, Constructor, Refused, check_call, put_state
 from ckpt_core.state.keys import Keys, Work
 from ckpt_core.state.leaf import dtypes
 
@@ -46,10 +46,6 @@ _FREE_UNITS = 1_000_000
 _UNITS_PER_BYTE = 4
 _CALL_UNITS = 16
 """What a harmless call costs apart from its arguments; `building` adds to it."""
-
-
-class Refused(Exception):
-    """A global that only trusted=True may use; the text is its name."""
 
 
 def read_harmless(data: bytes) -> Any:

@@ -14,7 +14,7 @@ import torch
 
 import ckpt_core
 from ckpt_core import Checkpointer
-from ckpt_core.errors import UntrustedData
+from ckpt_core.errors import ConfigError, UntrustedData
 from ckpt_core.state import opaque
 
 
@@ -74,3 +74,40 @@ def test_a_mapped_array_is_saved_by_its_values(
     with Checkpointer(tmp_path / "root") as ck:
         ck.restore({"w": torch.ones(2), "values": live, "part": np.zeros(10, np.float32)})
     assert np.array_equal(live, mapped)
+
+
+@pytest.mark.parametrize("factory", [None, list, collections.OrderedDict, collections.deque])
+def test_a_defaultdict_of_a_harmless_factory_comes_back_with_it(
+    factory: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not _told(tmp_path, caplog, {"d": collections.defaultdict(factory, a=1)})
+    assert ckpt_core.load(tmp_path)["d"].default_factory is factory
+
+
+def test_a_factory_of_ones_own_is_told_of_and_needs_trust(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (text,) = _told(tmp_path, caplog, {"d": collections.defaultdict(Settings, a=1)})
+    assert "trusted=True" in text and "test_opaque.Settings" in text
+    with pytest.raises(UntrustedData, match="Settings"):
+        ckpt_core.load(tmp_path)
+    assert ckpt_core.load(tmp_path, trusted=True)["d"].default_factory is Settings
+
+
+def test_a_class_that_is_harmless_by_itself_is_no_factory(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, {"d": collections.defaultdict(random.Random, a=1)}).committed.result()
+    with pytest.raises(UntrustedData, match=r"random\.Random"):
+        ckpt_core.load(tmp_path)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_storage_is_refused_when_it_is_saved(typed: bool, tmp_path: Path) -> None:
+    tensor = torch.ones(3)
+    storage = (
+        torch.TypedStorage(3, dtype=torch.float32, _internal=True)
+        if typed
+        else tensor.untyped_storage()
+    )
+    with Checkpointer(tmp_path) as ck, pytest.raises(ConfigError, match=r"'s' is a .*Storage"):
+        ck.save(1, {"w": tensor, "s": storage})
