@@ -90,7 +90,8 @@ class SimulateRequest:
         typer.Option(
             metavar="A=B,C=D",
             help="A further level, nearest first: every=100,seconds=30,restore=40,survives=node, with "
-            "times from commit to copy and from there to training; every=10/100/1000 tries each.",
+            "times from commit to copy and from there to training; every=10/100/1000 tries each. Kept by the "
+            "nodes themselves: keeps=copies or keeps=4+1, and refill=2min, until a lost node is made good.",
         ),
     ] = None
     survives: Annotated[

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +21,7 @@ from ckpt_core.simulate import (
     Load,
     Measured,
     Rates,
+    Redundancy,
     Setting,
     Stops,
     Strategy,
@@ -41,6 +42,7 @@ _COPY, _NETWORK = 12e9, 1.875e9
 _DURATION_S = 7 * 86400.0
 _INTERVALS = (1, 10, 25, 50, 100)
 _LEVEL = {"every", "seconds", "restore", "survives"}
+_KEEPS = {"keeps", "refill"}
 _ALONE = {
     "paper": (
         "bench",
@@ -127,8 +129,9 @@ def study_of(request: SimulateRequest) -> Study:
         seed=request.seed,
         runs=request.runs,
         survives=_choice(Kind, request.survives or _survives(request), "survives"),
-        levels=_levels(request.level or []),
+        levels=_levels(request.level or [], request.nodes),
         kinds=_kinds(request.kinds),
+        nodes=request.nodes or 0,
         stalls={Strategy.OURS: measured.stall_s} if measured and measured.stall_s else {},
     )
 
@@ -254,18 +257,19 @@ def _survives(request: SimulateRequest) -> Kind:
     return Kind.PROCESS if request.level else Kind.SITE
 
 
-def _levels(texts: Sequence[str]) -> tuple[tuple[FurtherLevel, ...], ...]:
+def _levels(texts: Sequence[str], nodes: int | None) -> tuple[tuple[FurtherLevel, ...], ...]:
     """Every way to choose one `every` for each level."""
-    return tuple(itertools.product(*[_level(text) for text in texts]))
+    return tuple(itertools.product(*[_level(text, nodes) for text in texts]))
 
 
-def _level(text: str) -> list[FurtherLevel]:
+def _level(text: str, nodes: int | None) -> list[FurtherLevel]:
     given = _pairs(text, "level")
-    if missing := _LEVEL - given.keys() or given.keys() - _LEVEL:
+    if missing := _LEVEL - given.keys() or given.keys() - _LEVEL - _KEEPS:
         raise ConfigError(
             f"level={text!r}: {', '.join(sorted(missing))} is missing or unknown: write it like "
             "every=100,seconds=30,restore=40,survives=node"
         )
+    redundancy = _redundancy(given, nodes)
     everys = given["every"].split("/")
     if not all(every.isdigit() for every in everys):
         raise ConfigError(f"every={given['every']!r} is no number of iterations, or several with /")
@@ -275,9 +279,27 @@ def _level(text: str) -> list[FurtherLevel]:
             copy_s=seconds(given["seconds"], field="seconds"),
             restore_s=seconds(given["restore"], field="restore"),
             survives=_choice(Kind, given["survives"], "survives"),
+            redundancy=redundancy,
         )
         for every in everys
     ]
+
+
+def _redundancy(given: Mapping[str, str], nodes: int | None) -> Redundancy | None:
+    """How nodes keep one another's steps, if they do."""
+    if not _KEEPS & given.keys():
+        return None
+    shape = re.fullmatch(r"(\d+)\+(\d+)|copies", given.get("keeps", ""))
+    if shape is None or "refill" not in given or nodes is None:
+        raise ConfigError(
+            "keeps=copies or keeps=4+1 goes with refill=, the time from the loss of a node until another one "
+            "has its part and what it kept for others, and with --nodes"
+        )
+    refill_s = seconds(given["refill"], field="refill")
+    if shape[0] == "copies":
+        return Redundancy(nodes=nodes, refill_s=refill_s)
+    group, spare = int(shape[1]) + int(shape[2]), int(shape[2])
+    return Redundancy(nodes=nodes, group=group, spare=spare, refill_s=refill_s)
 
 
 def _kinds(text: str | None) -> dict[Kind, float]:

@@ -86,10 +86,13 @@ def _advice(points: Sequence[Point], study: Study, mtbf_s: float | None) -> list
 def _levels_text(study: Study) -> str:
     parts = [f"the first root survives the loss of a {study.survives}"]
     for number, level in enumerate(study.levels[0], start=1):
+        kept = level.redundancy
         parts.append(
             f"level {number}: {time_text(level.copy_s)} to it, {time_text(level.restore_s)} back, "
             f"survives the loss of a {level.survives}"
         )
+        if kept is not None:
+            parts[-1] += f"; {kept}, made good {time_text(kept.refill_s)} after a loss"
     return "\n".join(parts)
 
 

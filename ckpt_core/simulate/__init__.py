@@ -14,7 +14,15 @@ Source: PCcheck (ASPLOS '25) sections 3.4, 4.2 and 5.2.3; LightCheck (ICCD '23) 
 """
 
 from ckpt_core.simulate.costs import Costs, FurtherLevel, Job, Kind, Rates, Sharing
-from ckpt_core.simulate.failures import Outage, Stops, Trace, exponential, of_kinds, parse_trace
+from ckpt_core.simulate.failures import (
+    Outage,
+    Stops,
+    Trace,
+    exponential,
+    of_kinds,
+    of_nodes,
+    parse_trace,
+)
 from ckpt_core.simulate.measured import Measured, read_bench
 from ckpt_core.simulate.papers import (
     PAPERS,
@@ -24,6 +32,7 @@ from ckpt_core.simulate.papers import (
     pccheck_data,
 )
 from ckpt_core.simulate.recovery import bound_s, daly_s, mean_s, young_s
+from ckpt_core.simulate.redundancy import Redundancy
 from ckpt_core.simulate.run import Goal, Outcome, simulate
 from ckpt_core.simulate.schedule import Load, Task, completion_times, mean_completion_s
 from ckpt_core.simulate.strategies import Setting, Strategy, costs_of
@@ -44,6 +53,7 @@ __all__ = [
     "Outcome",
     "Point",
     "Rates",
+    "Redundancy",
     "Setting",
     "Sharing",
     "Stops",
@@ -62,6 +72,7 @@ __all__ = [
     "mean_completion_s",
     "mean_s",
     "of_kinds",
+    "of_nodes",
     "parse_trace",
     "pccheck_data",
     "read_bench",

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from ckpt_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ckpt_core.simulate.redundancy import Redundancy
 
 MOST_IN_FLIGHT = 64
 """More is of no use: storage holds one more than that, and all of them share its bandwidth."""
@@ -49,12 +53,14 @@ class FurtherLevel:
         copy_s: from the commit in the first root until a step is whole there, with nothing before it.
         restore_s: from there into the live state, after a failure.
         survives: the worst failure after which its steps are still there.
+        redundancy: of nodes that keep one another's steps; None: it lies elsewhere.
     """
 
     every: int
     copy_s: float
     restore_s: float
     survives: Kind
+    redundancy: Redundancy | None = None
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a number that is out of range."""

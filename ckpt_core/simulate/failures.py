@@ -28,11 +28,15 @@ class Stops(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """The job stops at `at_s`, and loses what `kind` says; from `back_s` on it may recover."""
+    """The job stops at `at_s`, and loses what `kind` says; from `back_s` on it may recover.
+
+    `node` is the number of the one that is lost, where somebody wants to know.
+    """
 
     at_s: float
     back_s: float
     kind: Kind = Kind.NODE
+    node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +138,11 @@ def of_kinds(
     for outage in outages:
         (kind,) = dice.choices(kinds, weights)
         yield dataclasses.replace(outage, kind=kind)
+
+
+def of_nodes(outages: Iterable[Outage], nodes: int, *, seed: int) -> Iterator[Outage]:
+    """The same outages; those that take a node take any of so many, drawn at random."""
+    dice = random.Random(f"nodes {seed}")
+    for outage in outages:
+        is_node = outage.kind is Kind.NODE
+        yield dataclasses.replace(outage, node=dice.randrange(nodes)) if is_node else outage

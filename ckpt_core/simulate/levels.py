@@ -2,8 +2,9 @@
 
 The first root holds each checkpoint from its commit on. A level gets the newest that it wants as soon as the
 copy before is done, so one that lags passes over what came meanwhile. A failure takes the levels that do not
-survive it, and copies that are on their way; the job goes on from the newest step that is left, from the
-nearest level that has it, and has it in the first root again.
+survive it, copies that are on their way, and levels of nodes that keep one another's steps, where too many
+of those are gone at once. The job goes on from the newest step that is left, from the nearest level that has
+it, and has it in the first root again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 
 from ckpt_core.simulate.costs import Costs, FurtherLevel, Kind
+from ckpt_core.simulate.redundancy import Losses
 from ckpt_core.simulate.stretch import Stretch
 
 
@@ -23,9 +25,17 @@ class Holdings:
         self._survives = [costs.survives, *[level.survives for level in costs.levels]]
         self._loads_s = [costs.load_s, *[level.restore_s for level in costs.levels]]
         self._newest = [0] * len(self._loads_s)
+        further = enumerate(costs.levels, start=1)
+        self._losses = {n: Losses(one.redundancy) for n, one in further if one.redundancy}
 
-    def fail(self, kind: Kind, base: int, up_s: float) -> tuple[int, float]:
+    def fail(
+        self, kind: Kind, base: int, up_s: float, *, at_s: float = 0.0, node: int | None = None
+    ) -> tuple[int, float]:
         """A failure `up_s` after training went on from iteration `base`; not above 0: before it did.
+
+        Args:
+            at_s: since the begin of the run.
+            node: the one that is lost; None: it is not of that kind.
 
         Returns:
             The iteration that is left, and the seconds to load it.
@@ -36,6 +46,9 @@ class Holdings:
             self._newest = [root, *[one.newest(base, held, up_s) for one, held in further]]
         for index, survives in enumerate(self._survives):
             if survives.rank < kind.rank:
+                self._newest[index] = 0
+        for index, losses in self._losses.items():
+            if node is not None and losses.lose(node, at_s):
                 self._newest[index] = 0
         left = max(self._newest)
         # With nothing left it begins anew, which is taken to need what a load from the first root does.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.simulate.costs import Costs, Kind, check
+from ckpt_core.simulate.costs import Costs, check
 from ckpt_core.simulate.failures import Outage
 from ckpt_core.simulate.levels import Holdings
 from ckpt_core.simulate.stretch import Stretch, stretch
@@ -136,7 +136,7 @@ def _go(
                 return end_s
         if goal.duration_s == stop_s or stop_s == _END.at_s:
             break
-        load_s = _fail(holdings, course, outage.kind, up_s=stop_s - ready_s, tally=tally)
+        load_s = _fail(holdings, course, outage, up_s=stop_s - ready_s, tally=tally)
         ready_s = max(ready_s, outage.back_s + restart_s + load_s)
         if tally.failures >= goal.most_outages:
             raise _out_of_reach(tally)
@@ -154,14 +154,16 @@ def _out_of_reach(tally: _Tally) -> ConfigError:
     )
 
 
-def _fail(holdings: Holdings, course: Stretch, kind: Kind, *, up_s: float, tally: _Tally) -> float:
+def _fail(
+    holdings: Holdings, course: Stretch, outage: Outage, *, up_s: float, tally: _Tally
+) -> float:
     """A failure `up_s` after training began; at or below 0 when it was not yet on its way again.
 
     Returns:
         How long the state takes to load.
     """
     done = tally.kept + (course.iterations_at(up_s) if up_s > 0 else 0)
-    left, load_s = holdings.fail(kind, tally.kept, up_s)
+    left, load_s = holdings.fail(outage.kind, tally.kept, up_s, at_s=outage.at_s, node=outage.node)
     lost, tally.kept = done - left, left
     tally.failures += 1
     tally.redone += lost

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ckpt_core.simulate.costs import Costs, FurtherLevel, Kind
-from ckpt_core.simulate.failures import Outage, Stops, Trace, exponential, of_kinds
+from ckpt_core.simulate.failures import Outage, Stops, Trace, exponential, of_kinds, of_nodes
 from ckpt_core.simulate.recovery import bound_s, young_s
 from ckpt_core.simulate.run import Goal, Outcome, simulate
 from ckpt_core.simulate.strategies import Setting, Strategy, costs_of
@@ -34,6 +34,7 @@ class Study:
         survives: the worst failure that the first root survives.
         levels: further levels, beside each other: each entry is one way to have them.
         kinds: how often failures are of each kind, as shares; empty: each is what a trace says, or a node.
+        nodes: of which one is lost at a time, where a level needs to know; 0: none does.
     """
 
     setting: Setting
@@ -51,6 +52,7 @@ class Study:
     survives: Kind = Kind.SITE
     levels: tuple[tuple[FurtherLevel, ...], ...] = ((),)
     kinds: Mapping[Kind, float] = field(default_factory=dict)
+    nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +169,9 @@ def _failures(study: Study, mtbf_s: float | None) -> Iterator[Iterable[Outage]]:
 
 
 def _of_kinds(study: Study, outages: Iterable[Outage], seed: int) -> Iterable[Outage]:
-    return of_kinds(outages, study.kinds, seed=seed) if study.kinds else outages
+    if study.kinds:
+        outages = of_kinds(outages, study.kinds, seed=seed)
+    return of_nodes(outages, study.nodes, seed=seed) if study.nodes else outages
 
 
 def _bound_s(costs: Costs, course: Stretch) -> float:

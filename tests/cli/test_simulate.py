@@ -262,6 +262,27 @@ def test_levels_are_what_is_lost(cli: Cli) -> None:
     assert found[0][0]["bound_s"] is None
 
 
+PEERS = "every=10,seconds=1,restore=1,survives=domain"
+
+
+def test_nodes_that_keep_one_anothers_steps_lose_them_only_together(cli: Cli) -> None:
+    nodes = ("--node-mtbf", "20h", "--nodes", "10", "--survives", "process", "--interval", "10")
+    redone = []
+    for more in ("", ",keeps=8+2,refill=1h", ",keeps=copies,refill=1h", ",keeps=4+1,refill=1h"):
+        level = ("--level", PEERS + more)
+        (row,) = _points(cli, *SMALL, *nodes, *level, "--strategy", "ours", "--duration", "60d")
+        redone.append(row["redone"])
+    assert redone == sorted(redone) and redone[0] < redone[2]
+    answer = cli("simulate", *SMALL, *nodes, *level)
+    assert "parity 4+1, made good 60 min after a loss" in " ".join(answer.out.split())
+
+
+def test_groups_that_do_not_come_out_even_are_refused(cli: Cli) -> None:
+    nodes = ("--node-mtbf", "20h", "--nodes", "9")
+    answer = cli("simulate", *SMALL, *nodes, "--level", f"{PEERS},keeps=4+1,refill=1h")
+    assert answer.code != 0 and "nodes=9 cannot have groups of 5" in " ".join(answer.err.split())
+
+
 @pytest.mark.parametrize(
     ("option", "text", "said"),
     [
@@ -276,6 +297,10 @@ def test_levels_are_what_is_lost(cli: Cli) -> None:
         ),
         ("--level", "every=10,seconds=1,restore=1,survives=all", "process, node, domain, site"),
         ("--level", "s3://bucket", "NAME=VALUE"),
+        ("--level", f"{PEERS},keeps=4+1", "refill="),
+        ("--level", f"{PEERS},refill=1min", "keeps=4+1"),
+        ("--level", f"{PEERS},keeps=4,refill=1min", "keeps=4+1"),
+        ("--level", f"{PEERS},keeps=4+1,refill=1min", "--nodes"),
         ("--survives", "disk", "process, node, domain, site"),
         ("--kinds", "node=many", "process=6,node=3,site=1"),
         ("--kinds", "node=0", "not all of them 0"),

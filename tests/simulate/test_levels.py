@@ -18,13 +18,16 @@ from ckpt_core.simulate import (
     Kind,
     Outage,
     Outcome,
+    Redundancy,
     Sharing,
     exponential,
     of_kinds,
+    of_nodes,
     simulate,
     stretch,
 )
 from ckpt_core.simulate.levels import Holdings
+from ckpt_core.simulate.redundancy import Losses
 from tests.quick import drawn
 from tests.simulate.drawn import ITERATION_S, costs, eighths
 from tests.simulate.naive import Naive
@@ -247,3 +250,58 @@ def test_numbers_out_of_range_are_refused(field: str) -> None:
     good = {"every": 1, "copy_s": 0.0, "restore_s": 0.0, "survives": Kind.NODE}
     with pytest.raises(ConfigError):
         FurtherLevel(**{**good, field: -1})
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.integers(0, 12),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 100)), max_size=30),
+)
+def test_parity_is_lost_when_more_of_a_group_are_gone_at_a_time_than_it_spares(
+    k: int, spare: int, groups: int, refill_s: int, drawn_losses: list[tuple[int, int]]
+) -> None:
+    nodes = (k + spare) * groups
+    shape = Redundancy(nodes=nodes, group=k + spare, spare=spare, refill_s=refill_s)
+    losses, at_s, lost = Losses(shape), 0, dict[int, int]()
+    for gap_s, number in drawn_losses:
+        at_s += gap_s
+        lost[number % nodes] = at_s
+        mates = range(number % nodes // (k + spare) * (k + spare), nodes)[: k + spare]
+        gone = [one for one in mates if one in lost and at_s - lost[one] < refill_s]
+        expected = len({*gone, number % nodes}) > spare
+        assert losses.lose(number % nodes, at_s) == expected
+
+
+def test_a_copy_at_the_next_node_is_lost_with_a_neighbour_and_nobody_else() -> None:
+    for other, is_lost in ((0, False), (1, True), (2, False), (3, False), (4, True)):
+        losses = Losses(Redundancy(nodes=5, refill_s=10.0))
+        assert not losses.lose(0, 100.0)
+        assert losses.lose(other, 109.0) == is_lost
+        assert not losses.lose((other + 2) % 5, 120.0)
+
+
+def test_what_nodes_keep_of_one_another_goes_with_the_second_loss_and_is_made_anew() -> None:
+    pair = Redundancy(nodes=2, group=2, spare=1, refill_s=30.0)
+    level = FurtherLevel(every=10, copy_s=0.0, restore_s=0.0, survives=Kind.DOMAIN, redundancy=pair)
+    made = Costs(survives=Kind.PROCESS, levels=(level,))
+    outages = [Outage(at, at, node=node) for at, node in ((45.5, 0), (60.5, 1), (105.5, 0))]
+    # 40 are left of 45; 55 of 60 are gone with all before; then 40 of 45 are left again.
+    found = run(made, outages, 120.0, 10)
+    assert (found.redone, found.worst_lost, found.iterations) == (5 + 55 + 5, 55, 54)
+
+
+def test_nodes_are_lost_equally_often_and_processes_take_none() -> None:
+    before = list(
+        of_kinds(
+            itertools.islice(exponential(10.0, seed=1), 4000),
+            {Kind.PROCESS: 1.0, Kind.NODE: 1.0},
+            seed=1,
+        )
+    )
+    after = list(of_nodes(before, 4, seed=1))
+    assert [dataclasses.replace(one, node=None) for one in after] == before
+    assert all((one.node is None) == (one.kind is not Kind.NODE) for one in after)
+    counts = [sum(one.node == node for one in after) for node in range(4)]
+    assert min(counts) > 400 and sum(counts) == sum(one.kind is Kind.NODE for one in after)
