@@ -32,10 +32,10 @@ FILES = (
     *("test_beside_a_writer.py",),  # a job that saves as often as it can
     # Agents of levels, and errands: processes that are killed, or waited for until they end by themselves.
     *("test_agent*.py", "test_azure.py", "test_bringing*.py", "test_by_hand.py", "test_peer*.py"),
-    *("test_claiming.py", "test_errands.py", "test_hosting.py", "test_named_*.py", "levels/test_pins.py"),
+    *("test_claiming.py", "test_errands.py", "test_hosting.py", "test_named_*.py"),
     *("test_objects*.py", "test_scrub*.py", "test_train*.py"),
     *("test_agreed.py", "test_leftovers.py", "test_rebuilding.py", "test_receiving.py"),
-    *("test_sent_before.py", "test_listing_parity.py"),
+    *("test_sent_before.py", "test_listing_parity.py", "levels/test_pins.py"),
     *("test_exit.py", "test_interrupts.py", "test_kill*.py", "test_sigterm.py", "test_tune.py"),
     # Dozens of processes, each of which imports torch.
     *("test_doctor*.py", "test_exact_bounds.py", "test_startup.py", "test_watching.py"),
