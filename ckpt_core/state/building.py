@@ -101,13 +101,12 @@ def _factory(arguments: tuple[Any, ...], work: Work) -> None:
     if len(arguments) > 1:
         raise ValueError("a defaultdict of more than its factory")
     for one in arguments:
-        if one is not None and one not in _FACTORIES:
+        if one is not None and one not in FACTORIES.values():
             raise Refused(
                 f"{one.__module__}.{one.__qualname__}" if isinstance(one, type) else "a factory"
             )
 
 
-_FACTORIES = (*FACTORIES.values(), collections.OrderedDict, collections.Counter, collections.deque)
 _PATHS = (
     pathlib.PosixPath,
     pathlib.PurePosixPath,

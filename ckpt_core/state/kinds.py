@@ -13,7 +13,8 @@ from typing import Any
 from ckpt_core.state.nodes import MAX_SIZE, Map, Record, Seq
 
 FACTORIES: dict[str, type] = {
-    cls.__name__: cls for cls in (list, dict, int, float, set, str, bool, tuple)
+    cls.__name__: cls
+    for cls in (list, dict, int, float, set, str, bool, tuple, OrderedDict, Counter, deque)
 }
 """What a defaultdict may call to make a value, by its name in a skeleton."""
 

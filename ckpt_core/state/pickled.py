@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from ckpt_core.state.generators import are_alike, is_generator, put_generator, shown_generator
-from ckpt_core.state.plain import SEQUENCES, has_state, is_array, is_plain_live, live_form
+from ckpt_core.state.plain import (
+    SEQUENCES,
+    has_state,
+    is_array,
+    is_filled,
+    is_plain_live,
+    live_form,
+)
 
 Literal = tuple[str, Any, Any]
 """A path, what is live there, and what was pickled in its place."""
@@ -28,7 +35,7 @@ def pair_up(value: Any, live: Any, path: str) -> Iterator[Literal]:
     """
     if is_plain_live(live) and is_plain_live(value):
         return
-    if isinstance(live, Tensor) or is_array(live) or has_state(live) or is_generator(live):
+    if is_filled(live):
         if not _fits(value, live):
             raise Unlike(path, f"{_shown(value)} in the checkpoint, {_shown(live)} here")
         yield path, live, value

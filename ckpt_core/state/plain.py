@@ -71,9 +71,14 @@ def has_state(live: Any) -> bool:
     return callable(getattr(live, "state_dict", None)) and not isinstance(live, type)
 
 
+def is_filled(live: Any) -> bool:
+    """Whether a live value takes what was saved in place, as a whole."""
+    return isinstance(live, Tensor) or is_array(live) or has_state(live) or is_generator(live)
+
+
 def is_plain_live(live: Any) -> bool:
     """Whether nothing in a live value is filled in place."""
-    if isinstance(live, Tensor) or is_array(live) or has_state(live) or is_generator(live):
+    if is_filled(live):
         return False
     if isinstance(live, Mapping):
         return all(map(is_plain_live, live.values()))

@@ -233,15 +233,20 @@ def _step_in_child(program: updates.Program) -> None:
     os._exit(7)
 
 
+def _ended_with(target: Callable[[Any], None], argument: object) -> int | None:
+    """How a forked child ended; None: it has not, in a minute."""
+    child = multiprocessing.get_context("fork").Process(target=target, args=(argument,))
+    child.start()
+    child.join(60)
+    code = child.exitcode
+    child.kill()
+    return code
+
+
 def test_a_forked_child_waits_for_nobody(tmp_path: Path) -> None:
     program = updates.sgd()
     with stuck(tmp_path, program):
-        child = multiprocessing.get_context("fork").Process(target=_step_in_child, args=(program,))
-        child.start()
-        child.join(60)
-        code = child.exitcode
-        child.kill()
-    assert code == 7
+        assert _ended_with(_step_in_child, program) == 7
 
 
 def _wait_in_child(ck: Checkpointer) -> None:
@@ -257,12 +262,7 @@ def _wait_in_child(ck: Checkpointer) -> None:
 
 def test_a_forked_child_that_asks_to_wait_is_refused_at_once(tmp_path: Path) -> None:
     with stuck(tmp_path, updates.sgd()) as (ck, _):
-        child = multiprocessing.get_context("fork").Process(target=_wait_in_child, args=(ck,))
-        child.start()
-        child.join(60)
-        code = child.exitcode
-        child.kill()
-    assert code == 4
+        assert _ended_with(_wait_in_child, ck) == 4
 
 
 def test_a_wait_of_a_step_is_told_and_counted(tmp_path: Path) -> None:

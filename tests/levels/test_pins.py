@@ -93,6 +93,22 @@ def pins(place: Path) -> frozenset[int]:
     return DirectoryFar(place, files=Files()).pins()
 
 
+def pin_the_first(root: Path, *steps: int) -> None:
+    """A root with these steps, and nobody who has it open."""
+    store = make_store(root)
+    for step in steps:
+        save(store, step)
+    store.pin(steps[0])
+    store.close()
+
+
+def unpin(root: Path, step: int) -> None:
+    """As somebody does who opens the root for it alone."""
+    store = make_store(root)
+    store.unpin(step)
+    store.close()
+
+
 def test_a_step_that_is_pinned_while_it_is_sent_is_seen_there_with_its_pin(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:
@@ -161,11 +177,8 @@ def test_a_step_that_is_pinned_again_stays_pinned(
 def test_a_pin_that_is_refused_unpins_nothing_at_a_level(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:
-    far, store = tmp_path / "far", make_store(root)
-    for step in (1, 2):
-        save(store, step)
-    store.pin(1)
-    store.close()
+    far = tmp_path / "far"
+    pin_the_first(root, 1, 2)
     agents.run(root, plan_of(Level(str(far), backlog=2)))
     shutil.rmtree(root)
     store = make_store(root)
@@ -203,10 +216,8 @@ def test_of_two_nodes_with_one_level_the_last_to_unpin_decides(
 def test_what_was_unpinned_before_the_run_went_on_elsewhere_is_in_doubt_and_stays_pinned(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:
-    far, store = tmp_path / "far", make_store(root)
-    save(store, 1)
-    store.pin(1)
-    store.close()
+    far = tmp_path / "far"
+    pin_the_first(root, 1)
     agents.run(root, plan_of(Level(str(far)), session=1))
     store = make_store(root)
     store.unpin(1)
@@ -215,9 +226,7 @@ def test_what_was_unpinned_before_the_run_went_on_elsewhere_is_in_doubt_and_stay
     store.close()
     agents.run(root)
     assert pins(far) == {1}
-    store = make_store(root)
-    store.unpin(1)
-    store.close()
+    unpin(root, 1)
     agents.run(root, plan_of(Level(str(far)), session=4))
     assert not pins(far)
 
@@ -225,16 +234,12 @@ def test_what_was_unpinned_before_the_run_went_on_elsewhere_is_in_doubt_and_stay
 def test_a_later_session_elsewhere_has_its_pins_left_alone(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:
-    far, store = tmp_path / "far", make_store(root)
-    save(store, 1)
-    store.pin(1)
-    store.close()
+    far = tmp_path / "far"
+    pin_the_first(root, 1)
     agents.run(root, plan_of(Level(str(far))))
     word = json.dumps({"run": "ab" * 8, "session": 9, "host": "elsewhere", "pid": 1}).encode()
     DirectoryFar(far, files=Files()).write_word("run.json", word, over=None)
-    store = make_store(root)
-    store.unpin(1)
-    store.close()
+    unpin(root, 1)
     assert agents.run(root).ended == "fenced"
     assert pins(far) == {1}
 

@@ -27,12 +27,11 @@ from ckpt_core.errors import (
     RootBusy,
 )
 from ckpt_core.levels.bring.fetching import PATIENCE_S, Wanted, fetch
-from ckpt_core.levels.bring.joined import open_joined
+from ckpt_core.levels.bring.sources import open_source
 from ckpt_core.levels.errands import Errands, Progress, run_errand
 from ckpt_core.levels.far.door import Away, Copy, Readable
 from ckpt_core.levels.helping import run_here
-from ckpt_core.levels.parity.opening import open_source
-from ckpt_core.options import PEERS, scheme_of
+from ckpt_core.options import scheme_of
 from ckpt_core.store import Attempt
 from ckpt_core.system.files import Files
 from ckpt_core.system.interrupts import holding
@@ -66,7 +65,7 @@ def steps(request: Json, progress: Progress, *, files: Files | None = None) -> J
     def ask(number: int, url: str) -> None:
         for pause_s in (*_PAUSES_S, 0.0):
             try:
-                with _open(url, files) as far:
+                with open_source(url, files=files) as far:
                     found = _parity(far) if url in parity else far.steps()
                     answers[number] = {"steps": list(found.items())}
                 return
@@ -86,12 +85,6 @@ def steps(request: Json, progress: Progress, *, files: Files | None = None) -> J
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0.0))
     return list(answers)
-
-
-def _open(url: str, files: Files | None) -> Readable:
-    if scheme_of(url) != PEERS:
-        return open_source(url, files=files)
-    return open_joined(url, files=files)
 
 
 def _parity(far: Readable) -> dict[int, str]:
@@ -114,7 +107,7 @@ def bring(request: Json, progress: Progress, *, files: Files | None = None) -> J
         request["world_size"],
         request["patience_s"],
     )
-    with _open(request["url"], files) as far:
+    with open_source(request["url"], files=files) as far:
         return {"bytes": fetch(far, wanted, progress, files=files or Files())}
 
 

@@ -1,6 +1,6 @@
 """Steps of which every node has a part, as a level that has them whole: for another number of nodes.
 
-with open_joined(url) as far:        url: "peers://<root>", where the plan of that root names the places
+with open_source(url) as far:        url: "peers://<root>", where the plan of that root names the places
     far.steps()                      of which the places together have what all ranks wrote
     far.read_blocks(...)             from the place that has the file
 
@@ -15,14 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpt_core.errors import ConfigError, CorruptCheckpoint, UnknownFormat
+from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
 from ckpt_core.layout import Manifest, RankManifest
 from ckpt_core.levels.bring.subsets import part_of
 from ckpt_core.levels.far.door import Away, Copy, Readable
-from ckpt_core.levels.far.opening import check_extra, open_far
-from ckpt_core.levels.mailbox import read_plan
 from ckpt_core.levels.parity.parts import Part, read_part
-from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 
 _AT_ONCE = 16
@@ -154,28 +151,6 @@ class JoinedFar(Readable):
                 continue
             if part is not None:
                 yield place, part
-
-
-def open_joined(url: str, *, files: Files | None = None) -> JoinedFar:
-    """What the plan of a root names, put together.
-
-    Raises:
-        ConfigError: that root has no plan that does; or the client of object stores is missing.
-    """
-    plan = read_plan(Path(url.partition("://")[2]))
-    if plan is None or plan.parity or not plan.asks:
-        raise ConfigError(f"{url}: that root has no plan of nodes that keep one another's steps")
-    return JoinedFar(url, [_open(place, files) for place in plan.asks])
-
-
-def _open(url: str, files: Files | None) -> Readable:
-    if not url.rpartition("/")[2].startswith("root-of-"):
-        return open_far(url, files=files)
-    check_extra(url)
-    # Never imported by a process that trains: see `open_far`.
-    from ckpt_core.levels.far.plain import PlainFar
-
-    return PlainFar(url)
 
 
 def _manifests(place: Readable) -> list[Manifest] | Away:

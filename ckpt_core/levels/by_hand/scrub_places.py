@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 from ckpt_core.errors import CkptError, ConfigError, NotCommitted
 from ckpt_core.layout import MANIFEST_NAME, retired_in
 from ckpt_core.levels.agent.pace import Pace
+from ckpt_core.levels.bring.sources import open_source
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.far.door import Away, Copy, Far, Readable
 from ckpt_core.levels.far.opening import open_far
 from ckpt_core.levels.mailbox import Node, Plan, read_plan
-from ckpt_core.levels.parity.opening import group_of, open_root, open_source, place_of
+from ckpt_core.levels.parity.opening import group_of, open_root, place_of
 from ckpt_core.options import PARITY, scheme_of
 from ckpt_core.store import committed_steps, entries, is_real_dir
 from ckpt_core.system.files import Files

@@ -1,14 +1,18 @@
-"""`open_far`: the door that fits a URL."""
+"""`open_far`: the door that fits a URL; `open_plain`, for what a peer shows of its disk."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.levels.far.door import Far
 from ckpt_core.options import PARITY, scheme_of
 from ckpt_core.system.files import Files
+
+if TYPE_CHECKING:
+    from ckpt_core.levels.far.plain import PlainFar
 
 
 def open_far(url: str, *, files: Files | None = None) -> Far:
@@ -30,6 +34,15 @@ def open_far(url: str, *, files: Files | None = None) -> Far:
     from ckpt_core.levels.far.objects import ObjectFar
 
     return ObjectFar(url)
+
+
+def open_plain(url: str) -> PlainFar:
+    """A directory of another node, as that shows it. Raises as `open_far`."""
+    check_extra(url)
+    # Never imported by a process that trains: see `open_far`.
+    from ckpt_core.levels.far.plain import PlainFar
+
+    return PlainFar(url)
 
 
 def check_extra(url: str) -> None:

@@ -39,6 +39,7 @@ RANKS = rank_manifest_name(0)
 PARTS = "parts"
 _SUM_BYTES = 8
 _PREFIX = "parity-"
+_ROOT_PREFIX = "root-of-"
 _STEP_PREFIX = "step-"
 
 
@@ -55,7 +56,12 @@ def step_of(directory: str) -> int | None:
 
 def root_key(run: str, part: str) -> str:
     """Where a node shows its root to the others."""
-    return f"{run}/root-of-{part}"
+    return f"{run}/{_ROOT_PREFIX}{part}"
+
+
+def is_root(url: str) -> bool:
+    """Whether a node shows its root there, and not what it keeps of others."""
+    return url.rpartition("/")[2].startswith(_ROOT_PREFIX)
 
 
 def parity_key(run: str, part: str) -> str:

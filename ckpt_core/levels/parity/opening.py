@@ -1,19 +1,15 @@
-"""What of a plan is about parity: the group, its nodes, and a lost part as something to bring steps from."""
+"""What of a plan is about parity: the group, and what its nodes show of their disks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_core.errors import ConfigError
-from ckpt_core.levels.far.door import Readable
-from ckpt_core.levels.far.opening import check_extra, open_far
-from ckpt_core.levels.mailbox import Plan, read_plan
+from ckpt_core.levels.far.opening import open_plain
+from ckpt_core.levels.mailbox import Plan
 from ckpt_core.levels.parity.groups import Shape
 from ckpt_core.levels.parity.objects import Group, parity_key, root_key
-from ckpt_core.options import PARITY, PEER, scheme_of
-from ckpt_core.system.files import Files
+from ckpt_core.options import PARITY, PEER
 
 if TYPE_CHECKING:
     from ckpt_core.levels.far.plain import PlainFar
@@ -51,44 +47,13 @@ def kept_url(plan: Plan, part: str) -> str:
 
 def open_root(plan: Plan, part: str) -> PlainFar:
     """The root of another node, as it shows it."""
-    return _open_plain(root_url(plan, part))
+    return open_plain(root_url(plan, part))
 
 
 def open_kept(plan: Plan, part: str) -> PlainFar:
     """What another node keeps of parity."""
-    return _open_plain(kept_url(plan, part))
-
-
-def open_source(url: str, *, files: Files | None = None) -> Readable:
-    """What steps are brought from: a level, or parity of what the root held.
-
-    Raises:
-        ConfigError: as `open_far`; or there is no plan of parity for that root any more.
-    """
-    if scheme_of(url) != PARITY:
-        return open_far(url, files=files)
-    plan = read_plan(Path(url.partition("://")[2]))
-    if plan is None or not plan.parity:
-        raise ConfigError(f"{url}: that root has no plan of parity")
-    # Only here: it needs NumPy.
-    from ckpt_core.levels.parity.rebuilding import Node, ParityFar
-
-    parts = _known(plan, plan.asks)
-    nodes = [Node(part, open_root(plan, part), open_kept(plan, part)) for part in parts]
-    return ParityFar(url, plan.part, nodes)
-
-
-def _known(plan: Plan, parts: Collection[str]) -> list[str]:
-    return [node.part for node in plan.nodes if node.part in parts and node.part != plan.part]
+    return open_plain(kept_url(plan, part))
 
 
 def _address(plan: Plan, part: str) -> str:
     return next(one.address for one in plan.nodes if one.part == part)
-
-
-def _open_plain(url: str) -> PlainFar:
-    check_extra(url)
-    # Never imported by a process that trains: see `open_far`.
-    from ckpt_core.levels.far.plain import PlainFar
-
-    return PlainFar(url)
