@@ -239,7 +239,7 @@ def test_a_rank_that_does_not_vote_in_time_is_named_and_its_late_vote_is_harmles
     def save(store: TorchStore) -> None:
         if store.info.rank != 2:
             attempt = store.attempt_id(7)
-            store.agree(attempt, 7, Ballot("plan", None), 2.0)
+            store.agree(attempt, 7, Ballot("plan", None), 6.0)
             store.settle(attempt, 7, None, LONG_S)
 
     errors = crew.do(save)[:2]
