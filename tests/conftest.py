@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -130,6 +131,26 @@ def _nothing_is_left() -> Iterator[None]:
         if time.monotonic() > until:
             pytest.fail(f"threads are left: {sorted(thread.name for thread in left)}")
         time.sleep(0.01)
+
+
+def _of_the_process() -> dict[str, object]:
+    """What a test changes for all that follow it in its worker."""
+    return {
+        "SIGINT": signal.getsignal(signal.SIGINT),
+        "SIGTERM": signal.getsignal(signal.SIGTERM),
+        "nice": os.nice(0),
+        "log": logging.getLogger("ckpt_core").level,
+        "switch interval": sys.getswitchinterval(),
+        "collector": gc.isenabled(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _the_process_is_as_it_was() -> Iterator[None]:
+    """A test that leaves the process slower, deaf to Ctrl-C or silent fails, not one after it."""
+    before = _of_the_process()
+    yield
+    assert _of_the_process() == before
 
 
 @pytest.fixture

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import socket
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckpt_core.cli.agent import spoken
@@ -17,6 +14,7 @@ from ckpt_core.cli.places import directory_of
 from ckpt_core.cli.text import say
 from ckpt_core.errors import ConfigError
 from ckpt_core.levels import ALL, TOKEN_VARIABLE, Address, PeerServer, parse_address, read_keys
+from ckpt_core.system.interrupts import stopped_by_signals
 
 if TYPE_CHECKING:
     from ckpt_core.cli.requests import ServeRequest
@@ -40,7 +38,8 @@ def serve_directory(request: ServeRequest) -> bool:
     keys, address = read_keys(request.token_file), parse_address(request.bind)
     with suppress(OSError):
         os.nice(_NICE)
-    with _stopped() as stop, spoken(), PeerServer(folder, keys, address) as server:
+    stop = stopped_by_signals()
+    with spoken(), PeerServer(folder, keys, address) as server:
         for line in _told(folder, server.address, request.token_file):
             say(line)
         sys.stdout.flush()
@@ -59,16 +58,3 @@ def _told(folder: os.PathLike[str], address: Address, token_file: str) -> list[s
         f"  export {TOKEN_VARIABLE}={name}",
         f'  Checkpointer(root, levels=[Level("peer://{address}/run")])',
     ]
-
-
-@contextmanager
-def _stopped() -> Iterator[threading.Event]:
-    """Set by SIGTERM and SIGINT meanwhile."""
-    stop = threading.Event()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
-    try:
-        yield stop
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

@@ -47,6 +47,14 @@ def terminated_as_by_ctrl_c() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+def stopped_by_signals() -> threading.Event:
+    """Set by SIGTERM and SIGINT, from now on for the life of the process. Called on the main thread."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
 class Held:
     """What has been noted. Made by `holding`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ def no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 Work = Callable[[TorchStore], Any]
+_NUMBERS = itertools.count()
 
 
 class Ranks:
@@ -83,6 +85,8 @@ def ranks() -> Iterator[Callable[..., Ranks]]:
 
         def make(world_size: int = 0, nodes: str = "", **settings: Any) -> Ranks:
             world_size = world_size or len(nodes)
+            # A port of one of these may come again, for another number of ranks.
+            settings.setdefault("name", f"crew {next(_NUMBERS)}")
             options = StoreOptions(timeout=60.0, **settings)
             made = Ranks(world_size, list(nodes) or [None] * world_size, options)
             stack.callback(made.close)

@@ -14,7 +14,6 @@ import logging
 import logging.handlers
 import os
 import resource
-import signal
 import sys
 import threading
 import time
@@ -41,6 +40,7 @@ from ckpt_core.options import PARITY, scheme_of
 from ckpt_core.store import RootLock, find_root, writer_of
 from ckpt_core.system.bell import Bell
 from ckpt_core.system.files import Files
+from ckpt_core.system.interrupts import stopped_by_signals
 
 logger = logging.getLogger(__name__)
 
@@ -91,14 +91,6 @@ def run_agent(
         # A thread waits for a store that does not answer: the end of Python would wait for it, too.
         os._exit(0)
     return 0
-
-
-def stopped_by_signals() -> threading.Event:
-    """Set by SIGTERM and SIGINT, from now on for the life of the process. Called on the main thread."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
 
 
 def _serve(

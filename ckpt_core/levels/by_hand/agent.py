@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ckpt_core._version import __version__
 from ckpt_core.errors import CkptError, ConfigError, RootBusy
-from ckpt_core.levels.agent.agent import STOPPED, UP_TO_DATE, run_agent, stopped_by_signals
+from ckpt_core.levels.agent.agent import STOPPED, UP_TO_DATE, run_agent
 from ckpt_core.levels.errands import Errands
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.mailbox import LEVELS, Plan, Status, read_plan, read_status, write_plan
@@ -29,6 +29,7 @@ from ckpt_core.levels.wants import wanted
 from ckpt_core.options import Level
 from ckpt_core.store import RootLock, committed_steps, pinned_steps, unpinned_marks, writer_of
 from ckpt_core.system.files import Files
+from ckpt_core.system.interrupts import stopped_by_signals
 
 logger = logging.getLogger(__name__)
 

@@ -198,7 +198,9 @@ def test_going_back_takes_steps_from_the_levels_too(
     assert found["levels"] == [{"url": place.url, "steps": [30]}]
     assert _there(place.url) == [10, 20]
     assert committed_steps(sent) == (10, 20)
-    assert "30" not in at_place("ls", sent).out.replace(place.url, "")
+    listed = json.loads(at_place("ls", sent, "--json").out)
+    assert [step["step"] for step in listed["steps"]] == [10, 20]
+    assert [sorted(level["steps"]) for level in listed["further"]["levels"]] == [[10, 20]]
 
 
 def test_steps_that_are_at_levels_alone_go_as_well(at_place: Cli, sent: Path, place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -104,10 +105,12 @@ def test_a_token_that_is_no_secret_is_refused(
     assert text not in answer.err
 
 
-def test_the_root_of_a_job_is_not_served_beside_it(cli: Cli, tmp_path: Path, token: Path) -> None:
+def test_the_root_of_a_job_is_not_served_beside_it(
+    process: Cli, tmp_path: Path, token: Path
+) -> None:
     with Checkpointer(tmp_path / "root"):
-        answer = cli("serve", tmp_path / "root", "--bind", "127.0.0.1:0", "--token-file", token)
-    assert answer.code == 2 and "already open for writing" in answer.err
+        answer = process("serve", tmp_path / "root", "--bind", "127.0.0.1:0", "--token-file", token)
+    assert answer.code == 2 and f"is open for writing by pid {os.getpid()}" in answer.err
 
 
 @needs_store

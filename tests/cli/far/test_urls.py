@@ -107,7 +107,7 @@ def _filled(words: list[Any], root: Path) -> list[str]:
 @needs_store
 @pytest.mark.parametrize("asked", WORKS)
 def test_a_url_works_in_each_command_that_reads_or_sends(
-    at_faulty: Cli, faulty: FaultServer, root: Path, asked: str
+    at_faulty: Cli, process: Cli, faulty: FaultServer, root: Path, asked: str
 ) -> None:
     for framework in ("lightning", "transformers"):
         if framework in WORKS[asked]:
@@ -118,9 +118,10 @@ def test_a_url_works_in_each_command_that_reads_or_sends(
         if asked == "verify --level"
         else ["push", root, "--to", URL]
     )
-    assert at_faulty(*first).code == 0
+    assert process(*first).code == 0
     before = faulty.keys("run/step-")
-    answer = at_faulty(*_filled(WORKS[asked], root))
+    run = process if WORKS[asked][0] == "agent" else at_faulty
+    answer = run(*_filled(WORKS[asked], root))
     assert answer.code == 0, answer.err
     assert not MANGLED.search(answer.out + answer.err)
     assert faulty.keys("run/step-") == before
