@@ -78,6 +78,23 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Source:
+    """What is left of a part of nodes that kept parity, and were others than those that go on.
+
+    Attributes:
+        part: as they called it.
+        root: the URL of the root that has it; "": none has.
+        kept: that of the parity that its node kept; "": it is gone.
+        group: all parts that it was in a group with.
+    """
+
+    part: str
+    root: str = ""
+    kept: str = ""
+    group: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """What the agent of a root is to do.
 
@@ -99,8 +116,10 @@ class Plan:
         parity: the shape of groups, where they keep parity, as `Level.parity`.
         asks: nodes that may have something from which the part of this one can be rebuilt; without parity,
             URLs of all places that have parts of steps, where nodes that are cut otherwise have saved.
+        before: with parity, what is left of the parts of nodes that are cut otherwise, where such have saved.
         apart: attempts of steps of the root that are newer than the one that all nodes have gone on from: not
             all have them, and no parity is made of them.
+        settled: all ranks have gone on from a step, so that nobody needs what nodes kept of others before.
         last: attempts of what was saved last, where the trainer waits for that: it goes to every level,
             whatever `every` says, for as long as nothing newer is here.
     """
@@ -119,7 +138,9 @@ class Plan:
     part: str = ""
     parity: str = ""
     asks: tuple[str, ...] = ()
+    before: tuple[Source, ...] = ()
     apart: tuple[str, ...] = ()
+    settled: bool = False
     last: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -137,6 +158,9 @@ class Plan:
         if values.get("serve") is not None:
             values["serve"] = Serve(**values["serve"])
         values["nodes"] = tuple([Node(**one) for one in values.get("nodes", ())])
+        values["before"] = tuple(
+            [Source(**{**one, "group": tuple(one["group"])}) for one in values.get("before", ())]
+        )
         return cls(**{**values, "levels": parse_levels(values["levels"])})
 
 

@@ -14,6 +14,7 @@ from ckpt_core.levels.bring.joined import JoinedFar
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.far.door import Away
 from ckpt_core.levels.parity.groups import Shape
+from ckpt_core.levels.parity.rebuilding import Node, ParityFar
 from ckpt_core.levels.tokens import TOKEN_VARIABLE
 from ckpt_core.store import step_path
 from tests.levels.parity.clusters import ATTEMPT, STEP, Cluster, contents, flip
@@ -73,6 +74,22 @@ def test_a_copy_does_where_a_root_is_gone_or_damaged(cluster: Cluster) -> None:
     cluster.lose(2)
     assert joined(*places).steps() == {STEP: ATTEMPT}
     assert bring(joined(*places), cluster) == whole
+
+
+def test_parity_gives_back_the_part_of_a_root_that_is_gone(cluster: Cluster) -> None:
+    cluster.encode()
+    whole = bring(joined(*map(cluster.root, range(3))), cluster)
+    shutil.rmtree(cluster.folder / "brought")
+    cluster.lose(1)
+    roots = [DirectoryFar(cluster.root(n), files=QuickFiles()) for n in (0, 2)]
+    nodes = [
+        Node(part, roots[at], DirectoryFar(cluster.kept(n), files=QuickFiles()))
+        for at, (part, n) in enumerate([("node-00000", 0), ("node-00002", 2)])
+    ]
+    lost = ParityFar("peers:///run", "node-00001", [*nodes, Node("node-00009", None, None)])
+    far = JoinedFar("peers:///run", [roots[0], lost, roots[1]])
+    assert far.steps() == {STEP: ATTEMPT}
+    assert bring(far, cluster) == whole
 
 
 def test_parts_of_different_saves_are_no_step(cluster: Cluster) -> None:

@@ -88,7 +88,6 @@ def lose_nodes(
             left.unlink()
         told = {"victims": victims, "early": how == "filling", "waits": how != "behind"}
         told |= {"seed": chance.randrange(1 << 30), "pause_s": chance.choice([0.0, 0.3])}
-        told["waits"] = told["waits"] or (len(groups) > 1 and bool(shape))  # each has its own pace
         loss = {"nodes": names, **told}
         outcomes = run(warm, "train_until_lost", place, names, shape=shape, loss=loss)
         assert not any(one["problem"] for one in outcomes), f"{told}: {outcomes}"

@@ -21,6 +21,7 @@ import torch
 
 from ckpt_core import Checkpointer, CkptError, FlatPart, Level, TorchStore
 from ckpt_core.levels.agreed import read_agreed
+from ckpt_core.levels.parity.groups import Shape
 from ckpt_core.levels.trainer.joining import read_run
 from ckpt_core.store import committed_steps
 from tests.levels.trainers import agent_of, processes, until
@@ -42,6 +43,7 @@ def level_of(who: Rank, place: str, shape: str = "", **changes: Any) -> Level:
     os.environ["CKPT_PEER_TOKEN_FILE"] = str(Path(place) / changes.pop("token", TOKEN))
     given: dict[str, Any] = {"parity": shape} if shape else {"peers": 1}
     given |= {"bind": "lo:0", "dir": home_of(place, who.node) / "kept"}
+    given["domain"] = changes.pop("domains", {}).get(str(who.rank))
     return Level(**(given | changes))
 
 
@@ -83,14 +85,16 @@ def save_and_reach(
     shape: str = "",
     *,
     pins: Sequence[int] = (),
+    pause_s: float = 0.0,
     **changes: Any,
 ) -> dict[str, Any]:
     """Restore, save, and wait each time until this node's copy, or the group's parity, is verified.
 
-    Those of `pins` are pinned once they are there.
+    Those of `pins` are pinned once they are there. The agents have so long before the restore.
     """
     name = name_of(shape)
     with open_here(who, place, shape, **changes) as ck:
+        time.sleep(pause_s)
         begun = restored(ck, who)
         for step in steps:
             handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
@@ -102,7 +106,7 @@ def save_and_reach(
     return {"begun": begun, "url": gauge.url, "newest": gauge.newest}
 
 
-def go_on_cut(who: Rank, place: str, steps: list[int], *, cut: bool) -> int:
+def go_on_cut(who: Rank, place: str, steps: list[int], shape: str = "", *, cut: bool) -> int:
     """As `save_and_reach`, with nothing private; a state of which each rank has all, or a run."""
     size = 60_000
     first, behind = (size * n // who.world_size for n in (who.rank, who.rank + 1))
@@ -111,15 +115,15 @@ def go_on_cut(who: Rank, place: str, steps: list[int], *, cut: bool) -> int:
         whole = torch.arange(size, dtype=torch.float32) + step
         return {"w": FlatPart(whole[first:behind].clone(), (size,), first) if cut else whole}
 
-    with open_here(who, place) as ck:
+    with open_here(who, place, shape) as ck:
         state = state_of(0)
         found = ck.restore(state)
         begun = 0 if found is None else found.step
         got, wanted = ((one["w"].tensor if cut else one["w"]) for one in (state, state_of(begun)))
         assert torch.equal(got, wanted), f"step {begun} is not as it was saved"
         for step in steps:
-            ck.save(step, state_of(step)).reached("peers").result(_REACHED_S)
-        ck.wait(level="peers")
+            ck.save(step, state_of(step)).reached(name_of(shape)).result(_REACHED_S)
+        ck.wait(level=name_of(shape))
     return begun
 
 
@@ -214,7 +218,7 @@ def train_until_lost(who: Rank, place: str, loss: dict[str, Any], shape: str = "
     """Go on, save step after step, and note what has reached its peers; at some moment nodes are lost.
 
     With them end all ranks, as their launcher would see to. What each has noted is all that is left of it:
-    where no save waits for copies that is what has been agreed on, and with parity what is known to have it.
+    where no save waits that is what has been agreed on, or, in one group, what is known to have its parity.
     """
     told = Loss(**loss)
     chance, name = random.Random(f"{told.seed} {who.rank}"), name_of(shape)
@@ -239,7 +243,8 @@ def train_until_lost(who: Rank, place: str, loss: dict[str, Any], shape: str = "
             if told.waits or step == begun + 1:
                 asked[step].result(_REACHED_S)
             handle.committed.result(_REACHED_S)
-            if told.waits or step == begun + 1 or shape:
+            one_group = bool(shape) and Shape.parse(shape).nodes == who.world_size
+            if told.waits or step == begun + 1 or one_group:
                 _note(place, f"reached-{who.rank}", _newest(asked))
             else:
                 _note(place, f"reached-{who.rank}", max(agreed_of(ck), begun))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ckpt_core import verify
-from ckpt_core.store import committed_steps
+from ckpt_core.store import committed_steps, step_path
 from tests.crash.warm import Warm
 from tests.levels.named_making import damage
 from tests.levels.servers.moto import needs_store
@@ -68,17 +68,62 @@ def test_a_lost_node_is_rebuilt_from_the_others_and_keeps_its_part_of_parity_aga
     assert verify(path).ok and verify(place / "fresh" / "root").ok
 
 
-def test_more_nodes_than_have_saved_with_parity_are_told_who_holds_what(
+@pytest.mark.parametrize("cut", [False, True], ids=["replicated", "sharded"])
+def test_more_nodes_and_fewer_go_on_from_what_others_have_saved(
+    warm: Warm, place: Path, cut: bool
+) -> None:
+    def go_on(shape: str, nodes: str, *steps: int) -> list[int]:
+        told = {"shape": shape, "steps": [*steps], "cut": cut}
+        begun: list[int] = all_well(run(warm, "go_on_cut", place, [*nodes], **told))
+        return begun
+
+    def lose(name: str) -> None:
+        end(place / name)
+        shutil.rmtree(place / name)
+
+    assert go_on("2+1", "abc", 1, 2) == [0, 0, 0]
+    lose("b")
+    assert go_on("3+1", "acde", 3) == [2] * 4, (
+        "b is made of what a and c have, beside two more nodes"
+    )
+    assert all(verify(step_path(place / name / "root", 3)).ok for name in "acde")
+    lose("d")
+    assert go_on("2+1", "ace", 4) == [3] * 3, "and with one node less"
+    lose("a")
+    assert go_on("2+1", "fce") == [4] * 3, "and a loss is survived as ever"
+    assert all(verify(place / name / "root").ok for name in "fce")
+
+
+def test_groups_that_are_others_after_a_loss_leave_what_the_lost_one_is_made_of(
     warm: Warm, place: Path
 ) -> None:
-    nodes = ["a", "b", "c"]
-    all_well(run(warm, "save_and_reach", place, nodes, shape="2+1", steps=[1]))
-    more = [*nodes, "d", "e", "f"]
-    for one in run(warm, "save_and_reach", place, more, shape="2+1", steps=[]):
-        assert "NotCommitted: no step is held by every node" in str(one["problem"]), one
-        assert "node of rank 2 (rank 2): holds 1" in str(one["problem"])
-        assert "node of rank 3 (rank 3): holds no step; lost 1" in str(one["problem"])
-    assert all(verify(place / name / "root" / "step-000000000001").ok for name in nodes)
+    nodes = [*"abcdef"]
+    all_well(run(warm, "save_and_reach", place, nodes, shape="2+1", steps=[1, 2]))
+    end(place / "c")
+    shutil.rmtree(place / "c")
+    nodes[2] = "fresh"
+    # Nodes a, d and e are a group now, and all of them have step 2 before "fresh" has it.
+    told = {"domains": {"0": "x", "2": "x", "4": "x", "1": "y", "3": "y", "5": "y"}, "pause_s": 2.0}
+    again = all_well(run(warm, "save_and_reach", place, nodes, shape="2+1", steps=[], **told))
+    assert [one["begun"] for one in again] == [2] * 6
+    end(place / "a")
+    shutil.rmtree(place / "a")
+    nodes[0] = "another"
+    again = all_well(run(warm, "save_and_reach", place, nodes, shape="2+1", steps=[], **told))
+    assert [one["begun"] for one in again] == [2] * 6
+
+
+def test_fewer_nodes_that_lack_what_two_had_say_so_and_change_nothing(
+    warm: Warm, place: Path
+) -> None:
+    told = {"shape": "2+1", "cut": True}
+    all_well(run(warm, "go_on_cut", place, [*"abcdef"], steps=[1], **told))
+    for name in "bdf":
+        end(place / name)
+        shutil.rmtree(place / name)
+    for one in run(warm, "go_on_cut", place, [*"ace"], steps=[2], **told):
+        assert "restore on the nodes and with the number of ranks that saved it" in one["problem"]
+    assert all(committed_steps(place / name / "root") == (1,) for name in "ace")
 
 
 @pytest.mark.parametrize("shape", ["2+1", ""])

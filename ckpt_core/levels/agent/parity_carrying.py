@@ -21,7 +21,8 @@ from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
 from ckpt_core.layout import Manifest
 from ckpt_core.levels.agent.board import Board, Timing
 from ckpt_core.levels.agent.carrier import Carrier
-from ckpt_core.levels.agent.retiring import doomed
+from ckpt_core.levels.agent.retiring import agreement, doomed, with_sought
+from ckpt_core.levels.agreed import Agreed
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.far.door import Away, Copy, Readable
 from ckpt_core.levels.far.looking import HOPELESS
@@ -101,6 +102,7 @@ class ParityCarrier(Carrier):
     def __init__(self, root: Path, url: str, board: Board, *, files: Files, timing: Timing) -> None:
         super().__init__(root, url, board, files=files, timing=timing)
         self._met: _Met | None = None
+        self._agreed = Agreed("")
         self._asked_s = float("-inf")
 
     def _beat(self) -> None:
@@ -117,6 +119,9 @@ class ParityCarrier(Carrier):
         if met is None:
             return False
         apart = {*plan.apart}
+        # Order matters: what is let go from here on is chosen by this, and whoever reads that relies on it.
+        agreed = self._agreed = agreement(self._root, plan, self.url)
+        self._board.goes_by(self.url, agreed.order)
         here = {step: one for step, one in self._here(level).items() if one not in apart}
         there = met.own.directories()
         kept = {
@@ -139,7 +144,11 @@ class ParityCarrier(Carrier):
             # Not while it was busy: others wait for what has just been made.
             self._asked_s = float("-inf") if moved else time.monotonic()
         self._board.seen(self.url, self._there)
-        self._note(here, level, sought=None)
+        if agreed.sought is not None and (
+            agreed.sought in self._damaged or agreed.sought[1] in apart
+        ):
+            self._passed_over(agreed.sought[0])  # so that another one is sought
+        self._note(here, level, agreed.sought)
         self._waiting = {step: here[step] for step in self._wanted(here, level)}
         if not self._waiting:
             self._pins.unpin(met.own)
@@ -153,7 +162,8 @@ class ParityCarrier(Carrier):
     def _wanted(self, here: dict[int, str], level: Level) -> tuple[int, ...]:
         last = self._board.is_last(newest_of(here))
         fine = {step: attempt for step, attempt in here.items() if not self._is_lost(step, attempt)}
-        return wanted(fine, level, there=self._there, last=last)
+        want = wanted(fine, level, there=self._there, last=last)
+        return with_sought(want, self._agreed.sought, here=fine, there=self._there)
 
     def _is_lost(self, step: int, attempt: str) -> bool:
         return (step, attempt) in self._damaged
@@ -161,7 +171,7 @@ class ParityCarrier(Carrier):
     def _meet(self, plan: Plan) -> _Met | None:
         """The group; made anew with each plan, and what is known of what others keep with it."""
         if self._met is not None and plan == replace(
-            self._met.plan, apart=plan.apart, last=plan.last
+            self._met.plan, apart=plan.apart, last=plan.last, settled=plan.settled
         ):
             return self._met
         group = group_of(plan)
@@ -198,7 +208,10 @@ class ParityCarrier(Carrier):
         newest = max(self._there, default=-1)
         next_one = met.said.save if met.said is not None else None
         for step, attempt in sorted(kept.items()):
-            if step > newest and self._all_keep(met, Copy(step, attempt)):
+            is_open = step > newest or (step, attempt) == self._agreed.sought
+            if step in self._there or not is_open:
+                continue
+            if self._all_keep(met, Copy(step, attempt)):
                 self._has_reached(Copy(step, attempt))
         if next_one is not None and not self._goes_on(met, next_one, here):
             next_one = None
@@ -232,18 +245,26 @@ class ParityCarrier(Carrier):
         return True
 
     def _next(self, met: _Met, level: Level, here: dict[int, str]) -> Copy | None:
-        """The step to go on with: of those that are wanted, one that all nodes have."""
+        """The step to go on with: of those that are wanted, one that all nodes have.
+
+        What the nodes of all groups wait for comes first.
+        """
         last, newest = self._board.is_last(newest_of(here)), max(self._there, default=-1)
+        sought = self._agreed.sought
         fine = {
             step: attempt
             for step, attempt in here.items()
-            if step > newest and (last or meets(step, level)) and not self._is_lost(step, attempt)
+            if not self._is_lost(step, attempt)
+            and self._there.get(step) != attempt
+            and ((step > newest and (last or meets(step, level))) or (step, attempt) == sought)
         }
         for one in met.others if fine else ():
             steps = one.root.steps()
             fine = {step: attempt for step, attempt in fine.items() if steps.get(step) == attempt}
         if not fine:
             return None
+        if sought is not None and sought in fine.items():
+            return Copy(*sought)
         lasts = lasting(fine, level, there=self._there)
         want = {*self._wanted(fine, level)}
         if last:
@@ -300,7 +321,7 @@ class ParityCarrier(Carrier):
         save = met.heard.save
         if save is None or here.get(save.step) != save.attempt or kept.get(save.step):
             return False
-        if save.attempt in met.failed:
+        if save.attempt in met.failed or not self._may_replace(met, save):
             return False
         with _as_away(f"{self._root}: could not hold step {save.step}"):
             # Order matters: from here on the step stays in the root, whatever retention says.
@@ -320,6 +341,15 @@ class ParityCarrier(Carrier):
                 status.rests()
                 status.busy_s += time.monotonic() - begun
         return True
+
+    def _may_replace(self, met: _Met, save: Copy) -> bool:
+        """Whether parity of that step may be written here: that of another group is what nodes are rebuilt
+        from, until all ranks have gone on from a step.
+        """
+        copy = met.group.copy(save)
+        there = met.own.directories().get(copy.target)
+        is_free = there is None or there.attempt == copy.attempt
+        return is_free or self._agreed.begun or self._board.plan.settled
 
     def _encode(self, met: _Met, save: Copy) -> bool:
         """Whether it was made: not where a node has the save no more, which the first node finds out."""
@@ -350,8 +380,11 @@ class ParityCarrier(Carrier):
 
     def _let_go(self, met: _Met, level: Level, here: dict[int, str]) -> None:
         """What is older than the newest step that is reached, beyond those that are to be kept."""
+        agreed = self._agreed
+        if not agreed.begun:
+            return
         # Also what no node says is there: one that has lost its root does not know of it any more.
-        pinned = pinned_steps(self._root) | met.own.pins()
+        pinned = pinned_steps(self._root) | met.own.pins() | agreed.keeps
         going = doomed(self._there, level, kept=pinned)
         kept = {step for step in self._there if step not in going}
         if not kept:

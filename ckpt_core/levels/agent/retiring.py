@@ -8,7 +8,7 @@ from pathlib import Path
 from ckpt_core.levels.agreed import Agreed, Save, read_agreed
 from ckpt_core.levels.mailbox import Plan
 from ckpt_core.levels.wants import wanted
-from ckpt_core.options import Level, scheme_of
+from ckpt_core.options import PARITY, Level, scheme_of
 from ckpt_core.store import choose_retired
 
 
@@ -50,9 +50,10 @@ def doomed(there: Collection[int], level: Level, *, kept: Collection[int]) -> tu
 def agreement(root: Path, plan: Plan, url: str) -> Agreed:
     """What is not given away at a level because nodes have agreed on it.
 
-    Where this node's copy is and nothing is known: not begun, so that nothing goes.
+    Where this node's copy is, or parity of its steps, and nothing is known: not begun, so that nothing goes.
     """
-    if url in plan.own and scheme_of(url) is not None:
+    scheme = scheme_of(url)
+    if scheme == PARITY or (url in plan.own and scheme is not None):
         return read_agreed(root, plan.run) or Agreed(plan.run)
     return Agreed(plan.run, begun=True)
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.levels.bring.joined import JoinedFar
 from ckpt_core.levels.far.door import Readable
 from ckpt_core.levels.far.opening import open_far, open_plain
-from ckpt_core.levels.mailbox import Plan, read_plan
+from ckpt_core.levels.mailbox import Plan, Source, read_plan
 from ckpt_core.levels.parity.objects import is_root
-from ckpt_core.levels.parity.opening import open_kept, open_root
+from ckpt_core.levels.parity.opening import kept_url, root_url
 from ckpt_core.options import PARITY, PEERS, scheme_of
 from ckpt_core.system.files import Files
 
 
 def open_source(url: str, *, files: Files | None = None) -> Readable:
-    """A level; parity of what a root held; or the parts of all nodes, where these are cut otherwise.
+    """A level; what parity gives back of a root; or the parts of all nodes, where these are cut otherwise.
 
     Raises:
         ConfigError: as `open_far`; or there is no such plan for that root any more.
@@ -25,18 +26,36 @@ def open_source(url: str, *, files: Files | None = None) -> Readable:
     if scheme not in (PARITY, PEERS):
         return open_far(url, files=files)
     plan = read_plan(Path(url.partition("://")[2]))
-    if plan is None or bool(plan.parity) != (scheme == PARITY) or not (plan.parity or plan.asks):
+    if plan is not None and scheme == PARITY and plan.parity:
+        parts = [one.part for one in plan.nodes if one.part in plan.asks]
+        now = [Source(one, root_url(plan, one), kept_url(plan, one)) for one in parts]
+        return _rebuilt(url, plan.part, now)
+    if plan is not None and scheme == PEERS and plan.before:
+        lost = [one for one in plan.before if one.group and not one.root]
+        places = [open_plain(one.root) for one in plan.before if one.root]
+        return JoinedFar(url, places + [_rebuilt(url, one.part, _group(one, plan)) for one in lost])
+    if plan is None or scheme == PARITY or plan.parity or not plan.asks:
         raise ConfigError(f"{url}: that root has no plan of {scheme}")
-    if scheme == PARITY:
-        return _open_parity(url, plan)
-    places = [open_plain(one) if is_root(one) else open_far(one, files=files) for one in plan.asks]
-    return JoinedFar(url, places)
+    there = [open_plain(one) if is_root(one) else open_far(one, files=files) for one in plan.asks]
+    return JoinedFar(url, there)
 
 
-def _open_parity(url: str, plan: Plan) -> Readable:
+def _group(lost: Source, plan: Plan) -> list[Source]:
+    return [one for one in plan.before if one.part in lost.group]
+
+
+def _rebuilt(url: str, part: str, there: Sequence[Source]) -> Readable:
+    """A part, as others have what it can be made of."""
     # Only here: it needs NumPy.
     from ckpt_core.levels.parity.rebuilding import Node, ParityFar
 
-    parts = [one.part for one in plan.nodes if one.part in plan.asks and one.part != plan.part]
-    nodes = [Node(part, open_root(plan, part), open_kept(plan, part)) for part in parts]
-    return ParityFar(url, plan.part, nodes)
+    nodes = [
+        Node(
+            one.part,
+            open_plain(one.root) if one.root else None,
+            open_plain(one.kept) if one.kept else None,
+        )
+        for one in there
+        if one.part != part
+    ]
+    return ParityFar(url, part, nodes)

@@ -42,16 +42,16 @@ class Node:
 
     Attributes:
         part: the name of what it holds.
-        root: its steps.
-        kept: its parity.
+        root: its steps; None: they are lost.
+        kept: its parity; None: it is lost.
         saves: its steps and their attempts, once it was asked.
         objects: its parity, by attempt, likewise.
         away: why it did not answer.
     """
 
     part: str
-    root: Readable
-    kept: Readable
+    root: Readable | None
+    kept: Readable | None
     saves: dict[int, str] = field(default_factory=dict)
     objects: dict[str, Kept] = field(default_factory=dict)
     away: Away | None = None
@@ -60,8 +60,8 @@ class Node:
         """Find out what it has for a part."""
         self.away = None
         try:
-            self.saves = self.root.steps()
-            there = self.kept.directories()
+            self.saves = {} if self.root is None else self.root.steps()
+            there = {} if self.kept is None else self.kept.directories()
             found: dict[str, Kept] = {}
             for copy in there.values():
                 if step_of(copy.target) is not None:
@@ -73,6 +73,7 @@ class Node:
             self.away = exc
 
     def _read(self, copy: Copy) -> Kept | None:
+        assert self.kept is not None
         try:
             return Kept.read(self.kept, copy)
         except CkptError as exc:
@@ -266,8 +267,9 @@ class ParityFar(Readable):
     def close(self) -> None:
         """As `Readable.close`."""
         for node in self._nodes:
-            node.root.close()
-            node.kept.close()
+            for far in (node.root, node.kept):
+                if far is not None:
+                    far.close()
 
 
 @dataclass
@@ -378,7 +380,9 @@ class _Stripe:
 
     def _where(self, source: _Source) -> Readable:
         if source.number < self._code.k:
-            return self._save.roots[source.node].root
+            root = self._save.roots[source.node].root
+            assert root is not None  # it has the save
+            return root
         return self._save.kept[source.node].far
 
     def _bytes(self, source: _Source, piece: int, last: int) -> Iterator[memoryview]:

@@ -22,6 +22,7 @@ from ckpt_core.levels.agreed import (
 )
 from ckpt_core.levels.mailbox import read_status
 from ckpt_core.levels.trainer.awaiting import Attempts
+from ckpt_core.options import PARITY, scheme_of
 from ckpt_core.store import committed_steps
 from ckpt_core.system.files import Files
 
@@ -40,7 +41,7 @@ class Agreeing:
     Args:
         root: of this node.
         agreed: what all nodes begin with; it is in the file.
-        copy: the URL of this node's.
+        copy: the URL of this node's, or of its parity.
     """
 
     def __init__(
@@ -137,8 +138,9 @@ class Agreeing:
         self._lagged += 1
         if self._lagged == _LAGS and before.sought is not None:
             _log.warning(
-                "peers: %d steps have been saved since step %d, which is not at the copies of the nodes of "
-                "ranks %s yet: no step after %s is with all nodes for certain. See `ckpt-core ls` there",
+                "%s: %d steps have been saved since step %d, of which the nodes of ranks %s do not say yet "
+                "that it is there: no step after %s is with all nodes for certain. See `ckpt-core ls` there",
+                "parity" if scheme_of(self._copy) == PARITY else "peers",
                 _LAGS,
                 before.sought[0],
                 ranks,

@@ -19,13 +19,22 @@ from ckpt_core.coordination import Coordination
 from ckpt_core.errors import ConfigError, PersistError
 from ckpt_core.levels.agreed import Agreed, opened, read_agreed, write_agreed
 from ckpt_core.levels.far.opening import check_extra
-from ckpt_core.levels.mailbox import AGENT_LOG, LEVELS, Node, Plan, Serve, read_plan, read_status
-from ckpt_core.levels.parity.groups import Shape, grouped, worst_domain
-from ckpt_core.levels.parity.objects import groups_kept, parity_key, root_key
+from ckpt_core.levels.mailbox import (
+    AGENT_LOG,
+    LEVELS,
+    Node,
+    Plan,
+    Serve,
+    Source,
+    read_plan,
+    read_status,
+)
+from ckpt_core.levels.parity.groups import Shape
+from ckpt_core.levels.parity.objects import root_key
 from ckpt_core.levels.parity.opening import url_of
 from ckpt_core.levels.serving.binding import ALL, of_interface, parse_address
 from ckpt_core.levels.tokens import TOKEN_VARIABLE, read_keys
-from ckpt_core.levels.trainer import ring
+from ckpt_core.levels.trainer import grouping, ring
 from ckpt_core.levels.trainer.agreeing import Agreeing, Vote
 from ckpt_core.levels.trainer.awaiting import Attempts
 from ckpt_core.levels.trainer.joining import Claim, of_nodes, read_run
@@ -76,6 +85,8 @@ class Peers:
         self._what = f"parity={level.parity!r}" if self.parity else "peers=1"
         self.url = self.name
         self._asks: tuple[str, ...] = ()
+        self._before: tuple[Source, ...] = ()
+        self._settles = False
         self.apart: frozenset[str] = frozenset()
         self._sources: list[str] = []
         self._known_of: dict[int, Known] = {}
@@ -146,7 +157,9 @@ class Peers:
                 part=self._part,
                 parity=self._level.parity or "",
                 asks=self._asks,
+                before=self._before,
                 apart=tuple(sorted(self.apart)),
+                settled=self._settles,
             )
         last = read_plan(self._root)
         levels = [level for level in plan.levels if not level.of_nodes]
@@ -162,7 +175,7 @@ class Peers:
         if not self.parity or not self._sources:
             return False
         beyond = [one for one in committed_steps(self._root) if one > step]
-        self.apart = frozenset(attempts.of(beyond).values())
+        self.apart, self._settles = frozenset(attempts.of(beyond).values()), True
         return True
 
     def and_others(self, urls: Sequence[str]) -> list[str]:
@@ -188,7 +201,7 @@ class Peers:
             lambda: [
                 self._ready(claim.token, agreed),
                 self._level.domain,
-                self._groups(claim.run),
+                self._kept_here(claim.run),
             ],
             self._coordination,
             "ring",
@@ -197,20 +210,15 @@ class Peers:
         members = [Member(rank, *one[:2]) for rank, one in told.items()]
         ring.check(members)
         if self.parity:
-            return self._grouped(claim.run, members, [one[2] for one in told.values()])
-        if self._coordination.info.rank == 0 and (text := ring.warning(members)):
-            _log.warning("%s", text)
-        level = self._placed(claim.run, members)
+            level = self._grouped(claim.run, members, {rank: one[2] for rank, one in told.items()})
+        else:
+            level = self._placed(claim.run, members)
         if self._coordination.info.leads:
             self.agreeing = Agreeing(self._root, agreed, self.url, files=self._files)
         return level
 
     def keeps(self, committed: Sequence[int]) -> Collection[int]:
-        """Steps of the root that no node gives away; until all have met, all of them. With parity none:
-        what is rebuilt from is held by `held`.
-        """
-        if self.parity:
-            return ()
+        """Steps of the root that no node gives away; until all have met, all of them."""
         return committed if self.agreeing is None else self.agreeing.keeps(committed)
 
     def vote(self, step: int, attempt: str) -> Vote | None:
@@ -249,8 +257,8 @@ class Peers:
         session = before.session if before is not None and before.run == run else 0
         agreed = None if run is None else read_agreed(self._root, run)
         told = None if agreed is None else agreed.to_json()
-        bare, others = ring.cut(self._root, self._coordination.info)
-        return Known(run, session, ring.held(folder), told, bare=bare, others=others)
+        was, others = ring.cut(self._root, self._coordination.info)
+        return Known(run, session, ring.held(folder), told, was=was, others=others)
 
     def _agreed(self, claim: Claim) -> Agreed:
         found = [one for one in map(Agreed.from_json, self._found) if one.run == claim.run]
@@ -258,8 +266,6 @@ class Peers:
 
     def _ready(self, token: str, agreed: Agreed) -> str:
         """Where the agent of this root listens, once this node keeps what all keep."""
-        if self.parity:
-            return self._address(token)
         try:
             write_agreed(self._root, agreed, files=self._files)
         except OSError as exc:
@@ -307,46 +313,32 @@ class Peers:
                 f"over: start a multiple of {self._least} nodes, or name another shape"
             )
 
-    def _groups(self, run: str) -> list[list[str]]:
-        """Of which groups this node keeps parity, from earlier starts too."""
+    def _kept_here(self, run: str) -> dict[str, list[list[str]]]:
+        """Whose parity this node keeps, from earlier starts too."""
         if not self.parity or self._serve is None:
-            return []
-        place = Path(self._serve.dir, parity_key(run, self._mine))
-        return [list(group) for group in groups_kept(place)]
+            return {}
+        return grouping.kept_here(Path(self._serve.dir), run)
 
     def _grouped(
-        self, run: str, members: Sequence[Member], kept: Sequence[Sequence[Sequence[str]]]
+        self, run: str, members: Sequence[Member], kept: dict[int, grouping.Kept]
     ) -> Level:
         assert self._level.parity is not None
         shape = Shape.parse(self._level.parity)
-        groups = grouped(members, shape)
-        worst = worst_domain(groups)
-        if self._coordination.info.rank == 0 and worst > shape.m:
-            _log.warning(
-                "parity: %d nodes of a group are in one domain, and %d may be lost: what fails with a domain "
-                "loses more than that. Spread the nodes over more domains",
-                worst,
-                shape.m,
-            )
-        self._nodes = tuple(
-            [
-                Node(one.part, one.address, one.domain, group=number)
-                for number, group in enumerate(groups)
-                for one in group
-            ]
-        )
-        mine = next(one for one in members if one.part == self._mine)
-        own = next(group for group in groups if mine in group)
-        asks = {one.part for one in own}
-        for node in kept:
-            for parts in node:
-                asks |= {*parts} if self._mine in parts else set()
-        self._part, self._asks = self._mine, tuple(sorted(asks))
+        if self._coordination.info.rank == 0 and (text := grouping.warning(members, shape)):
+            _log.warning("%s", text)
+        self._nodes, self._part = grouping.nodes(members, shape), self._mine
+        self._asks = grouping.asked(self._part, self._nodes, [*kept.values()])
         self.url = url_of(self._root)
         self._sources = [self.url]
-        return self._settled(mine)
+        if ring.are_others(members, run, self._known_of):
+            # Alone: what is called as this part may be another one.
+            self._before = grouping.before(members, run, self._known_of, kept)
+            self._sources = [f"{PEERS}://{self._root}"]
+        return self._settled(next(one for one in members if one.part == self._part))
 
     def _placed(self, run: str, members: Sequence[Member]) -> Level:
+        if self._coordination.info.rank == 0 and (text := ring.warning(members)):
+            _log.warning("%s", text)
         first = self._coordination.info.members[0]
         mine = next(one for one in members if one.rank == first)
         self.url, self._sources = ring.places(mine, members, run, self._held)

@@ -42,7 +42,7 @@ class Known:
         session: the newest that its root has had.
         held: what it keeps for others.
         agreed: what it knows of the steps that all nodes have; None: nothing.
-        bare: there is no step in its root.
+        was: the part that the newest step of its root is, by the name that it had; None: it has no step.
         others: a step in its root is from another number of ranks, or from others than this node has.
     """
 
@@ -50,7 +50,7 @@ class Known:
     session: int = 0
     held: Held = field(default_factory=dict)
     agreed: Any = None
-    bare: bool = True
+    was: str | None = None
     others: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Member:
     @property
     def part(self) -> str:
         """The name of what it holds."""
-        return f"node-{self.rank:05d}"
+        return part_name(self.rank)
 
 
 def held(folder: Path) -> Held:
@@ -95,21 +95,31 @@ def held(folder: Path) -> Held:
     return found
 
 
-def cut(root: Path, info: RankInfo) -> tuple[bool, bool]:
-    """Whether a root has no step; and whether it has one that is from another number of ranks, or without the
-    ranks of this node.
+def cut(root: Path, info: RankInfo) -> tuple[str | None, bool]:
+    """The part that the newest step of a root is, as `Known.was`; and whether there is a step from another
+    number of ranks, or without the ranks of this node.
     """
-    steps = committed_steps(root)
-    return not steps, not all(_fits(step_path(root, step), info) for step in steps)
+    # What cannot be read has gone, or a restore tells what is wrong with it.
+    found = [one for step in committed_steps(root) if (one := _manifest(step_path(root, step)))]
+    if not found:
+        return None, False
+    ranks = [{row.rank for row in one.ranks} for one in found]
+    are_mine = [
+        one.world_size == info.world_size and there.issuperset(info.members)
+        for one, there in zip(found, ranks, strict=True)
+    ]
+    return part_name(min(ranks[-1])), not all(are_mine)
 
 
-def _fits(path: Path, info: RankInfo) -> bool:
-    try:
-        manifest = Manifest.decode((path / MANIFEST_NAME).read_bytes(), path=path)
-    except (OSError, CkptError):
-        return True  # it has gone, or a restore tells what is wrong with it
-    ranks = {row.rank for row in manifest.ranks}
-    return manifest.world_size == info.world_size and ranks.issuperset(info.members)
+def _manifest(path: Path) -> Manifest | None:
+    with contextlib.suppress(OSError, CkptError):
+        return Manifest.decode((path / MANIFEST_NAME).read_bytes(), path=path)
+    return None
+
+
+def part_name(rank: int) -> str:
+    """What is held by the node whose first rank it is."""
+    return f"node-{rank:05d}"
 
 
 def joined(known: dict[int, Known]) -> Known:
@@ -214,7 +224,7 @@ def everywhere(members: Sequence[Member], run: str, kept: dict[int, Held]) -> li
 
 def are_others(members: Sequence[Member], run: str, known: dict[int, Known]) -> bool:
     """Whether nodes that are cut otherwise have saved, so that one may need what another has."""
-    if not all(one.bare for one in known.values()):
+    if any(one.was is not None for one in known.values()):
         return any(one.others for one in known.values())
     parts = {part for one in known.values() for part in one.held.get(run, {})}
     return bool(parts) and parts != {one.part for one in members}

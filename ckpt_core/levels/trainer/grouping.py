@@ -1,0 +1,96 @@
+"""Who keeps parity of whom, and what is left of the groups that nodes were in before. Pure, but for
+`kept_here`, which looks at a directory of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ckpt_core.levels.mailbox import Node, Source
+from ckpt_core.levels.parity.groups import Shape, grouped, worst_domain
+from ckpt_core.levels.parity.objects import groups_kept, parity_key, root_key
+from ckpt_core.levels.trainer.ring import Known, Member
+from ckpt_core.options import PEER
+
+Kept = Mapping[str, Sequence[Sequence[str]]]
+"""Whose parity a node keeps, by the name that it had then: of which groups."""
+
+
+def kept_here(folder: Path, run: str) -> dict[str, list[list[str]]]:
+    """What a directory of this machine keeps of a run."""
+    whose = parity_key(run, "")
+    places = folder.glob(f"{whose}*")
+    return {
+        str(place.relative_to(folder)).removeprefix(whose): [*map(list, groups_kept(place))]
+        for place in places
+    }
+
+
+def nodes(members: Sequence[Member], shape: Shape) -> tuple[Node, ...]:
+    """The groups, as plans have them."""
+    return tuple(
+        [
+            Node(one.part, one.address, one.domain, group=number)
+            for number, group in enumerate(grouped(members, shape))
+            for one in group
+        ]
+    )
+
+
+def warning(members: Sequence[Member], shape: Shape) -> str:
+    """What is to be said of groups whose nodes fail together; "": nothing is."""
+    worst = worst_domain(grouped(members, shape))
+    if worst <= shape.m:
+        return ""
+    return (
+        f"parity: {worst} nodes of a group are in one domain, and {shape.m} may be lost: what fails with a "
+        f"domain loses more than that. Spread the nodes over more domains"
+    )
+
+
+def asked(mine: str, there: Sequence[Node], kept: Sequence[Kept]) -> tuple[str, ...]:
+    """Parts from which that of this node may be rebuilt: of its group, and of those that it was in."""
+    group = next(one.group for one in there if one.part == mine)
+    found = {one.part for one in there if one.group == group}
+    return tuple(sorted(found | _companions(mine, kept)))
+
+
+def before(
+    members: Sequence[Member], run: str, known: Mapping[int, Known], kept: Mapping[int, Kept]
+) -> tuple[Source, ...]:
+    """What is left of each part of the nodes that have saved, where others go on.
+
+    Args:
+        known, kept: by the rank that leads each node.
+    """
+    found: list[Source] = []
+    parity = {part: one for one in members for part in kept[one.rank]}
+    for one in members:
+        part = known[one.rank].was
+        if part is not None:
+            root = f"{PEER}://{one.address}/{root_key(run, one.part)}"
+            found.append(Source(part, root))
+    lost = {
+        part for some in kept.values() for rows in some.values() for row in rows for part in row
+    }
+    found += [Source(part) for part in sorted(lost - {one.part for one in found})]
+    return tuple(
+        [
+            Source(
+                one.part,
+                one.root,
+                f"{PEER}://{parity[one.part].address}/{parity_key(run, one.part)}"
+                if one.part in parity
+                else "",
+                tuple(sorted(_companions(one.part, [*kept.values()]))),
+            )
+            for one in found
+        ]
+    )
+
+
+def _companions(part: str, kept: Sequence[Kept]) -> set[str]:
+    """All that it was in a group with, itself too."""
+    rows = [row for some in kept for groups in some.values() for row in groups if part in row]
+    return {one for row in rows for one in row}
