@@ -13,87 +13,30 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
-from ckpt_core.layout import Manifest
 from ckpt_core.levels.agent.board import Board, Timing
 from ckpt_core.levels.agent.carrier import Carrier
 from ckpt_core.levels.agent.retiring import agreement, doomed, with_sought
 from ckpt_core.levels.agreed import Agreed
 from ckpt_core.levels.far.directory import DirectoryFar
-from ckpt_core.levels.far.door import Away, Copy, Readable
+from ckpt_core.levels.far.door import Away, Copy
 from ckpt_core.levels.far.looking import HOPELESS
 from ckpt_core.levels.mailbox import Plan
 from ckpt_core.levels.parity.agreeing import FILE, Said, say
 from ckpt_core.levels.parity.encoding import How, Sources, encode
 from ckpt_core.levels.parity.holds import held_steps, hold, let_go
-from ckpt_core.levels.parity.objects import Group, directory_name, step_of
-from ckpt_core.levels.parity.opening import group_of, open_kept, open_root, place_of
+from ckpt_core.levels.parity.meeting import Met
+from ckpt_core.levels.parity.objects import step_of
 from ckpt_core.levels.parity.parts import read_part
 from ckpt_core.levels.wants import lasting, meets, newest_of, wanted
 from ckpt_core.options import Level
-from ckpt_core.store import INFLIGHT, ensure_root, entries, pinned_steps
+from ckpt_core.store import pinned_steps
 from ckpt_core.system.files import Files, advice
 
-if TYPE_CHECKING:
-    from ckpt_core.levels.far.plain import PlainFar
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Other:
-    """Another node of the group, by its number there."""
-
-    number: int
-    part: str
-    root: PlainFar
-    kept: PlainFar
-
-
-@dataclass
-class _Met:
-    """The group, as one plan has it.
-
-    Attributes:
-        plan: that says so.
-        mine: the number of this node in the group.
-        own, folder: where it keeps parity.
-        said: what this node has said last.
-        heard: what the first node has said last.
-        failed: attempts of which this node cannot make its own.
-    """
-
-    plan: Plan
-    group: Group
-    mine: int
-    own: DirectoryFar
-    folder: Path
-    others: list[_Other]
-    said: Said | None = None
-    heard: Said = field(default_factory=Said)
-    failed: set[str] = field(default_factory=set)
-
-    @property
-    def mark(self) -> str:
-        shape = self.group.shape
-        return " ".join([f"{shape.k}+{shape.m}", *self.group.parts])
-
-    @property
-    def leads(self) -> bool:
-        return self.mine == 0
-
-    @property
-    def first(self) -> _Other:
-        return next(one for one in self.others if one.number == 0)
-
-    def close(self) -> None:
-        for one in self.others:
-            one.root.close()
-            one.kept.close()
 
 
 class ParityCarrier(Carrier):
@@ -101,7 +44,7 @@ class ParityCarrier(Carrier):
 
     def __init__(self, root: Path, url: str, board: Board, *, files: Files, timing: Timing) -> None:
         super().__init__(root, url, board, files=files, timing=timing)
-        self._met: _Met | None = None
+        self._met: Met | None = None
         self._agreed = Agreed("")
         self._asked_s = float("-inf")
 
@@ -168,42 +111,21 @@ class ParityCarrier(Carrier):
     def _is_lost(self, step: int, attempt: str) -> bool:
         return (step, attempt) in self._damaged
 
-    def _meet(self, plan: Plan) -> _Met | None:
+    def _meet(self, plan: Plan) -> Met | None:
         """The group; made anew with each plan, and what is known of what others keep with it."""
         if self._met is not None and plan == replace(
             self._met.plan, apart=plan.apart, last=plan.last, settled=plan.settled
         ):
             return self._met
-        group = group_of(plan)
         if self._met is not None:
             self._met.close()
         self._met, self._there, self._asked_s = None, {}, float("-inf")
-        if group is None or plan.serve is None:
-            return None
-        folder = place_of(plan)
-        ensure_root(self._files, folder)
-        others = [
-            _Other(number, part, open_root(plan, part), open_kept(plan, part))
-            for number, part in enumerate(group.parts)
-            if part != plan.part
-        ]
-        own = DirectoryFar(folder, files=self._files)
-        mine = group.parts.index(plan.part)
-        self._met = _Met(plan, group, mine, own, folder, others)
-        self._clear(self._met)
+        self._met = Met.of(plan, files=self._files)
         return self._met
-
-    def _clear(self, met: _Met) -> None:
-        """What an earlier life has begun here: nobody else writes in this place."""
-        for entry in entries(met.folder / INFLIGHT):
-            step, _, digits = entry.name.partition("-")
-            if step.isdecimal() and len(digits) == 8:
-                met.own.drop(Copy(int(step), entry.name))
-        met.own.sweep([])
 
     # -- agreeing ----------------------------------------------------------------------------------
 
-    def _lead(self, met: _Met, level: Level, here: dict[int, str], kept: dict[int, str]) -> None:
+    def _lead(self, met: Met, level: Level, here: dict[int, str], kept: dict[int, str]) -> None:
         """Find out what all keep, and say what is next."""
         newest = max(self._there, default=-1)
         next_one = met.said.save if met.said is not None else None
@@ -211,7 +133,7 @@ class ParityCarrier(Carrier):
             is_open = step > newest or (step, attempt) == self._agreed.sought
             if step in self._there or not is_open:
                 continue
-            if self._all_keep(met, Copy(step, attempt)):
+            if met.all_keep(Copy(step, attempt)):
                 self._has_reached(Copy(step, attempt))
         if next_one is not None and not self._goes_on(met, next_one, here):
             next_one = None
@@ -226,7 +148,7 @@ class ParityCarrier(Carrier):
         self._say(met, said)
         met.heard = said
 
-    def _goes_on(self, met: _Met, save: Copy, here: dict[int, str]) -> bool:
+    def _goes_on(self, met: Met, save: Copy, here: dict[int, str]) -> bool:
         """Whether parity of a save is still to come."""
         if self._there.get(save.step) == save.attempt or self._is_lost(save.step, save.attempt):
             return False
@@ -234,9 +156,9 @@ class ParityCarrier(Carrier):
             return False
         copy = met.group.copy(save)
         for one in met.others:
-            if _keeps(one, copy):
+            if one.keeps(copy):
                 continue
-            failed = save.attempt in self._heard(met, one).failed
+            failed = save.attempt in met.heard_of(one).failed
             if failed or one.root.steps().get(save.step) != save.attempt:
                 self._give_up(
                     save, f"{one.part} {'cannot read it' if failed else 'has it no more'}"
@@ -244,7 +166,7 @@ class ParityCarrier(Carrier):
                 return False
         return True
 
-    def _next(self, met: _Met, level: Level, here: dict[int, str]) -> Copy | None:
+    def _next(self, met: Met, level: Level, here: dict[int, str]) -> Copy | None:
         """The step to go on with: of those that are wanted, one that all nodes have.
 
         What the nodes of all groups wait for comes first.
@@ -275,24 +197,16 @@ class ParityCarrier(Carrier):
             step = min(want)
         return Copy(step, here[step])
 
-    def _all_keep(self, met: _Met, save: Copy) -> bool:
-        copy = met.group.copy(save)
-        return all(_keeps(one, copy) for one in met.others)
-
-    def _follow(self, met: _Met, here: dict[int, str], kept: dict[int, str]) -> None:
+    def _follow(self, met: Met, here: dict[int, str], kept: dict[int, str]) -> None:
         """Hear what the first node says, and say what cannot be done here."""
-        met.heard = self._heard(met, met.first)
+        met.heard = met.heard_of(met.first)
         for step, attempt in met.heard.reached:
             if kept.get(step) == attempt and step not in self._there:
                 self._has_reached(Copy(step, attempt))
         if met.failed:
             self._say(met, Said(met.mark, failed=tuple(sorted(met.failed))))
 
-    def _heard(self, met: _Met, other: _Other) -> Said:
-        word = other.kept.read_word(FILE)
-        return Said.decode(None if word is None else word.data, group=met.mark)
-
-    def _say(self, met: _Met, said: Said) -> None:
+    def _say(self, met: Met, said: Said) -> None:
         if said != met.said:
             with _as_away(f"{met.folder}: could not write {FILE}"):
                 say(met.folder, said, files=self._files)
@@ -316,7 +230,7 @@ class ParityCarrier(Carrier):
 
     # -- making ------------------------------------------------------------------------------------
 
-    def _make(self, met: _Met, here: dict[int, str], kept: dict[int, str]) -> bool:
+    def _make(self, met: Met, here: dict[int, str], kept: dict[int, str]) -> bool:
         """Make parity of what is next, if it is not there; whether it was made."""
         save = met.heard.save
         if save is None or here.get(save.step) != save.attempt or kept.get(save.step):
@@ -342,7 +256,7 @@ class ParityCarrier(Carrier):
                 status.busy_s += time.monotonic() - begun
         return True
 
-    def _may_replace(self, met: _Met, save: Copy) -> bool:
+    def _may_replace(self, met: Met, save: Copy) -> bool:
         """Whether parity of that step may be written here: that of another group is what nodes are rebuilt
         from, until all ranks have gone on from a step.
         """
@@ -351,11 +265,9 @@ class ParityCarrier(Carrier):
         is_free = there is None or there.attempt == copy.attempt
         return is_free or self._agreed.begun or self._board.plan.settled
 
-    def _encode(self, met: _Met, save: Copy) -> bool:
+    def _encode(self, met: Met, save: Copy) -> bool:
         """Whether it was made: not where a node has the save no more, which the first node finds out."""
-        by_number: dict[int, Readable] = {one.number: one.root for one in met.others}
-        by_number[met.mine] = DirectoryFar(self._root, files=self._files)
-        fars = [by_number[number] for number in range(met.group.shape.nodes)]
+        fars = met.readers(DirectoryFar(self._root, files=self._files))
         found = [read_part(far, save) for far in fars]
         parts = [part for part in found if part is not None]
         if len(parts) < len(found):
@@ -378,7 +290,7 @@ class ParityCarrier(Carrier):
 
     # -- letting go --------------------------------------------------------------------------------
 
-    def _let_go(self, met: _Met, level: Level, here: dict[int, str]) -> None:
+    def _let_go(self, met: Met, level: Level, here: dict[int, str]) -> None:
         """What is older than the newest step that is reached, beyond those that are to be kept."""
         agreed = self._agreed
         if not agreed.begun:
@@ -408,12 +320,6 @@ class ParityCarrier(Carrier):
             self._there.pop(step, None)
         if going:
             self._board.seen(self.url, self._there)
-
-
-def _keeps(other: _Other, copy: Copy) -> bool:
-    raw = other.kept.manifest(directory_name(copy.step))
-    path = Path(other.kept.url) / copy.target
-    return raw is not None and Manifest.decode(raw, path=path).attempt == copy.attempt
 
 
 @contextmanager
