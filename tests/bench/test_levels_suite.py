@@ -48,7 +48,8 @@ def test_each_figure_has_its_ways(report: dict[str, Any]) -> None:
     assert list(rows(report, "parity_code")) == ["4+1", "4+2"]
     for figure in ("peers_call", "peers_committed", "peers_sent"):
         assert PEERS in rows(report, figure)
-    assert {PEERS, "cp"} <= set(rows(report, "peers_arrived"))
+    tools = {name for name in ("cp", "rsync") if report["contenders"][name]["reason"] is None}
+    assert {PEERS, "cp"} | tools <= set(rows(report, "peers_arrived"))
     assert list(rows(report, "parity_made")) == [PARITY]
     assert list(rows(report, "lost_back")) == [PEERS, PARITY]
     assert list(rows(report, "cap")) == ["ckpt_core_capped"]

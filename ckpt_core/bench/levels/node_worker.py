@@ -9,7 +9,6 @@ import contextlib
 import os
 import random
 import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from importlib import import_module, metadata
@@ -22,6 +21,7 @@ import torch.distributed as dist
 
 from ckpt_core.bench import workloads
 from ckpt_core.bench.contenders import State
+from ckpt_core.bench.levels.copying import copy_seconds
 from ckpt_core.bench.levels.worker import Worker, pin
 from ckpt_core.bench.meeting import Member
 from ckpt_core.bench.serving import Answer
@@ -106,15 +106,13 @@ class NodeWorker(Member, Worker):
         dist.barrier()  # what agents are, held or not, they are on all nodes until then
         return took_s
 
-    def copy(self, into: str) -> Answer:
-        """`cp -r` of what this node has of the newest step."""
+    def copy(self, into: str, tools: Sequence[str]) -> Answer:
+        """What this node has of the newest step, by each tool; None: it is not installed."""
         assert self._ck is not None
-        target = Path(into) / f"cp-{self._rank}"
-        began = time.perf_counter()
-        subprocess.run(["cp", "-r", step_path(self._ck.root, self._step), target], check=True)
-        took_s = time.perf_counter() - began
-        shutil.rmtree(target)
-        return {"seconds": took_s}
+        step = step_path(self._ck.root, self._step)
+        return (
+            {tool: copy_seconds(tool, step, Path(into)) for tool in tools} if not self._rank else {}
+        )
 
     def lose(self, home: str, rank: int) -> Answer:
         """The end of the trainer's part on all nodes; of one also that of its agent and its disk."""

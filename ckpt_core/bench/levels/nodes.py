@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench.crew import Crew
+from ckpt_core.bench.levels.copying import COPIES, SETTINGS, TITLES
 from ckpt_core.bench.levels.figures import (
     BACK_RATE,
     CLOCK,
@@ -25,7 +26,7 @@ from ckpt_core.bench.levels.figures import (
     SLOWER_MEDIAN,
     median_within,
 )
-from ckpt_core.bench.levels.settings import CP, LM, NODES, PARITY, PEERS, LevelSettings
+from ckpt_core.bench.levels.settings import LM, NODES, PARITY, PEERS, LevelSettings
 from ckpt_core.bench.remote import Answers
 from ckpt_core.bench.results import Entrant
 from ckpt_core.bench.run import Run
@@ -38,7 +39,6 @@ _SHAPES = ("4+1", "4+2")
 
 _LEAVES = 64
 _WARM_UPS = 2
-_COPY = Entrant("cp", "no", "the files of one node's step, into memory", True, title="cp -r")
 _TOKEN = "CKPT_PEER_TOKEN_FILE"
 
 
@@ -99,11 +99,16 @@ class Nodes:
             report.add(KEPT_SENT, self._name, answers[0]["sent_bytes"])
 
     def copy(self) -> None:
-        """The bytes of one node by `cp`."""
-        answers = self.ask("copy", into=str(Path(self._home["home"])))
-        if answers is not None:
-            self._run.report.entrants.setdefault(CP, _COPY)
-            self._run.report.add(KEPT_ARRIVED, CP, answers[0]["seconds"])
+        """The bytes of one node by tools that copy files."""
+        report = self._run.report
+        answers = self.ask("copy", into=self._home["home"], tools=self._crew.shuffled(COPIES))
+        for tool, seconds in answers[0].items() if answers is not None else ():
+            about = Entrant(tool, "no", SETTINGS[tool], True, title=TITLES[tool])
+            if seconds is None:
+                about.reason = f"{tool} is not installed"
+            else:
+                report.add(KEPT_ARRIVED, tool, seconds)
+            report.entrants.setdefault(tool, about)
 
     def lose_one(self) -> None:
         """The last node and its disk; all go on from what is left."""

@@ -12,7 +12,7 @@ from ckpt_core.bench.settings import ModelSize, RunSettings, model_of
 
 CAPPED, WITHOUT = "ckpt_core_capped", "no_level"
 OBSTORE, MEMCPY = "obstore", "memcpy"
-PEERS, PARITY, LM, CP = "ckpt_core_peers", "ckpt_core_parity", "lm_resiliency", "cp"
+PEERS, PARITY, LM = "ckpt_core_peers", "ckpt_core_parity", "lm_resiliency"
 ENGINES = (OURS, CAPPED, WITHOUT)
 WAYS = {
     OURS: ("ckpt-core's agent", "a root on --root, one level in the store; its agent"),
