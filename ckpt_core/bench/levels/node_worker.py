@@ -110,9 +110,9 @@ class NodeWorker(Member, Worker):
         """What this node has of the newest step, by each tool; None: it is not installed."""
         assert self._ck is not None
         step = step_path(self._ck.root, self._step)
-        return (
-            {tool: copy_seconds(tool, step, Path(into)) for tool in tools} if not self._rank else {}
-        )
+        if self._rank:
+            return {}  # while it copies, nobody else does anything
+        return {"seconds": {tool: copy_seconds(tool, step, Path(into)) for tool in tools}}
 
     def lose(self, home: str, rank: int) -> Answer:
         """The end of the trainer's part on all nodes; of one also that of its agent and its disk."""

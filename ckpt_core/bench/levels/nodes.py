@@ -102,7 +102,7 @@ class Nodes:
         """The bytes of one node by tools that copy files."""
         report = self._run.report
         answers = self.ask("copy", into=self._home["home"], tools=self._crew.shuffled(COPIES))
-        for tool, seconds in answers[0].items() if answers is not None else ():
+        for tool, seconds in answers[0]["seconds"].items() if answers is not None else ():
             about = Entrant(tool, "no", SETTINGS[tool], True, title=TITLES[tool])
             if seconds is None:
                 about.reason = f"{tool} is not installed"

@@ -100,7 +100,7 @@ class Carrier:
             try:
                 moved = self._turn()
                 if not moved:
-                    waits, wait_s = self._woken, self._timing.poll_s
+                    waits, wait_s = self._woken, self._rest_s()
                 if not moved and not self._waiting and not self._board.alive:
                     self.done_in = epoch
                 self.fenced_s = 0.0
@@ -116,6 +116,10 @@ class Carrier:
                 logger.exception("%s: unexpected", self.url)
                 wait_s = self._failed(exc)
             waits.wait(wait_s)
+
+    def _rest_s(self) -> float:
+        """How long to wait, unless woken, where there was nothing to do."""
+        return self._timing.poll_s
 
     def _beat(self) -> None:
         """Renew the lease while somebody trains; give it back at the end, if nobody does then."""

@@ -38,6 +38,8 @@ from ckpt_core.system.files import Files, advice
 
 logger = logging.getLogger(__name__)
 
+_FIRST_REST_S, _LONGER = 0.02, 1.5
+
 
 class ParityCarrier(Carrier):
     """The parity of one plan, as a level: a step is there when all nodes of the group keep its parity."""
@@ -47,6 +49,15 @@ class ParityCarrier(Carrier):
         self._met: Met | None = None
         self._agreed = Agreed("")
         self._asked_s = float("-inf")
+        self._rested: tuple[dict[int, str], float] = ({}, 0.0)
+
+    def _rest_s(self) -> float:
+        """Shortly while parity is to come, of which nobody tells this node: the longer it takes, the longer."""
+        before, rested_s = self._rested
+        first = not self._waiting or before != self._waiting
+        rest_s = min(self._timing.poll_s, _FIRST_REST_S if first else rested_s * _LONGER)
+        self._rested = self._waiting, rest_s
+        return rest_s if self._waiting else self._timing.poll_s
 
     def _beat(self) -> None:
         """There is no lease: what is published here is in a directory of this node alone."""
@@ -86,6 +97,8 @@ class ParityCarrier(Carrier):
             moved = self._make(met, here, kept)
             # Not while it was busy: others wait for what has just been made.
             self._asked_s = float("-inf") if moved else time.monotonic()
+            if moved:
+                self._rested = {}, 0.0
         self._board.seen(self.url, self._there)
         if agreed.sought is not None and (
             agreed.sought in self._damaged or agreed.sought[1] in apart
