@@ -52,7 +52,7 @@ class ParityCarrier(Carrier):
         self._rested: tuple[dict[int, str], float] = ({}, 0.0)
 
     def _rest_s(self) -> float:
-        """Shortly while parity is to come, of which nobody tells this node: the longer it takes, the longer."""
+        """Shortly while parity is to come, of which nobody tells; the longer it takes, the longer."""
         before, rested_s = self._rested
         first = not self._waiting or before != self._waiting
         rest_s = min(self._timing.poll_s, _FIRST_REST_S if first else rested_s * _LONGER)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +27,8 @@ RUN = "ab" * 16
 class ServedCluster(Cluster):
     """Each node keeps its parity where an agent of it would."""
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
-        super().__init__(folder, shape)
+    def __init__(self, folder: Path, shape: Shape, *, sizes: Sequence[int] = ()) -> None:
+        super().__init__(folder, shape, sizes=sizes)
         self.servers: list[PeerServer] = []
 
     def dir(self, n: int) -> Path:
