@@ -45,7 +45,8 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     worker, rows = "ckpt_core.bench.levels.sink:Sink", dict[str, list[tuple[float, float]]]()
     with tempfile.TemporaryDirectory(dir=given.place) as name:
-        place = Path(name)
+        place = Path(name, "sink")
+        place.mkdir()
         with Remote("sink", place, timeout_s=600, worker=worker) as sink:
             environ = {**s3_environ(sink.call("start")["port"]), "AWS_UNSIGNED_PAYLOAD": "true"}
             with in_environment(environ):

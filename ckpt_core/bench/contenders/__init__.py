@@ -38,6 +38,7 @@ REGISTRY = {
 
 RANKED = {
     "ckpt_core": "ours:Sharded",
+    "ckpt_core_levels": "ours:Levelled",
     "sharded_blocking": "ours:ShardedBlocking",
     "single": "ours:Single",
     "replicated": "ours:Replicated",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -11,7 +12,7 @@ from ckpt_core.bench.contenders.base import Contender, Futures, Handle, Profile,
 if TYPE_CHECKING:
     from ckpt_core.checkpointer import Checkpointer
     from ckpt_core.coordination import Coordination
-    from ckpt_core.options import Options
+    from ckpt_core.options import Level, Options
 
 
 class CkptCore(Contender):
@@ -33,10 +34,12 @@ class CkptCore(Contender):
         """The engine of this process, or None where it saves nothing."""
         return self._engine(self._profile.root)
 
-    def _engine(self, root: Path, coordination: Coordination | None = None) -> Checkpointer:
+    def _engine(
+        self, root: Path, coordination: Coordination | None = None, levels: Sequence[Level] = ()
+    ) -> Checkpointer:
         root.mkdir(exist_ok=True)
         core: type[Checkpointer] = import_module("ckpt_core.checkpointer").Checkpointer
-        return core(root, self._options(), coordination=coordination)
+        return core(root, self._options(), coordination=coordination, levels=levels)
 
     def _options(self) -> Options:
         from ckpt_core.options import Options

@@ -6,9 +6,11 @@ import dataclasses
 import shutil
 import statistics
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.table import Table
@@ -16,8 +18,9 @@ from rich.table import Table
 from ckpt_core.bench.checks import check_state
 from ckpt_core.bench.contenders import RANKED
 from ckpt_core.bench.crew import Crew
-from ckpt_core.bench.machine import check_room
+from ckpt_core.bench.machine import check_room, work_folder
 from ckpt_core.bench.ranks import messages, planning
+from ckpt_core.bench.ranks.ways.base import MEMORY
 from ckpt_core.bench.remote import Answers
 from ckpt_core.bench.results import Family, Report, Unit, per_gb
 from ckpt_core.bench.run import Run
@@ -30,6 +33,7 @@ from ckpt_core.units import align_up
 
 NAMES = tuple(RANKED)
 _MODEL = ModelSize(width=192, layers=4, vocabulary=1024, batch=2, tokens=64)
+_SHM = Path("/dev/shm")
 _PROCESS_BYTES = 400 * 2**20
 _MEMORY_STATES = 6
 """Of each rank, in sizes of the state: itself, two of staging memory of `replicated`, one each of the
@@ -214,9 +218,20 @@ def _teams(run: Run[RankSettings]) -> None:
     for ranks in settings.world_sizes:
         folder = run.folder / f"{ranks}-ranks"
         folder.mkdir()
-        with RankCrew(dataclasses.replace(run, folder=folder), ranks) as crew:
+        with _memory(folder), RankCrew(dataclasses.replace(run, folder=folder), ranks) as crew:
             crew.measure()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _memory(folder: Path) -> Iterator[None]:
+    """A directory in memory, for the way that begins there."""
+    if not _SHM.is_dir():
+        yield
+        return
+    with work_folder(_SHM) as memory:
+        (folder / MEMORY).symlink_to(memory)
+        yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ from typing import ClassVar
 
 from ckpt_core.bench.contenders import Contender
 
+MEMORY = "memory"
+"""Where the directories of teams are: a link to one on a filesystem in memory."""
+
 
 class Way(Contender):
     """One way to save the state of several ranks; every rank calls every method.
@@ -25,6 +28,11 @@ class Way(Contender):
     @abstractmethod
     def file_bytes(self) -> int:
         """Length of all files that this rank wrote for the newest step."""
+
+
+def memory_of(files: Path) -> Path:
+    """That of a team, by where it keeps its files; nothing may be there."""
+    return files.parents[1] / MEMORY
 
 
 def bytes_of(paths: list[Path]) -> int:

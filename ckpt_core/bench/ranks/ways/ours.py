@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import psutil
 import torch.distributed as dist
 
 from ckpt_core.bench.contenders import Handle, State
-from ckpt_core.bench.contenders.base import Done
+from ckpt_core.bench.contenders.base import Done, Futures
 from ckpt_core.bench.contenders.ours import CkptCore
-from ckpt_core.bench.ranks.ways.base import Way, bytes_of
+from ckpt_core.bench.ranks.ways.base import Way, bytes_of, memory_of
+from ckpt_core.levels import read_status
 from ckpt_core.observe import EventName
+from ckpt_core.options import Level
 
 if TYPE_CHECKING:
     from ckpt_core.checkpointer import Checkpointer
 
 
 class _Engine(CkptCore, Way):
-    """What all four have in common: a `Checkpointer`, or none on ranks that save nothing."""
+    """What all of these have in common: a `Checkpointer`, or none on ranks that save nothing."""
 
     def _save_and_wait(self, state: State, step: int) -> None:
         assert self._checkpointer is not None
@@ -66,6 +71,56 @@ class Sharded(_Engine):
 
     def _leads(self) -> bool:
         return self._profile.rank == 0
+
+
+class Levelled(Sharded):
+    """The same into memory; an agent takes each step on to the disk, which is what it waits for."""
+
+    name: ClassVar[str] = "ckpt_core_levels"
+    title: ClassVar[str] = "ckpt-core, memory and then disk"
+    stands_for: ClassVar[str] = "VELOC-Opt, with its slow tier"
+
+    @classmethod
+    def available(cls, root: Path) -> str | None:
+        """As for all, and there has to be memory that holds files."""
+        missing = super().available(root)
+        return missing or (None if memory_of(root).is_dir() else "no directory is in memory")
+
+    def _open(self) -> Checkpointer:
+        from ckpt_core.coordination import TorchStore
+
+        root = self._profile.root
+        files, workload = root.parents[1], root.parent.name
+        memory = memory_of(files) / f"{files.parent.name}-{workload}"
+        level = Level(str(root / "disk"), keep_last=1)
+        return self._engine(memory, TorchStore.from_process_group(), levels=[level])
+
+    @property
+    def settings(self) -> str:
+        """What is not the default."""
+        return f"{super().settings}, root in memory, levels=[Level(disk, keep_last=1)]"
+
+    def save(self, state: State, step: int) -> Handle:
+        """Save; complete once it is at the disk."""
+        assert self._checkpointer is not None
+        handle, limit_s = self._checkpointer.save(step, state), self._profile.timeout_s
+        arrives = handle.reached(1)
+        return Futures(handle.staged, handle.committed, limit_s, lambda: arrives.result(limit_s))
+
+    def persisted_s(self) -> float | None:
+        """Those bytes are not what it waits for."""
+        return None
+
+    def close(self) -> None:
+        """The agent ends with it."""
+        root = self._checkpointer.root if self._checkpointer is not None else None
+        super().close()
+        status = None if root is None else read_status(root)
+        if status is not None and self._profile.rank == 0:
+            with suppress(psutil.NoSuchProcess):
+                agent = psutil.Process(status.pid)
+                agent.kill()
+                agent.wait(self._profile.timeout_s)
 
 
 class ShardedBlocking(Sharded):
