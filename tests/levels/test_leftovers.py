@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import threading
 import urllib.request
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from ckpt_core.levels import Copy, open_far
+from ckpt_core.levels.far import leftovers
 from tests.levels.servers.faulty import FaultServer, always, in_environment, never
 from tests.levels.servers.moto import MotoServer, needs_store
 
@@ -60,8 +66,6 @@ def test_the_signature_is_what_the_stores_own_tools_make() -> None:
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
-    from ckpt_core.levels.far.leftovers import signed
-
     settings = {
         "access_key_id": "AKID",
         "secret_access_key": "se/cr+et",
@@ -73,13 +77,57 @@ def test_the_signature_is_what_the_stores_own_tools_make() -> None:
     keys = Credentials("AKID", "se/cr+et", "to/k+en")
     S3SigV4Auth(keys, "s3", "eu-west-1").add_auth(request)
     when = datetime.strptime(request.headers["X-Amz-Date"], "%Y%m%dT%H%M%SZ")
-    ours = signed("GET", url, settings, when=when)
+    ours = leftovers.signed("GET", url, settings, when=when)
     assert ours["Authorization"] == request.headers["Authorization"]
 
 
-def test_another_server_tells_of_them_in_the_same_way(moto: MotoServer) -> None:
-    from ckpt_core.levels.far import leftovers
+@contextmanager
+def a_role(keys: dict[str, str]) -> Iterator[dict[str, str]]:
+    """The place where a container gets the keys of its role; what names it in the environment."""
 
+    class Place(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(keys).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Place) as place:
+        thread = threading.Thread(target=place.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{place.server_port}/keys"
+            yield {"AWS_CONTAINER_CREDENTIALS_FULL_URI": url}
+        finally:
+            place.shutdown()
+            thread.join()
+
+
+def test_with_a_role_they_are_aborted_where_botocore_knows_its_keys(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = server.environ()
+    keys = {
+        "AccessKeyId": environ.pop("AWS_ACCESS_KEY_ID"),
+        "SecretAccessKey": environ.pop("AWS_SECRET_ACCESS_KEY"),
+        "Token": "a token",
+        "Expiration": (datetime.now(UTC) + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in server.uploads:
+        server.began_s[name] = datetime.now(UTC).timestamp() - 25 * 3600
+    with a_role(keys) as named, in_environment({**environ, **named}):
+        with monkeypatch.context() as without:
+            without.setattr(importlib.util, "find_spec", lambda name: None)
+            assert leftovers.abort_leftovers(server.url(URL), [KEEP]) == 0
+        assert leftovers.abort_leftovers(server.url(URL), [KEEP]) == 1
+    assert left(server) == [KEPT, FOREIGN, BESIDE]
+
+
+def test_another_server_tells_of_them_in_the_same_way(moto: MotoServer) -> None:
     with in_environment(moto.environ()):
         for key in (CUT_OFF, FOREIGN):
             url = f"http://127.0.0.1:{moto.port}/bucket/{key.replace(' ', '%20')}?uploads"

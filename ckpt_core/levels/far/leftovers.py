@@ -1,14 +1,15 @@
 """Uploads in parts that a kill has cut off: S3 keeps their parts, unseen, and asks money for them.
 
 The client offers no way to see them, so this speaks S3 itself, and signs (AWS Signature, version 4).
-Google keeps them, too, and Azure for a week. There, and where credentials are a role's, which only the client
-knows, nothing is done: a lifecycle rule of the bucket does the same.
+Google keeps them, too, and Azure for a week. There nothing is done, nor where credentials are a role's and
+botocore, which knows how to ask for those, is not installed: a lifecycle rule of the bucket does the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import html
+import importlib.util
 import logging
 import re
 import urllib.request
@@ -49,6 +50,8 @@ def abort_leftovers(
     """
     scheme, bucket, prefix = split(url)
     settings = peer_settings() if scheme == PEER else s3_settings()
+    if scheme == "s3" and "access_key_id" not in settings:
+        settings |= _keys_of_a_role()
     if scheme not in ("s3", PEER) or "access_key_id" not in settings:
         return 0
     home = endpoint(url) or f"https://s3.{settings['region']}.amazonaws.com"
@@ -73,6 +76,23 @@ def abort_leftovers(
     if count:
         logger.info("%s: the parts of %d uploads that were cut off have been deleted", url, count)
     return count
+
+
+def _keys_of_a_role() -> dict[str, str]:
+    """{}: there is none, or nobody here can ask for them."""
+    if importlib.util.find_spec("botocore") is None:
+        return {}
+    session = importlib.import_module("botocore.session").get_session()
+    try:
+        found = session.get_credentials()
+        keys = None if found is None else found.get_frozen_credentials()
+    except Exception as exc:  # whatever the place of a role does
+        logger.debug("no credentials of a role: %s", type(exc).__name__)
+        return {}
+    if keys is None:
+        return {}
+    token = {"session_token": keys.token} if keys.token else {}
+    return {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key, **token}
 
 
 def signed(
