@@ -34,7 +34,13 @@ FILES = (
     *("test_agent*.py", "test_azure.py", "test_bringing*.py", "test_by_hand.py", "test_peer*.py"),
     *("test_claiming.py", "test_errands.py", "test_hosting.py", "test_named_*.py"),
     *("test_objects*.py", "test_scrub*.py", "test_train*.py"),
-    *("test_agreed*.py", "test_leftovers.py", "test_rebuilding.py", "test_receiving.py"),
+    *(
+        "test_agreed*.py",
+        "test_leftovers.py",
+        "test_carrying.py",
+        "test_rebuilding.py",
+        "test_receiving.py",
+    ),
     *("test_sent_before.py", "test_listing_parity.py", "levels/test_pins.py"),
     *("test_exit.py", "test_interrupts.py", "test_kill*.py", "test_sigterm.py", "test_tune.py"),
     # Dozens of processes, each of which imports torch.

@@ -145,15 +145,17 @@ def name_of(shape: str) -> str:
     return "parity" if shape else "peers"
 
 
-def fall_behind(who: Rank, place: str, sleeper: int, steps: int) -> dict[str, Any]:
-    """Have a step with all nodes and copies, and save on while the agent of one node is stopped."""
-    with open_here(who, place) as ck:
+def fall_behind(
+    who: Rank, place: str, sleepers: list[int], steps: int, shape: str = ""
+) -> dict[str, Any]:
+    """Have a step with all nodes and copies, and save on while the agents of some nodes are stopped."""
+    with open_here(who, place, shape) as ck:
         for step in (1, 2, 3):
             handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
-            handle.reached("peers").result(_REACHED_S)
+            handle.reached(name_of(shape)).result(_REACHED_S)
         (Path(place) / f"reached-{who.rank}").touch()
         agent = agent_of(ck.root)
-        if who.rank == sleeper and agent is not None:
+        if who.rank in sleepers and agent is not None:
             # Before there is another step that it could take, and not before the others have these.
             until(lambda: len([*Path(place).glob("reached-*")]) == who.world_size)
             os.kill(agent, signal.SIGSTOP)

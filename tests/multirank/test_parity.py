@@ -195,6 +195,26 @@ def test_whichever_nodes_are_lost_at_whatever_moment_nothing_that_had_its_parity
     assert len([*lose_nodes(warm, place, seed, **told)]) == ROUNDS
 
 
+def test_a_group_that_lags_leaves_a_step_that_all_nodes_go_on_from(warm: Warm, place: Path) -> None:
+    nodes = [*"abcdef"]
+    told = {"shape": "2+1", "sleepers": [1, 3, 5], "steps": 10}
+    found = all_well(run(warm, "fall_behind", place, nodes, **told))
+    assert len({str(one["kept"]) + str(one["sought"]) for one in found}) == 1
+    ((sure, _),) = found[0]["kept"]
+    assert 1 <= sure <= 3 and found[0]["sought"][0] == 4
+    assert all({sure, 4, 13} <= {*one["steps"]} for one in found)
+    for name in nodes:
+        end(place / name)
+    for name in "bc":
+        shutil.rmtree(place / name)
+    nodes[1:3] = ["fresh", "another"]
+    again = all_well(run(warm, "save_and_reach", place, nodes, shape="2+1", steps=[]))
+    (begun,) = {one["begun"] for one in again}
+    assert begun in (sure, 4)
+    again = all_well(run(warm, "save_and_reach", place, nodes, shape="2+1", steps=[5, 6]))
+    assert [one["begun"] for one in again] == [begun] * 6
+
+
 def test_one_node_of_each_of_two_groups_is_lost_and_all_go_on_from_one_step(
     warm: Warm, place: Path
 ) -> None:

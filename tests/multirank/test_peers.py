@@ -82,7 +82,7 @@ def test_whichever_node_is_lost_at_whatever_moment_nothing_that_had_reached_its_
 def test_a_copy_that_lags_by_more_than_roots_keep_leaves_a_step_that_all_nodes_can_bring(
     warm: Warm, place: Path
 ) -> None:
-    found = all_well(run(warm, "fall_behind", place, NODES, sleeper=2, steps=10))
+    found = all_well(run(warm, "fall_behind", place, NODES, sleepers=[2], steps=10))
     assert len({str(one["kept"]) + str(one["sought"]) for one in found}) == 1
     ((sure, _),) = found[0]["kept"]
     assert 1 <= sure <= 3 and found[0]["sought"][0] == 4

@@ -72,7 +72,7 @@ class Board:
     def follow(self, plan: Plan) -> None:
         """Go by another plan."""
         with self._lock:
-            if plan.token != self.plan.token:
+            if (plan.token, plan.apart) != (self.plan.token, self.plan.apart):
                 # Training may have gone back: a step of the same number may be another save.
                 for status in self._known.values():
                     status.reached, status.skipped = [], []

@@ -100,16 +100,20 @@ class ParityCarrier(Carrier):
             if moved:
                 self._rested = {}, 0.0
         self._board.seen(self.url, self._there)
-        if agreed.sought is not None and (
-            agreed.sought in self._damaged or agreed.sought[1] in apart
-        ):
-            self._passed_over(agreed.sought[0])  # so that another one is sought
-        self._note(here, level, agreed.sought)
+        if agreed.begun or plan.settled:
+            # Before that training may go back to a step that is older than what this group has reached.
+            self._note_all(here, level, apart)
         self._waiting = {step: here[step] for step in self._wanted(here, level)}
         if not self._waiting:
             self._pins.unpin(met.own)
         self._let_go(met, level, here)
         return moved
+
+    def _note_all(self, here: dict[int, str], level: Level, apart: set[str]) -> None:
+        sought = self._agreed.sought
+        if sought is not None and (sought in self._damaged or sought[1] in apart):
+            self._passed_over(sought[0])  # so that another one is sought
+        self._note(here, level, sought)
 
     def _folders(self) -> list[Path]:
         """Parity is made of what lies in roots."""
