@@ -1,6 +1,15 @@
 """How a Checkpointer behaves: every option, its default, presets, and what the environment sets."""
 
-from ckpt_core.options.level import PARITY, PEER, PEERS, SCHEMES, Level, parse_levels, scheme_of
+from ckpt_core.options.level import (
+    PARITY,
+    PEER,
+    PEERS,
+    SCHEMES,
+    Level,
+    parity_shape,
+    parse_levels,
+    scheme_of,
+)
 from ckpt_core.options.options import ENV_PREFIX, Options, checked_options, checked_root
 
 __all__ = [
@@ -13,6 +22,7 @@ __all__ = [
     "Options",
     "checked_options",
     "checked_root",
+    "parity_shape",
     "parse_levels",
     "scheme_of",
 ]

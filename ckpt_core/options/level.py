@@ -273,9 +273,16 @@ def _check_peers(level: Level) -> None:
     _check_nodes(level, "peers=1")
 
 
-def _check_shape(value: object) -> None:
+def parity_shape(value: object) -> tuple[int, int] | None:
+    """Of "k+m": how many nodes' worth of data a group has, and of parity; None: it is no shape."""
     found = _SHAPE.fullmatch(value) if isinstance(value, str) else None
     if found is None or int(found[1]) not in _SHAPE_K:
+        return None
+    return int(found[1]), int(found[2])
+
+
+def _check_shape(value: object) -> None:
+    if parity_shape(value) is None:
         raise ConfigError(
             f"parity={value!r} is no shape of groups: write it like '4+1' (of 5 nodes any one may be lost) "
             f"or '4+2' (of 6 any two), with 2 to 16 before the plus"

@@ -11,14 +11,12 @@ goes round, so that all keep, read and send the same.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
-_SHAPE = re.compile(r"([0-9]{1,2})\+([12])")
-_LEAST, _MOST = 2, 16
+from ckpt_core.options import parity_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +29,10 @@ class Shape:
     @classmethod
     def parse(cls, text: str) -> Self:
         """As users write it, "4+1". Raises ValueError."""
-        found = _SHAPE.fullmatch(text)
-        if found is None or not _LEAST <= int(found[1]) <= _MOST:
+        found = parity_shape(text)
+        if found is None:
             raise ValueError(text)
-        return cls(int(found[1]), int(found[2]))
+        return cls(*found)
 
     @property
     def nodes(self) -> int:
