@@ -51,7 +51,8 @@ class Agreed:
         run: of the job.
         session: in which it was concluded.
         number: counts the conclusions of a session.
-        kept: saves of which one is whole with all nodes and all copies, the surest first: two at most.
+        kept: saves of which one is whole with all nodes and all copies, the surest first: two, and one more
+            for each job that went on from another step and ended before anything was agreed on.
         sought: the save that is to be the next one; None: there is none yet.
         begun: a step has been voted on in this session. Until then nothing at all is given away.
     """
@@ -174,8 +175,9 @@ def _begun(agreed: Agreed, said: Sequence[Said], save: Save | None) -> Agreed:
     if not common:
         return _next(agreed, agreed.kept, save)
     newest = max(common)
-    # The surest one stays: with it a copy that is not filled yet may still be brought.
-    kept = (*[one for one in agreed.kept[:1] if one != newest], newest)
+    # The others stay: with one of them a copy that is not filled yet may still be brought, and which one that
+    # is nobody knows, since a job may wait for its copies, and save nothing, as often as it likes.
+    kept = (*[one for one in agreed.kept if one != newest], newest)
     return _next(agreed, kept, newest)
 
 

@@ -79,12 +79,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Source:
-    """What is left of a part of nodes that kept parity, and were others than those that go on.
+    """Something that is left of a part of nodes that kept parity, and were others than those that go on.
 
     Attributes:
         part: as they called it.
-        root: the URL of the root that has it; "": none has.
-        kept: that of the parity that its node kept; "": it is gone.
+        root: the URL of a root that has it; "": none.
+        kept: that of parity that its node kept, now or at an earlier start; "": none.
         group: all parts that it was in a group with.
     """
 
@@ -119,7 +119,8 @@ class Plan:
         before: with parity, what is left of the parts of nodes that are cut otherwise, where such have saved.
         apart: attempts of steps of the root that are newer than the one that all nodes have gone on from: not
             all have them, and no parity is made of them.
-        settled: all ranks have gone on from a step, so that nobody needs what nodes kept of others before.
+        restored: the attempt of the step that all ranks have gone on from; "": they have not. Until then what
+            nodes kept of others before may be needed; from then on copies, or parity, of it come first.
         last: attempts of what was saved last, where the trainer waits for that: it goes to every level,
             whatever `every` says, for as long as nothing newer is here.
     """
@@ -140,7 +141,7 @@ class Plan:
     asks: tuple[str, ...] = ()
     before: tuple[Source, ...] = ()
     apart: tuple[str, ...] = ()
-    settled: bool = False
+    restored: str = ""
     last: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core.levels import open_far, push, write_plan
+from ckpt_core.levels import Copy, open_far, push, write_plan
 from ckpt_core.levels.agent.board import Board
 from ckpt_core.levels.agent.retiring import agreement, doomed, left_behind, with_sought
 from ckpt_core.levels.agreed import (
@@ -26,6 +26,7 @@ from ckpt_core.levels.agreed import (
 )
 from ckpt_core.levels.mailbox import LevelStatus, Plan, Status
 from ckpt_core.levels.trainer.agreeing import Agreeing
+from ckpt_core.levels.trainer.awaiting import Attempts, Due
 from ckpt_core.levels.wants import wanted
 from ckpt_core.options import Level
 from ckpt_core.store import choose_retired, committed_steps, step_path
@@ -322,3 +323,38 @@ def test_a_step_that_a_copy_has_retired_is_given_up_and_the_next_one_sent(
         assert [*level.steps] == [2] and level.skipped == [1] and level.keeps == [1, 1]
         status = Agreeing(root, agreed, url, files=Files()).say()
         assert status.standing is Standing.LOST
+
+
+def test_jobs_that_end_before_anything_is_agreed_on_leave_all_that_they_went_on_from() -> None:
+    agreed = Agreed(RUN, 1, 5, kept=((10, "a"),), sought=(11, "b"), begun=True)
+    for session, step in ((2, 20), (3, 30), (4, 30)):
+        agreed = opened([agreed], RUN, session)
+        said = [Said(agreed.order, Standing.COMING, ((step, str(step)),))] * 2
+        agreed = concluded(agreed, said, (step + 1, "new"))
+    assert agreed.kept == ((10, "a"), (20, "20"), (30, "30"))
+    said = [Said(agreed.order, Standing.THERE)] * 2
+    assert concluded(agreed, said, (40, "later")).kept == ((30, "30"),)
+
+
+def test_what_all_have_gone_on_from_is_named_however_many_newer_steps_are_here(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path, *range(1, HELD + 5))
+    agreeing = Agreeing(tmp_path, Agreed(RUN, 2), "peer://10.0.0.1:7/r/p", files=Files())
+    assert len(agreeing.say().held) == HELD
+    attempt = Attempts(tmp_path).of([2])[2]
+    agreeing.goes_on_from((2, attempt))
+    assert agreeing.say().held == ((2, attempt),)
+
+
+def test_a_step_that_all_have_gone_on_from_is_waited_for_whatever_every_says(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path, 15, 16)
+    save = Copy(15, Attempts(tmp_path).of([15])[15])
+    level, due = Level("peer://10.0.0.1:7/r/p", every=10), Due(tmp_path, files=Files())
+    assert due.left(level, None) == []
+    assert due.left(level, None, needed=save) == ["step 15"]
+    for steps, left in (({16: "newer"}, ["step 15"]), ({15: save.attempt}, [])):
+        seen = LevelStatus(level.url, steps=steps)
+        assert due.left(level, seen, needed=save) == left

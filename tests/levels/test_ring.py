@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_core.errors import ConfigError
+from ckpt_core.levels.trainer.grouping import before
 from ckpt_core.levels.trainer.ring import (
     Known,
     Member,
@@ -109,22 +110,22 @@ def test_what_a_directory_keeps_is_what_has_a_word_of_its_run(tmp_path: Path) ->
 
 def test_nodes_that_are_cut_otherwise_are_known_by_the_steps_in_their_roots(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    assert cut(root, RankInfo(1, 2, (1,))) == (True, False)
+    assert cut(root, RankInfo(1, 2, (1,))) == (None, False)
     store = make_store(root)
     save(store, 1, ranks=(1,), world=2)
     store.close()
-    assert cut(root, RankInfo(1, 2, (1,))) == (False, False)
-    assert cut(root, RankInfo(1, 3, (1,))) == (False, True)
-    assert cut(root, RankInfo(0, 2, (0, 1))) == (False, True)
+    assert cut(root, RankInfo(1, 2, (1,))) == ("node-00001", False)
+    assert cut(root, RankInfo(1, 3, (1,))) == ("node-00001", True)
+    assert cut(root, RankInfo(0, 2, (0, 1))) == ("node-00001", True)
 
 
 def test_all_places_are_asked_only_where_nodes_are_cut_otherwise() -> None:
     nodes = members(None, None)  # of ranks 0 and 2
     as_now = {RUN: {"node-00000": 1, "node-00002": 1}}
-    saved, fresh = Known(RUN, bare=False), Known()
+    saved, fresh = Known(RUN, was="node-00000"), Known()
     assert not are_others(nodes, RUN, {0: saved, 2: saved})
     assert not are_others(nodes, RUN, {0: saved, 2: fresh}), "a lost node has its part at a peer"
-    assert are_others(nodes, RUN, {0: Known(RUN, bare=False, others=True), 2: fresh})
+    assert are_others(nodes, RUN, {0: Known(RUN, was="node-00000", others=True), 2: fresh})
     assert not are_others(nodes, RUN, {0: fresh, 2: fresh}), "the first start"
     assert not are_others(nodes, RUN, {0: Known(held=as_now), 2: fresh})
     three = {RUN: {**as_now[RUN], "node-00004": 1}}
@@ -135,3 +136,20 @@ def test_all_places_are_asked_only_where_nodes_are_cut_otherwise() -> None:
         f"peer://10.0.0.0:7077/{RUN}/node-00000",
         f"peer://10.0.0.0:7077/{RUN}/node-00002",
     ]
+
+
+def test_all_places_of_a_part_are_told_also_where_a_machine_had_another_one_before() -> None:
+    nodes = members(None, None)  # of ranks 0 and 2, at 10.0.0.0 and 10.0.0.1
+    group = ["node-00000", "node-00001", "node-00002"]
+    kept = {0: {"node-00001": [group], "node-00002": [group]}, 2: {"node-00001": [group]}}
+    known = {0: Known(RUN, was="node-00001", others=True), 2: Known(RUN, was="node-00002")}
+    found = before(nodes, RUN, known, kept)
+    assert all(one.group == tuple(group) for one in found)
+    assert {(one.part, one.root[7:15], one.kept[7:15]) for one in found} == {
+        ("node-00001", "10.0.0.0", ""),
+        ("node-00001", "", "10.0.0.0"),
+        ("node-00001", "", "10.0.0.1"),
+        ("node-00002", "10.0.0.1", ""),
+        ("node-00002", "", "10.0.0.0"),
+        ("node-00000", "", ""),
+    }

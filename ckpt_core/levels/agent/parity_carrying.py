@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +100,7 @@ class ParityCarrier(Carrier):
             if moved:
                 self._rested = {}, 0.0
         self._board.seen(self.url, self._there)
-        if agreed.begun or plan.settled:
+        if agreed.begun or plan.restored:
             # Before that training may go back to a step that is older than what this group has reached.
             self._note_all(here, level, apart)
         self._waiting = {step: here[step] for step in self._wanted(here, level)}
@@ -131,7 +131,11 @@ class ParityCarrier(Carrier):
     def _meet(self, plan: Plan) -> Met | None:
         """The group; made anew with each plan, and what is known of what others keep with it."""
         if self._met is not None and plan == replace(
-            self._met.plan, apart=plan.apart, last=plan.last, settled=plan.settled
+            self._met.plan,
+            apart=plan.apart,
+            last=plan.last,
+            restored=plan.restored,
+            closed=plan.closed,
         ):
             return self._met
         if self._met is not None:
@@ -145,6 +149,7 @@ class ParityCarrier(Carrier):
     def _lead(self, met: Met, level: Level, here: dict[int, str], kept: dict[int, str]) -> None:
         """Find out what all keep, and say what is next."""
         newest = max(self._there, default=-1)
+        met.failed &= {*here.values()}
         next_one = met.said.save if met.said is not None else None
         for step, attempt in sorted(kept.items()):
             is_open = step > newest or (step, attempt) == self._agreed.sought
@@ -177,6 +182,7 @@ class ParityCarrier(Carrier):
                 continue
             failed = save.attempt in met.heard_of(one).failed
             if failed or one.root.steps().get(save.step) != save.attempt:
+                met.failed.add(save.attempt)  # so that the others hear of it
                 self._give_up(
                     save, f"{one.part} {'cannot read it' if failed else 'has it no more'}"
                 )
@@ -206,6 +212,8 @@ class ParityCarrier(Carrier):
             return Copy(*sought)
         lasts = lasting(fine, level, there=self._there)
         want = {*self._wanted(fine, level)}
+        if not want:
+            return None  # the last one is not with all nodes yet
         if last:
             step = max(want)
         elif lasts is not None and any(step > newest for step, _ in self._damaged):
@@ -217,6 +225,10 @@ class ParityCarrier(Carrier):
     def _follow(self, met: Met, here: dict[int, str], kept: dict[int, str]) -> None:
         """Hear what the first node says, and say what cannot be done here."""
         met.heard = met.heard_of(met.first)
+        gone = {*met.heard.failed}
+        for step, attempt in here.items():
+            if attempt in gone and step not in self._there and not self._is_lost(step, attempt):
+                self._give_up(Copy(step, attempt), f"{met.first.part} has given it up")
         for step, attempt in met.heard.reached:
             if kept.get(step) == attempt and step not in self._there:
                 self._has_reached(Copy(step, attempt))
@@ -280,7 +292,7 @@ class ParityCarrier(Carrier):
         copy = met.group.copy(save)
         there = met.own.directories().get(copy.target)
         is_free = there is None or there.attempt == copy.attempt
-        return is_free or self._agreed.begun or self._board.plan.settled
+        return is_free or self._agreed.begun or bool(self._board.plan.restored)
 
     def _encode(self, met: Met, save: Copy) -> bool:
         """Whether it was made: not where a node has the save no more, which the first node finds out."""
@@ -314,6 +326,10 @@ class ParityCarrier(Carrier):
             return
         # Also what no node says is there: one that has lost its root does not know of it any more.
         pinned = pinned_steps(self._root) | met.own.pins() | agreed.keeps
+        there = {
+            step: name for name in met.own.directories() if (step := step_of(name)) is not None
+        }
+        pinned |= _for_ever(there, level, newest=max(here, default=-1))
         going = doomed(self._there, level, kept=pinned)
         kept = {step for step in self._there if step not in going}
         if not kept:
@@ -321,9 +337,6 @@ class ParityCarrier(Carrier):
         kept |= pinned
         if met.heard.save is not None:
             kept.add(met.heard.save.step)
-        there = {
-            step: name for name in met.own.directories() if (step := step_of(name)) is not None
-        }
         gone = [name for step, name in there.items() if step not in kept]
         if gone:
             # Order matters: without the step there is no use in its parity, nor in that of others with it.
@@ -337,6 +350,14 @@ class ParityCarrier(Carrier):
             self._there.pop(step, None)
         if going:
             self._board.seen(self.url, self._there)
+
+
+def _for_ever(there: Collection[int], level: Level, *, newest: int) -> set[int]:
+    """Steps whose parity stays, also where one of the nodes has been replaced and not all keep theirs."""
+    old = [step for step in there if step <= newest]
+    if level.keep_last is None:
+        return {*old}
+    return {step for step in old if level.keep_every and step % level.keep_every == 0}
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -51,10 +52,15 @@ def agreement(root: Path, plan: Plan, url: str) -> Agreed:
     """What is not given away at a level because nodes have agreed on it.
 
     Where this node's copy is, or parity of its steps, and nothing is known: not begun, so that nothing goes.
+    Until the first vote it is the step that all have gone on from that is sought.
     """
     scheme = scheme_of(url)
     if scheme == PARITY or (url in plan.own and scheme is not None):
-        return read_agreed(root, plan.run) or Agreed(plan.run)
+        agreed = read_agreed(root, plan.run) or Agreed(plan.run)
+        if agreed.begun or not plan.restored:
+            return agreed
+        step = int(plan.restored.partition("-")[0])
+        return dataclasses.replace(agreed, sought=(step, plan.restored))
     return Agreed(plan.run, begun=True)
 
 

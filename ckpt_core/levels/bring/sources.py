@@ -9,7 +9,7 @@ from ckpt_core.errors import ConfigError
 from ckpt_core.levels.bring.joined import JoinedFar
 from ckpt_core.levels.far.door import Readable
 from ckpt_core.levels.far.opening import open_far, open_plain
-from ckpt_core.levels.mailbox import Plan, Source, read_plan
+from ckpt_core.levels.mailbox import Source, read_plan
 from ckpt_core.levels.parity.objects import is_root
 from ckpt_core.levels.parity.opening import kept_url, root_url
 from ckpt_core.options import PARITY, PEERS, scheme_of
@@ -29,23 +29,20 @@ def open_source(url: str, *, files: Files | None = None) -> Readable:
     if plan is not None and scheme == PARITY and plan.parity:
         parts = [one.part for one in plan.nodes if one.part in plan.asks]
         now = [Source(one, root_url(plan, one), kept_url(plan, one)) for one in parts]
-        return _rebuilt(url, plan.part, now)
+        return _rebuilt(url, plan.part, parts, now)
     if plan is not None and scheme == PEERS and plan.before:
-        lost = [one for one in plan.before if one.group and not one.root]
         places = [open_plain(one.root) for one in plan.before if one.root]
-        return JoinedFar(url, places + [_rebuilt(url, one.part, _group(one, plan)) for one in lost])
+        here = {one.part for one in plan.before if one.root}
+        lost = {one.part: one.group for one in plan.before if one.part not in here and one.group}
+        return JoinedFar(url, places + [_rebuilt(url, *one, plan.before) for one in lost.items()])
     if plan is None or scheme == PARITY or plan.parity or not plan.asks:
         raise ConfigError(f"{url}: that root has no plan of {scheme}")
     there = [open_plain(one) if is_root(one) else open_far(one, files=files) for one in plan.asks]
     return JoinedFar(url, there)
 
 
-def _group(lost: Source, plan: Plan) -> list[Source]:
-    return [one for one in plan.before if one.part in lost.group]
-
-
-def _rebuilt(url: str, part: str, there: Sequence[Source]) -> Readable:
-    """A part, as others have what it can be made of."""
+def _rebuilt(url: str, part: str, group: Sequence[str], there: Sequence[Source]) -> Readable:
+    """A part, as others of its group have what it can be made of."""
     # Only here: it needs NumPy.
     from ckpt_core.levels.parity.rebuilding import Node, ParityFar
 
@@ -56,6 +53,6 @@ def _rebuilt(url: str, part: str, there: Sequence[Source]) -> Readable:
             open_plain(one.kept) if one.kept else None,
         )
         for one in there
-        if one.part != part
+        if one.part != part and one.part in group
     ]
     return ParityFar(url, part, nodes)

@@ -38,7 +38,7 @@ _TRIES = 2
 
 @dataclass
 class Node:
-    """Another node, which may have kept something.
+    """Another node, which may have kept something, in one place or in several: then it is there as often.
 
     Attributes:
         part: the name of what it holds.
@@ -242,13 +242,11 @@ class ParityFar(Readable):
         about, copy = kept.about, kept.copy
         numbers = {part: number for number, part in enumerate(about.parts)}
         mine = numbers[self._part]
-        here = {numbers[node.part]: node for node in self._nodes if node.part in numbers}
+        here = [(numbers[node.part], node) for node in self._nodes if node.part in numbers]
         step = about.save.step
-        roots = {n: node for n, node in here.items() if node.saves.get(step) == about.attempt}
+        roots = {n: node for n, node in here if node.saves.get(step) == about.attempt}
         objects = {
-            n: node.objects[copy.attempt]
-            for n, node in here.items()
-            if copy.attempt in node.objects
+            n: node.objects[copy.attempt] for n, node in here if copy.attempt in node.objects
         }
         shape = about.group.shape
         for stripe in shape.covering(mine):

@@ -58,6 +58,11 @@ class Agreeing:
         self._attempts = Attempts(root)
         self._lacked = self._lagged = 0
         self._failed = False
+        self._restored: Save | None = None
+
+    def goes_on_from(self, save: Save) -> None:
+        """All ranks have restored it: none is newer, of those that all roots have."""
+        self._restored = save
 
     def keeps(self, committed: Sequence[int]) -> Collection[int]:
         """Those committed steps that are not given away. Never raises, never waits for storage."""
@@ -75,6 +80,9 @@ class Agreeing:
             except (CkptError, OSError):
                 return Said(agreed.order, Standing.UNKNOWN)
             held = self._attempts.of(here[-HELD:])
+            if self._restored is not None and self._restored[0] in here:
+                # There may be more than so many newer ones here, which other nodes have not.
+                held = dict([self._restored])
             return Said(agreed.order, Standing.COMING, tuple(held.items()))
 
     def conclude(self, said: Sequence[Said | None], save: Save | None) -> Agreed:

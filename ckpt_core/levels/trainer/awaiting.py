@@ -97,8 +97,12 @@ class Due:
         *,
         apart: Collection[str] = (),
         last: Sequence[Copy] = (),
+        needed: Copy | None = None,
     ) -> list[str]:
         """Steps and directories of files, for people; also those of `last`, whatever `every` says.
+
+        Args:
+            needed: a step that has to be there itself, however new what is there may be.
 
         Raises:
             CommitError: nothing is left but steps that never go there.
@@ -110,6 +114,8 @@ class Due:
         lasts = [one for one in last if _is_missing(one, level, seen, apart)]
         due = {*wanted(here, level, there=seen.steps)}
         due |= {one.step for one in lasts if one.directory is None}
+        if needed is not None and seen.steps.get(needed.step) != needed.attempt:
+            due.add(needed.step)
         there = {
             name: Copy(int(attempt.partition("-")[0]), attempt, name)
             for name, attempt in seen.files.items()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ckpt_core.levels.mailbox import Node, Source
@@ -59,35 +60,25 @@ def asked(mine: str, there: Sequence[Node], kept: Sequence[Kept]) -> tuple[str, 
 def before(
     members: Sequence[Member], run: str, known: Mapping[int, Known], kept: Mapping[int, Kept]
 ) -> tuple[Source, ...]:
-    """What is left of each part of the nodes that have saved, where others go on.
+    """What is left of the parts of the nodes that have saved, where others go on.
+
+    Of one part there may be several: a machine that has had another place before keeps what it kept there.
 
     Args:
         known, kept: by the rank that leads each node.
     """
     found: list[Source] = []
-    parity = {part: one for one in members for part in kept[one.rank]}
     for one in members:
-        part = known[one.rank].was
-        if part is not None:
-            root = f"{PEER}://{one.address}/{root_key(run, one.part)}"
-            found.append(Source(part, root))
-    lost = {
+        if (part := known[one.rank].was) is not None:
+            found.append(Source(part, f"{PEER}://{one.address}/{root_key(run, one.part)}"))
+        place = f"{PEER}://{one.address}"
+        found += [Source(part, kept=f"{place}/{parity_key(run, part)}") for part in kept[one.rank]]
+    parts = {
         part for some in kept.values() for rows in some.values() for row in rows for part in row
     }
-    found += [Source(part) for part in sorted(lost - {one.part for one in found})]
-    return tuple(
-        [
-            Source(
-                one.part,
-                one.root,
-                f"{PEER}://{parity[one.part].address}/{parity_key(run, one.part)}"
-                if one.part in parity
-                else "",
-                tuple(sorted(_companions(one.part, [*kept.values()]))),
-            )
-            for one in found
-        ]
-    )
+    found += [Source(part) for part in sorted(parts - {one.part for one in found})]
+    groups = {one.part: tuple(sorted(_companions(one.part, [*kept.values()]))) for one in found}
+    return tuple([replace(one, group=groups[one.part]) for one in found])
 
 
 def _companions(part: str, kept: Sequence[Kept]) -> set[str]:

@@ -98,6 +98,7 @@ class Levels(NoLevels):
         self._works = False
         self._closed_plan = False
         self._last: tuple[str, ...] = ()
+        self._restored: Copy | None = None
         self._problem = ""
         self._heard_s = time.monotonic()
         self._is_silent = False
@@ -179,6 +180,7 @@ class Levels(NoLevels):
 
     def follow(self, save: Followed) -> Reaching:
         """See `NoLevels.follow`."""
+        self._restored = None
         first = save.destination is None and self._following.note(save.step)
         if save.destination is None:
             self._rhythm.follow(save)
@@ -211,8 +213,14 @@ class Levels(NoLevels):
         """
         number = number_of(level, self._levels, self._peers)
         lasts = self._take_last() if last else ()
+        # Of nodes that keep one another's steps a new one has nothing yet, whatever `every` says.
+        needed = self._restored if self._levels[number].url == self._nodes_url else None
         while left := self._due.left(
-            self._levels[number], self._following.seen[number], apart=self._apart(), last=lasts
+            self._levels[number],
+            self._following.seen[number],
+            apart=self._apart(),
+            last=lasts,
+            needed=needed,
         ):
             status = self._following.seen[number]
             problem = self._problem or ("" if status is None else status.problem)
@@ -252,8 +260,13 @@ class Levels(NoLevels):
     def restored(self, step: int) -> None:
         """See `NoLevels.restored`."""
         claim, peers = self._claim, self._peers
+        self._restored = Copy(step, self._attempts.of([step])[step])
         if peers is not None and peers.go_on_from(step, self._attempts) and claim and self._works:
             self._tender.do(lambda: self._write_plan(claim, closed=False))
+
+    @property
+    def _nodes_url(self) -> str:
+        return "" if self._peers is None else self._peers.url
 
     def _apart(self) -> frozenset[str]:
         return frozenset() if self._peers is None else self._peers.apart

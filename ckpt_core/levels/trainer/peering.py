@@ -86,7 +86,7 @@ class Peers:
         self.url = self.name
         self._asks: tuple[str, ...] = ()
         self._before: tuple[Source, ...] = ()
-        self._settles = False
+        self._restored = ""
         self.apart: frozenset[str] = frozenset()
         self._sources: list[str] = []
         self._known_of: dict[int, Known] = {}
@@ -159,7 +159,7 @@ class Peers:
                 asks=self._asks,
                 before=self._before,
                 apart=tuple(sorted(self.apart)),
-                settled=self._settles,
+                restored=self._restored,
             )
         last = read_plan(self._root)
         levels = [level for level in plan.levels if not level.of_nodes]
@@ -172,10 +172,14 @@ class Peers:
 
     def go_on_from(self, step: int, attempts: Attempts) -> bool:
         """All ranks do; whether the plan is another one with that."""
-        if not self.parity or not self._sources:
+        if not self._sources:
             return False
-        beyond = [one for one in committed_steps(self._root) if one > step]
-        self.apart, self._settles = frozenset(attempts.of(beyond).values()), True
+        self._restored = attempts.of([step])[step]
+        if self.agreeing is not None:
+            self.agreeing.goes_on_from((step, self._restored))
+        if self.parity:
+            beyond = [one for one in committed_steps(self._root) if one > step]
+            self.apart = frozenset(attempts.of(beyond).values())
         return True
 
     def and_others(self, urls: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from ckpt_core.levels.agent.parity_carrying import ParityCarrier
 from ckpt_core.levels.agreed import Agreed, write_agreed
 from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.mailbox import LevelStatus, Plan, read_plan
+from ckpt_core.levels.parity.agreeing import Said, say
 from ckpt_core.levels.parity.groups import Shape
-from ckpt_core.levels.parity.holds import held_steps
+from ckpt_core.levels.parity.holds import held_steps, hold
 from ckpt_core.levels.parity.objects import Group
+from ckpt_core.store import step_path
 from tests.levels.making import make_store, save
 from tests.levels.parity.clusters import ATTEMPT, STEP
 from tests.levels.parity.serving import RUN, ServedCluster, served
@@ -41,16 +44,16 @@ def cluster(tmp_path: Path) -> Iterator[ServedCluster]:
 
 
 class Agent:
-    """That of the first node."""
+    """That of the first node, or another one."""
 
-    def __init__(self, cluster: ServedCluster) -> None:
-        plan = read_plan(cluster.root(0))
+    def __init__(self, cluster: ServedCluster, n: int = 0) -> None:
+        plan = read_plan(cluster.root(n))
         assert plan is not None
         self.plan: Plan = plan
         self.board, url = Board(plan, None), plan.levels[0].url
         timing = Timing(agrees_s=0.0)
         self.carrier = ParityCarrier(
-            cluster.root(0), url, self.board, files=QuickFiles(), timing=timing
+            cluster.root(n), url, self.board, files=QuickFiles(), timing=timing
         )
 
     def turn(self, **changes: object) -> LevelStatus:
@@ -60,13 +63,15 @@ class Agent:
         with self.board.change(self.carrier.url) as status:
             return status
 
+    def close(self) -> None:
+        assert self.carrier._met is not None
+        self.carrier._met.close()
+
 
 @pytest.fixture
 def agent(cluster: ServedCluster) -> Iterator[Agent]:
-    agent = Agent(cluster)
-    yield agent
-    assert agent.carrier._met is not None
-    agent.carrier._met.close()
+    with closing(Agent(cluster)) as agent:
+        yield agent
 
 
 def test_what_all_have_reached_passes_nothing_over_until_all_ranks_have_gone_on_from_a_step(
@@ -74,14 +79,14 @@ def test_what_all_have_reached_passes_nothing_over_until_all_ranks_have_gone_on_
 ) -> None:
     first = agent.turn()
     assert first.steps == {STEP: ATTEMPT} and first.skipped == []
-    back = agent.turn(settled=True, apart=(ATTEMPT,))
+    back = agent.turn(restored=ATTEMPT_OF_OLDER, apart=(ATTEMPT,))
     assert back.steps == {} and back.skipped == []
     assert (cluster.kept(0) / f"parity-{OLDER:012d}").is_dir(), "the step that they went back to"
 
 
 def test_where_they_go_on_from_the_newest_what_is_older_is_passed_over(agent: Agent) -> None:
     agent.turn()
-    assert agent.turn(settled=True).skipped == [OLDER]
+    assert agent.turn(restored=ATTEMPT).skipped == [OLDER]
 
 
 def test_what_all_nodes_wait_for_comes_first_however_old_it_is_and_stays(
@@ -115,8 +120,69 @@ def test_parity_of_another_group_is_replaced_once_all_have_gone_on(
     other = there.read_bytes()
     agent.turn()
     assert there.read_bytes() == other
-    agent.turn(settled=True)
+    agent.turn(restored=ATTEMPT)
     assert there.read_bytes() != other
+
+
+def write(cluster: ServedCluster, step: int, *nodes: int) -> str:
+    """A further step of some nodes; its attempt."""
+    attempt = f"{step:012d}-01010101"
+    for n in nodes:
+        store = make_store(cluster.root(n))
+        save(store, step, ranks=(n,), world=3, attempt=attempt)
+        store.close()
+    return attempt
+
+
+def test_what_the_first_node_has_given_up_no_other_one_waits_for(cluster: ServedCluster) -> None:
+    attempt = write(cluster, 9, 0, 1, 2)
+    with closing(Agent(cluster, 1)) as agent:
+        assert agent.turn(restored=ATTEMPT).skipped == []
+        assert 9 in agent.carrier._waiting
+        assert agent.carrier._met is not None
+        said = Said(agent.carrier._met.mark, ((STEP, ATTEMPT),), failed=(attempt,))
+        say(cluster.kept(0), said, files=QuickFiles())
+        assert 9 in agent.turn().skipped
+        assert 9 not in agent.carrier._waiting
+
+
+def test_what_the_first_node_gives_up_it_tells_the_others(cluster: ServedCluster) -> None:
+    attempt = write(cluster, 9, 0, 1, 2)
+    with closing(Agent(cluster)) as agent:
+        agent.turn(restored=ATTEMPT)
+        assert agent.carrier._met is not None and agent.carrier._met.said is not None
+        assert agent.carrier._met.said.next == attempt
+        shutil.rmtree(step_path(cluster.root(2), 9))
+        assert 9 in agent.turn().skipped
+        assert agent.carrier._met.said.failed == (attempt,)
+
+
+@pytest.mark.parametrize("how", [{"keep_every": OLDER}, {"keep_last": None}, {}])
+def test_parity_that_is_to_be_kept_for_ever_stays_where_another_node_has_lost_its_own(
+    cluster: ServedCluster, agent: Agent, how: dict[str, int | None]
+) -> None:
+    cluster.save = Copy(OLDER, ATTEMPT_OF_OLDER)
+    cluster.encode(0, 1)
+    agreed = Agreed(RUN, 1, 4, kept=(), sought=None, begun=True)
+    write_agreed(cluster.root(0), agreed, files=QuickFiles())
+    assert hold(cluster.root(0), OLDER, files=QuickFiles())
+    level = replace(agent.plan.levels[0], **({"keep_last": 1} | how))
+    assert STEP in agent.turn(levels=(level,)).steps
+    assert (cluster.kept(0) / f"parity-{OLDER:012d}").is_dir() == bool(how)
+    assert (OLDER in held_steps(cluster.root(0))) == bool(how)
+
+
+def test_the_last_step_is_waited_for_where_another_node_publishes_it_later(
+    cluster: ServedCluster, agent: Agent
+) -> None:
+    write(cluster, 8, 0, 1, 2)
+    attempt = write(cluster, 9, 0)
+    level = replace(agent.plan.levels[0], every=10)
+    agent.turn(levels=(level,), restored=ATTEMPT, last=(attempt,))
+    assert not list(cluster.kept(0).glob("parity-*8"))
+    write(cluster, 9, 1, 2)
+    agent.turn()
+    assert list(cluster.kept(0).glob("parity-*9"))
 
 
 def change_group(cluster: ServedCluster, n: int) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from ckpt_core.errors import CorruptCheckpoint
+from ckpt_core.levels.bring.fetching import Wanted, fetch
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.far.door import Away, Readable
 from ckpt_core.levels.parity.groups import Shape
-from ckpt_core.levels.parity.objects import Kept, directory_name, groups_kept
+from ckpt_core.levels.parity.objects import Group, Kept, directory_name, groups_kept
+from ckpt_core.levels.parity.rebuilding import Node, ParityFar
 from ckpt_core.store import step_path
 from ckpt_core.system.files import Files
 from tests.levels.making import CHUNK_BYTES
@@ -182,3 +184,25 @@ def test_parity_of_another_save_or_of_another_group_is_not_taken_for_it(tmp_path
     step_path(cluster.root(1), STEP).rename(tmp_path / "aside")
     found: Readable = cluster.far(0)
     assert found.steps() == {}
+
+
+def test_parity_that_lies_in_several_places_is_found_in_the_right_one(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, Shape(2, 1))
+    cluster.encode()
+    before = cluster.contents(2)
+    cluster.lose(2)
+    nodes = []
+    for n, part in enumerate(cluster.group.parts[:2]):
+        nodes.append(Node(part, DirectoryFar(cluster.root(n), files=QuickFiles()), None))
+        nodes.append(Node(part, None, DirectoryFar(cluster.kept(n), files=QuickFiles())))
+    # What a machine kept in another place of the ring, under a name that is another one's now.
+    other = Cluster(tmp_path / "other", Shape(2, 1))
+    other.group = Group(other.group.shape, ("node-00000", "node-00002", "node-00003"))
+    other.encode(0)
+    nodes.append(Node("node-00000", None, DirectoryFar(other.kept(0), files=QuickFiles())))
+    with ParityFar("peers:///run", "node-00002", nodes) as far:
+        assert far.steps() == {STEP: ATTEMPT}
+        into = tmp_path / "into"
+        into.mkdir()
+        fetch(far, Wanted(cluster.save, into, (2,), 3, 1.0), lambda *_: None, files=QuickFiles())
+    assert contents(into) == before
