@@ -214,7 +214,8 @@ class Levels(NoLevels):
         number = number_of(level, self._levels, self._peers)
         lasts = self._take_last() if last else ()
         # Of nodes that keep one another's steps a new one has nothing yet, whatever `every` says.
-        needed = self._restored if self._levels[number].url == self._nodes_url else None
+        is_theirs = self._peers is not None and self._levels[number].url == self._peers.url
+        needed = self._restored if is_theirs else None
         while left := self._due.left(
             self._levels[number],
             self._following.seen[number],
@@ -260,13 +261,12 @@ class Levels(NoLevels):
     def restored(self, step: int) -> None:
         """See `NoLevels.restored`."""
         claim, peers = self._claim, self._peers
-        self._restored = Copy(step, self._attempts.of([step])[step])
-        if peers is not None and peers.go_on_from(step, self._attempts) and claim and self._works:
+        attempt = self._attempts.of([step])[step]
+        if peers is None or not attempt:
+            return
+        self._restored = Copy(step, attempt)
+        if peers.go_on_from(self._restored, self._attempts) and claim and self._works:
             self._tender.do(lambda: self._write_plan(claim, closed=False))
-
-    @property
-    def _nodes_url(self) -> str:
-        return "" if self._peers is None else self._peers.url
 
     def _apart(self) -> frozenset[str]:
         return frozenset() if self._peers is None else self._peers.apart

@@ -18,6 +18,7 @@ from typing import Any, Self
 from ckpt_core.coordination import Coordination
 from ckpt_core.errors import ConfigError, PersistError
 from ckpt_core.levels.agreed import Agreed, opened, read_agreed, write_agreed
+from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.far.opening import check_extra
 from ckpt_core.levels.mailbox import (
     AGENT_LOG,
@@ -170,15 +171,15 @@ class Peers:
         own = (*plan.own, *(url for url in last.own if url not in plan.own))
         return dataclasses.replace(plan, levels=tuple(levels), own=own, serve=self._serve)
 
-    def go_on_from(self, step: int, attempts: Attempts) -> bool:
+    def go_on_from(self, save: Copy, attempts: Attempts) -> bool:
         """All ranks do; whether the plan is another one with that."""
         if not self._sources:
             return False
-        self._restored = attempts.of([step])[step]
+        self._restored = save.attempt
         if self.agreeing is not None:
-            self.agreeing.goes_on_from((step, self._restored))
+            self.agreeing.goes_on_from((save.step, save.attempt))
         if self.parity:
-            beyond = [one for one in committed_steps(self._root) if one > step]
+            beyond = [one for one in committed_steps(self._root) if one > save.step]
             self.apart = frozenset(attempts.of(beyond).values())
         return True
 
