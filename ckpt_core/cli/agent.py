@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ckpt_core.cli.listing_levels import further_levels, told
-from ckpt_core.cli.places import directory_of
+from ckpt_core.cli.places import check_directory, directory_of
 from ckpt_core.cli.text import say, say_json
-from ckpt_core.errors import ConfigError, NotCommitted
+from ckpt_core.errors import ConfigError
 from ckpt_core.levels import due_steps, serve_agent, settle_plan
 from ckpt_core.options import Level
 from ckpt_core.units import clean
@@ -31,8 +31,7 @@ def run(request: AgentRequest) -> bool:
         Away: a level cannot be reached.
     """
     root = directory_of(request.root, command="ckpt-core agent")
-    if not root.is_dir():
-        raise NotCommitted(f"{root}: there is no such directory", path=root)
+    check_directory(root)
     with spoken():
         plan = settle_plan(root, _levels(request))
         status = serve_agent(root, once=request.once)

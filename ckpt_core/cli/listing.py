@@ -130,7 +130,7 @@ def survey(root: Path) -> Listing:
     # What is kept for its metric is pinned, so a root without pins costs nothing here.
     kept = scores(step_path(root, steps[-1])) if steps and pinned else {}
     there = [row for row in found if row is not None]
-    added = added_bytes(Path(row.path) for row in there)
+    added = added_bytes(step_path(root, row.step) for row in there)
     rows = tuple(
         [
             replace(row, score=kept.get(row.step), added_bytes=more)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_core.anywhere import local, url_of
 from ckpt_core.cli.at_levels import FarSteps, plan_of, retire, steps_after
-from ckpt_core.cli.places import directory_of
+from ckpt_core.cli.places import check_directory, directory_of
 from ckpt_core.cli.text import note, say, say_json
 from ckpt_core.errors import ConfigError, NotCommitted
 from ckpt_core.store import committed_steps, opened_by_hand, resolve, step_path, store_by_hand
@@ -180,8 +180,7 @@ def _set_pin_far(url: str, step: int, *, pinned: bool) -> bool:
 def _check_root(root: Path) -> None:
     if parse_step_dir(root.name) is not None:
         raise ConfigError(f"{root} is one step: name the root, {root.parent}, and the step")
-    if not root.is_dir():
-        raise NotCommitted(f"{root}: there is no such directory", path=root)
+    check_directory(root)
 
 
 def _check_choice(request: RemoveRequest) -> None:

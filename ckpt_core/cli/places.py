@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_core.anywhere import local, url_of
-from ckpt_core.errors import ConfigError
+from ckpt_core.errors import ConfigError, NotCommitted
 from ckpt_core.system.files import Files
 
 if TYPE_CHECKING:
@@ -61,6 +61,18 @@ def seen(place: str) -> Iterator[Here | Look]:
 
     with look_at(url) as look:
         yield look
+
+
+def check_directory(path: Path) -> None:
+    """Be sure that a directory of this machine is there.
+
+    Raises:
+        NotCommitted: it is not, or it is a file.
+    """
+    if path.is_file():
+        raise NotCommitted(f"{path} is a file: a checkpoint root is a directory", path=path)
+    if not path.is_dir():
+        raise NotCommitted(f"{path}: there is no such directory", path=path)
 
 
 def directory_of(place: str, *, command: str, what: str = "a directory") -> Path:

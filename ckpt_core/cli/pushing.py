@@ -27,7 +27,8 @@ def push_save(request: PushRequest) -> bool:
     level = Level(request.to, bandwidth=request.bandwidth)
     path = _path(root, request.step)
     with progress_bar(shown=not request.no_progress, tell=note) as show:
-        done = push(path, level, progress=partial(show, f"{path.name} to {level.url}"))
+        tell = partial(show, f"{path.name} to {level.url}")
+        done = push(path, level, replace=request.force, progress=tell)
     if request.json:
         copy = {"step": done.copy.step, "directory": done.copy.directory}
         answer = {**copy, "attempt": done.copy.attempt, "nbytes": done.nbytes}

@@ -228,6 +228,11 @@ class ServeRequest:
     ] = ""
 
 
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace another save of the step that is there.")
+]
+
+
 @dataclass(frozen=True)
 class PushRequest:
     """`push`."""
@@ -237,6 +242,7 @@ class PushRequest:
     to: Annotated[
         str, typer.Option(metavar="URL", help="Where to: s3://bucket/run, a directory.")
     ] = ""
+    force: Force = False
     bandwidth: Bandwidth = None
     no_progress: NoProgress = False
     json: Json = False
@@ -251,9 +257,7 @@ class PullRequest:
     ]
     step: Taken = None
     to: Annotated[str, typer.Option(metavar="ROOT", help="The root that is to hold the step.")] = ""
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace another save of the step that is there.")
-    ] = False
+    force: Force = False
     no_progress: NoProgress = False
     json: Json = False
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_core.anywhere import local, url_of
+from ckpt_core.cli.places import check_directory
 from ckpt_core.cli.text import note, say, say_json, say_wrong
-from ckpt_core.errors import NotCommitted
 from ckpt_core.levels import Scrubbed, places_of, scrub
 from ckpt_core.observe import progress_bar
 from ckpt_core.options import Level
@@ -38,8 +38,8 @@ def _places(request: ScrubRequest) -> list[str]:
     places: list[str] = []
     for place in request.places:
         url = url_of(place)
-        if url is None and not local(place).is_dir():
-            raise NotCommitted(f"{place}: there is no such directory", path=place)
+        if url is None:
+            check_directory(local(place))
         if url is None and request.levels:
             places += places_of(local(place))
         else:

@@ -10,6 +10,7 @@ from ckpt_core.cli.requests import WatchRequest
 from ckpt_core.cli.text import console, say, say_json, say_wrong
 from ckpt_core.cli.watch_text import picture, rows, saved_text, writer_text
 from ckpt_core.cli.watched import Watched, Watcher
+from ckpt_core.errors import ConfigError
 
 _IDLE = 10
 """Looking takes at most one part in so many of the time, however much there is to look at."""
@@ -22,12 +23,17 @@ def watch(request: WatchRequest) -> bool:
     """Show what there is until Ctrl-C, which is its usual end, or once. Always a success.
 
     What is not there yet is waited for; what cannot be read is shown as such.
+
+    Raises:
+        ConfigError: one object is asked for, and no end.
     """
+    if request.json and not request.once:
+        raise ConfigError("--json answers with one object: give --once with it")
     watcher = Watcher(request.places)
     try:
         if request.once:
             _once(watcher, as_json=request.json)
-        elif sys.stdout.isatty() and not request.json:
+        elif sys.stdout.isatty():
             _live(watcher, request.every)
         else:
             _lines(watcher, request.every)

@@ -31,6 +31,8 @@ _MEANT = {
 }
 """Schemes as other programs write them -> what they are here."""
 
+_COLLAPSED = re.compile(rf"({'|'.join([*SCHEMES, *_MEANT])}):/?(?!/)", re.IGNORECASE)
+
 _OF_NODES = ("bind", "dir", "domain")
 _OF_PEERS = ("peers", "parity", *_OF_NODES)
 _SHAPE = re.compile(r"([0-9]{1,2})\+([12])", re.ASCII)
@@ -215,6 +217,7 @@ def _checked_url(url: object) -> str:
     text = str(os.fspath(url))
     match = _URL.fullmatch(text)
     if match is None:
+        check_collapsed(text, "url")
         # The loop may change its working directory before anything goes there.
         return _absolute(text)
     scheme, rest = match[1].lower(), match[2].rstrip("/")
@@ -238,6 +241,21 @@ def _checked_url(url: object) -> str:
             f"url={text!r} is no place at a peer: write it like peer://node-b:7070/run"
         )
     return f"{scheme}://{rest}"
+
+
+def check_collapsed(text: str, field: str) -> None:
+    """Refuse a URL of which `pathlib` has made a path, or that is mistyped: it would become a directory.
+
+    Raises:
+        ConfigError: says how to write it.
+    """
+    found = _COLLAPSED.match(text)
+    if found is not None:
+        meant = f"{found[1].lower()}://{text[found.end() :]}"
+        raise ConfigError(
+            f"{field}={text!r} is the name of a directory, and looks like {meant}: give that as text, not as "
+            f"a Path; a directory of that name is ./{text}"
+        )
 
 
 def _did_you_mean(scheme: str) -> str:

@@ -97,10 +97,12 @@ class Doors:
 
     def load(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Called on every rank, when the sharded states are there to be filled."""
-        path = Path(os.path.abspath(self.ranks.first(str(checkpoint_path))))
-        if not is_step_of_ours(path):
+        given = self.ranks.first(str(checkpoint_path))
+        path = Path(os.path.abspath(given))
+        is_url = "://" in given
+        if is_url or not is_step_of_ours(path):
             found: dict[str, Any] = self.ranks.own_method("load_checkpoint")(
-                path, weights_only=weights_only
+                given if is_url else path, weights_only=weights_only
             )
             return found
         root, step = root_and_step(path)

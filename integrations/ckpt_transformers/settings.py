@@ -10,6 +10,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
 from ckpt_core import ConfigError, OnError, Options
+from ckpt_core.options import checked_root as absolute
 from ckpt_transformers.texts import tell
 
 
@@ -36,11 +37,11 @@ def checked_root(root: object) -> str:
     """The root as an absolute path.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is none, or a URL.
     """
     if not isinstance(root, str | os.PathLike) or not os.fspath(root):
         raise ConfigError(f"root={root!r} is no path: give the directory for the steps")
-    return os.path.abspath(root)
+    return str(absolute(root))
 
 
 def check(trainer: Trainer) -> None:

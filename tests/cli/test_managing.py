@@ -142,3 +142,12 @@ def test_a_step_directory_is_no_root(cli: Cli, ckpts: Path) -> None:
     for command in (["pin"], ["unpin"]):
         assert cli(*command, ckpts / "step-000000000010", 10).code == 2
     assert cli("rm", ckpts / "step-000000000010", "--step", 10, "--yes").code == 2
+
+
+@pytest.mark.parametrize(
+    "words", [["rm", "--step", "1"], ["pin", "1"], ["scrub"], ["agent", "--once"]]
+)
+def test_a_file_is_no_root(cli: Callable[..., Any], tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "file").write_text("x")
+    answer = cli(words[0], tmp_path / "file", *words[1:])
+    assert answer.code == 2 and "is a file: a checkpoint root is a directory" in answer.err

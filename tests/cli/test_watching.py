@@ -180,3 +180,8 @@ def test_a_running_job_is_watched_until_it_is_killed_and_on_to_ctrl_c(tmp_path: 
                 assert watching.wait(30) == 0
     steps = re.findall(r"step (\d+) is saved", out.read_text())
     assert len(steps) == len(set(steps))
+
+
+def test_one_object_has_an_end(cli: Callable[..., Any], tmp_path: Path) -> None:
+    answer = cli("watch", tmp_path, "--json")
+    assert (answer.code, "give --once" in answer.err) == (2, True)

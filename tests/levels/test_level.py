@@ -24,6 +24,7 @@ from ckpt_core.levels.mailbox import (
     write_status,
 )
 from ckpt_core.levels.wants import lasting
+from ckpt_core.options import checked_root
 
 
 @pytest.mark.parametrize(
@@ -237,3 +238,12 @@ def test_a_plan_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     for name in ("plan.json", "status.json"):
         (tmp_path / ".levels" / name).write_text(text)
     assert read_plan(tmp_path) is None and read_status(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["s3:/bucket/run", Path("s3://bucket/run"), "GS:bucket", "gcs:/b"])
+def test_a_url_that_has_become_a_path_is_no_directory(name: str | Path) -> None:
+    with pytest.raises(ConfigError, match="looks like"):
+        Level(str(name))
+    with pytest.raises(ConfigError, match="looks like"):
+        checked_root(name)
+    assert Level(f"./{name}").scheme is None

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_core.errors import RootBusy
+from ckpt_core.errors import ConfigError, RootBusy
 from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels.agent.copying import How, Sent, send
 from ckpt_core.levels.agent.pace import Backoff, Pace
@@ -43,17 +43,25 @@ class Pushed:
     already: bool
 
 
-def push(path: Path, level: Level, *, progress: Progress, patience_s: float = PATIENCE_S) -> Pushed:
+def push(
+    path: Path,
+    level: Level,
+    *,
+    replace: bool = False,
+    progress: Progress,
+    patience_s: float = PATIENCE_S,
+) -> Pushed:
     """Send a committed step, or a directory of files, verified; a pin and pointers of it go with it.
 
     Takes no lock. What has come there stays when this is cut short, and is not sent again.
 
     Args:
         path: of the step in its root.
+        replace: also another save of the step that is whole there.
         patience_s: how long the level may be away.
 
     Raises:
-        ConfigError: the level cannot hold steps; says what to do.
+        ConfigError: the level cannot hold steps, or has another save of it; says what to do.
         RootBusy: it holds another run.
         NotCommitted: there is no such step, or it was retired meanwhile.
         CorruptCheckpoint: it is damaged here: nothing of it can be seen there.
@@ -64,7 +72,7 @@ def push(path: Path, level: Level, *, progress: Progress, patience_s: float = PA
     with open_far(level.url, files=files) as far, OpenSave(path, files=files) as save:
         far.check()
         _check_run(far, root)
-        pushing = _Pushing(far, save, level, progress, patience_s)
+        pushing = _Pushing(far, save, level, progress, patience_s, replace=replace)
         sent, already = pushing.patiently()
         if sent is Sent.REACHED:
             _follow(root, far, save.copy, files)
@@ -73,8 +81,16 @@ def push(path: Path, level: Level, *, progress: Progress, patience_s: float = PA
 
 class _Pushing:
     def __init__(
-        self, far: Far, save: OpenSave, level: Level, progress: Progress, patience_s: float
+        self,
+        far: Far,
+        save: OpenSave,
+        level: Level,
+        progress: Progress,
+        patience_s: float,
+        *,
+        replace: bool,
     ) -> None:
+        self._replace = replace
         self._far, self._save, self._level = far, save, level
         self._progress, self._patience_s = progress, patience_s
         self._heard = time.monotonic()
@@ -98,6 +114,12 @@ class _Pushing:
             there = None if named is None else named.attempt
         if there == copy.attempt:
             return Sent.REACHED, True
+        if there is not None and not self._replace:
+            raise ConfigError(
+                f"{self._far.url} has another save of {copy.target}, {there}, than {copy.attempt}: --force "
+                f"replaces it. Nothing was sent",
+                path=Path(copy.target),
+            )
         how = How(Pace(self._level.bytes_per_s), replaces=there, progress=self._tell)
         return send(self._save, self._far, how), False
 

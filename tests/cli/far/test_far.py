@@ -47,9 +47,10 @@ def test_a_pushed_step_reads_as_in_the_root_by_every_command(
     there = _answer(alone("ls", place.url, "--json"))
     assert there["root"] == place.url
     assert [(row["step"], row["problem"]) for row in there["steps"]] == [(20, None), (30, None)]
+    assert there["file_bytes"] == sum(row["file_bytes"] for row in there["steps"]) > 0
     here = {row["step"]: row for row in _answer(cli("ls", ckpts, "--json"))["steps"]}
     for row in there["steps"]:
-        for name in ("attempt", "file_bytes", "state_bytes", "ranks", "pinned"):
+        for name in ("attempt", "file_bytes", "added_bytes", "state_bytes", "ranks", "pinned"):
             assert row[name] == here[row["step"]][name]
         assert row["path"] == f"{place.url}/step-{row['step']:012d}"
     first = _answer(alone("show", place.url, "--json"))
@@ -74,6 +75,22 @@ def test_push_sends_the_newest_step_once(at_place: Cli, ckpts: Path, place: Plac
     again = _answer(at_place("push", ckpts, "--to", place.url, "--json"))
     assert (again["reached"], again["already"]) == (True, True)
     assert f"step 30 is at {place.url} already" in at_place("push", ckpts, "--to", place.url).out
+
+
+def test_push_of_another_run_replaces_a_step_only_where_that_is_said(
+    at_place: Cli, ckpts: Path, save: Callable[..., Path], place: Place, tmp_path: Path
+) -> None:
+    first = _answer(at_place("push", ckpts, "--to", place.url, "--json"))
+    other = tmp_path / "other"
+    with Checkpointer(other) as ck:
+        ck.save(30, {"w": torch.zeros(9)})
+    refused = at_place("push", other, "--to", place.url)
+    assert refused.code == 2 and "--force replaces it. Nothing was sent" in refused.err
+    (row,) = _answer(at_place("ls", place.url, "--json"))["steps"]
+    assert row["attempt"] == first["attempt"]
+    second = _answer(at_place("push", other, "--to", place.url, "--force", "--json"))
+    (row,) = _answer(at_place("ls", place.url, "--json"))["steps"]
+    assert second["reached"] and row["attempt"] == second["attempt"] != first["attempt"]
 
 
 def test_push_of_a_damaged_step_shows_nothing_there(

@@ -290,6 +290,7 @@ def _wrong(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     [
         (lambda given: given.pop("root"), "root=None: give the directory"),
         (lambda given: given.update(root=""), "root='': give the directory"),
+        (lambda given: given.update(root="s3://b/run"), "root='s3://b/run' is a URL"),
         (
             lambda given: given.pop("optimizer"),
             "optimizer=NoneType is not wrapped: give the result",

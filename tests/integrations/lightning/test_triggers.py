@@ -13,7 +13,7 @@ from lightning.pytorch import Callback
 from ckpt_core import Auto, ConfigError, EveryNSteps, Options, committed_steps, step_path
 from ckpt_core.cli.listing import survey
 from ckpt_core.cli.ranking import Score
-from ckpt_lightning import AsyncCheckpoint
+from ckpt_lightning import AsyncCheckpoint, FabricCheckpoint
 from ckpt_lightning.ranking import Ranking
 from ckpt_lightning.triggers import Triggers
 from tests.integrations.lightning import models
@@ -323,6 +323,18 @@ def test_the_name_that_modelcheckpoint_gives_the_root_is_told_when_it_stands_alo
 def test_a_root_must_be_a_path(root: Any) -> None:
     with pytest.raises(ConfigError, match="is no path"):
         AsyncCheckpoint(root)
+
+
+@pytest.mark.parametrize("root", ["s3://bucket/run", Path("s3://bucket/run")])
+def test_a_url_is_no_root_and_makes_no_directory(
+    root: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="s3://bucket/run"):
+        AsyncCheckpoint(root)
+    with pytest.raises(ConfigError, match="s3://bucket/run"):
+        FabricCheckpoint(root)
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_written_before_training(root: Path) -> None:

@@ -31,6 +31,7 @@ def test_an_argument_of_trainer_is_refused(
     ("arguments", "match"),
     [
         ({"root": ""}, "root='' is no path"),
+        ({"root": "s3://bucket/run"}, "root='s3://bucket/run' is a URL"),
         ({"options": 3}, "options=3 is no Options"),
         ({"on_sigterm": "leave"}, "on_sigterm='leave' is unknown"),
         ({"on_error": "shout"}, "shout"),
