@@ -197,6 +197,7 @@ class Options:
         environ = os.environ if environ is None else environ
         names = {field.name for field in dataclasses.fields(cls)}
         values: dict[str, Any] = {}
+        keys: dict[str, str] = {}
         for key, text in environ.items():
             if not key.startswith(ENV_PREFIX):
                 continue
@@ -204,8 +205,21 @@ class Options:
             if name not in names:
                 known = [ENV_PREFIX + known.upper() for known in names]
                 raise ConfigError(f"{key} is not a setting: {known_names(key, known)}")
-            values[name] = _from_text(name, text, key)
-        return cls(**(values | explicit))
+            values[name], keys[name] = _from_text(name, text, key), key
+        try:
+            return cls(**(values | explicit))
+        except ConfigError:
+            for name in values.keys() - explicit.keys():
+                cls._check_alone(name, values[name], keys[name])
+            raise
+
+    @classmethod
+    def _check_alone(cls, name: str, value: Any, key: str) -> None:
+        """That of a variable, which is to be named where it is wrong."""
+        try:
+            cls(**{name: value})
+        except ConfigError as exc:
+            raise ConfigError(f"{key}: {exc}") from None
 
     def or_places_from_env(self, environ: Mapping[str, str] | None = None) -> Options:
         """These settings, with the `levels`, `events_file` and `metrics` of the environment that they lack.

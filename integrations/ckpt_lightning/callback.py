@@ -108,7 +108,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         **unknown: Any,
     ) -> None:
         super().__init__()
-        refuse_unknown(unknown)
+        refuse_unknown(unknown, AsyncCheckpoint.__init__)
         given: object = root
         if not isinstance(given, str | os.PathLike) or not os.fspath(given):
             raise ConfigError(f"root={root!r} is no path: give the directory for the steps")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from ckpt_core import ConfigError, EveryNSteps, EverySeconds
+from ckpt_core.units import known_names
 
 _RENAMED = {
     "dirpath": "it is the first argument, the root",
@@ -116,10 +118,17 @@ class Schedule:
             policy.saved(step)
 
 
-def refuse_unknown(unknown: dict[str, Any]) -> None:
-    """Raises ConfigError for arguments that the callback does not have; says what to use instead."""
+def refuse_unknown(unknown: dict[str, Any], call: Callable[..., None]) -> None:
+    """Raises ConfigError for arguments that the callback does not have; says what to use instead.
+
+    Args:
+        call: what has been called, with those that it has.
+    """
     for name in unknown:
-        hint = _RENAMED.get(name, "see help(AsyncCheckpoint)")
+        known = [
+            one for one in inspect.signature(call).parameters if one not in ("self", "unknown")
+        ]
+        hint = _RENAMED.get(name) or known_names(name, known)
         raise ConfigError(f"AsyncCheckpoint has no argument {name!r}: {hint}")
 
 

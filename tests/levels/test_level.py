@@ -247,3 +247,11 @@ def test_a_url_that_has_become_a_path_is_no_directory(name: str | Path) -> None:
     with pytest.raises(ConfigError, match="looks like"):
         checked_root(name)
     assert Level(f"./{name}").scheme is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("LEVELS", "/x"), ("METRICS", "ftp://x"), ("IN_FLIGHT", "0")]
+)
+def test_a_variable_that_is_wrong_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"CKPT_CORE_{name}"):
+        Options.from_env({f"CKPT_CORE_{name}": value, "CKPT_CORE_KEEP_LAST": "3"}, writers=2)

@@ -314,6 +314,13 @@ def test_a_wrong_argument_is_named_with_what_to_do(options: dict[str, Any], text
         AsyncCheckpoint("ckpts", **options)
 
 
+def test_a_mistyped_argument_is_told_with_what_it_is_like() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no argument 'every_n_step': did you mean every_n_steps\?"
+    ):
+        AsyncCheckpoint("ckpts", every_n_step=5)
+
+
 def test_the_name_that_modelcheckpoint_gives_the_root_is_told_when_it_stands_alone() -> None:
     with pytest.raises(ConfigError, match="no argument 'dirpath': it is the first argument"):
         AsyncCheckpoint(dirpath="ckpts")
