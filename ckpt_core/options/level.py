@@ -254,7 +254,7 @@ def check_collapsed(text: str, field: str) -> None:
         meant = f"{found[1].lower()}://{text[found.end() :]}"
         raise ConfigError(
             f"{field}={text!r} is the name of a directory, and looks like {meant}: give that as text, not as "
-            f"a Path; a directory of that name is ./{text}"
+            f"a Path; the directory of that name is {os.path.abspath(text)}"
         )
 
 

@@ -208,18 +208,20 @@ class Options:
             values[name], keys[name] = _from_text(name, text, key), key
         try:
             return cls(**(values | explicit))
-        except ConfigError:
+        except ConfigError as exc:
             for name in values.keys() - explicit.keys():
-                cls._check_alone(name, values[name], keys[name])
+                if cls._is_wrong(name, values[name], str(exc)):
+                    raise ConfigError(f"{keys[name]}: {exc}") from None
             raise
 
     @classmethod
-    def _check_alone(cls, name: str, value: Any, key: str) -> None:
-        """That of a variable, which is to be named where it is wrong."""
+    def _is_wrong(cls, name: str, value: Any, text: str) -> bool:
+        """Whether a setting alone is what an error is about."""
         try:
             cls(**{name: value})
         except ConfigError as exc:
-            raise ConfigError(f"{key}: {exc}") from None
+            return str(exc) == text
+        return False
 
     def or_places_from_env(self, environ: Mapping[str, str] | None = None) -> Options:
         """These settings, with the `levels`, `events_file` and `metrics` of the environment that they lack.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_core import verify
 from ckpt_core.levels import Copy, open_far, push, write_plan
 from ckpt_core.levels.agent.board import Board
 from ckpt_core.levels.agent.retiring import agreement, doomed, left_behind, with_sought
@@ -323,6 +324,30 @@ def test_a_step_that_a_copy_has_retired_is_given_up_and_the_next_one_sent(
         assert [*level.steps] == [2] and level.skipped == [1] and level.keeps == [1, 1]
         status = Agreeing(root, agreed, url, files=Files()).say()
         assert status.standing is Standing.LOST
+
+
+@needs_store
+def test_a_step_that_all_have_gone_on_from_comes_back_to_a_copy_that_had_retired_it(
+    tmp_path: Path, agents: Agents
+) -> None:
+    root = tmp_path / "root"
+    fill(root, 1)
+    with PeerServer() as server, in_environment(server.environ()):
+        url = server.url()
+        push(step_path(root, 1), Level(url), progress=lambda *_: None)
+        with open_far(url) as far:
+            (attempt,) = far.steps().values()
+            far.retire([step_path(root, 1).name])
+        fill(root, 2)
+        plan = dataclasses.replace(plan_of(Level(url, every=2), own=(url,)), restored=attempt)
+        write_plan(root, plan)
+        write_agreed(root, Agreed(plan.run, 1), files=Files())
+        agents.environ = server.environ()
+        (level,) = agents.run(root).levels
+        assert [*level.steps] == [1, 2] and level.skipped == []
+        with open_far(url) as far:
+            assert far.steps()[1] == attempt
+        assert verify(server.kept / "run").ok
 
 
 def test_jobs_that_end_before_anything_is_agreed_on_leave_all_that_they_went_on_from() -> None:

@@ -255,3 +255,9 @@ def test_a_url_that_has_become_a_path_is_no_directory(name: str | Path) -> None:
 def test_a_variable_that_is_wrong_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"CKPT_CORE_{name}"):
         Options.from_env({f"CKPT_CORE_{name}": value, "CKPT_CORE_KEEP_LAST": "3"}, writers=2)
+
+
+def test_a_variable_is_not_blamed_for_what_is_wrong_beside_it() -> None:
+    with pytest.raises(ConfigError, match=r"^chunk_bytes") as caught:
+        Options.from_env({"CKPT_CORE_FROZEN": "a.b"}, share_unchanged=True, chunk_bytes=-1)
+    assert "CKPT_CORE" not in str(caught.value)

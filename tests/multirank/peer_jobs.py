@@ -106,6 +106,23 @@ def save_and_reach(
     return {"begun": begun, "url": gauge.url, "newest": gauge.newest}
 
 
+def go_back(who: Rank, place: str, shape: str = "") -> list[int]:
+    """Save, go back to an older step in the same process, and wait for what is due; go on from there."""
+    name = name_of(shape)
+    with open_here(who, place, shape, keep_last=4, every=2) as ck:
+        for step in (1, 2, 3, 4):
+            handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
+            handle.committed.result(_REACHED_S)
+        ck.wait(level=name)
+        found = ck.restore(blank(make_state(who.rank, 1)), step=1)
+        assert found is not None
+        ck.wait(level=name)
+        for step in (2, 3):
+            ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
+        ck.wait(level=name, last=True)
+        return list(committed_steps(ck.root))
+
+
 def go_on_cut(who: Rank, place: str, steps: list[int], shape: str = "", *, cut: bool) -> int:
     """As `save_and_reach`, with nothing private; a state of which each rank has all, or a run."""
     size = 60_000

@@ -152,6 +152,14 @@ def test_the_last_step_is_with_the_other_nodes_once_all_ranks_have_waited_for_it
     assert told == [[13, 13]] * 3
 
 
+@pytest.mark.parametrize("shape", ["2+1", ""])
+def test_after_going_back_in_the_same_process_what_is_due_is_waited_for(
+    warm: Warm, place: Path, shape: str
+) -> None:
+    found = all_well(run(warm, "go_back", place, ["a", "b", "c"], shape=shape))
+    assert all({2, 3} <= {*steps} for steps in found)
+
+
 def said_of(home: Path, step: int, *more: str) -> str | None:
     """What `ls` says can be lost without losing a step; None: that it does not know."""
     command = [sys.executable, "-m", "ckpt_core", "ls", str(home / "root"), "--json", *more]

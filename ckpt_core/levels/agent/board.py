@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ckpt_core.levels.mailbox import LevelStatus, Plan, Status
-from ckpt_core.options import Level
+from ckpt_core.options import PARITY, Level, scheme_of
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,10 @@ class Board:
     def follow(self, plan: Plan) -> None:
         """Go by another plan."""
         with self._lock:
-            if (plan.token, plan.apart) != (self.plan.token, self.plan.apart):
+            anew = plan.token != self.plan.token
+            for url, status in self._known.items():
                 # Training may have gone back: a step of the same number may be another save.
-                for status in self._known.values():
+                if anew or (plan.apart != self.plan.apart and scheme_of(url) == PARITY):
                     status.reached, status.skipped = [], []
             self.plan = plan
             self.epoch += 1

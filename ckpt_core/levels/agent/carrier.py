@@ -63,6 +63,7 @@ class Carrier:
         self._abandoned = self._in_trouble = False
         self._taken, self._token = -1, ""
         self._refused: set[Save] = set()
+        self._restored: Save | None = None
         self._before = SentBefore()
         self._backoff = Backoff(first_s=timing.again_s, most_s=timing.again_most_s)
         self._threads = [
@@ -169,6 +170,7 @@ class Carrier:
         # Order matters: what is retired from here on is chosen by this, and whoever reads that relies on it.
         agreed = agreement(self._root, self._board.plan, self.url)
         self._board.goes_by(self.url, agreed.order)
+        self._restored = None if agreed.begun else agreed.sought
         going = {*left_behind(self._there, found, agreed)} - pinned_steps(self._root)
         if going and (going := going - far.pins()):
             return self._retire(far, going)
@@ -305,6 +307,10 @@ class Carrier:
             self._board.moved()
 
         there, sent = self._there.get(copy.step), partial(self._board.has_sent, self.url)
+        if there is None and self._is_own() and (copy.step, copy.attempt) == self._restored:
+            there = (
+                copy.attempt
+            )  # all have gone on from it: it comes back here, also where it was retired
         return How(
             self._pace, there, may_publish, progress, sent, before=self._before, own=self._is_own()
         )

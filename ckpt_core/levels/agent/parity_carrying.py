@@ -149,7 +149,7 @@ class ParityCarrier(Carrier):
     def _lead(self, met: Met, level: Level, here: dict[int, str], kept: dict[int, str]) -> None:
         """Find out what all keep, and say what is next."""
         newest = max(self._there, default=-1)
-        met.failed &= {*here.values()}
+        met.failed = {one for one in met.failed if _step_of(one) > newest or one in here.values()}
         next_one = met.said.save if met.said is not None else None
         for step, attempt in sorted(kept.items()):
             is_open = step > newest or (step, attempt) == self._agreed.sought
@@ -175,6 +175,8 @@ class ParityCarrier(Carrier):
         if self._there.get(save.step) == save.attempt or self._is_lost(save.step, save.attempt):
             return False
         if here.get(save.step) != save.attempt:
+            if save.attempt not in self._board.plan.apart:
+                met.failed.add(save.attempt)  # so that the others do not wait for it
             return False
         copy = met.group.copy(save)
         for one in met.others:
@@ -225,6 +227,10 @@ class ParityCarrier(Carrier):
     def _follow(self, met: Met, here: dict[int, str], kept: dict[int, str]) -> None:
         """Hear what the first node says, and say what cannot be done here."""
         met.heard = met.heard_of(met.first)
+        if met.heard.reached:
+            # A step that the first node names no more may have lost its parity somewhere.
+            named = {*met.heard.reached}
+            self._there = {step: one for step, one in self._there.items() if (step, one) in named}
         gone = {*met.heard.failed}
         for step, attempt in here.items():
             if attempt in gone and step not in self._there and not self._is_lost(step, attempt):
@@ -350,6 +356,10 @@ class ParityCarrier(Carrier):
             self._there.pop(step, None)
         if going:
             self._board.seen(self.url, self._there)
+
+
+def _step_of(attempt: str) -> int:
+    return int(attempt.partition("-")[0])
 
 
 def _for_ever(there: Collection[int], level: Level, *, newest: int) -> set[int]:

@@ -94,9 +94,12 @@ def may_publish(place: Place, copy: Copy, replaces: str | None) -> bool:
     """Whether this copy may be put there.
 
     Args:
-        replaces: attempt that it takes the place of; None: of none.
+        replaces: attempt that it takes the place of; its own one: also of a mark that this copy was retired,
+            where nobody else sends or deletes; None: of none.
     """
     if place.copy is not None:
         return place.copy.attempt == replaces
     # Nothing is there, or the mark of others; never over what cannot be understood.
-    return place.version is None or (bool(place.gone) and copy.folder not in place.gone)
+    if place.version is None:
+        return True
+    return bool(place.gone) and (copy.folder not in place.gone or replaces == copy.attempt)

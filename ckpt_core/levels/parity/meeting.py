@@ -84,9 +84,9 @@ class Met:
 
     @property
     def mark(self) -> str:
-        """Of the group: what is said in another one does not count."""
-        shape = self.group.shape
-        return " ".join([f"{shape.k}+{shape.m}", *self.group.parts])
+        """Of the group, for as long as a job runs: what was said in another one does not count."""
+        shape, session = self.group.shape, self.plan.session
+        return " ".join([f"{shape.k}+{shape.m}", *self.group.parts, f"session {session}"])
 
     @property
     def leads(self) -> bool:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from ckpt_core._version import __version__
 from ckpt_core.coordination import Aside, Coordination
@@ -99,6 +100,7 @@ class Levels(NoLevels):
         self._closed_plan = False
         self._last: tuple[str, ...] = ()
         self._restored: Copy | None = None
+        self._saves = False
         self._problem = ""
         self._heard_s = time.monotonic()
         self._is_silent = False
@@ -180,10 +182,11 @@ class Levels(NoLevels):
 
     def follow(self, save: Followed) -> Reaching:
         """See `NoLevels.follow`."""
-        self._restored = None
         first = save.destination is None and self._following.note(save.step)
         if save.destination is None:
             self._rhythm.follow(save)
+            self._saves = True
+            save.committed.add_done_callback(self._has_ended)
         # The agent may have it at a level before the name is synced here, and says so once.
         save.committed.add_done_callback(self._tender.ring)
 
@@ -264,9 +267,15 @@ class Levels(NoLevels):
         attempt = self._attempts.of([step])[step]
         if peers is None or not attempt:
             return
-        self._restored = Copy(step, attempt)
-        if peers.go_on_from(self._restored, self._attempts) and claim and self._works:
+        save = Copy(step, attempt)
+        # Once steps are voted on, one of those is what comes first.
+        self._restored = None if self._saves else save
+        if peers.go_on_from(save, self._attempts) and claim and self._works:
             self._tender.do(lambda: self._write_plan(claim, closed=False))
+
+    def _has_ended(self, committed: Future[Any]) -> None:
+        if not committed.cancelled() and committed.exception() is None:
+            self._restored = None
 
     def _apart(self) -> frozenset[str]:
         return frozenset() if self._peers is None else self._peers.apart

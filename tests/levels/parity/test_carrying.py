@@ -157,6 +157,46 @@ def test_what_the_first_node_gives_up_it_tells_the_others(cluster: ServedCluster
         assert agent.carrier._met.said.failed == (attempt,)
 
 
+def test_the_first_node_tells_that_it_has_lost_a_step_itself(cluster: ServedCluster) -> None:
+    attempt = write(cluster, 9, 0, 1, 2)
+    with closing(Agent(cluster)) as agent, closing(Agent(cluster, 1)) as other:
+        agent.turn(restored=ATTEMPT)
+        shutil.rmtree(step_path(cluster.root(0), 9))
+        agent.turn()
+        assert agent.carrier._met is not None and agent.carrier._met.said is not None
+        assert agent.carrier._met.said.failed == (attempt,)
+        assert 9 in other.turn(restored=ATTEMPT).skipped
+
+
+def test_what_was_said_in_an_earlier_session_counts_no_more(cluster: ServedCluster) -> None:
+    attempt = write(cluster, 9, 0, 1, 2)
+    for n in range(2):
+        with closing(Agent(cluster, n)) as agent:
+            agent.turn()
+            assert agent.carrier._met is not None
+            word = Said(agent.carrier._met.mark, ((STEP, ATTEMPT),), failed=(attempt,))
+            say(cluster.kept(n), word, files=QuickFiles())
+    shutil.rmtree(cluster.parity(2))
+    with closing(Agent(cluster)) as agent, closing(Agent(cluster, 1)) as other:
+        told = other.turn(restored=attempt, session=2, token="u")
+        assert (told.steps, told.skipped) == ({}, [])
+        first = agent.turn(restored=attempt, session=2, token="u")
+        assert 9 not in first.skipped and STEP not in first.steps
+        assert agent.carrier._met is not None and agent.carrier._met.said is not None
+        assert agent.carrier._met.said.next == attempt
+
+
+def test_what_the_first_node_names_no_more_is_not_there_any_more(cluster: ServedCluster) -> None:
+    with closing(Agent(cluster, 1)) as agent:
+        agent.turn(restored=ATTEMPT)
+        assert agent.carrier._met is not None
+        mark = agent.carrier._met.mark
+        say(cluster.kept(0), Said(mark, ((STEP, ATTEMPT),)), files=QuickFiles())
+        assert agent.turn().steps == {STEP: ATTEMPT}
+        say(cluster.kept(0), Said(mark, ((OLDER, ATTEMPT_OF_OLDER),)), files=QuickFiles())
+        assert agent.turn().steps == {}
+
+
 @pytest.mark.parametrize("how", [{"keep_every": OLDER}, {"keep_last": None}, {}])
 def test_parity_that_is_to_be_kept_for_ever_stays_where_another_node_has_lost_its_own(
     cluster: ServedCluster, agent: Agent, how: dict[str, int | None]
