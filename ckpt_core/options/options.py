@@ -223,6 +223,15 @@ class Options:
             return str(exc) == text
         return False
 
+    @staticmethod
+    def checked_root(root: object) -> Path:
+        """A root as an absolute path: for integrations, which are given one long before they open it.
+
+        Raises:
+            ConfigError: it is no path, or empty, or a URL.
+        """
+        return checked_root(root)
+
     def or_places_from_env(self, environ: Mapping[str, str] | None = None) -> Options:
         """These settings, with the `levels`, `events_file` and `metrics` of the environment that they lack.
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import horovod.torch as hvd
 
 from ckpt_core import Checkpointer, ConfigError, EveryNSteps, Options, StoreOptions
-from ckpt_core.options import checked_root
 from ckpt_horovod.coordinating import coordination
 from ckpt_horovod.iterations import Iterations
 
@@ -58,7 +57,7 @@ class Settings:
         if options != given:
             object.__setattr__(self, "options", options)
         # The loop may change its working directory before the next Checkpointer is opened.
-        object.__setattr__(self, "root", str(checked_root(self.root)))
+        object.__setattr__(self, "root", str(Options.checked_root(self.root)))
 
     def open(self) -> Checkpointer:
         """A Checkpointer for the ranks that Horovod has now; called on all of them."""

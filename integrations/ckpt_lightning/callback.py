@@ -15,7 +15,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
 from ckpt_core import Checkpointer, ConfigError, OnError, Options, RngState
-from ckpt_core.options import checked_root
 from ckpt_lightning import resume as resuming
 from ckpt_lightning.by_deepspeed import (
     DeepSpeedDoors,
@@ -117,7 +116,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         settings: object = Options() if options is None else options
         if not isinstance(settings, Options):
             raise ConfigError(f"options={options!r} is no Options: pass ckpt_core.Options(...)")
-        self.root = checked_root(root)
+        self.root = Options.checked_root(root)
         more = {} if levels is None else {"levels": levels}
         self.options = replace(settings, on_error=on_error, **more).or_places_from_env()
         self.triggers = Triggers(

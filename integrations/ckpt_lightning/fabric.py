@@ -43,7 +43,6 @@ from ckpt_core import (
     SaveHandle,
     TorchStore,
 )
-from ckpt_core.options import checked_root
 from ckpt_lightning.sharded import Open, root_and_step
 from ckpt_lightning.triggers import Triggers
 
@@ -77,7 +76,7 @@ class FabricCheckpoint:
         trusted: bool = False,
         options: Options | None = None,
     ) -> None:
-        self.root = checked_root(root)
+        self.root = Options.checked_root(root)
         triggers = Triggers(every_n_steps, None, train_time_interval, policy)
         self._schedule = triggers.schedule(monitors=True)
         self._step_key = step_key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from datetime import timedelta
 from typing import Any
 
 from ckpt_core import ConfigError, EveryNSteps, EverySeconds
-from ckpt_core.units import known_names
 
 _RENAMED = {
     "dirpath": "it is the first argument, the root",
@@ -128,7 +128,9 @@ def refuse_unknown(unknown: dict[str, Any], call: Callable[..., None]) -> None:
         known = [
             one for one in inspect.signature(call).parameters if one not in ("self", "unknown")
         ]
-        hint = _RENAMED.get(name) or known_names(name, known)
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+        hint = _RENAMED.get(name, hint)
         raise ConfigError(f"AsyncCheckpoint has no argument {name!r}: {hint}")
 
 

@@ -10,7 +10,6 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
 from ckpt_core import ConfigError, OnError, Options
-from ckpt_core.options import checked_root as absolute
 from ckpt_transformers.texts import tell
 
 
@@ -41,7 +40,7 @@ def checked_root(root: object) -> str:
     """
     if not isinstance(root, str | os.PathLike) or not os.fspath(root):
         raise ConfigError(f"root={root!r} is no path: give the directory for the steps")
-    return str(absolute(root))
+    return str(Options.checked_root(root))
 
 
 def check(trainer: Trainer) -> None:
