@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -302,24 +303,31 @@ def test_a_node_says_of_what_is_sought_where_it_is(tmp_path: Path) -> None:
     assert step_path(tmp_path, 2).is_dir() and committed_steps(tmp_path) == (1, 2)
 
 
+@contextmanager
+def retired_at_its_copy(root: Path, agents: Agents) -> Iterator[tuple[PeerServer, str]]:
+    """Steps 1 and 2 in a root; the first one's copy was retired. Where that was, and its attempt."""
+    fill(root, 1)
+    with PeerServer() as server, in_environment(server.environ()):
+        push(step_path(root, 1), Level(server.url()), progress=lambda *_: None)
+        with open_far(server.url()) as far:
+            (attempt,) = far.steps().values()
+            far.retire([step_path(root, 1).name])
+        fill(root, 2)
+        agents.environ = server.environ()
+        yield server, attempt
+
+
 @needs_store
 def test_a_step_that_a_copy_has_retired_is_given_up_and_the_next_one_sent(
     tmp_path: Path, agents: Agents
 ) -> None:
     root = tmp_path / "root"
-    fill(root, 1)
-    with PeerServer() as server, in_environment(server.environ()):
+    with retired_at_its_copy(root, agents) as (server, attempt):
         url = server.url()
-        push(step_path(root, 1), Level(url), progress=lambda *_: None)
-        with open_far(url) as far:
-            (attempt,) = far.steps().values()
-            far.retire([step_path(root, 1).name])
-        fill(root, 2)
         plan = plan_of(Level(url, backlog=2), own=(url,))
         write_plan(root, plan)
         agreed = Agreed(plan.run, 1, 1, ((1, attempt),), (1, attempt), True)
         write_agreed(root, agreed, files=Files())
-        agents.environ = server.environ()
         (level,) = agents.run(root).levels
         assert [*level.steps] == [2] and level.skipped == [1] and level.keeps == [1, 1]
         status = Agreeing(root, agreed, url, files=Files()).say()
@@ -331,18 +339,11 @@ def test_a_step_that_all_have_gone_on_from_comes_back_to_a_copy_that_had_retired
     tmp_path: Path, agents: Agents
 ) -> None:
     root = tmp_path / "root"
-    fill(root, 1)
-    with PeerServer() as server, in_environment(server.environ()):
+    with retired_at_its_copy(root, agents) as (server, attempt):
         url = server.url()
-        push(step_path(root, 1), Level(url), progress=lambda *_: None)
-        with open_far(url) as far:
-            (attempt,) = far.steps().values()
-            far.retire([step_path(root, 1).name])
-        fill(root, 2)
         plan = dataclasses.replace(plan_of(Level(url, every=2), own=(url,)), restored=attempt)
         write_plan(root, plan)
         write_agreed(root, Agreed(plan.run, 1), files=Files())
-        agents.environ = server.environ()
         (level,) = agents.run(root).levels
         assert [*level.steps] == [1, 2] and level.skipped == []
         with open_far(url) as far:

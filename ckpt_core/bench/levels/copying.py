@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ckpt_core.bench.meeting import free_port
+
 CP, RSYNC = "cp", "rsync"
 COPIES = (CP, RSYNC)
 TITLES = {CP: "cp -r", RSYNC: "rsync -a"}
@@ -46,9 +48,7 @@ def _timed(command: list[str]) -> float:
 @contextmanager
 def _daemon(folder: Path) -> Iterator[str]:
     """The URL of a directory that rsync writes into."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     config = folder / ".rsyncd.conf"
     user = f"uid = {os.getuid()}\ngid = {os.getgid()}\n" if os.getuid() == 0 else ""
     config.write_text(

@@ -5,7 +5,6 @@ Each rank is a node: it has a root, an agent and a place for what it keeps, in o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import shutil
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ckpt_core.bench import workloads
+from ckpt_core.bench.agents import agent_of, end
 from ckpt_core.bench.contenders import State
 from ckpt_core.bench.levels.copying import copy_seconds
 from ckpt_core.bench.levels.worker import Worker, pin
@@ -116,15 +116,15 @@ class NodeWorker(Member, Worker):
 
     def lose(self, home: str, rank: int) -> Answer:
         """The end of the trainer's part on all nodes; of one also that of its agent and its disk."""
-        agents = self._closed()
+        agent = self._closed()
         if self._rank == rank:
-            _end(agents)
+            end(agent, _WAIT_S)
             shutil.rmtree(Path(home) / f"node-{rank}")
         return {}
 
     def leave(self) -> Answer:
         """Close the Checkpointer, and end its agent: it would wait for other nodes."""
-        _end(self._closed())
+        end(self._closed(), _WAIT_S)
         return {}
 
     def drop(self) -> Answer:
@@ -133,16 +133,13 @@ class NodeWorker(Member, Worker):
         dist.destroy_process_group()
         return {}
 
-    def _closed(self) -> list[psutil.Process]:
+    def _closed(self) -> psutil.Process | None:
         """Close the Checkpointer, if there is one; its agent, which goes on."""
         ck, self._ck = self._ck, None
         if ck is None:
-            return []
+            return None
         ck.close()
-        status = read_status(ck.root)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return [] if status is None else [psutil.Process(status.pid)]
-        return []
+        return agent_of(ck.root)
 
 
 class LmWorker(Member):
@@ -187,10 +184,3 @@ class LmWorker(Member):
     def drop(self) -> Answer:
         """At the end of the team."""
         return {}
-
-
-def _end(agents: list[psutil.Process]) -> None:
-    for agent in agents:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            agent.kill()
-            agent.wait(_WAIT_S)

@@ -308,9 +308,8 @@ class Carrier:
 
         there, sent = self._there.get(copy.step), partial(self._board.has_sent, self.url)
         if there is None and self._is_own() and (copy.step, copy.attempt) == self._restored:
-            there = (
-                copy.attempt
-            )  # all have gone on from it: it comes back here, also where it was retired
+            # All have gone on from it: it comes back here, also where it was retired.
+            there = copy.attempt
         return How(
             self._pace, there, may_publish, progress, sent, before=self._before, own=self._is_own()
         )

@@ -149,7 +149,9 @@ class ParityCarrier(Carrier):
     def _lead(self, met: Met, level: Level, here: dict[int, str], kept: dict[int, str]) -> None:
         """Find out what all keep, and say what is next."""
         newest = max(self._there, default=-1)
-        met.failed = {one for one in met.failed if _step_of(one) > newest or one in here.values()}
+        met.failed = {
+            one for one in met.failed if Copy.of(one).step > newest or one in here.values()
+        }
         next_one = met.said.save if met.said is not None else None
         for step, attempt in sorted(kept.items()):
             is_open = step > newest or (step, attempt) == self._agreed.sought
@@ -356,10 +358,6 @@ class ParityCarrier(Carrier):
             self._there.pop(step, None)
         if going:
             self._board.seen(self.url, self._there)
-
-
-def _step_of(attempt: str) -> int:
-    return int(attempt.partition("-")[0])
 
 
 def _for_ever(there: Collection[int], level: Level, *, newest: int) -> set[int]:

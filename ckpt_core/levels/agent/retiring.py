@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_core.levels.agreed import Agreed, Save, read_agreed
+from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.mailbox import Plan
 from ckpt_core.levels.wants import wanted
 from ckpt_core.options import PARITY, Level, scheme_of
@@ -59,8 +60,7 @@ def agreement(root: Path, plan: Plan, url: str) -> Agreed:
         agreed = read_agreed(root, plan.run) or Agreed(plan.run)
         if agreed.begun or not plan.restored:
             return agreed
-        step = int(plan.restored.partition("-")[0])
-        return dataclasses.replace(agreed, sought=(step, plan.restored))
+        return dataclasses.replace(agreed, sought=(Copy.of(plan.restored).step, plan.restored))
     return Agreed(plan.run, begun=True)
 
 

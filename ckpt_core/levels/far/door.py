@@ -59,6 +59,11 @@ class Copy:
     attempt: str
     directory: str | None = None
 
+    @classmethod
+    def of(cls, attempt: str, directory: str | None = None) -> Self:
+        """The save of an attempt, which names its step."""
+        return cls(int(attempt.partition("-")[0]), attempt, directory)
+
     @property
     def target(self) -> str:
         """The name in the root under which it is published."""

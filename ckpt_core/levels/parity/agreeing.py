@@ -47,7 +47,7 @@ class Said:
     @property
     def save(self) -> Copy | None:
         """Of which parity is to be made now."""
-        return Copy(int(self.next.partition("-")[0]), self.next) if self.next else None
+        return Copy.of(self.next) if self.next else None
 
     def encode(self) -> bytes:
         """What `decode` takes."""

@@ -121,7 +121,7 @@ class Description:
     @property
     def save(self) -> Copy:
         """What it is of."""
-        return Copy(int(self.attempt.partition("-")[0]), self.attempt)
+        return Copy.of(self.attempt)
 
     @property
     def pieces(self) -> int:

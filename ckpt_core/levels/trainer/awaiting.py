@@ -116,10 +116,7 @@ class Due:
         due |= {one.step for one in lasts if one.directory is None}
         if needed is not None and seen.steps.get(needed.step) != needed.attempt:
             due.add(needed.step)
-        there = {
-            name: Copy(int(attempt.partition("-")[0]), attempt, name)
-            for name, attempt in seen.files.items()
-        }
+        there = {name: Copy.of(attempt, name) for name, attempt in seen.files.items()}
         # Parity is kept of steps alone.
         named = (
             wanted_directories(self._named.look(), level, there=there) if not level.parity else ()

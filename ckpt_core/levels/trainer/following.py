@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from ckpt_core.errors import CommitError
+from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.mailbox import LevelStatus, Status
 from ckpt_core.levels.wants import meets
 from ckpt_core.observe import EventLog, EventName
@@ -223,7 +224,7 @@ def _may_come(save: Followed, seen: LevelStatus) -> bool:
     """Whether a level may still want a save that is not there."""
     if save.destination is None:
         return save.step in seen.steps or save.step >= max(seen.steps, default=-1)
-    steps = [int(attempt.partition("-")[0]) for attempt in seen.files.values()]
+    steps = [Copy.of(attempt).step for attempt in seen.files.values()]
     return save.destination.directory in seen.files or save.step >= max(steps, default=-1)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ckpt_core.levels.mailbox import Node, Source
 from ckpt_core.levels.parity.groups import Shape, grouped, worst_domain
-from ckpt_core.levels.parity.objects import groups_kept, parity_key, root_key
-from ckpt_core.levels.trainer.ring import Known, Member
+from ckpt_core.levels.parity.objects import groups_kept, parity_key
+from ckpt_core.levels.trainer.ring import Known, Member, root_place
 from ckpt_core.options import PEER
 
 Kept = Mapping[str, Sequence[Sequence[str]]]
@@ -70,7 +70,7 @@ def before(
     found: list[Source] = []
     for one in members:
         if (part := known[one.rank].was) is not None:
-            found.append(Source(part, f"{PEER}://{one.address}/{root_key(run, one.part)}"))
+            found.append(Source(part, root_place(one, run)))
         place = f"{PEER}://{one.address}"
         found += [Source(part, kept=f"{place}/{parity_key(run, part)}") for part in kept[one.rank]]
     parts = {

@@ -205,6 +205,11 @@ def place(holder: Member, run: str, part: str) -> str:
     return f"{PEER}://{holder.address}/{run}/{part}"
 
 
+def root_place(member: Member, run: str) -> str:
+    """The URL at which a node shows its root."""
+    return f"{PEER}://{member.address}/{root_key(run, member.part)}"
+
+
 def places(
     mine: Member, members: Sequence[Member], run: str, kept: dict[int, Held]
 ) -> tuple[str, list[str]]:
@@ -217,7 +222,7 @@ def places(
 
 def everywhere(members: Sequence[Member], run: str, kept: dict[int, Held]) -> list[str]:
     """All places where some node has a part: the nodes' roots first, then the copies that they keep."""
-    roots = [f"{PEER}://{one.address}/{root_key(run, one.part)}" for one in members]
+    roots = [root_place(one, run) for one in members]
     parts = [(one, part) for one in members for part in sorted(kept[one.rank].get(run, {}))]
     return roots + [place(one, run, part) for one, part in parts]
 

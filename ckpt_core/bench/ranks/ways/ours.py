@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import psutil
 import torch.distributed as dist
 
+from ckpt_core.bench.agents import agent_of, end
 from ckpt_core.bench.contenders import Handle, State
 from ckpt_core.bench.contenders.base import Done, Futures
 from ckpt_core.bench.contenders.ours import CkptCore
 from ckpt_core.bench.ranks.ways.base import Way, bytes_of, memory_of
-from ckpt_core.levels import read_status
 from ckpt_core.observe import EventName
 from ckpt_core.options import Level
 
@@ -113,14 +111,9 @@ class Levelled(Sharded):
 
     def close(self) -> None:
         """The agent ends with it."""
-        root = self._checkpointer.root if self._checkpointer is not None else None
         super().close()
-        status = None if root is None else read_status(root)
-        if status is not None and self._profile.rank == 0:
-            with suppress(psutil.NoSuchProcess):
-                agent = psutil.Process(status.pid)
-                agent.kill()
-                agent.wait(self._profile.timeout_s)
+        if self._checkpointer is not None and self._profile.rank == 0:
+            end(agent_of(self._checkpointer.root), self._profile.timeout_s)
 
 
 class ShardedBlocking(Sharded):
