@@ -37,6 +37,7 @@ FILES = (
     *(
         "test_agreed*.py",
         "test_leftovers.py",
+        "test_resuming.py",
         "test_carrying.py",
         "test_rebuilding.py",
         "test_receiving.py",

@@ -15,10 +15,11 @@ import hmac
 import importlib.util
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from functools import cache
 from typing import Self
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, urlsplit
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 MOMENT = "%Y%m%dT%H%M%SZ"
@@ -75,6 +76,50 @@ class BodyMac:
     def content(self) -> str:
         """What `x-amz-content-sha256` is to say. Likewise."""
         return f"GMAC-{self._nonce}-{self.hexdigest()}"
+
+
+UNSIGNED = "UNSIGNED-PAYLOAD"
+"""The same, where the transport is what guards a body."""
+
+
+def sum_of(pieces: Iterable[memoryview]) -> str:
+    """The same of a body, in pieces."""
+    found = hashlib.sha256()
+    for piece in pieces:
+        found.update(piece)
+    return found.hexdigest()
+
+
+def signed(
+    method: str,
+    url: str,
+    settings: Mapping[str, str],
+    *,
+    when: datetime,
+    content: str = NOTHING,
+    wanted: str = "",
+) -> dict[str, str]:
+    """Headers of a request, the signature among them.
+
+    Args:
+        content: the sum of its body.
+        wanted: a range, as `bytes=0-9`.
+        url: quoted.
+        settings: access_key_id, secret_access_key, region; session_token where there is one.
+    """
+    place = urlsplit(url)
+    day, moment = when.strftime("%Y%m%d"), when.strftime(MOMENT)
+    headers = {"host": place.netloc, "x-amz-content-sha256": content, "x-amz-date": moment}
+    if wanted:
+        headers["range"] = wanted
+    if token := settings.get("session_token"):
+        headers["x-amz-security-token"] = token
+    scope = f"{day}/{settings['region']}/s3/aws4_request"
+    secret = settings["secret_access_key"]
+    sign = signature(method, place.path, place.query, headers, secret=secret, scope=scope)
+    credential = f"Credential={settings['access_key_id']}/{scope}"
+    names = f"SignedHeaders={';'.join(sorted(headers))}"
+    return {**headers, "Authorization": f"{ALGORITHM} {credential}, {names}, Signature={sign}"}
 
 
 def signature(

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ckpt_core.levels import Copy, open_far
+from ckpt_core.levels import Copy, open_far, signing
 from ckpt_core.levels.far import leftovers
 from tests.levels.servers.faulty import FaultServer, always, in_environment, never
 from tests.levels.servers.moto import MotoServer, needs_store
@@ -77,7 +77,7 @@ def test_the_signature_is_what_the_stores_own_tools_make() -> None:
     keys = Credentials("AKID", "se/cr+et", "to/k+en")
     S3SigV4Auth(keys, "s3", "eu-west-1").add_auth(request)
     when = datetime.strptime(request.headers["X-Amz-Date"], "%Y%m%dT%H%M%SZ")
-    ours = leftovers.signed("GET", url, settings, when=when)
+    ours = signing.signed("GET", url, settings, when=when)
     assert ours["Authorization"] == request.headers["Authorization"]
 
 

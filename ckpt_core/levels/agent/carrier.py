@@ -60,7 +60,7 @@ class Carrier:
         self._waiting: dict[int, str] = {}
         self._begun: Copy | None = None
         self._damaged: set[tuple[int, str]] = set()
-        self._abandoned = self._in_trouble = False
+        self._taken_up = self._in_trouble = False
         self._taken, self._token = -1, ""
         self._refused: set[Save] = set()
         self._restored: Save | None = None
@@ -158,10 +158,10 @@ class Carrier:
             self._refused.clear()
         far = self._far = self._far or open_far(self.url, files=self._files)
         self._look(far)
-        if not self._abandoned:
+        if not self._taken_up:
             # The lock of `.levels` is held: whoever had begun to send a file of this root is dead.
-            far.abandon(self._holds)
-            self._abandoned = True
+            far.take_up(self._holds)
+            self._taken_up = True
         self._pins.pin(far, self._there)
         found = self._here(level)
         # What was retired there does not come back: its mark refuses it.
@@ -188,6 +188,7 @@ class Carrier:
         self._waiting.clear()
         if self._named.turn(far, level, self._folders(), self._how):
             return True
+        far.give_up()
         self._pins.unpin(far)
         return self._tidy(far, level, here, agreed)
 

@@ -124,7 +124,8 @@ class _Sending:
         return self._far.take_over(self._copy, entry.name, entry.nbytes, before=before)
 
     def _put(self, entry: FileEntry) -> None:
-        self._far.put(self._copy, entry.name, self._paced(entry), entry.nbytes)
+        there = self._far.begun(self._copy, entry.name, entry.nbytes)
+        self._far.put(self._copy, entry.name, self._paced(entry, there), entry.nbytes)
 
     def rank(self, name: str, data: bytes) -> None:
         """Send a rank manifest, and read all of it back."""
@@ -172,12 +173,15 @@ class _Sending:
             found.update(block)
         return found.hexdigest()
 
-    def _paced(self, entry: FileEntry) -> Iterator[memoryview]:
+    def _paced(self, entry: FileEntry, there: int) -> Iterator[memoryview]:
+        """Args: there: bytes at the beginning that do not travel."""
         before = self._done
         for block in self._save.blocks(entry, self._how.pace.block_bytes):
-            self._how.pace.let_through(len(block))
+            there -= len(block)
+            travels = min(len(block), max(0, -there))
+            self._how.pace.let_through(travels)
             yield block
-            self._how.travelled(len(block))
+            self._how.travelled(travels)
             self._count(len(block))
         self._done = before + entry.nbytes
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
@@ -18,9 +18,11 @@ from obstore.exceptions import AlreadyExistsError, NotModifiedError, Preconditio
 
 from ckpt_core.errors import CkptError
 from ckpt_core.levels.far.clients import ERRORS, Store, away, is_missing, open_store
+from ckpt_core.levels.far.leftovers import abort_leftovers
 from ckpt_core.levels.far.parts import PART_BYTES, STREAMS, Parts, part_bytes
 from ckpt_core.levels.far.peer_parts import PeerParts
 from ckpt_core.levels.far.receiving import BLOCK_BYTES, receiver_of
+from ckpt_core.levels.far.resuming import Resuming
 from ckpt_core.options import PEER, scheme_of
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,9 @@ class Bucket:
         self._receiver = receiver_of(url, self._store, request_s=request_s)
         self._peer = (
             PeerParts(url, request_s=request_s, retries=retries) if scheme_of(url) == PEER else None
+        )
+        self._resuming = (
+            Resuming(url, request_s=request_s, retries=retries) if Resuming.fits(url) else None
         )
         self._quotes = url.startswith("az:")
 
@@ -155,6 +160,8 @@ class Bucket:
         if self._peer is not None and self._peer.takes(nbytes):
             self._peer.put(key, blocks, nbytes)
             return
+        if self._resuming is not None and self._resuming.put(key, blocks, nbytes):
+            return
         parts = Parts(blocks, nbytes)
         try:
             if nbytes <= PART_BYTES:
@@ -172,8 +179,26 @@ class Bucket:
             if parts.raised is not None:
                 raise parts.raised from None
             if isinstance(exc, ERRORS):
+                if self._resuming is not None:
+                    self._resuming.failed(key)
                 raise away(self.url, f"write {key}", exc) from None
             raise
+
+    def begun(self, key: str, nbytes: int) -> int:
+        """How many bytes at the beginning of an object `put_blocks` will find there, of an upload cut off."""
+        return 0 if self._resuming is None else self._resuming.begun(key, nbytes)
+
+    def take_up(self, mine: Callable[[str], bool]) -> None:
+        """Uploads that were cut off, of objects that nobody else writes: to go on with, or aborted."""
+        if self._resuming is not None:
+            self._resuming.take_up(mine)
+        else:
+            abort_leftovers(self.url, mine=mine)
+
+    def give_up(self) -> None:
+        """Abort what was to be gone on with and was not."""
+        if self._resuming is not None:
+            self._resuming.give_up()
 
     def copy(self, source: str, target: str, nbytes: int) -> bool:
         """Have the server copy an object; False where it does not, or may not within a request."""

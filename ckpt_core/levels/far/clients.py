@@ -242,6 +242,16 @@ def endpoint(url: str) -> str:
     return next(filter(None, named), "")
 
 
+def is_unsigned(home: str) -> bool:
+    """Whether bodies go to a store without a sum of their own.
+
+    The transport guards the bytes, and our sums are verified at the far end: hashing each part once more
+    takes four times as long as sending it.
+    """
+    said = os.environ.get("AWS_UNSIGNED_PAYLOAD", "").lower()
+    return said in ("true", "1", "yes", "on", "y") if said else not home.startswith("http://")
+
+
 def s3_settings() -> dict[str, str]:
     """Static keys and region as the environment has them; no keys where they are a role's."""
     names = {
@@ -323,10 +333,8 @@ def _cause(said: str) -> tuple[str, str, bool]:
 
 def _s3_config(plain: bool) -> Any:
     config: dict[str, Any] = {}
-    if not plain and "AWS_UNSIGNED_PAYLOAD" not in os.environ:
-        # The transport guards the bytes, and our sums are verified at the far end: hashing each part once
-        # more takes four times as long as sending it.
-        config["unsigned_payload"] = True
+    if "AWS_UNSIGNED_PAYLOAD" not in os.environ:
+        config["unsigned_payload"] = is_unsigned("http://" if plain else "")
     if not any(os.environ.get(name) for name in _AWS_SOURCES):
         config.update(_profile())
     return config

@@ -204,12 +204,21 @@ class Far(Readable):
         """Give back the space of a copy that is given up, where that is short; `sweep` finds what stays."""
         return
 
-    def abandon(self, mine: Callable[[str], bool]) -> None:
-        """Give up what the caller's earlier lives had begun to send, and nobody can see. Never raises.
+    def take_up(self, mine: Callable[[str], bool]) -> None:
+        """What the caller's earlier lives had begun to send, and nobody can see: go on with it where that can
+        be done, or give it up. Never raises.
 
         Args:
             mine: whether nobody else sends a file, "<target>/<folder>/<name>".
         """
+        return
+
+    def begun(self, copy: Copy, name: str, nbytes: int) -> int:
+        """How many bytes at a file's beginning are there: `put`, which is given all, sends the rest."""
+        return 0
+
+    def give_up(self) -> None:
+        """Nothing is to be sent now: give up what was to be gone on with. Never raises."""
         return
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """Uploads in parts that a kill has cut off: S3 keeps their parts, unseen, and asks money for them.
 
-The client offers no way to see them, so this speaks S3 itself, and signs (AWS Signature, version 4).
+The client offers no way to see them, so this speaks S3 itself.
 Google keeps them, too, and Azure for a week. There nothing is done, nor where credentials are a role's and
 botocore, which knows how to ask for those, is not installed: a lifecycle rule of the bucket does the same.
 """
@@ -13,15 +13,16 @@ import importlib.util
 import logging
 import re
 import urllib.request
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from ckpt_core.levels.far.clients import endpoint, peer_settings, s3_settings, split
 from ckpt_core.levels.far.door import Copy
-from ckpt_core.levels.signing import ALGORITHM, MOMENT, NOTHING, signature
+from ckpt_core.levels.signing import signed
 from ckpt_core.options import PEER
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,117 @@ OLD = timedelta(hours=24)
 
 _TIMEOUT_S = 10.0
 _UPLOAD = re.compile(r"<Upload>(.*?)</Upload>", re.DOTALL)
+_PART = re.compile(r"<Part>(.*?)</Part>", re.DOTALL)
 _OURS = re.compile(r"[^/]+/([0-9a-f]{8})/.+")
+
+FAILURES = (OSError, HTTPException, ValueError, KeyError)
+"""What the network does; what is no answer of S3; what the environment lacks."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """An upload that was not completed.
+
+    Attributes:
+        key: its object's, below the level.
+        name: S3's.
+        age: by the server's own clock.
+    """
+
+    key: str
+    name: str
+    age: timedelta
+
+
+@dataclass(frozen=True)
+class Part:
+    """What S3 has of an upload; `tag` is the MD5 of its bytes, unless it encrypts them by a key of yours."""
+
+    nbytes: int
+    tag: str
+
+
+class Leftovers:
+    """What was begun under a level. Every call raises `FAILURES`.
+
+    Attributes:
+        home: where the store is.
+        place: path of the level in it, quoted, with a slash at its end.
+        settings: what requests are signed with.
+    """
+
+    def __init__(self, url: str, settings: Mapping[str, str]) -> None:
+        scheme, bucket, prefix = split(url)
+        self.settings = settings
+        self.home = (endpoint(url) or f"https://s3.{settings['region']}.amazonaws.com").rstrip("/")
+        self._below = f"{prefix}/" if prefix else ""
+        self._bucket = f"/{bucket}"
+        self.place = f"{self._bucket}/{quote(self._below)}"
+        direct = [urllib.request.ProxyHandler({})] if scheme == PEER else []
+        self._opener = urllib.request.build_opener(*direct)
+
+    @classmethod
+    def of(cls, url: str) -> Leftovers | None:
+        """Those of a level; None where they cannot be asked for."""
+        scheme = split(url)[0]
+        if scheme not in ("s3", PEER):
+            return None
+        settings = peer_settings() if scheme == PEER else s3_settings()
+        if scheme == "s3" and "access_key_id" not in settings:
+            settings |= _keys_of_a_role()
+        return cls(url, settings) if "access_key_id" in settings else None
+
+    def listed(self, key: str = "") -> list[Leftover]:
+        """Those of objects whose key begins so, the youngest first."""
+        query = {"prefix": self._below + key, "uploads": ""}
+        found: list[Leftover] = []
+        for text, now in self._pages(self._bucket, query, ("key-marker", "upload-id-marker")):
+            for upload in _UPLOAD.findall(text):
+                whole, name, began = (
+                    _field(upload, one) for one in ("Key", "UploadId", "Initiated")
+                )
+                if whole.startswith(self._below):
+                    age = now - datetime.fromisoformat(began)
+                    found.append(Leftover(whole.removeprefix(self._below), name, age))
+        return sorted(found, key=lambda one: one.age)
+
+    def parts(self, one: Leftover) -> dict[int, Part]:
+        """By their numbers."""
+        place, query = self.place + quote(one.key), {"uploadId": one.name}
+        return {
+            int(_field(part, "PartNumber")): Part(
+                int(_field(part, "Size")), _field(part, "ETag").strip('"')
+            )
+            for text, _ in self._pages(place, query, ("part-number-marker",))
+            for part in _PART.findall(text)
+        }
+
+    def abort(self, one: Leftover) -> None:
+        """Have its parts deleted."""
+        self._ask("DELETE", self.place + quote(one.key), {"uploadId": one.name})
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _pages(
+        self, place: str, query: dict[str, str], markers: tuple[str, ...]
+    ) -> Iterator[tuple[str, datetime]]:
+        while True:
+            text, now = self._ask("GET", place, query)
+            yield text, now
+            if "<IsTruncated>true</IsTruncated>" not in text:
+                return
+            after = {one: _field(text, f"Next{one.title().replace('-', '')}") for one in markers}
+            if after.items() <= query.items():
+                raise ValueError("a page that does not end")
+            query = query | after
+
+    def _ask(self, method: str, place: str, query: Mapping[str, str]) -> tuple[str, datetime]:
+        """What the server answers, and its time."""
+        url = f"{self.home}{place}?{urlencode(query, quote_via=quote)}"
+        headers = signed(method, url, self.settings, when=datetime.now(UTC))
+        request = urllib.request.Request(url, method=method, headers=headers)
+        with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+            return answer.read().decode(), parsedate_to_datetime(answer.headers["Date"])
 
 
 def _nobodys(key: str) -> bool:
@@ -41,41 +152,31 @@ def _nobodys(key: str) -> bool:
 def abort_leftovers(
     url: str, keep: Collection[Copy] = (), *, mine: Callable[[str], bool] = _nobodys
 ) -> int:
-    """Abort uploads under a level that began long ago, by the server's own clock; how many there were.
+    """Abort uploads under a level that began long ago; how many there were.
 
     Never raises, and never keeps anybody waiting for long: it only saves money.
 
     Args:
         mine: which files nobody else sends: of those all are aborted.
     """
-    scheme, bucket, prefix = split(url)
-    settings = peer_settings() if scheme == PEER else s3_settings()
-    if scheme == "s3" and "access_key_id" not in settings:
-        settings |= _keys_of_a_role()
-    if scheme not in ("s3", PEER) or "access_key_id" not in settings:
-        return 0
-    home = endpoint(url) or f"https://s3.{settings['region']}.amazonaws.com"
-    direct = [urllib.request.ProxyHandler({})] if scheme == PEER else []
-    opener = urllib.request.build_opener(*direct)
-    below = f"{prefix}/" if prefix else ""
     kept = {copy.folder for copy in keep}
     count = 0
-    # OSError: what the network does; ValueError: what is no answer of S3.
-    with contextlib.suppress(OSError, HTTPException, ValueError, KeyError):
-        place = f"{home.rstrip('/')}/{bucket}"
-        text, now = _ask(opener, "GET", place, {"prefix": below, "uploads": ""}, settings)
-        for upload in _UPLOAD.findall(text):
-            key, name, began = (_field(upload, one) for one in ("Key", "UploadId", "Initiated"))
-            ours = _OURS.fullmatch(key.removeprefix(below))
-            if ours is None or not key.startswith(below):
-                continue
-            old = datetime.fromisoformat(began) < now - OLD
-            if mine(ours[0]) or (old and ours[1] not in kept):
-                _ask(opener, "DELETE", f"{place}/{quote(key)}", {"uploadId": name}, settings)
+    with contextlib.suppress(*FAILURES):
+        leftovers = Leftovers.of(url)
+        for one in leftovers.listed() if leftovers is not None else ():
+            ours = _OURS.fullmatch(one.key)
+            if ours and (mine(one.key) or (one.age > OLD and ours[1] not in kept)):
+                assert leftovers is not None
+                leftovers.abort(one)
                 count += 1
+    tell_aborted(url, count)
+    return count
+
+
+def tell_aborted(url: str, count: int) -> None:
+    """Say it, if it was anything."""
     if count:
         logger.info("%s: the parts of %d uploads that were cut off have been deleted", url, count)
-    return count
 
 
 def _keys_of_a_role() -> dict[str, str]:
@@ -93,53 +194,6 @@ def _keys_of_a_role() -> dict[str, str]:
         return {}
     token = {"session_token": keys.token} if keys.token else {}
     return {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key, **token}
-
-
-def signed(
-    method: str,
-    url: str,
-    settings: Mapping[str, str],
-    *,
-    when: datetime,
-    content: str = NOTHING,
-    wanted: str = "",
-) -> dict[str, str]:
-    """Headers of a request, the signature among them.
-
-    Args:
-        content: the sum of its body.
-        wanted: a range, as `bytes=0-9`.
-        url: quoted.
-        settings: access_key_id, secret_access_key, region; session_token where there is one.
-    """
-    place = urlsplit(url)
-    day, moment = when.strftime("%Y%m%d"), when.strftime(MOMENT)
-    headers = {"host": place.netloc, "x-amz-content-sha256": content, "x-amz-date": moment}
-    if wanted:
-        headers["range"] = wanted
-    if token := settings.get("session_token"):
-        headers["x-amz-security-token"] = token
-    scope = f"{day}/{settings['region']}/s3/aws4_request"
-    secret = settings["secret_access_key"]
-    sign = signature(method, place.path, place.query, headers, secret=secret, scope=scope)
-    credential = f"Credential={settings['access_key_id']}/{scope}"
-    names = f"SignedHeaders={';'.join(sorted(headers))}"
-    return {**headers, "Authorization": f"{ALGORITHM} {credential}, {names}, Signature={sign}"}
-
-
-def _ask(
-    opener: urllib.request.OpenerDirector,
-    method: str,
-    place: str,
-    query: Mapping[str, str],
-    settings: Mapping[str, str],
-) -> tuple[str, datetime]:
-    """What the server answers, and its time."""
-    url = f"{place}?{urlencode(query, quote_via=quote)}"
-    headers = signed(method, url, settings, when=datetime.now(UTC))
-    request = urllib.request.Request(url, method=method, headers=headers)
-    with opener.open(request, timeout=_TIMEOUT_S) as answer:
-        return answer.read().decode(), parsedate_to_datetime(answer.headers["Date"])
 
 
 def _field(text: str, name: str) -> str:

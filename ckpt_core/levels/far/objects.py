@@ -175,8 +175,14 @@ class ObjectFar(Far):
         for target in targets:
             self._retire(target)
 
-    def abandon(self, mine: Callable[[str], bool]) -> None:
-        abort_leftovers(self.url, mine=mine)
+    def begun(self, copy: Copy, name: str, nbytes: int) -> int:
+        return self._bucket.begun(f"{self.folder(copy)}/{name}", nbytes)
+
+    def take_up(self, mine: Callable[[str], bool]) -> None:
+        self._bucket.take_up(mine)
+
+    def give_up(self) -> None:
+        self._bucket.give_up()
 
     def sweep(self, keep: Collection[Copy]) -> None:
         kept = {(copy.target, copy.folder) for copy in keep}

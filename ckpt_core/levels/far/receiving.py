@@ -36,7 +36,7 @@ from ckpt_core.levels.far.clients import (
     peer_settings,
     split,
 )
-from ckpt_core.levels.far.leftovers import signed
+from ckpt_core.levels.signing import signed
 from ckpt_core.options import PEER
 
 logger = logging.getLogger(__name__)

@@ -106,6 +106,10 @@ class FaultServer:
         """False: conditions are accepted and ignored, as some servers do."""
         self.skew_s = 0.0
         """What the server's clock is ahead of ours."""
+        self.encrypts = False
+        """True: tags are not the MD5 of the bytes."""
+        self.page = 1000
+        """Most parts and uploads that one answer tells of."""
         self.room_bytes: int | None = None
         """What still fits; None: anything."""
         self.buckets = buckets
@@ -242,6 +246,8 @@ class FaultServer:
                 return self._post(request)
             if request.method == "GET" and "uploads" in request.query:
                 return Reply(200, _xml("ListMultipartUploadsResult", self._begun(request.query)))
+            if request.method == "GET" and "uploadId" in request.query:
+                return self._parts(request.query)
             if request.method == "GET" and not request.key:
                 return self._list(request.query)
             done = {"PUT": self._put, "GET": self._get, "HEAD": self._get, "DELETE": self._delete}
@@ -257,14 +263,14 @@ class FaultServer:
                 return Reply(404, _error("NoSuchUpload"))
             number = int(request.query["partNumber"])
             self.uploads[request.query["uploadId"]][1][number] = b"" if self.sink else request.body
-            return Reply(200, headers={"ETag": f'"{number}"'})
+            return Reply(200, headers={"ETag": self._tag_of(request.body)})
         there = self.objects.get(request.key)
         if self.conditions and not _allowed(there, request.headers):
             return Reply(412, _error("PreconditionFailed"))
         return self._keep(request.key, request.body)
 
     def _keep(self, key: str, data: bytes) -> Reply:
-        tag = '"' + hashlib.md5(data).hexdigest() + '"'
+        tag = self._tag_of(data)
         self.objects[key] = Thing(
             b"" if self.sink and len(data) > 1 << 20 else data, tag, self._now()
         )
@@ -309,19 +315,58 @@ class FaultServer:
                 self.objects.pop(html.unescape(key), None)
             gone = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
             return Reply(200, _xml("DeleteResult", gone))
-        found = self.uploads.pop(request.query["uploadId"], None)
+        found = self.uploads.get(request.query["uploadId"])
         if found is None:
             return Reply(404, _error("NoSuchUpload"))
         key, parts = found
+        text = html.unescape(request.body.decode())
+        numbers, tags = (
+            re.findall(f"<{name}>(.*?)</{name}>", text) for name in ("PartNumber", "ETag")
+        )
+        asked = dict(zip(map(int, numbers), tags, strict=True))
+        if not self.sink and asked != {n: self._tag_of(parts[n]) for n in parts}:
+            return Reply(400, _error("InvalidPart"))
+        del self.uploads[request.query["uploadId"]]
         tag = self._keep(key, b"".join(parts[number] for number in sorted(parts))).headers["ETag"]
         return Reply(200, _xml("CompleteMultipartUploadResult", f"<ETag>{escape(tag)}</ETag>"))
 
+    def _tag_of(self, data: bytes) -> str:
+        digest = hashlib.md5(data).hexdigest()
+        return f'"{digest[::-1] if self.encrypts else digest}"'
+
+    def _parts(self, query: dict[str, str]) -> Reply:
+        if query["uploadId"] not in self.uploads:
+            return Reply(404, _error("NoSuchUpload"))
+        after = int(query.get("part-number-marker", 0))
+        parts = self.uploads[query["uploadId"]][1]
+        numbers = sorted(number for number in parts if number > after)
+        page = numbers[: self.page]
+        rows = "".join(
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(self._tag_of(parts[number]))}</ETag>"
+            f"<Size>{len(parts[number])}</Size></Part>"
+            for number in page
+        )
+        more = f"<IsTruncated>{str(len(numbers) > len(page)).lower()}</IsTruncated>"
+        last = f"<NextPartNumberMarker>{page[-1] if page else 0}</NextPartNumberMarker>"
+        return Reply(200, _xml("ListPartsResult", more + last + rows))
+
     def _begun(self, query: dict[str, str]) -> str:
-        return "".join(
+        # Order: by key, then by their beginning; names are in that order, too.
+        known = sorted((key, self.began_s[name], name) for name, (key, _) in self.uploads.items())
+        places = [(key, name) for key, _, name in known if key.startswith(query["prefix"])]
+        after = query.get("key-marker", ""), query.get("upload-id-marker", "")
+        left = places[places.index(after) + 1 if after in places else 0 :]
+        page = left[: self.page]
+        rows = "".join(
             f"<Upload><Key>{escape(key)}</Key><UploadId>{upload}</UploadId>"
             f"<Initiated>{_iso(self.began_s[upload])}</Initiated></Upload>"
-            for upload, (key, _) in self.uploads.items()
-            if key.startswith(query["prefix"])
+            for key, upload in page
+        )
+        key, name = page[-1] if page else ("", "")
+        return (
+            f"<IsTruncated>{str(len(left) > len(page)).lower()}</IsTruncated>"
+            f"<NextKeyMarker>{escape(key)}</NextKeyMarker>"
+            f"<NextUploadIdMarker>{name}</NextUploadIdMarker>{rows}"
         )
 
     def _list(self, query: dict[str, str]) -> Reply:

@@ -124,7 +124,7 @@ def test_an_upload_that_a_kill_of_the_agent_has_cut_off_is_aborted_by_the_next_o
     tmp_path: Path,
 ) -> None:
     from ckpt_core.levels.far.clients import endpoint, peer_settings
-    from ckpt_core.levels.far.leftovers import signed
+    from ckpt_core.levels.signing import signed
 
     copy = Copy(7, "000000000007-0123abcd")
     with PeerServer() as server, in_environment(server.environ()), far_of(server) as far:
@@ -132,8 +132,8 @@ def test_an_upload_that_a_kill_of_the_agent_has_cut_off_is_aborted_by_the_next_o
         headers = signed("POST", place, peer_settings(), when=datetime.now(UTC))
         urlopen(Request(place, method="POST", headers=headers), timeout=60).close()
         assert len(list((server.kept / ".incoming").iterdir())) == 1
-        far.abandon(lambda name: name == "another")
+        far.take_up(lambda name: name == "another")
         assert len(list((server.kept / ".incoming").iterdir())) == 1
         with in_environment({"http_proxy": "http://127.0.0.1:9", "no_proxy": ""}):
-            far.abandon(lambda name: name == f"{copy.target}/{copy.folder}/a shard")
+            far.take_up(lambda name: name == f"{copy.target}/{copy.folder}/a shard")
         assert not list((server.kept / ".incoming").iterdir())
