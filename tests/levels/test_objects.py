@@ -49,16 +49,46 @@ def server() -> Iterator[FaultServer]:
         yield server
 
 
+class InThisProcess:
+    """Every bucket is one store, which is no server: nobody else can be asked of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, store: Any) -> None:
+        from ckpt_core.levels.far import bucket, probing
+
+        for module in (bucket, probing):
+            monkeypatch.setattr(module, "open_store", lambda *_, **__: store, raising=False)
+
+    def url(self, prefix: str) -> str:
+        return f"s3://bucket/{prefix}"
+
+    def environ(self) -> dict[str, str]:
+        return {"AWS_SKIP_SIGNATURE": "true"}
+
+
 _prefixes = itertools.count()
-SERVERS = ["moto", pytest.param("azurite", marks=needs_azurite), "google", "server", "peer"]
+SERVERS = [
+    "moto",
+    pytest.param("azurite", marks=needs_azurite),
+    "google",
+    "server",
+    "peer",
+    "memory",
+]
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> InThisProcess:
+    """The client's own store in memory instead of one for S3."""
+    from obstore.store import MemoryStore
+
+    return InThisProcess(monkeypatch, MemoryStore())
 
 
 @pytest.fixture(params=SERVERS)
 def far(request: pytest.FixtureRequest) -> Iterator[Far]:
     """A level where nothing is yet, at each server."""
-    there: MotoServer | AzuriteServer | FaultServer | PeerServer = request.getfixturevalue(
-        request.param
-    )
+    there: MotoServer | AzuriteServer | FaultServer | PeerServer | InThisProcess
+    there = request.getfixturevalue(request.param)
     prefix = f"team/run {next(_prefixes)}"
     with in_environment(there.environ()), open_far(there.url(prefix)) as far:
         yield far
@@ -331,6 +361,33 @@ def test_a_server_that_ignores_conditions_is_refused(kind: type[FaultServer]) ->
         with pytest.raises(ConfigError, match=r"ignores them.*use a server"):
             far.check()
         assert server.keys() == []
+
+
+@pytest.mark.parametrize("kind", [FaultServer, GoogleServer])
+def test_a_server_that_knows_no_conditions_is_refused(kind: type[FaultServer]) -> None:
+    with kind() as server, in_environment(server.environ()), at_server(server) as far:
+        server.fault = lambda request: (
+            "501"
+            if {"if-none-match", "x-goog-if-generation-match"} & request.headers.keys()
+            else None
+        )
+        with pytest.raises(ConfigError, match="use a store that writes on conditions"):
+            far.check()
+        assert server.keys() == []
+
+
+def test_the_clients_own_store_of_files_can_hold_no_level(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from obstore.store import LocalStore
+
+    place = InThisProcess(monkeypatch, LocalStore(tmp_path))
+    with in_environment(place.environ()), open_far(place.url("run")) as far:
+        put(far, A)
+        assert far.files(A) == {SHARD: 10}
+        with pytest.raises(ConfigError, match="use a store that writes on conditions"):
+            far.check()
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {SHARD}
 
 
 def test_without_credentials_it_is_said_where_they_belong(

@@ -36,6 +36,9 @@ UPLOAD_CPU = Figure("upload_cpu", "Processor time of sending", Unit.SECONDS_PER_
 BACK = Figure(
     "back", "Step out of the store: into live tensors of a fresh root", Unit.BYTES_PER_S, True
 )
+LOADED = Figure(
+    "loaded", "The same: straight into fresh tensors, by `ckpt_core.load`", Unit.BYTES_PER_S, True
+)
 MEMORY_SAVE = Figure("memory_save", "Save to a root in memory", Unit.BYTES_PER_S, True)
 MEMORY_RESTORE = Figure("memory_restore", "Restore from it", Unit.BYTES_PER_S, True)
 KEPT_CALL = Figure("peers_call", "save() of nodes that keep copies, the call alone", Unit.SECONDS)
@@ -75,6 +78,7 @@ VIEWS: tuple[View, ...] = (
     One(UPLOAD, drawn=True),
     One(UPLOAD_CPU, drawn=True),
     One(BACK, drawn=True),
+    One(LOADED),
     One(KEPT_CALL),
     One(KEPT_COMMITTED),
     One(KEPT_ARRIVED, drawn=True),

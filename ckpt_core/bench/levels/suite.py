@@ -17,6 +17,7 @@ from ckpt_core.bench.levels.figures import (
     BACK,
     CALL,
     CAP,
+    LOADED,
     MEMORY_RESTORE,
     MEMORY_SAVE,
     SLOWER,
@@ -261,7 +262,10 @@ def _step(site: _Site) -> Path:
 
 
 def _back(site: _Site) -> None:
-    """A step comes back to a root that is empty, and into live tensors; beside ranges read by the client."""
+    """A step comes back to an empty root and into live tensors, or to no root and into fresh ones.
+
+    Beside ranges that the client reads.
+    """
     run, crew = site.run, site.crew
     state_bytes = _build(site, OURS)
     source, url = _step(site), site.url("back-files")
@@ -271,17 +275,19 @@ def _back(site: _Site) -> None:
             answer = crew.ask_one(name, "download", url=url, source=str(source))
             if answer is not None:
                 nbytes = sum(path.stat().st_size for path in source.iterdir())
-                run.report.add(BACK, name, nbytes / answer["seconds"])
+                for figure in (BACK, LOADED):
+                    run.report.add(figure, name, nbytes / answer["seconds"])
         elif name == OURS and _open(site, name, site.memory / f"from-{number}", f"back-{number}"):
             _sent(crew, name)
             crew.ask(name, "leave")
             _open(site, name, site.memory / f"to-{number}", f"back-{number}")
-            _restored(site, BACK, state_bytes)
+            _restored(site, BACK, state_bytes, "restore")
+            _restored(site, LOADED, state_bytes, "load", url=site.url(f"back-{number}"))
             crew.ask(name, "leave")
 
 
-def _restored(site: _Site, figure: Figure, state_bytes: int) -> None:
-    answer = site.crew.ask_one(OURS, "restore")
+def _restored(site: _Site, figure: Figure, state_bytes: int, how: str, **told: Any) -> None:
+    answer = site.crew.ask_one(OURS, how, **told)
     if answer is not None:
         site.run.report.add(figure, OURS, state_bytes / answer["seconds"])
         site.run.report.entrants[OURS].compare(answer["saved"], answer["restored"])
@@ -309,7 +315,7 @@ def _memory(site: _Site) -> None:
             saved = crew.ask_one(name, "save")
             if saved is not None:
                 run.report.add(MEMORY_SAVE, name, state_bytes / saved["committed_s"])
-                _restored(site, MEMORY_RESTORE, state_bytes)
+                _restored(site, MEMORY_RESTORE, state_bytes, "restore")
     _leave(site)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import torch
 
+from ckpt_core.anywhere import load
 from ckpt_core.bench import workloads
 from ckpt_core.bench.contenders import State
 from ckpt_core.bench.levels.client import release
@@ -153,6 +154,18 @@ class Worker:
         self._ck.restore(self._state)
         took_s = time.perf_counter() - began
         return {"seconds": took_s, "saved": saved, "restored": workloads.digest(self._state)}
+
+    def load(self, url: str) -> Answer:
+        """The newest step at a store straight into fresh tensors; digests as of `restore`.
+
+        Once before the clock runs: the memory of that is used again, as the client alone has such memory.
+        """
+        saved = workloads.digest(self._state)
+        load(url, progress=False)
+        began = time.perf_counter()
+        found = load(url, progress=False)
+        took_s = time.perf_counter() - began
+        return {"seconds": took_s, "saved": saved, "restored": workloads.digest(found)}
 
     def leave(self) -> Answer:
         """Close the Checkpointer; returns when its agent has ended too."""

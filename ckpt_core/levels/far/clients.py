@@ -130,6 +130,12 @@ _CAUSES = (
         False,
     ),
     (
+        r"NotImplemented|status: 501",
+        "it cannot do what a level needs",
+        "use a store that writes on conditions (If-None-Match, If-Match)",
+        True,
+    ),
+    (
         r"status: 5\d\d|SlowDown|status: 429",
         "it is out of order, or asks for less haste",
         "it is tried again; look at the store's own state",

@@ -27,13 +27,15 @@ def probe(url: str) -> None:
     try:
         problem = _problem(bucket, key)
     except Away as exc:
-        if exc.hopeless:
-            raise ConfigError(str(exc)) from None
-        raise
+        if not exc.hopeless:
+            raise
+        problem = str(exc)
+    else:
+        problem = problem and f"{url}: {problem}"
     if problem:
         with contextlib.suppress(Away):
             bucket.delete([key])
-        raise ConfigError(f"{url}: {problem}")
+        raise ConfigError(problem)
 
 
 def _problem(bucket: Bucket, key: str) -> str:
