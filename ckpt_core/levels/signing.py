@@ -15,8 +15,8 @@ import hmac
 import importlib.util
 import re
 import secrets
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from functools import cache
 from typing import Self
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -88,6 +88,17 @@ def sum_of(pieces: Iterable[memoryview]) -> str:
     for piece in pieces:
         found.update(piece)
     return found.hexdigest()
+
+
+Sign = Callable[[str, str, str], Mapping[str, str]]
+"""Method, URL and the sum of the body -> the headers of a request that is made now."""
+
+
+def signer(settings: Mapping[str, str]) -> Sign:
+    """By `signed`."""
+    return lambda method, url, content: signed(
+        method, url, settings, when=datetime.now(UTC), content=content
+    )
 
 
 def signed(

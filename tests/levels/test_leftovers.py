@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import threading
@@ -10,12 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from ckpt_core.levels import Copy, open_far, signing
 from ckpt_core.levels.far import leftovers
-from tests.levels.servers.faulty import FaultServer, always, in_environment, never
+from tests.levels.servers.faulty import FaultServer, Request, always, in_environment, never
+from tests.levels.servers.like_google import GoogleServer
 from tests.levels.servers.moto import MotoServer, needs_store
 
 pytestmark = needs_store
@@ -91,6 +94,8 @@ def a_role(keys: dict[str, str]) -> Iterator[dict[str, str]]:
             self.end_headers()
             self.wfile.write(json.dumps(keys).encode())
 
+        do_POST = do_GET
+
         def log_message(self, *_: object) -> None:
             pass
 
@@ -125,6 +130,53 @@ def test_with_a_role_they_are_aborted_where_botocore_knows_its_keys(
             assert leftovers.abort_leftovers(server.url(URL), [KEEP]) == 0
         assert leftovers.abort_leftovers(server.url(URL), [KEEP]) == 1
     assert left(server) == [KEPT, FOREIGN, BESIDE]
+
+
+def test_with_a_service_account_of_google_they_are_aborted_where_google_auth_knows_how_to_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(
+        "google.auth", reason="missing: google-auth (pip install google-auth requests)"
+    )
+    asked: list[str] = []
+    with a_role({"access_token": "a token", "expires_in": "3600", "token_type": "Bearer"}) as named:
+        (place,) = named.values()
+        account = {
+            "type": "service_account",
+            "client_email": "team@example",
+            "private_key": _private_key(),
+            "private_key_id": "1",
+            "token_uri": place,
+        }
+        file = tmp_path / "account.json"
+        file.write_text(json.dumps(account))
+        with GoogleServer() as server:
+            server.uploads["u"] = CUT_OFF, {1: b"x"}
+            server.began_s["u"] = datetime.now(UTC).timestamp() - 25 * 3600
+
+            def noted(request: Request) -> str | None:
+                asked.append(request.headers.get("authorization", ""))
+                return None
+
+            server.fault = noted
+            home = {"GOOGLE_BASE_URL": f"http://127.0.0.1:{server.port}"}
+            with in_environment({**home, "GOOGLE_SERVICE_ACCOUNT": str(file)}):
+                with monkeypatch.context() as without:
+                    without.setattr(importlib.util, "find_spec", lambda name: None)
+                    assert leftovers.abort_leftovers(server.url(URL)) == 0
+                assert leftovers.abort_leftovers(server.url(URL)) == 1
+            assert not server.uploads
+    assert asked == ["Bearer a token"] * 2
+
+
+def _private_key() -> str:
+    rsa = pytest.importorskip(
+        "cryptography.hazmat.primitives.asymmetric.rsa", reason="missing: cryptography"
+    )
+    coded = importlib.import_module("cryptography.hazmat.primitives.serialization")
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    how = coded.Encoding.PEM, coded.PrivateFormat.PKCS8, coded.NoEncryption()
+    return str(key.private_bytes(*how).decode())
 
 
 def test_another_server_tells_of_them_in_the_same_way(moto: MotoServer) -> None:

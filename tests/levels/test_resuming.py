@@ -1,4 +1,4 @@
-"""Uploads to S3 that were cut off: what is there is not sent again, and what is not right is not believed."""
+"""Uploads that were cut off, at S3 and Google: what is there is not sent again, and nothing wrong believed."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from ckpt_core.system.files import Files
 from tests.levels.agents import Agents, plan_of
 from tests.levels.making import make_store, save
 from tests.levels.servers.faulty import FaultServer, Request, always, at, in_environment, never
+from tests.levels.servers.like_google import GoogleServer
 from tests.levels.servers.moto import MotoServer, needs_store
 from tests.levels.stores import level_of, look_at, opened
 from tests.levels.test_peer_parts import blocks_of
@@ -39,9 +40,9 @@ KEY = f"run/{COPY.target}/{COPY.folder}/{NAME}"
 DATA = os.urandom(4 * PART + 77)
 
 
-@pytest.fixture
-def server() -> Iterator[FaultServer]:
-    with FaultServer() as server, in_environment(server.environ()):
+@pytest.fixture(params=[FaultServer, GoogleServer])
+def server(request: pytest.FixtureRequest) -> Iterator[FaultServer]:
+    with request.param() as server, in_environment(server.environ()):
         yield server
 
 
@@ -233,6 +234,7 @@ def test_of_several_the_youngest_is_kept_and_others_files_are_let_be(
     assert far.begun(COPY, NAME, len(DATA)) == 0
 
 
+@pytest.mark.parametrize("server", [FaultServer], indirect=True)
 @pytest.mark.parametrize(
     "named",
     [

@@ -1,28 +1,28 @@
 """Uploads in parts that a kill has cut off: S3 keeps their parts, unseen, and asks money for them.
 
-The client offers no way to see them, so this speaks S3 itself.
-Google keeps them, too, and Azure for a week. There nothing is done, nor where credentials are a role's and
-botocore, which knows how to ask for those, is not installed: a lifecycle rule of the bucket does the same.
+The client offers no way to see them, so this speaks S3 itself, which Google's store does, too.
+Azure keeps them for a week. Nothing is done there, nor where credentials are a role's and nobody here knows
+how to ask for those: a lifecycle rule of the bucket does the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import html
-import importlib.util
 import logging
 import re
 import urllib.request
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from urllib.parse import quote, urlencode
 
-from ckpt_core.levels.far.clients import endpoint, peer_settings, s3_settings, split
+from ckpt_core.levels.far.asking import Asking, asking
+from ckpt_core.levels.far.clients import split
 from ckpt_core.levels.far.door import Copy
-from ckpt_core.levels.signing import signed
+from ckpt_core.levels.signing import NOTHING
 from ckpt_core.options import PEER
 
 logger = logging.getLogger(__name__)
@@ -66,15 +66,13 @@ class Leftovers:
     """What was begun under a level. Every call raises `FAILURES`.
 
     Attributes:
-        home: where the store is.
+        asking: how the store is asked.
         place: path of the level in it, quoted, with a slash at its end.
-        settings: what requests are signed with.
     """
 
-    def __init__(self, url: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, url: str, asking: Asking) -> None:
         scheme, bucket, prefix = split(url)
-        self.settings = settings
-        self.home = (endpoint(url) or f"https://s3.{settings['region']}.amazonaws.com").rstrip("/")
+        self.asking = asking
         self._below = f"{prefix}/" if prefix else ""
         self._bucket = f"/{bucket}"
         self.place = f"{self._bucket}/{quote(self._below)}"
@@ -84,13 +82,8 @@ class Leftovers:
     @classmethod
     def of(cls, url: str) -> Leftovers | None:
         """Those of a level; None where they cannot be asked for."""
-        scheme = split(url)[0]
-        if scheme not in ("s3", PEER):
-            return None
-        settings = peer_settings() if scheme == PEER else s3_settings()
-        if scheme == "s3" and "access_key_id" not in settings:
-            settings |= _keys_of_a_role()
-        return cls(url, settings) if "access_key_id" in settings else None
+        how = asking(url)
+        return None if how is None else cls(url, how)
 
     def listed(self, key: str = "") -> list[Leftover]:
         """Those of objects whose key begins so, the youngest first."""
@@ -138,9 +131,9 @@ class Leftovers:
 
     def _ask(self, method: str, place: str, query: Mapping[str, str]) -> tuple[str, datetime]:
         """What the server answers, and its time."""
-        url = f"{self.home}{place}?{urlencode(query, quote_via=quote)}"
-        headers = signed(method, url, self.settings, when=datetime.now(UTC))
-        request = urllib.request.Request(url, method=method, headers=headers)
+        url = f"{self.asking.home}{place}?{urlencode(query, quote_via=quote)}"
+        headers = self.asking.sign(method, url, NOTHING)
+        request = urllib.request.Request(url, method=method, headers=dict(headers))
         with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
             return answer.read().decode(), parsedate_to_datetime(answer.headers["Date"])
 
@@ -177,23 +170,6 @@ def tell_aborted(url: str, count: int) -> None:
     """Say it, if it was anything."""
     if count:
         logger.info("%s: the parts of %d uploads that were cut off have been deleted", url, count)
-
-
-def _keys_of_a_role() -> dict[str, str]:
-    """{}: there is none, or nobody here can ask for them."""
-    if importlib.util.find_spec("botocore") is None:
-        return {}
-    session = importlib.import_module("botocore.session").get_session()
-    try:
-        found = session.get_credentials()
-        keys = None if found is None else found.get_frozen_credentials()
-    except Exception as exc:  # whatever the place of a role does
-        logger.debug("no credentials of a role: %s", type(exc).__name__)
-        return {}
-    if keys is None:
-        return {}
-    token = {"session_token": keys.token} if keys.token else {}
-    return {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key, **token}
 
 
 def _field(text: str, name: str) -> str:

@@ -24,12 +24,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 from ckpt_core.levels.far.clients import CONNECT_S
 from ckpt_core.levels.far.parts import STREAMS, part_bytes
-from ckpt_core.levels.signing import signed, sum_of
+from ckpt_core.levels.signing import Sign, sum_of
 
 _AGAIN = frozenset({500, 502, 503, 504, 507})
 _FIRST_PAUSE_S = 0.1
@@ -54,14 +53,14 @@ class Way:
     Attributes:
         home: scheme, host and port of the store.
         place: path of the object there, quoted.
-        settings: as for `signing.signed`.
+        sign: method, URL and what `vouch` gave -> the headers of a request.
         vouch: what the head of a part says of its body.
         request_s: longest time that one request takes, and after which none is repeated.
     """
 
     home: str
     place: str
-    settings: Mapping[str, str]
+    sign: Sign
     vouch: Callable[[Pieces], str]
     request_s: float
     retries: int
@@ -190,14 +189,12 @@ class PartSending:
     def _once(
         self, method: str, query: str, pieces: Pieces, content: str, *, timeout_s: float
     ) -> tuple[Mapping[str, str], str]:
-        target, now = f"{self._way.place}?{query}", datetime.now(UTC)
-        content = content or sum_of(pieces)
-        headers = signed(
-            method, self._way.home + target, self._way.settings, when=now, content=content
-        )
+        target = f"{self._way.place}?{query}"
+        headers = self._way.sign(method, self._way.home + target, content or sum_of(pieces))
         try:
             connection = self._connection(timeout_s)
-            connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+            signs_host = "host" in headers
+            connection.putrequest(method, target, skip_host=signs_host, skip_accept_encoding=True)
             for name, text in headers.items():
                 connection.putheader(name, text)
             connection.putheader("content-length", str(sum(map(len, pieces))))

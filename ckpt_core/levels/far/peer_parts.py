@@ -13,7 +13,7 @@ from ckpt_core.levels.far.clients import away, endpoint, peer_path, peer_setting
 from ckpt_core.levels.far.door import Away
 from ckpt_core.levels.far.part_sending import PartSending, Pieces, SendFailed, Way, cut
 from ckpt_core.levels.far.parts import part_bytes
-from ckpt_core.levels.signing import BodyMac
+from ckpt_core.levels.signing import BodyMac, signer
 
 _CREDENTIALS = re.compile("InvalidAccessKeyId|SignatureDoesNotMatch|RequestTimeTooSkewed")
 
@@ -44,7 +44,7 @@ class PeerParts:
             return mac.content()
 
         home, place = endpoint(self._url), peer_path(self._url, key)
-        way = Way(home, place, settings, vouch, self._request_s, self._retries)
+        way = Way(home, place, signer(settings), vouch, self._request_s, self._retries)
         sending = PartSending(way)
         try:
             sending.run(cut(blocks, nbytes))

@@ -1,4 +1,4 @@
-"""Uploads to S3 that were cut off are gone on with: parts that are there are not sent again.
+"""Uploads to S3 and to Google that were cut off are gone on with: parts that are there are not sent again.
 
     resuming.take_up(mine)                       what an earlier life of this agent had begun
     there = resuming.begun(key, nbytes)          so many bytes at its beginning need not travel
@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from ckpt_core.levels.far.clients import away, is_unsigned, split
 from ckpt_core.levels.far.leftovers import FAILURES, Leftover, Leftovers, Part, tell_aborted
@@ -51,10 +51,10 @@ class Resuming:
 
     @staticmethod
     def fits(url: str) -> bool:
-        """Whether what lies there can be gone on with: requests of our own know S3, and no proxy."""
+        """Whether what lies there can be gone on with: requests of our own know S3's ways, and no proxy."""
         named = urllib.request.getproxies_environment().keys() & {"http", "https", "all"}
         hosted = os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower() in ("true", "1")
-        return split(url)[0] == "s3" and not named and not hosted
+        return split(url)[0] in ("s3", "gs") and not named and not hosted
 
     def take_up(self, mine: Callable[[str], bool]) -> None:
         """Find what was begun of files that nobody else sends; of each the youngest is kept."""
@@ -124,9 +124,16 @@ class Resuming:
             return False
         known.tries += 1
         logger.info("%s: %s is gone on with: %d parts are there", self._url, key, len(known.parts))
-        vouch = _unsigned if is_unsigned(leftovers.home) else sum_of
-        place = leftovers.place + quote(key)
-        way = Way(leftovers.home, place, leftovers.settings, vouch, self._request_s, self._retries)
+        home, place = urlsplit(leftovers.asking.home), leftovers.place + quote(key)
+        vouch = _unsigned if is_unsigned(leftovers.asking.home) else sum_of
+        way = Way(
+            f"{home.scheme}://{home.netloc}",
+            home.path + place,
+            leftovers.asking.sign,
+            vouch,
+            self._request_s,
+            self._retries,
+        )
         sending = PartSending(way)
         try:
             sending.complete(known.upload.name, cut(blocks, nbytes), known_by(known.parts))
