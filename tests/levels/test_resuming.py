@@ -1,4 +1,4 @@
-"""Uploads that were cut off, at S3 and Google: what is there is not sent again, and nothing wrong believed."""
+"""Uploads that were cut off, at S3 and Google: what is there is not sent again, nothing wrong is believed."""
 
 from __future__ import annotations
 

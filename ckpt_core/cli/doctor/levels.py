@@ -54,11 +54,10 @@ def check_level(url: str) -> Iterator[Finding]:
         return
     can = "reachable, writable, its conditions hold" if is_store else "writable"
     yield ok(_CHECK, f"{url}: {can}; takes {size_text(int(speed))} for each second")
-    if (scheme := scheme_of(url)) in ("s3", "gs"):
+    if scheme_of(url) in ("s3", "gs"):
         # Azure forgets such parts by itself.
         text = f"{url}: a send that is killed leaves parts of files, which no list shows and which cost"
-        if scheme == "s3":
-            text += "; the next agent aborts them, unless its credentials are a role's"
+        text += "; the next agent goes on with them, or aborts them, where it can ask for credentials"
         advice = "a lifecycle rule that aborts incomplete multipart uploads does it always"
         yield note(_CHECK, text, advice)
 
