@@ -20,7 +20,7 @@ _MARK_HOLDS_S = 60.0
 
 
 @dataclass(frozen=True)
-class Place:
+class ManifestPlace:
     """What is in a manifest's place, as it was last seen.
 
     Attributes:
@@ -35,14 +35,14 @@ class Place:
     seen_s: float = field(default_factory=time.monotonic)
 
 
-class Places:
+class ManifestPlaces:
     """Those of one level, each remembered as it was last seen. Thread-safe."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._known: dict[str, Place] = {}
+        self._known: dict[str, ManifestPlace] = {}
 
-    def at(self, target: str, *, anew: bool = False) -> Place:
+    def at(self, target: str, *, anew: bool = False) -> ManifestPlace:
         """What is in a manifest's place, by key; asked only whether it has changed, where that will do."""
         known = None if anew else self._known.get(target)
         if known and known.gone and time.monotonic() < known.seen_s + _MARK_HOLDS_S:
@@ -53,27 +53,27 @@ class Places:
         except Unchanged:
             assert known is not None
             return known
-        place = Place(None) if found is None else self.understood(target, *found)
+        place = ManifestPlace(None) if found is None else self.understood(target, *found)
         self._known[target] = place
         return place
 
-    def understood(self, target: str, data: bytes, version: Version) -> Place:
+    def understood(self, target: str, data: bytes, version: Version) -> ManifestPlace:
         """What these bytes say that were read there."""
         gone = retired_in(data)
         if gone:
-            return Place(version, gone=gone)
+            return ManifestPlace(version, gone=gone)
         try:
             manifest = Manifest.decode(data, path=Path(target) / MANIFEST_NAME)
         except (CorruptCheckpoint, UnknownFormat) as exc:
             logger.warning("%s: %s is left out: %s", self._bucket.url, target, exc)
-            return Place(version)
+            return ManifestPlace(version)
         step = parse_step_dir(target)
         if (manifest.directory is None) != (step is not None) or step not in (None, manifest.step):
             text = "%s: %s is left out: it holds another's manifest"
             logger.warning(text, self._bucket.url, target)
-            return Place(version)
+            return ManifestPlace(version)
         directory = None if step is not None else target
-        return Place(version, Copy(manifest.step, manifest.attempt, directory))
+        return ManifestPlace(version, Copy(manifest.step, manifest.attempt, directory))
 
     def forget(self, target: str) -> None:
         """It has been written."""
@@ -90,7 +90,7 @@ def manifest_key(target: str) -> str:
     return f"{target}/{MANIFEST_NAME}"
 
 
-def may_publish(place: Place, copy: Copy, replaces: str | None) -> bool:
+def may_publish(place: ManifestPlace, copy: Copy, replaces: str | None) -> bool:
     """Whether this copy may be put there.
 
     Args:

@@ -28,7 +28,12 @@ from ckpt_core.layout import MANIFEST_NAME, is_directory_name, retired_mark
 from ckpt_core.levels.far.bucket import CREATE, Bucket, Refused
 from ckpt_core.levels.far.door import Away, Conflict, Copy, Far, Word
 from ckpt_core.levels.far.leftovers import abort_leftovers
-from ckpt_core.levels.far.manifest_places import Place, Places, manifest_key, may_publish
+from ckpt_core.levels.far.manifest_places import (
+    ManifestPlace,
+    ManifestPlaces,
+    manifest_key,
+    may_publish,
+)
 from ckpt_core.types import parse_step_dir
 
 REQUEST_S = 60.0
@@ -52,7 +57,7 @@ class ObjectFar(Far):
         self.url = url
         self._bucket = Bucket(url, request_s=request_s, retries=_RETRIES)
         self._lock = threading.Lock()
-        self._places = Places(self._bucket)
+        self._places = ManifestPlaces(self._bucket)
         self._put: dict[tuple[str, str], dict[str, int]] = {}
         """Files that this process has put: a list may not show them yet."""
         self._published: set[str] = set()
@@ -318,7 +323,7 @@ class ObjectFar(Far):
             [f"{place}/{name}" for name in sorted({*self._bucket.below(place), *mine})]
         )
 
-    def _sweep_folder(self, target: str, folder: str, place: Place, newest: int) -> None:
+    def _sweep_folder(self, target: str, folder: str, place: ManifestPlace, newest: int) -> None:
         if folder in place.gone:
             self._clear(target, folder)
             return

@@ -35,7 +35,7 @@ _ENDED = 1000
 
 
 @dataclass(frozen=True)
-class Place:
+class PartPlace:
     """Where a request writes a part: `at` in the upload's own file; or at the start of a file aside."""
 
     fd: int
@@ -45,7 +45,7 @@ class Place:
 
 @dataclass(frozen=True)
 class _Part:
-    place: Place
+    place: PartPlace
     nbytes: int
     tag: str
 
@@ -100,7 +100,7 @@ class Uploads:
         with self._changed:
             return sorted(self._begun.values(), key=lambda one: one.began_s)
 
-    def place(self, name: str, key: str, number: int, nbytes: int) -> tuple[Upload, Place]:
+    def place(self, name: str, key: str, number: int, nbytes: int) -> tuple[Upload, PartPlace]:
         """Where a part is to be written; `arrived` or `failed` is called afterwards.
 
         Raises:
@@ -114,15 +114,15 @@ class Uploads:
                 upload.unit = nbytes
             if upload.unit and nbytes <= upload.unit and number not in upload.given:
                 upload.given.add(number)
-                return upload, Place(upload.fd, (number - 1) * upload.unit)
+                return upload, PartPlace(upload.fd, (number - 1) * upload.unit)
         try:
             path, fd = self._tree.begin()
         except BaseException:
             self._let_go(upload)
             raise
-        return upload, Place(fd, 0, path)
+        return upload, PartPlace(fd, 0, path)
 
-    def arrived(self, upload: Upload, number: int, place: Place, nbytes: int, tag: str) -> None:
+    def arrived(self, upload: Upload, number: int, place: PartPlace, nbytes: int, tag: str) -> None:
         """A part is there, and durable: it takes the place of one that came before."""
         with self._changed:
             before = upload.parts.get(number)
@@ -132,7 +132,7 @@ class Uploads:
             self._drop(before.place)
         self._let_go(upload)
 
-    def failed(self, upload: Upload, place: Place) -> None:
+    def failed(self, upload: Upload, place: PartPlace) -> None:
         """A part did not come."""
         self._drop(place)
         self._let_go(upload)
@@ -240,7 +240,7 @@ class Uploads:
             del self._begun[upload.name]
         self._tree.discard(upload.path)
 
-    def _drop(self, place: Place) -> None:
+    def _drop(self, place: PartPlace) -> None:
         if place.aside is not None:
             self._files.close(place.fd)
             self._tree.discard(place.aside)
