@@ -9,7 +9,7 @@ from ckpt_core.cli.steps import elsewhere_text, held_text
 from ckpt_core.cli.text import ranks_text, say, say_rich, table
 from ckpt_core.cli.tree import read_tree, walk
 from ckpt_core.layout import RankManifest
-from ckpt_core.restore import Place, StepLeaves, StoredLeaf
+from ckpt_core.restore import LeafPlace, StepLeaves, StoredLeaf
 from ckpt_core.units import count_text, size_text
 
 _SHARED = ("stored together", "dtype", "shape", "size", "slices", "ranks")
@@ -93,7 +93,7 @@ def _piece_rows(leaves: StepLeaves) -> Iterator[list[str]]:
             yield [*cells, name, str(place.offset)]
 
 
-def _what(place: Place, leaf: StoredLeaf) -> str:
+def _what(place: LeafPlace, leaf: StoredLeaf) -> str:
     part = place.part
     if part is None or (part.block is None and part.nbytes == leaf.nbytes):
         return "all of it"
@@ -142,7 +142,7 @@ def shared_json(leaves: StepLeaves, paths: Mapping[str, list[str]]) -> list[dict
     ]
 
 
-def _place_json(place: Place, rank: RankManifest) -> dict[str, Any]:
+def _place_json(place: LeafPlace, rank: RankManifest) -> dict[str, Any]:
     part = place.part
     assert part is not None, "only a step of one rank stores shared leaves otherwise"
     block = None if part.block is None else [list(part.block.offsets), list(part.block.sizes)]

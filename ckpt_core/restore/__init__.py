@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_core.restore.directories import committed_directories
 from ckpt_core.restore.empty import tell_empty
 from ckpt_core.restore.failures import Retired
-from ckpt_core.restore.leaves import Place, StepLeaves, StoredLeaf
+from ckpt_core.restore.leaves import LeafPlace, StepLeaves, StoredLeaf
 from ckpt_core.restore.manifests import StepManifest, read_manifests
 from ckpt_core.restore.streaming import LeafReader, RankLeaves
 from ckpt_core.restore.units import BadChunk
@@ -47,9 +47,9 @@ _LAZY = {
 __all__ = [
     "BadChunk",
     "Guard",
+    "LeafPlace",
     "LeafReader",
     "NoGuard",
-    "Place",
     "RankLeaves",
     "Report",
     "RestoreWarning",

@@ -16,7 +16,7 @@ from ckpt_core.errors import CorruptCheckpoint, RestoreError, StagingError
 from ckpt_core.layout import FileEntry, itemsize, needed_ranges
 from ckpt_core.restore.destinations import Run, TensorSink
 from ckpt_core.restore.failures import ReadRefused
-from ckpt_core.restore.leaves import Place, StepLeaves, StoredLeaf, first_few
+from ckpt_core.restore.leaves import LeafPlace, StepLeaves, StoredLeaf, first_few
 from ckpt_core.restore.manifests import StepManifest
 from ckpt_core.restore.reading import Outcome, ParallelReader, page_buffer
 from ckpt_core.restore.sending import Sender
@@ -134,7 +134,7 @@ def _with_buffers(how: ParallelReader, devices: Devices, device: torch.device) -
     return replace(how, new_buffer=new_buffer, slot_bytes=slot_bytes)
 
 
-def _runs(leaves: StepLeaves, need: Need) -> Iterator[tuple[Place, Run]]:
+def _runs(leaves: StepLeaves, need: Need) -> Iterator[tuple[LeafPlace, Run]]:
     """Where each wanted byte of a leaf comes from; each of them once, whatever is stored twice."""
     tensor = need.tensor
     position, nbytes = need.part or (0, tensor.nbytes)
@@ -150,7 +150,7 @@ def _runs(leaves: StepLeaves, need: Need) -> Iterator[tuple[Place, Run]]:
         raise _lacking(leaves, need)
 
 
-def _ranges(need: Need) -> Iterator[tuple[int, int, int, Place]]:
+def _ranges(need: Need) -> Iterator[tuple[int, int, int, LeafPlace]]:
     """Byte in the tensor (of a run: or before it, or behind it), byte behind the place's offset, length."""
     spec = need.leaf.spec
     item = itemsize(spec.dtype)

@@ -19,7 +19,7 @@ from ckpt_core.types import LeafSpec, Slice
 _SHOWN = 3
 
 
-class Place(NamedTuple):
+class LeafPlace(NamedTuple):
     """Where a part of a leaf lies: `offset` in file number `file` of a rank; None: the whole leaf."""
 
     rank: int
@@ -33,7 +33,7 @@ class StoredLeaf(NamedTuple):
 
     spec: LeafSpec
     nbytes: int
-    places: list[Place]
+    places: list[LeafPlace]
 
 
 class StepLeaves:
@@ -155,7 +155,7 @@ class StepLeaves:
                 before = f"{leaf.spec.dtype} {list(leaf.spec.shape)} (rank {leaf.places[0].rank})"
                 here = f"{spec.dtype} {list(spec.shape)} (rank {rank.rank})"
                 raise self.corrupt(spec.name, before, here)
-            leaf.places.append(Place(rank.rank, entry.file, entry.offset, entry.slice))
+            leaf.places.append(LeafPlace(rank.rank, entry.file, entry.offset, entry.slice))
 
     def _any(self, name: str) -> int:
         return self.shared[name].places[0].rank
@@ -171,7 +171,7 @@ def _own(rank: RankManifest) -> dict[str, StoredLeaf]:
     number = rank.rank
     return {
         leaf.spec.name: StoredLeaf(
-            leaf.spec, leaf.nbytes, [Place(number, leaf.file, leaf.offset, None)]
+            leaf.spec, leaf.nbytes, [LeafPlace(number, leaf.file, leaf.offset, None)]
         )
         for leaf in rank.leaves
     }

@@ -20,7 +20,7 @@ from typing import Self
 
 from ckpt_core.errors import CorruptCheckpoint
 from ckpt_core.layout import FileEntry, RankManifest, itemsize, needed_ranges
-from ckpt_core.restore.leaves import Place, StepLeaves, StoredLeaf
+from ckpt_core.restore.leaves import LeafPlace, StepLeaves, StoredLeaf
 from ckpt_core.restore.manifests import StepManifest
 from ckpt_core.restore.units import BadChunk, ChunkCheck, Discard, ReadJob, Unit
 from ckpt_core.restore.windows import spans_of, windows
@@ -198,13 +198,13 @@ class LeafReader:
                     window[target : target + size] = spare[source - first : source - first + size]
             yield window[:nbytes]
 
-    def _copy(self, place: Place, begin: int, into: memoryview) -> None:
+    def _copy(self, place: LeafPlace, begin: int, into: memoryview) -> None:
         done = 0
         for block in self._file(place).blocks(place.offset + begin, len(into)):
             into[done : done + len(block)] = block
             done += len(block)
 
-    def _file(self, place: Place) -> CheckedFile:
+    def _file(self, place: LeafPlace) -> CheckedFile:
         key = place.rank, place.file
         file = self._known.get(key)
         if file is None:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from ckpt_core.layout import itemsize
-from ckpt_core.restore.leaves import Place, StoredLeaf
+from ckpt_core.restore.leaves import LeafPlace, StoredLeaf
 from ckpt_core.types import Block, Slice
 
-Span = tuple[int, int, Place]
+Span = tuple[int, int, LeafPlace]
 """From the first to before the last byte of the leaf, and where these lie."""
 
 

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, TypedStorage, UntypedStorage
 
-Place = tuple[torch.device, int]
-
 
 class Early:
     """Knows tensors by their memory, since DeepSpeed saves detached ones in containers of its own.
@@ -46,7 +44,7 @@ class _Finder(pickle.Pickler):
 
     def __init__(self) -> None:
         super().__init__(_Nowhere())
-        self.places: set[Place] = set()
+        self.places: set[tuple[torch.device, int]] = set()
 
     def persistent_id(self, obj: Any) -> str | None:
         dense = isinstance(obj, Tensor) and obj.layout == torch.strided

@@ -43,8 +43,8 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where training stands.
+class EpochPlace:
+    """Where training stands in an epoch.
 
     Attributes:
         epoch: number of the epoch that runs, or is over.
@@ -72,7 +72,7 @@ def live(trainer: Trainer) -> dict[str, Any]:
 
 
 def dump(
-    trainer: Trainer, place: Place, *, rng: dict[str, Any], best: dict[str, int]
+    trainer: Trainer, place: EpochPlace, *, rng: dict[str, Any], best: dict[str, int]
 ) -> dict[str, Any]:
     """The tree as of now, but for `files`. Called on the training thread.
 

@@ -29,7 +29,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ckpt_core import Checkpointer, ConfigError, RngState, TorchStore, step_path
 from ckpt_transformers import settings
-from ckpt_transformers.capture import Place, state_of
+from ckpt_transformers.capture import EpochPlace, state_of
 from ckpt_transformers.run import Restored, Run
 from ckpt_transformers.texts import tell
 
@@ -200,7 +200,7 @@ class Doors:
             done = named["steps_trained_in_current_epoch"]
             self._put_back_epoch(done)
         updates = done // trainer.args.gradient_accumulation_steps
-        run.epoch_begins(Place(epoch, updates, named["num_update_steps_per_epoch"]))
+        run.epoch_begins(EpochPlace(epoch, updates, named["num_update_steps_per_epoch"]))
         self._owed = False
         self._own["_run_epoch"](epoch=epoch, **named)
         # With save_strategy="best" Trainer takes back the wish to save that SIGTERM was.

@@ -22,7 +22,7 @@ from ckpt_core import (
     SaveHandle,
     step_path,
 )
-from ckpt_transformers.capture import PRIVATE, Kept, Place, dump, live
+from ckpt_transformers.capture import PRIVATE, EpochPlace, Kept, dump, live
 from ckpt_transformers.fetching import Fetches
 from ckpt_transformers.files import small_files
 from ckpt_transformers.texts import tell
@@ -77,7 +77,7 @@ class Run:
         self.best = self._best_before = self._let_go = 0
         self.stopping = False
         self.saved_step = 0
-        self.place = Place(0, 0, 0)
+        self.place = EpochPlace(0, 0, 0)
         self._epoch_rng: dict[str, Any] = {}
         self._handles: list[SaveHandle] = []
         self._files: dict[str, torch.Tensor] = {}
@@ -89,7 +89,7 @@ class Run:
         """Once, before the first step: a tokenizer takes its time."""
         self._files = small_files(self._trainer)
 
-    def epoch_begins(self, place: Place) -> None:
+    def epoch_begins(self, place: EpochPlace) -> None:
         """Right before the loader is asked for an iterator."""
         self.place = place
         self._epoch_rng = RngState().state_dict()
@@ -156,7 +156,7 @@ class Run:
         for skipped, why in found.skipped:
             self._tell(f"step {skipped} is not whole, going back to the next older one: {why}")
         loop = loop_of.value
-        self.place = Place(loop["epoch"], loop["updates"], loop["length"], loop["boundary"])
+        self.place = EpochPlace(loop["epoch"], loop["updates"], loop["length"], loop["boundary"])
         self.best, self._best_before = loop["best"], loop["best_before"]
         self._settle_pins(self.best, self._best_before)
         self.meter.resumed(found.step)

@@ -58,7 +58,7 @@ class _Paced:
             yield block
 
 
-class Place:
+class ScrubPlace:
     """A root, here or elsewhere.
 
     Attributes:
@@ -76,7 +76,7 @@ class Place:
         self.path = Path(url) if scheme_of(url) is None else None
         self.there = _whole(far)
 
-    def copies(self, others: Sequence[Place]) -> list[Copy]:
+    def copies(self, others: Sequence[ScrubPlace]) -> list[Copy]:
         """All that is to be read there; where its manifest cannot be, as another place has it."""
         found = dict(self.there)
         for name, known in () if self.path is None else self._unreadable(self.path, others):
@@ -88,7 +88,7 @@ class Place:
         found = None if self.path is None else self.path / name
         return found if found is not None and is_real_dir(found) else None
 
-    def _unreadable(self, path: Path, others: Sequence[Place]) -> Iterator[tuple[str, Copy]]:
+    def _unreadable(self, path: Path, others: Sequence[ScrubPlace]) -> Iterator[tuple[str, Copy]]:
         known = {name: copy for one in others for name, copy in one.there.items()}
         for step in committed_steps(path):
             name = step_dir_name(step)
@@ -98,15 +98,15 @@ class Place:
                 yield name, copy
 
 
-class _Rebuilt(Place):
+class _Rebuilt(ScrubPlace):
     """What parity gives back of a root: only a source for others."""
 
-    def copies(self, others: Sequence[Place]) -> list[Copy]:
+    def copies(self, others: Sequence[ScrubPlace]) -> list[Copy]:
         """None: nothing lies there."""
         return []
 
 
-class KeptParity(Place):
+class KeptParity(ScrubPlace):
     """The parity that a node keeps, made again of the steps of the group where it is damaged.
 
     Args:
@@ -119,7 +119,7 @@ class KeptParity(Place):
         super().__init__(str(folder), DirectoryFar(folder, files=files), pace, files)
         self._root, self._plan, self._folder, self._pace = root, plan, folder, pace
 
-    def _unreadable(self, path: Path, others: Sequence[Place]) -> Iterator[tuple[str, Copy]]:
+    def _unreadable(self, path: Path, others: Sequence[ScrubPlace]) -> Iterator[tuple[str, Copy]]:
         from ckpt_core.levels.parity.objects import step_of
 
         for entry in entries(path):
@@ -190,15 +190,15 @@ class _Afresh(DirectoryFar):
         return self._inflight(copy)
 
 
-class _KeptCopy(Place):
+class _KeptCopy(ScrubPlace):
     """What this node keeps of another one, read where it lies."""
 
     def __init__(self, folder: Path, node: Node, pace: SharedPace, files: Files) -> None:
         super().__init__(str(folder), _KeptFar(folder, node.copy, files=files), pace, files)
         self.path, self.part, self._folder = None, node.part, folder
 
-    def copies(self, others: Sequence[Place]) -> list[Copy]:
-        """As `Place.copies`."""
+    def copies(self, others: Sequence[ScrubPlace]) -> list[Copy]:
+        """As `ScrubPlace.copies`."""
         names = [entry.name for entry in entries(self._folder) if entry.name not in self.there]
         steps = {name: step for name in names if (step := parse_step_dir(name)) is not None}
         lost = [Copy(step, "") for name, step in steps.items() if self.unread(name) is not None]
@@ -207,7 +207,7 @@ class _KeptCopy(Place):
         )
 
     def unread(self, name: str) -> Path | None:
-        """As `Place.unread`; not what is on its way there, or has been taken away."""
+        """As `ScrubPlace.unread`; not what is on its way there, or has been taken away."""
         with suppress(OSError):
             data = (self._folder / name / MANIFEST_NAME).read_bytes()
             return None if retired_in(data) else self._folder / name
@@ -229,7 +229,7 @@ class _KeptFar(DirectoryFar):
             far.put(copy, name, blocks, nbytes)
 
 
-class _Owner(Place):
+class _Owner(ScrubPlace):
     """The root of the node whose copy it is, asked once something is damaged here: only a source."""
 
     def __init__(self, plan: Plan, node: Node, stack: ExitStack, pace: SharedPace) -> None:
@@ -238,7 +238,7 @@ class _Owner(Place):
 
     @cached_property
     def there(self) -> dict[str, Copy]:  # type: ignore[override]
-        """As `Place.there`; nothing, where it does not answer."""
+        """As `ScrubPlace.there`; nothing, where it does not answer."""
         try:
             far = self._stack.enter_context(open_root(self._plan, self.part))
             self.far = cast("Far", _Paced(far, self._pace))
@@ -247,12 +247,14 @@ class _Owner(Place):
             self.away = f"{self.url} does not answer: scrub there, too, or here again. {exc}"
             return {}
 
-    def copies(self, others: Sequence[Place]) -> list[Copy]:
+    def copies(self, others: Sequence[ScrubPlace]) -> list[Copy]:
         """None: that node reads them."""
         return []
 
 
-def places_at(url: str, stack: ExitStack, *, pace: SharedPace, files: Files) -> Iterator[Place]:
+def places_at(
+    url: str, stack: ExitStack, *, pace: SharedPace, files: Files
+) -> Iterator[ScrubPlace]:
     """What a URL names, open until the end of a stack; of parity, also what is kept for others.
 
     Raises:
@@ -264,7 +266,7 @@ def places_at(url: str, stack: ExitStack, *, pace: SharedPace, files: Files) -> 
         yield from _kept(root, stack, pace=pace, files=files)
         return
     if scheme_of(url) != PARITY:
-        yield Place(url, stack.enter_context(open_far(url, files=files)), pace, files)
+        yield ScrubPlace(url, stack.enter_context(open_far(url, files=files)), pace, files)
         return
     yield _Rebuilt(url, stack.enter_context(open_source(url, files=files)), pace, files)
     yield KeptParity(root, _serving_plan(url, root), pace, files)
@@ -275,7 +277,7 @@ def kept_for(plan: Plan) -> list[Node]:
     return [node for node in plan.nodes if node.keeper and node.keeper == plan.part]
 
 
-def _kept(root: Path, stack: ExitStack, *, pace: SharedPace, files: Files) -> Iterator[Place]:
+def _kept(root: Path, stack: ExitStack, *, pace: SharedPace, files: Files) -> Iterator[ScrubPlace]:
     plan = _serving_plan(f"{KEPT}://{root}", root)
     assert plan.serve is not None
     for node in kept_for(plan):

@@ -29,7 +29,7 @@ from ckpt_core.levels.bring.fetching import PATIENCE_S, Wanted, fetch
 from ckpt_core.levels.by_hand.scrub_places import (
     KEPT,
     KeptParity,
-    Place,
+    ScrubPlace,
     SharedPace,
     kept_for,
     places_at,
@@ -142,7 +142,7 @@ class _Scrubbing:
     """One copy."""
 
     def __init__(
-        self, place: Place, copy: Copy, others: Sequence[Place], progress: Progress
+        self, place: ScrubPlace, copy: Copy, others: Sequence[ScrubPlace], progress: Progress
     ) -> None:
         self._place, self._copy = place, copy
         self._others = others
@@ -280,7 +280,7 @@ class _Scrubbing:
             return "", f"from the steps of the group: {exc}"
         return f"the steps of its {nodes} nodes", ""
 
-    def _bring(self, source: Place) -> None:
+    def _bring(self, source: ScrubPlace) -> None:
         """The whole step anew, under the lock of the root: nobody else changes it, or takes it away."""
         assert self._place.path is not None
         store = _opened(self._place.path, files=self._place.files)
@@ -306,7 +306,7 @@ class _Scrubbing:
         # Its pointer stays where it is.
         return store.begin(copy.step, copy.attempt, Destination(copy.directory))
 
-    def _manifest_of(self, source: Place) -> Manifest:
+    def _manifest_of(self, source: ScrubPlace) -> Manifest:
         raw = source.far.manifest(self._copy.target)
         if raw is None:
             raise NotCommitted(f"{_named(self._copy)} was retired at {source.url} meanwhile")
@@ -315,7 +315,7 @@ class _Scrubbing:
     def _tell(self, done: int, total: int) -> None:
         self._progress(f"{_named(self._copy)} to {self._place.url}", done, total)
 
-    def _put_again(self, source: Place, looked: _Looked) -> None:
+    def _put_again(self, source: ScrubPlace, looked: _Looked) -> None:
         """The files that are wrong, each by one atomic act; then all is looked at again."""
         for _ in range(_ROUNDS):
             for name in looked.ranks:
@@ -346,7 +346,7 @@ def _has_length(looked: _Looked, name: str, nbytes: int, there: dict[str, int]) 
     return False
 
 
-def _verified(source: Place, copy: Copy, entry: FileEntry) -> Iterator[memoryview]:
+def _verified(source: ScrubPlace, copy: Copy, entry: FileEntry) -> Iterator[memoryview]:
     """A file of a source; the last block of each chunk comes once its sum was found right."""
     offset = 0
     for chunk in entry.chunks:

@@ -31,8 +31,8 @@ from ckpt_horovod_tools.bench import ways
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where one way works.
+class WaySettings:
+    """What one way works with in one window.
 
     Attributes:
         name: of the way.
@@ -56,8 +56,10 @@ class Stock:
         optimizer: the wrapped one.
     """
 
-    def __init__(self, place: Place, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._place = place
+    def __init__(
+        self, settings: WaySettings, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._settings = settings
         self._model = model
         self._stalled_s = 0.0
         self.optimizer = self._wrapped(optimizer)
@@ -76,7 +78,7 @@ class Stock:
 
     def restore(self) -> None:
         """Fill model and optimizer from the newest save."""
-        raise LookupError(f"{self._place.name} saves nothing")
+        raise LookupError(f"{self._settings.name} saves nothing")
 
     def close(self) -> None:
         """Release everything; every rank calls it."""
@@ -119,14 +121,16 @@ class NoSpin(Stock):
 class TorchSaveRank0(NoSpin):
     """Rank 0 writes one file and makes it durable; the others meet it at the next all-reduce."""
 
-    def __init__(self, place: Place, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(place, model, optimizer)
-        place.root.mkdir(exist_ok=True)
-        self._paths = StepPaths(place.root)
+    def __init__(
+        self, settings: WaySettings, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        super().__init__(settings, model, optimizer)
+        settings.root.mkdir(exist_ok=True)
+        self._paths = StepPaths(settings.root)
 
     def after_step(self, iteration: int) -> None:
         """Write, wait for the disk, and remove the file before."""
-        if not self._place.window.due(iteration):
+        if not self._settings.window.due(iteration):
             return
         with self._stall():
             path = self._paths.next(iteration)
@@ -157,16 +161,18 @@ class TorchSaveRank0(NoSpin):
 class Engine(NoSpin):
     """With a `Checkpointer` that all ranks share, each of which writes a slice."""
 
-    def __init__(self, place: Place, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, settings: WaySettings, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
         options = Options(
             keep_last=1,
-            staging_bytes=place.staging_bytes,
-            timeout=place.timeout_s,
+            staging_bytes=settings.staging_bytes,
+            timeout=settings.timeout_s,
             on_error="raise",
         )
         coordination = ckpt_horovod.coordination()
-        self._checkpointer = Checkpointer(place.root, options, coordination=coordination)
-        super().__init__(place, model, optimizer)
+        self._checkpointer = Checkpointer(settings.root, options, coordination=coordination)
+        super().__init__(settings, model, optimizer)
 
     def settle(self) -> None:
         """Nothing is in flight afterwards."""
@@ -192,7 +198,7 @@ class CheckFreqStyle(Engine):
 
     def after_step(self, iteration: int) -> None:
         """Start the copy."""
-        if self._place.window.due(iteration):
+        if self._settings.window.due(iteration):
             with self._stall():
                 self._checkpointer.save(iteration, self.optimizer.checkpoint_tree())
 
@@ -202,7 +208,7 @@ class MonolithicCopy(Engine):
 
     def after_step(self, iteration: int) -> None:
         """Copy."""
-        if self._place.window.due(iteration):
+        if self._settings.window.due(iteration):
             with self._stall():
                 self._checkpointer.save(iteration, self.optimizer.checkpoint_tree())
                 self._checkpointer.wait_staged()
@@ -212,14 +218,14 @@ class LayerWise(Engine):
     """`ckpt_horovod`: each layer's next update waits for that layer's copy alone."""
 
     def _wrapped(self, optimizer: torch.optim.Optimizer) -> Any:
-        self._mode = ways.WAYS[self._place.name].layerwise
+        self._mode = ways.WAYS[self._settings.name].layerwise
         self._warnings = _Warnings()
         logging.getLogger("ckpt_horovod").addHandler(self._warnings)
         self._checkpointer.events.subscribe(self._note)
         return self._ours(
             optimizer,
             checkpointer=self._checkpointer,
-            policy=_Scheduled(self._place.window),
+            policy=_Scheduled(self._settings.window),
             layerwise=self._mode,
         )
 

@@ -14,7 +14,7 @@ import torch
 from ckpt_core.bench import workloads
 from ckpt_core.bench.contenders import State
 from ckpt_core.bench.proc import processor_s
-from ckpt_horovod_tools.bench.saving import CLASSES, Place
+from ckpt_horovod_tools.bench.saving import CLASSES, WaySettings
 
 
 class Training:
@@ -24,20 +24,20 @@ class Training:
         worked_s: processor time of this rank and its children when the clock of the window was started.
     """
 
-    def __init__(self, size: dict[str, Any], place: Place) -> None:
+    def __init__(self, size: dict[str, Any], settings: WaySettings) -> None:
         """Build it anew; every rank calls it.
 
         Args:
             size: fields of `ModelSize`.
-            place: of the way.
+            settings: of the way.
         """
-        self._window = place.window
+        self._window = settings.window
         self.worked_s = 0.0
         torch.manual_seed(0)
         model = workloads.language_model(size["width"], size["layers"], size["vocabulary"])
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        self.saver = CLASSES[place.name](place, model, optimizer)
+        self.saver = CLASSES[settings.name](settings, model, optimizer)
         batches = workloads.token_batches(size, torch.Generator().manual_seed(hvd.rank()))
         self._training = workloads.Training(model, self.saver.optimizer, itertools.cycle(batches))
 

@@ -82,7 +82,7 @@ class HorovodWorker:
 
     @contextmanager
     def _training(
-        self, window: Window, *, size: dict[str, Any], **place: Any
+        self, window: Window, *, size: dict[str, Any], **settings: Any
     ) -> Iterator[Training]:
         """A training of one way in a directory of its own; nothing of it is left behind.
 
@@ -91,17 +91,17 @@ class HorovodWorker:
         Args:
             window: which iterations are saved.
             size: fields of `ModelSize`.
-            place: the other fields of `Place`.
+            settings: the other fields of `WaySettings`.
         """
         import horovod.torch as hvd
 
-        from ckpt_horovod_tools.bench.saving import Place
+        from ckpt_horovod_tools.bench.saving import WaySettings
         from ckpt_horovod_tools.bench.training import Training
 
         gc.collect()  # what the window before had
         self._windows += 1
         root = self._root / f"window-{self._windows}"
-        training = Training(size, Place(root=root, window=window, **place))
+        training = Training(size, WaySettings(root=root, window=window, **settings))
         yield training
         training.saver.close()
         hvd.barrier()  # no rank writes any more
