@@ -17,16 +17,14 @@ import torch
 from ckpt_core.coordination import Coordination, NoCoordination
 from ckpt_core.engine import Engine, Looks
 from ckpt_core.errors import ConfigError
-from ckpt_core.observe import EventName
 from ckpt_core.options import Level, Options, checked_options, checked_root
-from ckpt_core.restore import RestoredStep, tell_empty
+from ckpt_core.restore import RestoredStep, RestoreRequest
 from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle, stalling
 from ckpt_core.state import Selection
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
 from ckpt_core.system.threads import at_exit
-from ckpt_core.types import check_step
 from ckpt_core.units import html_table
 
 _log = logging.getLogger("ckpt_core")
@@ -311,19 +309,9 @@ class Checkpointer(Looks):
                 level could not be asked.
         """
         self._check_usable()
-        step = None if step is None else check_step(step)
         part = Selection.of(only, partial=partial, rename=rename)
-        self._engine.wait_empty()
-        began = time.monotonic()
-        found = self._engine.restorer().restore(
-            state, step=step, strict=strict, trusted=trusted, broadcast=broadcast, selection=part
-        )
-        if found is not None:
-            self._engine.levels.restored(found.step)
-            self.events.tell(EventName.RESTORED, found.step, seconds=time.monotonic() - began)
-        elif self.rank == 0:
-            tell_empty(self.root)
-        return found
+        asked = RestoreRequest(step, strict=strict, trusted=trusted, broadcast=broadcast, part=part)
+        return self._engine.restore(state, asked)
 
     # -- end -------------------------------------------------------------------------------------
 

@@ -9,12 +9,13 @@ import dataclasses
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckpt_core.coordination import Coordination
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.observe import (
     EventLog,
+    EventName,
     Figures,
     Narrator,
     NoEventFile,
@@ -23,7 +24,7 @@ from ckpt_core.observe import (
     open_metrics,
 )
 from ckpt_core.options import Options
-from ckpt_core.restore import Restorer
+from ckpt_core.restore import RestoredStep, Restorer, RestoreRequest, tell_empty
 from ckpt_core.save import (
     Admission,
     Barriers,
@@ -157,8 +158,19 @@ class Engine:
         self.layerwise = LayerwiseSaves(admission, pipeline, shards, auditor, planner)
         self.named = FilesSaves(admission, pipeline, shards, info=info)
 
-    def restorer(self) -> Restorer:
-        """What restores from this root."""
+    def restore(self, state: Any, request: RestoreRequest) -> RestoredStep | None:
+        """Fill a state once nothing is in flight; what came of it is told. As `Checkpointer.restore`."""
+        self.wait_empty()
+        began = time.monotonic()
+        found = self._restorer().restore(state, request)
+        if found is not None:
+            self.levels.restored(found.step)
+            self.events.tell(EventName.RESTORED, found.step, seconds=time.monotonic() - began)
+        elif self.coordination.info.rank == 0:
+            tell_empty(self.gauges.root)
+        return found
+
+    def _restorer(self) -> Restorer:
         # What is read may be found damaged: nothing of it is shared any more.
         for saves in (self.plain, self.layerwise.planner, self.named):
             saves.sharing.forget()

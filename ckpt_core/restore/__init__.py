@@ -31,6 +31,7 @@ from ckpt_core.restore.watch import Watch
 
 if TYPE_CHECKING:
     from ckpt_core.restore.loading import load
+    from ckpt_core.restore.request import RestoreRequest
     from ckpt_core.restore.restorer import Restorer
     from ckpt_core.restore.results import Guard, NoGuard, RestoredStep, RestoreWarning
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "Guard": "ckpt_core.restore.results",
     "NoGuard": "ckpt_core.restore.results",
+    "RestoreRequest": "ckpt_core.restore.request",
     "RestoreWarning": "ckpt_core.restore.results",
     "RestoredStep": "ckpt_core.restore.results",
     "Restorer": "ckpt_core.restore.restorer",
@@ -52,6 +54,7 @@ __all__ = [
     "NoGuard",
     "RankLeaves",
     "Report",
+    "RestoreRequest",
     "RestoreWarning",
     "RestoredStep",
     "Restorer",

@@ -30,11 +30,11 @@ from ckpt_core.restore.further import FurtherLevels, NoFurtherLevels
 from ckpt_core.restore.leaves import first_few
 from ckpt_core.restore.one_step import ReadStep, Search, borrowed_entries, read_step, unused_ranks
 from ckpt_core.restore.reading import ParallelReader
+from ckpt_core.restore.request import RestoreRequest
 from ckpt_core.restore.results import Guard, NoGuard, RestoredStep
 from ckpt_core.restore.telling import telling
 from ckpt_core.restore.trail import GONE, TOUCHED, Trail, warn
 from ckpt_core.restore.watch import undisturbed
-from ckpt_core.state import Selection
 from ckpt_core.store import step_path
 from ckpt_core.system.collector import uncollected
 from ckpt_core.system.devices import Devices
@@ -95,17 +95,8 @@ class Restorer:
         self._shown = shown and self._info.rank == 0
 
     @uncollected
-    def restore(
-        self,
-        state: Any,
-        *,
-        step: int | None = None,
-        strict: bool = False,
-        trusted: bool = False,
-        broadcast: ProcessGroup | bool = False,
-        selection: Selection | None = None,
-    ) -> RestoredStep | None:
-        """Fill `state` in place from the newest valid step, or from `step`; None when there is none.
+    def restore(self, state: Any, request: RestoreRequest | None = None) -> RestoredStep | None:
+        """Fill `state` in place from the newest valid step, or the one asked for; None when there is none.
 
         Called on the training thread of every rank, before training, with the same arguments; all of
         them restore the same step. A step that one of them lacks, finds corrupt or cannot read is passed
@@ -114,9 +105,7 @@ class Restorer:
         brought there before it is read.
 
         Args:
-            broadcast: ranks that read leaves which all of them take whole only once, each its share, and
-                send them to one another; True for all ranks.
-            selection: what of the step is wanted; None: all of it.
+            request: None: the newest step, all of it.
 
         Raises:
             CorruptCheckpoint: `strict` or `step` forbids falling back, or no step is valid; the text
@@ -125,31 +114,44 @@ class Restorer:
                 one that all ranks hold (the text says which node holds which).
             StateMismatch: names, shapes or dtypes differ; found before anything is changed on this rank.
             UntrustedData, UnknownFormat: see there; likewise.
-            ConfigError: `broadcast` is no group of these ranks; `selection` names what is not there.
+            ConfigError: `broadcast` is no group of these ranks; `part` names what is not there.
             RestoreError: no step can be read, a read hangs, or another rank failed; names it.
             CoordinationTimeout, CommitError: the other ranks cannot be asked.
         """
-        search, trail = Search(state, trusted, selection), Trail(self._root, step, strict)
-        while True:
-            listings = self._list(search, trail, broadcast)
-            found = common_step(listings, asked=step, tried=trail.tried)
-            if found is None:
-                error = trail.nothing_left(listings, touched=search.touched)
-                if error is None:
-                    return None
-                raise error
-            candidate, attempt = found
-            if step is None:
-                trail.pass_over_lost(listings, candidate)
-            if not self._brought(candidate, attempt, trail):
+        request = request or RestoreRequest()
+        search = Search(state, request.trusted, request.part)
+        trail = Trail(self._root, request.step, request.strict)
+        while (found := self._candidate(search, trail, request.broadcast)) is not None:
+            step, attempt = found
+            if not self._brought(step, attempt, trail):
                 continue
-            with self._reading(candidate, search):
-                read = self._try(candidate, attempt, search, trail)
+            with self._reading(step, search):
+                read = self._try(step, attempt, search, trail)
             if read is not None:
-                self._settle(listings[self._info.rank], read[0], trail)
-                return self._result(candidate, *read, trail)
+                self._settle(trail.listings[self._info.rank], read[0], trail)
+                return self._result(step, *read, trail)
+        return None
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _candidate(
+        self, search: Search, trail: Trail, broadcast: ProcessGroup | bool
+    ) -> tuple[int, str] | None:
+        """The step to try next, and its attempt; None where there has never been one.
+
+        Raises:
+            CorruptCheckpoint, NotCommitted, RestoreError: none is left to try.
+        """
+        listings = self._list(search, trail, broadcast)
+        found = common_step(listings, asked=trail.asked, tried=trail.tried)
+        if found is None:
+            error = trail.nothing_left(listings, touched=search.touched)
+            if error is None:
+                return None
+            raise error
+        if trail.asked is None:
+            trail.pass_over_lost(listings, found[0])
+        return found
 
     def _list(self, search: Search, trail: Trail, broadcast: ProcessGroup | bool) -> list[Listing]:
         """What every rank sees in its root."""

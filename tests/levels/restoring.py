@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpt_core.layout import RankManifest
 from ckpt_core.levels import BringsBack
-from ckpt_core.restore import RestoredStep, Restorer
+from ckpt_core.restore import RestoredStep, Restorer, RestoreRequest
 from ckpt_core.store import StepStore, step_path
 from ckpt_core.system.files import Files
 from ckpt_core.types import RankInfo
@@ -53,7 +53,7 @@ def restore_alone(
         store=store,
         further=brings_back(store, levels),
     )
-    return restorer.restore(state, **options)
+    return restorer.restore(state, RestoreRequest(**options))
 
 
 def restored_state(root: Path, levels: Sequence[Path | str], **options: Any) -> tuple[int, Any]:

@@ -29,7 +29,7 @@ from ckpt_core.layout import (
     rank_manifest_name,
     shard_name,
 )
-from ckpt_core.restore import RestoredStep, Restorer
+from ckpt_core.restore import RestoredStep, Restorer, RestoreRequest
 from ckpt_core.state import Leaf, flatten
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Buffer, Files
@@ -194,7 +194,7 @@ def restorer(
 
 
 def restore(root: Path, state: Any, **options: Any) -> RestoredStep | None:
-    return restorer(root).restore(state, **options)
+    return restorer(root).restore(state, RestoreRequest(**options))
 
 
 def small_state(seed: int = 0) -> dict[str, Any]:

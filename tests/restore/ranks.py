@@ -33,7 +33,7 @@ from ckpt_core.layout import (
     shard_name,
     share_leaves,
 )
-from ckpt_core.restore import RestoredStep, Restorer, RestoreWarning
+from ckpt_core.restore import RestoredStep, Restorer, RestoreRequest, RestoreWarning
 from ckpt_core.state import Leaf, flatten
 from ckpt_core.system.files import Files
 from ckpt_core.types import Block, LeafSpec, RankInfo, Slice, step_dir_name
@@ -272,7 +272,7 @@ class Ranks:
                     coordination=member,  # type: ignore[arg-type]
                     **{"store": witnesses[rank], **self.equipped(member.info)},
                 )
-                results[rank] = restorer.restore(lives[rank], **(common | own))
+                results[rank] = restorer.restore(lives[rank], RestoreRequest(**(common | own)))
             except BaseException as exc:
                 results[rank] = exc
 

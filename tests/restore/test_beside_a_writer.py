@@ -16,7 +16,7 @@ import torch
 import ckpt_core
 from ckpt_core import Checkpointer, NotCommitted, Options
 from ckpt_core.cli import main
-from ckpt_core.restore import Restorer
+from ckpt_core.restore import Restorer, RestoreRequest
 from ckpt_core.system.files import Buffer, Files
 from ckpt_core.types import step_dir_name
 from tests.store.harness import QuickFiles
@@ -130,7 +130,7 @@ def verify_root(root: Path, files: Files) -> float:
 
 def _restore(root: Path, files: Files, step: int | None) -> float:
     live = state_of(-1.0)
-    found = Restorer(root, files=files, readers=1, timeout_s=60).restore(live, step=step)
+    found = Restorer(root, files=files, readers=1, timeout_s=60).restore(live, RestoreRequest(step))
     assert found is not None
     return value_of(live)
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ckpt_core.errors import ConfigError, CorruptCheckpoint, RestoreError
 from ckpt_core.layout import MANIFEST_NAME, RankManifest
-from ckpt_core.restore import RestoreWarning, broadcast
+from ckpt_core.restore import RestoreRequest, RestoreWarning, broadcast
 from ckpt_core.state import Selection
 from ckpt_core.system.devices import Devices
 from ckpt_core.types import LeafSpec
@@ -49,7 +49,7 @@ def shard_bytes(root: Path, step: int) -> int:
 def _restores_by_broadcast(me: Rank) -> None:
     world, rank = me.info.world_size, me.info.rank
     state = live(world)
-    found = me.restorer().restore(state, broadcast=True)
+    found = me.restorer().restore(state, RestoreRequest(broadcast=True))
     assert found is not None
     assert_same(found.state, job(7, world).state(rank))
     assert_same(state["shared"]["large"], job(7, world).replicated["large"])
@@ -102,7 +102,7 @@ def _broadcasts_a_part(me: Rank) -> None:
     world, rank = me.info.world_size, me.info.rank
     state = live(world)
     wanted = Selection.of(["shared.large", "shared.bytes"])
-    found = me.restorer().restore(state, broadcast=True, selection=wanted)
+    found = me.restorer().restore(state, RestoreRequest(broadcast=True, part=wanted))
     assert found is not None and found.borrowed_from is None
     replicated = job(7, world).replicated
     assert_same(
@@ -114,7 +114,7 @@ def _broadcasts_a_part(me: Rank) -> None:
     # One rank wants another part than the others: nobody is left alone in a collective.
     other = Selection.of(["shared.large" if rank else "shared.strided"])
     with pytest.raises(RestoreError):
-        me.restorer().restore(live(world), broadcast=True, selection=other)
+        me.restorer().restore(live(world), RestoreRequest(broadcast=True, part=other))
 
 
 def test_a_part_is_read_once_and_sent_to_all(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def _falls_back_before_any_collective(me: Rank) -> None:
     world, rank = me.info.world_size, me.info.rank
     state = live(world)
     with pytest.raises(CorruptCheckpoint, match="shard-00001"):
-        me.restorer().restore(state, broadcast=True, strict=True)
+        me.restorer().restore(state, RestoreRequest(broadcast=True, strict=True))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = me.restorer().restore(state, broadcast=True)
+        found = me.restorer().restore(state, RestoreRequest(broadcast=True))
     assert found is not None
     assert found.step == 6
     assert_same(found.state, job(6, world).state(rank))
@@ -161,19 +161,19 @@ def _groups(me: Rank) -> None:
     state = zeros_like(small_state())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = me.restorer().restore(state, broadcast=pair if rank < 2 else False)
+        found = me.restorer().restore(state, RestoreRequest(broadcast=pair if rank < 2 else False))
     assert not caught, "one rank saved it, and it has no generators"
     assert found is not None
     assert_same(found.state, small_state(7))
     # One says True and the others name the pair: their groups differ, and all of them hear of it.
     with pytest.raises(RestoreError, match="disagree"):
-        me.restorer().restore(state, broadcast=pair if rank < 2 else True)
+        me.restorer().restore(state, RestoreRequest(broadcast=pair if rank < 2 else True))
     with pytest.raises(RestoreError if rank < 2 else ConfigError, match="no member"):
-        me.restorer().restore(state, broadcast=pair)
+        me.restorer().restore(state, RestoreRequest(broadcast=pair))
     if rank == 1:
         state["weight"] = torch.zeros(2)
     with pytest.raises(RestoreError, match="weight"):
-        me.restorer().restore(state, broadcast=True)
+        me.restorer().restore(state, RestoreRequest(broadcast=True))
 
 
 def test_groups_and_states_must_agree_and_a_part_of_the_ranks_may_be_a_group(

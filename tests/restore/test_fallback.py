@@ -26,7 +26,7 @@ from ckpt_core.errors import (
     UnknownFormat,
 )
 from ckpt_core.layout import MANIFEST_NAME
-from ckpt_core.restore import RestoredStep, RestoreWarning, load
+from ckpt_core.restore import RestoredStep, RestoreRequest, RestoreWarning, load
 from ckpt_core.store import StepStore
 from ckpt_core.system.files import Files
 from tests.restore.harness import (
@@ -153,7 +153,7 @@ def test_strict_raises_at_the_first_corrupt_step(
     flip(steps[30] / SHARD, LAST_BYTES)
     guard = Witness()
     with pytest.raises(CorruptCheckpoint) as caught:
-        restorer(root, store=guard).restore(live, strict=True)
+        restorer(root, store=guard).restore(live, RestoreRequest(strict=True))
     assert caught.value.path == steps[30] / SHARD
     assert "Live tensors were overwritten" in caught.value.__notes__[0]
     assert guard.suspects == [30]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ckpt_core.errors import CorruptCheckpoint
-from ckpt_core.restore import NoGuard, Restorer
+from ckpt_core.restore import NoGuard, Restorer, RestoreRequest
 from ckpt_core.restore.shard_reader import ShardReader
 from ckpt_core.system.files import Files
 from tests.restore.harness import SHARD, Recipe, assert_same, flip, write_step, zeros_like
@@ -55,7 +55,7 @@ def test_a_flipped_bit_is_found_in_a_mapping(root: Path) -> None:
     path = write_step(root, 1, state(), Recipe(chunk_bytes=1 << 20))
     flip(path / SHARD, 20_000_000)
     with pytest.raises(CorruptCheckpoint):
-        owner(root, Counting()).restore(zeros_like(state()), strict=True)
+        owner(root, Counting()).restore(zeros_like(state()), RestoreRequest(strict=True))
 
 
 def test_what_is_not_all_in_the_page_cache_is_not_mapped_in(root: Path, tmp_path: Path) -> None:
