@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_core.coordination import Coordination
 from ckpt_core.errors import ConfigError, StagingError
-from ckpt_core.observe import (
-    EventLog,
-    EventName,
-    Figures,
-    Narrator,
-    NoEventFile,
-    NoMetrics,
-    event_file,
-    open_metrics,
-)
+from ckpt_core.observe import EventLog, EventName, Outlets
 from ckpt_core.options import Options
 from ckpt_core.restore import RestoredStep, Restorer, RestoreRequest, tell_empty
 from ckpt_core.save import (
@@ -83,21 +74,7 @@ class Engine:
         self.journal = Journal()
         auditor = Auditor()
         self.levels = self._make_levels()
-        self.committer = Committer(
-            self.store,
-            coordination,
-            files=files,
-            events=self.events,
-            auditor=auditor,
-            levels=self.levels,
-            kept=self.pipeline.kept,
-        )
-        self.flights = Flights(
-            options.in_flight,
-            finish=self.committer.finish,
-            # One more than may wait for other ranks: it tells them of a step that this rank declines.
-            finishers=1 if info.world_size == 1 else options.in_flight + 1,
-        )
+        self._make_flights(auditor)
         self._make_saves(auditor)
         self.gauges = Gauges(
             root,
@@ -108,9 +85,7 @@ class Engine:
             self.plain,
             self.levels,
         )
-        self.event_file, self.metrics = NoEventFile(), NoMetrics()
-        waited_s = self.journal.waited_s
-        self._narrator = Narrator(root, self.events, rank=info.rank, waited_s=waited_s)
+        self.outlets = Outlets(root, self.events, info, waited_s=self.journal.waited_s)
         self.barriers = Barriers(
             self.flights,
             self.pipeline,
@@ -136,6 +111,24 @@ class Engine:
         if isinstance(self.store, StepStore):
             self.store.awaited, self.store.held = levels.awaited, levels.held
         return levels
+
+    def _make_flights(self, auditor: Auditor) -> None:
+        info, in_flight = self.coordination.info, self.options.in_flight
+        self.committer = Committer(
+            self.store,
+            self.coordination,
+            files=self.files,
+            events=self.events,
+            auditor=auditor,
+            levels=self.levels,
+            kept=self.pipeline.kept,
+        )
+        self.flights = Flights(
+            in_flight,
+            finish=self.committer.finish,
+            # One more than may wait for other ranks: it tells them of a step that this rank declines.
+            finishers=1 if info.world_size == 1 else in_flight + 1,
+        )
 
     def _make_saves(self, auditor: Auditor) -> None:
         info, pipeline = self.coordination.info, self.pipeline
@@ -212,46 +205,24 @@ class Engine:
         self.pipeline.start_threads()
         self.flights.start()
         self.levels.start()
-        info, options = self.coordination.info, self.options
-        self.event_file = event_file(
-            options.events_file,
-            self.events,
-            rank=info.rank,
-            opened={
-                "world_size": info.world_size,
-                "options": dataclasses.asdict(options),
-                "root": str(self.store.root),
-            },
-            waited_s=self.journal.waited_s,
-        )
-        if options.events_file is not None:
-            self.barriers.passed = self.event_file.barrier
-        figures = self._open_metrics()
+        self._open_outlets()
         self.barriers.open()
         open_together(
             self.store,
             self.coordination,
-            levels=options.further,
-            timeout_s=options.timeout_s,
+            levels=self.options.further,
+            timeout_s=self.options.timeout_s,
         )
-        if figures is not None:
-            figures.found(max(self.store.steps(), default=None))
+        self.outlets.found(self.store.steps)
         self.levels.open()
 
-    def _open_metrics(self) -> Figures | None:
-        """What is counted for Prometheus; None where nobody asks."""
-        place, info = self.options.metrics_place, self.coordination.info
-        if place is None:
-            return None
-        figures = Figures(
-            self.events,
-            root=str(self.store.root),
-            rank=info.rank,
-            waited_s=self.journal.waited_s,
-            levels=self.levels.gauges,
-        )
-        self.metrics = open_metrics(place, figures, rank=info.rank, world_size=info.world_size)
-        return figures
+    def _open_outlets(self) -> None:
+        options, root = self.options, str(self.store.root)
+        opened = {"options": dataclasses.asdict(options), "root": root}
+        self.outlets.write_down(options.events_file, opened=opened)
+        if options.events_file is not None:
+            self.barriers.passed = self.outlets.file.barrier
+        self.outlets.count(options.metrics_place, root=root, levels=self.levels.gauges)
 
     def wait(self, level: int | str | None, *, last: bool) -> bool:
         """As `wait_empty`, until nothing asks a device for anything either, and all due at a level is there.
@@ -316,9 +287,7 @@ class Engine:
         self.barriers.close()
         self.store.close()
         self.coordination.close()
-        self.event_file.close()
-        self.metrics.close()
-        self._narrator.close()
+        self.outlets.close()
 
 
 class Looks:

@@ -7,6 +7,7 @@
     event_file("run.jsonl", log, ...)  or write each one down as it happens (`Options.events_file`)
     EventLines().read(path)            and read them back
     open_metrics("ckpt.prom", Figures(log, ...), ...)   or count them, for Prometheus (`Options.metrics`)
+    Outlets(root, log, ...)            the log, that file and those figures of one Checkpointer
     Meter()                            or what each save has cost, for the loggers of a framework
     with progress_bar() as show: ...   or show how far a reader of many bytes is
 
@@ -15,12 +16,12 @@ Idea: layers emit facts, and every view (the log, counters, progress bars, timel
 
 from ckpt_core.observe.costs import Meter, SaveCost
 from ckpt_core.observe.event import Event, EventName
-from ckpt_core.observe.event_file import NoEventFile, event_file
+from ckpt_core.observe.event_file import event_file
 from ckpt_core.observe.event_lines import EventLines
 from ckpt_core.observe.figures import Figures
 from ckpt_core.observe.log import EventLog
-from ckpt_core.observe.metrics import NoMetrics, open_metrics
-from ckpt_core.observe.narrator import Narrator
+from ckpt_core.observe.metrics import open_metrics
+from ckpt_core.observe.outlets import Outlets
 from ckpt_core.observe.picture import check_plot
 from ckpt_core.observe.progress import Show, progress_bar
 from ckpt_core.observe.timeline import timeline
@@ -32,9 +33,7 @@ __all__ = [
     "EventName",
     "Figures",
     "Meter",
-    "Narrator",
-    "NoEventFile",
-    "NoMetrics",
+    "Outlets",
     "SaveCost",
     "Show",
     "check_plot",

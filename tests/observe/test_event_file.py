@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ckpt_core import Checkpointer, ConfigError, Options
-from ckpt_core.observe import Event, EventLog, EventName, NoEventFile, event_file
+from ckpt_core.observe import Event, EventLog, EventName, event_file
+from ckpt_core.observe.event_file import NoEventFile
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ckpt_core import Checkpointer, ConfigError, Options
-from ckpt_core.observe import Event, EventLog, EventName, Narrator
+from ckpt_core.observe import Event, EventLog, EventName
+from ckpt_core.observe.narrator import Narrator
 
 STATE = {"weight": torch.zeros(1 << 18)}
 
