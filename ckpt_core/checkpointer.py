@@ -25,7 +25,6 @@ from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
 from ckpt_core.system.threads import at_exit
-from ckpt_core.units import html_table
 
 _log = logging.getLogger("ckpt_core")
 
@@ -368,17 +367,6 @@ class Checkpointer(Looks):
         # Last: interrupted before, it can be closed again, and is at exit.
         self._at_exit.cancel()
         self._closed = True
-
-    def __repr__(self) -> str:
-        return (
-            f"<Checkpointer of {self.root}: {'closed' if self._closing else self._engine.said()}>"
-        )
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        said = "closed" if self._closing else self._engine.said()
-        rows = {"root": self.root, "holds": said, "options": self._engine.options}
-        return html_table("Checkpointer", rows)
 
     def __enter__(self) -> Self:
         return self

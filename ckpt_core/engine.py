@@ -41,7 +41,7 @@ from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
 from ckpt_core.types import OnError, check_step
-from ckpt_core.units import count_text
+from ckpt_core.units import count_text, html_table
 
 if TYPE_CHECKING:
     from ckpt_core.levels import BringsBack
@@ -293,9 +293,22 @@ class Engine:
 class Looks:
     """What a `Checkpointer` tells of itself and of its root."""
 
+    root: Path
+    gauges: Gauges
     _engine: Engine
     _guard: SigtermGuard | None
-    gauges: Gauges
+    _closing: bool
+
+    def __repr__(self) -> str:
+        return (
+            f"<Checkpointer of {self.root}: {'closed' if self._closing else self._engine.said()}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        said = "closed" if self._closing else self._engine.said()
+        rows = {"root": self.root, "holds": said, "options": self._engine.options}
+        return html_table("Checkpointer", rows)
 
     def steps(self) -> tuple[int, ...]:
         """The committed steps, ascending."""
