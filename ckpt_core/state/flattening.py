@@ -73,9 +73,7 @@ def flatten(
     for leaf in staged:
         placements.pop(leaf.spec.name, None)
     specs = memo.specs(found.names, tensors, placements)
-    eager = list(map(eager_leaf_bytes.__ge__, map(_nbytes, tensors)))
-    for index in {found.leaf_of[index] for index in forced} - {-1}:
-        eager[index] = True
+    eager = _eager(found, forced, eager_leaf_bytes)
     plain, odd = aliases(tensors)
     _refuse_freed(found.names, plain)
     skeleton = Skeleton(tree, refs, found.table)
@@ -121,6 +119,14 @@ def _leaves_of(walker: Walker, refs: RefTable, staged: Sequence[Leaf]) -> _Found
     names, tensors, firsts, leaf_of = _adopt(drafts, walker, refs, staged)
     _describe(drafts, pools, refs, table, taken)
     return _Found(names, tensors, firsts, leaf_of, shared, table)
+
+
+def _eager(found: _Found, forced: Iterable[int], eager_leaf_bytes: int) -> list[bool]:
+    """Of each leaf whether it is copied at once: it is small, or one of these occurrences."""
+    eager = list(map(eager_leaf_bytes.__ge__, map(_nbytes, found.tensors)))
+    for index in {found.leaf_of[index] for index in forced} - {-1}:
+        eager[index] = True
+    return eager
 
 
 def _are_those(tensors: Iterable[Tensor], found: Sequence[Tensor], firsts: Sequence[int]) -> bool:
