@@ -7,6 +7,7 @@ messages  commits through a real store, and a simulation of them with 10,000 ran
 
 from __future__ import annotations
 
-from ckpt_core.bench.ranks.suite import NAMES, SUITE, RankMeasure, RankSettings
+from ckpt_core.bench.ranks.settings import NAMES, RankMeasure, RankSettings
+from ckpt_core.bench.ranks.suite import SUITE
 
 __all__ = ["NAMES", "SUITE", "RankMeasure", "RankSettings"]

@@ -26,7 +26,7 @@ from ckpt_core.bench.tables import Column, rows_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ckpt_core.bench.ranks.suite import RankSettings
+    from ckpt_core.bench.ranks.settings import RankSettings
 
 SPREAD_S = 1.0
 """The other case than all votes at once: ranks are through with their files within so many seconds."""

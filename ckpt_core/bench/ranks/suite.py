@@ -1,4 +1,4 @@
-"""The suite `ranks`: settings, figures, and the order of a run: teams, then planning, then messages."""
+"""The suite `ranks`: the order of a run: teams, then planning, then messages."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from rich.table import Table
-
-from ckpt_core.bench.checks import check_state
-from ckpt_core.bench.contenders import RANKED
 from ckpt_core.bench.crew import Crew
 from ckpt_core.bench.machine import check_room, work_folder
 from ckpt_core.bench.ranks import messages, planning
+from ckpt_core.bench.ranks.figures import (
+    BLOCKED,
+    COMMIT,
+    DURABLE,
+    SHARE,
+    WRITTEN,
+    figures,
+    processor,
+    slowdown,
+    stall,
+)
+from ckpt_core.bench.ranks.settings import NAMES, RankMeasure, RankSettings
 from ckpt_core.bench.ranks.ways.base import MEMORY
 from ckpt_core.bench.remote import Answers
-from ckpt_core.bench.results import Family, Report, Unit, per_gb
+from ckpt_core.bench.results import per_gb
 from ckpt_core.bench.run import Run
-from ckpt_core.bench.settings import ModelSize, RunSettings
 from ckpt_core.bench.suite import Suite
-from ckpt_core.bench.tables import text_table
 from ckpt_core.bench.team import RANKS_ENVIRONMENT, Launcher
-from ckpt_core.bench.views import Axis, Over, Own, View
 from ckpt_core.units import align_up
 
-NAMES = tuple(RANKED)
-_MODEL = ModelSize(width=192, layers=4, vocabulary=1024, batch=2, tokens=64)
 _SHM = Path("/dev/shm")
 _PROCESS_BYTES = 400 * 2**20
 _MEMORY_STATES = 6
@@ -41,153 +42,6 @@ other ways, and dirty pages."""
 
 _DISK_STATES = 4
 """Of each rank: the roots of `replicated`, whose files are recycled; the other ways share theirs."""
-
-
-class RankMeasure(StrEnum):
-    """Groups of figures that can be asked for one by one."""
-
-    SAVE = "save"
-    TRAIN = "train"
-    PLAN = "plan"
-    MESSAGES = "messages"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankSettings(RunSettings):
-    """One run with several ranks; see `RunSettings` for the other fields.
-
-    Attributes:
-        world_sizes: numbers of processes that save together, one team after the other.
-        state_bytes: size of the replicated state that `save` measures.
-        leaves: tensors in that state.
-        warmups: untimed saves before the first round.
-        intervals: steps between saves that `train` compares with no saves at all.
-        train_steps: least steps of one training window; a window is a multiple of its interval.
-        model: the model of `train`, one replica in each process.
-        plan_leaves: leaves of the structures that `plan` shares out.
-        plan_ranks: numbers of simulated ranks; for the first of them every rank's plan is made.
-        simulated_ranks: numbers of ranks in the simulation of `messages`.
-        real_ranks: numbers of ranks (threads) that really commit, to compare the simulation with.
-        latencies_s: one-way network latencies of the simulation.
-        commits: real commits for each number of ranks.
-        staging_bytes: bound of our staging memory in each process; None leaves the engine's default.
-    """
-
-    world_sizes: tuple[int, ...] = (1, 2, 4)
-    state_bytes: int = 192 * 2**20
-    leaves: int = 384
-    warmups: int = 3
-    intervals: tuple[int, ...] = (5,)
-    train_steps: int = 5
-    model: ModelSize = _MODEL
-    contenders: tuple[str, ...] = NAMES
-    measures: tuple[RankMeasure, ...] = tuple(RankMeasure)
-    plan_leaves: int = 10_000
-    plan_ranks: tuple[int, ...] = (1024, 10_000)
-    simulated_ranks: tuple[int, ...] = (16, 64, 256, 1024, 4096, 10_000)
-    real_ranks: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
-    latencies_s: tuple[float, ...] = (0.00005, 0.001)
-    commits: int = 7
-    staging_bytes: int | None = None
-
-    suite: ClassVar = "ranks"
-    leasts: ClassVar = dict.fromkeys(("warmups", "commits", "plan_leaves"), 1) | {
-        "leaves": 4,
-        "train_steps": 2,
-    }
-    numbers: ClassVar = ("world_sizes", "intervals", "plan_ranks", "simulated_ranks", "real_ranks")
-    trial: ClassVar = {
-        "state_bytes": 8 * 2**20,
-        "leaves": 24,
-        "rounds": 2,
-        "warmups": 1,
-        "intervals": (2,),
-        "train_steps": 2,
-        "model": ModelSize(width=32, layers=1, vocabulary=64, batch=1, tokens=8),
-        "plan_leaves": 500,
-        "plan_ranks": (64, 1000),
-        "simulated_ranks": (16, 256),
-        "real_ranks": (2, 4),
-        "latencies_s": (0.00005,),
-        "commits": 3,
-    }
-
-    def check(self) -> None:
-        """So many leaves must have room in the state."""
-        check_state(state_bytes=self.state_bytes, leaves=self.leaves)
-
-
-def _family(key: str, title: str, unit: Unit) -> Family:
-    return Family(f"{key}_{{}}_ranks", title, unit, of="ranks")
-
-
-SHARE = _family("share", "Largest share of a rank", Unit.TIMES)
-"""Files of the rank that writes most, over the replicated bytes."""
-
-WRITTEN = _family("written", "Bytes written by the busiest rank", Unit.BYTES)
-"""Storage traffic of the rank that writes most, seen from outside."""
-
-DURABLE = _family("durable", "Save to complete", Unit.SECONDS)
-"""From the common start until every rank knows that the step is complete."""
-
-COMMIT = _family("commit", "Last bytes durable to committed everywhere", Unit.SECONDS)
-"""What is left of that after the last rank had its bytes on disk."""
-
-BLOCKED = _family("blocked", "Blocking time: save, then wait until staged", Unit.SECONDS)
-"""Of the slowest rank's training, if it does nothing else meanwhile."""
-
-
-def slowdown(every: int) -> Family:
-    """Time of a training step with a save every so many steps over one without."""
-    title = f"Training slowdown, a save every {every} steps"
-    return _family(f"slowdown_every_{every}", title, Unit.TIMES)
-
-
-def processor(every: int) -> Family:
-    """What training with saves works longer than without, on all ranks, for each GB of the state."""
-    title = f"Processor time of saves in training, one every {every} steps"
-    return _family(f"train_processor_every_{every}", title, Unit.SECONDS_PER_GB)
-
-
-def stall(every: int) -> Family:
-    """What one save takes from training, on the rank that waits longest."""
-    title = f"Stall in training, a save every {every} steps"
-    return _family(f"train_stall_every_{every}", title, Unit.SECONDS)
-
-
-_over = partial(Over, axis=Axis("world_sizes", "ranks", "ranks"))
-
-
-def figures(report: Report) -> Iterator[View]:
-    """All of a report; ratios are to the median of ours at the same number of ranks."""
-    yield _over(title="Largest share of a rank / replicated bytes", make=SHARE)
-    title = "Bytes written by the busiest rank, seen from outside"
-    yield _over(title=title, make=WRITTEN, drawn="")
-    yield _over(title="Save to complete on all ranks", make=DURABLE)
-    yield _over(title="Last bytes durable to committed everywhere", make=COMMIT, drawn="")
-    title = "Blocking time: save, then wait until staged"
-    yield _over(title=f"{title}, slowest rank", make=BLOCKED, drawn=title)
-    for every in report.settings["intervals"]:
-        title = f"Training step with a save every {every} steps, over none"
-        yield _over(title=title, make=slowdown(every))
-        title = f"Stall of a save in training, every {every} steps, slowest rank"
-        yield _over(title=title, make=stall(every), drawn="")
-        title = f"Processor time of saves in training, every {every} steps, all ranks"
-        yield _over(title=title, make=processor(every), drawn="")
-    yield Own(_rank_bytes)
-    yield Own(planning.tables)
-    yield Own(messages.tables, messages.areas)
-
-
-def _rank_bytes(report: Report) -> Iterator[Table]:
-    rows = []
-    for ranks, ways in report.more.get("rank_bytes", {}).items():
-        for name in report.entrants:
-            sizes = "  ".join(f"{size / 1e6:.2f}" for size in ways.get(name, []))
-            rows.append((ranks, report.title(name), sizes))
-    if rows:
-        title = "Files of the newest step by rank, MB"
-        yield text_table(title, ("ranks", "way", "rank 0, 1, ..."), rows)
 
 
 def measure(run: Run[RankSettings]) -> None:
