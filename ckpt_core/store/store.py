@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,9 +13,9 @@ from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.store.abandoned import Abandoned
 from ckpt_core.store.directories import Directories
 from ckpt_core.store.failures import mapped
+from ckpt_core.store.holding import HeldRoot
 from ckpt_core.store.kept import KeptSteps
 from ckpt_core.store.leaving import Left, take_away
-from ckpt_core.store.lock import RootLock
 from ckpt_core.store.names import INFLIGHT
 from ckpt_core.store.pins import pinned_steps
 from ckpt_core.store.publish import Attempt, place, put_back, sync_names
@@ -27,7 +26,7 @@ from ckpt_core.store.rewinds import Rewinds
 from ckpt_core.store.slots import Slots
 from ckpt_core.store.space import check_space
 from ckpt_core.store.trash import Trash
-from ckpt_core.store.trees import ensure_dir, ensure_root, find_root
+from ckpt_core.store.trees import ensure_dir, find_root
 from ckpt_core.system.files import Files
 from ckpt_core.system.kept_mappings import KeptMappings
 from ckpt_core.types import Destination, check_step
@@ -70,7 +69,7 @@ class StepStore(KeptSteps):
         super().__init__(find_root(root), files=files)
         self._keep_last = keep_last
         self._keep_every = keep_every
-        self._lock = RootLock(self.root, files=files)
+        self._ours = HeldRoot(self.root, files=files, names=self._names)
         self._shared = shared
         self._slots = Slots(
             self.root, files=files, spare=spare_slots, shared=shared, rank=rank, kept=kept
@@ -80,7 +79,6 @@ class StepStore(KeptSteps):
         self._abandoned = Abandoned(files, shared=shared)
         self._rewinds = Rewinds(self.root)
         self._directories = Directories(self.root, files=files)
-        self._is_open = False
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -93,8 +91,7 @@ class StepStore(KeptSteps):
             PersistError: it cannot be made, locked or repaired.
         """
         with self._names:
-            self._enter()
-            self._is_open = True
+            self._ours.enter()
             try:
                 self.repair()
             except BaseException:
@@ -112,40 +109,16 @@ class StepStore(KeptSteps):
 
     def owner(self) -> dict[str, Any]:
         """What the lock file says of this process; other ranks find out by it whether they share the root."""
-        return self._lock.owner()
+        return self._ours.lock.owner()
 
     @property
     def has_record_lock(self) -> bool:
         """Whether the root is locked by the weaker kind, for want of the better one."""
-        return self._lock.is_record
+        return self._ours.lock.is_record
 
     def close(self) -> None:
         """Give the lock back. Idempotent, never raises, changes nothing on storage."""
-        self._is_open = False
-        self._lock.release()
-
-    def _enter(self) -> None:
-        with mapped("open the checkpoint root", path=self.root):
-            if os.path.lexists(self.root) and not self.root.is_dir():
-                raise ConfigError(f"root={self.root} is no directory: name another", path=self.root)
-            ensure_root(self._files, self.root)
-        self._lock.acquire()
-
-    def _hold(self) -> None:
-        """Be sure that the root is still ours before anything in it is changed."""
-        if not self._is_open:
-            raise ConfigError(f"the store of {self.root} is closed", path=self.root)
-        if self._lock.held():
-            return
-        with self._names:
-            self._lock.release()
-            self._enter()
-            logger.warning(
-                "%s or its lock file was removed while it was in use; made it anew and locked it. "
-                "Steps that were removed with it are gone: %d are there now",
-                self.root,
-                len(self.steps()),
-            )
+        self._ours.leave()
 
     # -- one save ------------------------------------------------------------------------------
 
@@ -175,7 +148,7 @@ class StepStore(KeptSteps):
             PersistError: the directory cannot be made; nothing was begun.
         """
         step = check_step(step)
-        self._hold()
+        self._ours.check()
         name = attempt_id or f"{step:012d}-{secrets.token_hex(4)}"
         path = self.root / INFLIGHT / name
         with mapped("begin a save", path=self.root, step=step):
@@ -210,7 +183,7 @@ class StepStore(KeptSteps):
             PersistError: the free space is too small; says how much is needed and what to do.
             RootBusy: the root was removed under us and somebody else has taken it.
         """
-        self._hold()
+        self._ours.check()
         check_space(self.root, nbytes, slots=self._slots, files=self._files)
 
     def publish(self, attempt: Attempt) -> Path:
@@ -275,7 +248,7 @@ class StepStore(KeptSteps):
         # and a recycled file is durably no slot before it belongs to a step.
         self._files.sync_dir(attempt.path)
         self._slots.sync()
-        self._hold()
+        self._ours.check()
         self._unsettled.add(attempt.id)
         replaced = place(self._files, attempt, target)
         self._unsettled.discard(attempt.id)
@@ -316,7 +289,7 @@ class StepStore(KeptSteps):
             PersistError: a step could not be unpublished durably; none of its bytes was touched.
         """
         with self._names:
-            self._hold()
+            self._ours.check()
             with mapped("retire steps", path=self.root):
                 doomed = self._unpublish_retired()
                 ready = self._settled_trash()
@@ -352,7 +325,7 @@ class StepStore(KeptSteps):
         """
         wanted = sorted({check_step(step) for step in steps})
         with self._names:
-            self._hold()
+            self._ours.check()
             with self._state, mapped("remove steps", path=self.root):
                 self._check_removable(wanted)
                 left = take_away(self.root, wanted, files=self._files, together=True)
@@ -402,7 +375,7 @@ class StepStore(KeptSteps):
         with self._names:
             if not self._suspects:
                 return
-            self._hold()
+            self._ours.check()
             with mapped("move corrupt steps aside", path=self.root):
                 self._move_suspects()
 
