@@ -11,7 +11,6 @@ theirs deletes a copy of ours, that copy begins anew.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,13 +18,13 @@ from pathlib import Path
 
 from ckpt_core.errors import CkptError, CorruptCheckpoint, PersistError
 from ckpt_core.layout import MANIFEST_NAME, Manifest, is_directory_name
+from ckpt_core.levels.far.aside import Aside
 from ckpt_core.levels.far.door import Away, Copy, Far, Word
 from ckpt_core.levels.far.linking import PART, link, sync_below
-from ckpt_core.levels.far.looking import HOPELESS, Looked, age_s, check_place, files_in, read_whole
+from ckpt_core.levels.far.looking import HOPELESS, Looked, check_place, files_in, read_whole
 from ckpt_core.levels.far.words import Words, held
 from ckpt_core.levels.mailbox import LEVELS
 from ckpt_core.store import (
-    CORRUPT,
     INFLIGHT,
     Attempt,
     KeptSteps,
@@ -40,24 +39,14 @@ from ckpt_core.store import (
     is_real_dir,
     pinned_steps,
     place,
-    remove_tree,
     sync_names,
     take_away,
 )
 from ckpt_core.system.files import Files, advice
 from ckpt_core.types import Destination, parse_step_dir
 
-logger = logging.getLogger(__name__)
-
-_RETIRED = ".retired"
-_SUPERSEDED = (_RETIRED, ".replaced")
-"""What lies in `.inflight` under these, once `bring_back` has run, has lost its name."""
-
 _BUSY_S = 20.0
 """How long a publish or a retirement waits for somebody else's lock on the root."""
-
-_YOUNG_S = 3600.0
-"""Copies of others in which nothing was written for longer are given up."""
 
 
 class DirectoryFar(Far):
@@ -75,6 +64,7 @@ class DirectoryFar(Far):
         self._busy_s = busy_s
         self._looked = Looked(self._root, files=files)
         self._words = Words(self._root, files=files)
+        self._aside = Aside(self._root, url=self.url, files=files)
         self._device: int | None = None
 
     # -- reading ---------------------------------------------------------------------------------
@@ -163,7 +153,7 @@ class DirectoryFar(Far):
                     done, left = present == copy.attempt, None
                 else:
                     done, left = True, self._place(copy, there, manifest)
-            self._delete(left if left is not None else self._inflight(copy))
+            self._aside.delete(left if left is not None else self._inflight(copy))
             return done
 
     def point(self, pointer: str, directory: str) -> None:
@@ -197,15 +187,15 @@ class DirectoryFar(Far):
                 kept = pinned_steps(self._root)
                 left = take_away(self._root, [s for s in steps if s not in kept], files=self._files)
                 gone = list(left.gone.values())
-                gone += [self._set_aside(name) for name in there if parse_step_dir(name) is None]
+                gone += [self._aside.retire(name) for name in there if parse_step_dir(name) is None]
                 # Order matters: the names are gone for good before any of the bytes is.
                 sync_names(self._files, self._root)
             for path in gone:
-                self._delete(path)
+                self._aside.delete(path)
 
     def drop(self, copy: Copy) -> None:
         """As `Far.drop`."""
-        self._delete(self._inflight(copy))
+        self._aside.delete(self._inflight(copy))
 
     def sweep(self, keep: Collection[Copy]) -> None:
         """As `Far.sweep`."""
@@ -217,10 +207,8 @@ class DirectoryFar(Far):
                 sync_names(self._files, self._root)
                 for entry in entries(self._root / INFLIGHT):
                     path = Path(entry.path)
-                    if entry.name not in mine and (
-                        path.suffix in _SUPERSEDED or age_s(path) > _YOUNG_S
-                    ):
-                        self._delete(path)
+                    if entry.name not in mine and self._aside.is_over(path):
+                        self._aside.delete(path)
 
     # -- words, pins, life -------------------------------------------------------------------------
 
@@ -332,24 +320,15 @@ class DirectoryFar(Far):
             return self._looked.fresh(copy.target).attempt
         except FileNotFoundError as exc:
             if copy.directory is None:
-                self._set_aside_as_corrupt(copy.target)
+                self._aside.quarantine(copy.target)
                 return None
             text = f"{path} is somebody else's: it has no {MANIFEST_NAME}. Move it away"
             raise Away(f"{self.url}: {text}", hopeless=True, step=copy.step) from exc
         except CorruptCheckpoint:
-            self._set_aside_as_corrupt(copy.target)
+            self._aside.quarantine(copy.target)
             return None
         except CkptError as exc:
             raise Away(str(exc), hopeless=True, step=copy.step) from exc
-
-    def _set_aside_as_corrupt(self, name: str) -> None:
-        ensure_dir(self._files, self._root / CORRUPT)
-        self._files.sync_dir(self._root)
-        aside = self._root / CORRUPT / f"{name}-{secrets.token_hex(4)}"
-        self._files.rename(self._root / name, aside)
-        self._files.sync_dir(self._root / CORRUPT)
-        self._files.sync_dir(self._root)
-        logger.warning("%s: %s cannot be read as a step: moved it to %s", self.url, name, aside)
 
     def _place(self, copy: Copy, there: Manifest, manifest: bytes) -> Path | None:
         """Publish; what had the name before."""
@@ -368,24 +347,6 @@ class DirectoryFar(Far):
         # Order matters: names in the attempt are durable before it has the step's name.
         self._files.sync_dir(attempt.path)
         return place(self._files, attempt, self._root / copy.target)
-
-    def _set_aside(self, name: str) -> Path:
-        ensure_dir(self._files, self._root / INFLIGHT)
-        aside = self._root / INFLIGHT / f"{secrets.token_hex(8)}{_RETIRED}"
-        self._files.rename(self._root / name, aside)
-        return aside
-
-    def _delete(self, path: Path) -> None:
-        """Give space back; what cannot be deleted is swept later."""
-        try:
-            if path.suffix not in ("", _RETIRED) and is_real_dir(path):
-                # What was replaced has a name that `bring_back` knows: it loses it before its files go.
-                gone = path.with_name(f"{secrets.token_hex(8)}{_RETIRED}")
-                self._files.rename(path, gone)
-                path = gone
-            remove_tree(self._files, path)
-        except OSError as exc:
-            logger.warning("could not delete %s: %s; it takes space only", path, exc)
 
     def _pointed(self, path: Path) -> str | None:
         data = read_whole(path, 1000, files=self._files)
