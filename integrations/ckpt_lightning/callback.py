@@ -31,6 +31,7 @@ from ckpt_lightning.ranking import Ranking
 from ckpt_lightning.ranks import Ranks, warn_about_change
 from ckpt_lightning.recorder import Recorder
 from ckpt_lightning.session import Session
+from ckpt_lightning.settings import checked_root, engine_options
 from ckpt_lightning.sharded import loads_late
 from ckpt_lightning.strategy import Doors, resume_together
 from ckpt_lightning.texts import Teller, tell
@@ -108,17 +109,10 @@ class AsyncCheckpoint(Paths, Checkpoint):
     ) -> None:
         super().__init__()
         refuse_unknown(unknown, AsyncCheckpoint.__init__)
-        given: object = root
-        if not isinstance(given, str | os.PathLike) or not os.fspath(given):
-            raise ConfigError(f"root={root!r} is no path: give the directory for the steps")
+        self.root = checked_root(root)
         if resume not in ("auto", "never"):
             raise ConfigError(f"resume={resume!r} is unknown: use 'auto' or 'never'")
-        settings: object = Options() if options is None else options
-        if not isinstance(settings, Options):
-            raise ConfigError(f"options={options!r} is no Options: pass ckpt_core.Options(...)")
-        self.root = Options.checked_root(root)
-        more = {} if levels is None else {"levels": levels}
-        self.options = replace(settings, on_error=on_error, **more).or_places_from_env()
+        self.options = engine_options(options, on_error, levels)
         self.triggers = Triggers(
             every_n_steps, every_n_epochs, train_time_interval, policy, save_last, save_on_exception
         )
