@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from ckpt_core.cli.simulate_request import SimulateRequest
 from ckpt_core.errors import ConfigError
+from ckpt_core.options import read_shape
 from ckpt_core.simulate import (
     FurtherLevel,
     Goal,
@@ -289,17 +290,17 @@ def _redundancy(given: Mapping[str, str], nodes: int | None) -> Redundancy | Non
     """How nodes keep one another's steps, if they do."""
     if not _KEEPS & given.keys():
         return None
-    shape = re.fullmatch(r"(\d+)\+(\d+)|copies", given.get("keeps", ""))
-    if shape is None or "refill" not in given or nodes is None:
+    keeps = given.get("keeps")
+    shape = read_shape(keeps)
+    if (shape is None and keeps != "copies") or "refill" not in given or nodes is None:
         raise ConfigError(
             "keeps=copies or keeps=4+1 goes with refill=, the time from the loss of a node until another one "
             "has its part and what it kept for others, and with --nodes"
         )
     refill_s = seconds(given["refill"], field="refill")
-    if shape[0] == "copies":
+    if shape is None:
         return Redundancy(nodes=nodes, refill_s=refill_s)
-    group, spare = int(shape[1]) + int(shape[2]), int(shape[2])
-    return Redundancy(nodes=nodes, group=group, spare=spare, refill_s=refill_s)
+    return Redundancy(nodes=nodes, group=sum(shape), spare=shape[1], refill_s=refill_s)
 
 
 def _kinds(text: str | None) -> dict[Kind, float]:

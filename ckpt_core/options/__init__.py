@@ -8,6 +8,7 @@ from ckpt_core.options.level import (
     Level,
     parity_shape,
     parse_levels,
+    read_shape,
     scheme_of,
 )
 from ckpt_core.options.options import ENV_PREFIX, Options, checked_options, checked_root
@@ -24,5 +25,6 @@ __all__ = [
     "checked_root",
     "parity_shape",
     "parse_levels",
+    "read_shape",
     "scheme_of",
 ]

@@ -35,8 +35,8 @@ _COLLAPSED = re.compile(rf"({'|'.join([*SCHEMES, *_MEANT])}):/?(?!/)", re.IGNORE
 
 _OF_NODES = ("bind", "dir", "domain")
 _OF_PEERS = ("peers", "parity", *_OF_NODES)
-_SHAPE = re.compile(r"([0-9]{1,2})\+([12])", re.ASCII)
-_SHAPE_K = range(2, 17)
+_SHAPE = re.compile(r"([0-9]{1,4})\+([0-9]{1,4})", re.ASCII)
+_SHAPE_K, _SHAPE_M = range(2, 17), range(1, 3)
 
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _PEER = re.compile(
@@ -291,12 +291,18 @@ def _check_peers(level: Level) -> None:
     _check_nodes(level, "peers=1")
 
 
-def parity_shape(value: object) -> tuple[int, int] | None:
-    """Of "k+m": how many nodes' worth of data a group has, and of parity; None: it is no shape."""
+def read_shape(value: object) -> tuple[int, int] | None:
+    """Of "k+m": how many nodes' worth of data a group has, and of parity; None: it does not say."""
     found = _SHAPE.fullmatch(value) if isinstance(value, str) else None
-    if found is None or int(found[1]) not in _SHAPE_K:
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def parity_shape(value: object) -> tuple[int, int] | None:
+    """The same of a shape that groups can have; None: they cannot."""
+    found = read_shape(value)
+    if found is None or found[0] not in _SHAPE_K or found[1] not in _SHAPE_M:
         return None
-    return int(found[1]), int(found[2])
+    return found
 
 
 def _check_shape(value: object) -> None:
