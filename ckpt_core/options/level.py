@@ -35,7 +35,7 @@ _COLLAPSED = re.compile(rf"({'|'.join([*SCHEMES, *_MEANT])}):/?(?!/)", re.IGNORE
 
 _OF_NODES = ("bind", "dir", "domain")
 _OF_PEERS = ("peers", "parity", *_OF_NODES)
-_SHAPE = re.compile(r"([0-9]{1,4})\+([0-9]{1,4})", re.ASCII)
+_SHAPE = re.compile(r"([1-9][0-9]{0,3})\+([1-9][0-9]{0,3})", re.ASCII)
 _SHAPE_K, _SHAPE_M = range(2, 17), range(1, 3)
 
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)

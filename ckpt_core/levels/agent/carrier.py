@@ -16,11 +16,12 @@ from ckpt_core.levels.agent.board import Board, Timing
 from ckpt_core.levels.agent.claims import Fenced, beat, check_fence, take
 from ckpt_core.levels.agent.copying import How, Sent, complete, send
 from ckpt_core.levels.agent.named_carrying import NamedCarrier
-from ckpt_core.levels.agent.pace import Backoff, Pace, Stopped
+from ckpt_core.levels.agent.pace import Pace, Stopped
 from ckpt_core.levels.agent.pinning import Pins
 from ckpt_core.levels.agent.retiring import agreement, awaited, doomed, left_behind, with_sought
 from ckpt_core.levels.agent.sent_before import SentBefore
 from ckpt_core.levels.agent.source import OpenSave, Source, with_nearest
+from ckpt_core.levels.agent.trouble import Trouble
 from ckpt_core.levels.agreed import Agreed, Save
 from ckpt_core.levels.far.door import Away, Copy, Far
 from ckpt_core.levels.far.opening import open_far
@@ -60,12 +61,12 @@ class Carrier:
         self._waiting: dict[int, str] = {}
         self._begun: Copy | None = None
         self._damaged: set[tuple[int, str]] = set()
-        self._taken_up = self._in_trouble = False
+        self._taken_up = False
         self._taken, self._token = -1, ""
         self._refused: set[Save] = set()
         self._restored: Save | None = None
         self._before = SentBefore()
-        self._backoff = Backoff(first_s=timing.again_s, most_s=timing.again_most_s)
+        self._trouble = Trouble(url, board, timing)
         self._threads = [
             threading.Thread(target=target, daemon=True, name=f"ckpt-level-{target.__name__}")
             for target in (self._carry, self._beat)
@@ -105,11 +106,11 @@ class Carrier:
                 if not moved and not self._waiting and not self._board.alive:
                     self.done_in = epoch
                 self.fenced_s = 0.0
-                self._well()
+                self._trouble.end()
             except Stopped:
                 break
             except Fenced as exc:
-                self._trouble(str(exc), hopeless=True)
+                self._trouble.tell(str(exc), hopeless=True)
                 self.fenced_s, wait_s = self.fenced_s or time.monotonic(), self._timing.poll_s
             except CkptError as exc:
                 wait_s = self._failed(exc)
@@ -117,6 +118,11 @@ class Carrier:
                 logger.exception("%s: unexpected", self.url)
                 wait_s = self._failed(exc)
             waits.wait(wait_s)
+
+    def _failed(self, exc: Exception) -> float:
+        # What was seen there may have changed meanwhile.
+        self._looked_s = float("-inf")
+        return self._trouble.failed(exc)
 
     def _rest_s(self) -> float:
         """How long to wait, unless woken, where there was nothing to do."""
@@ -334,7 +340,7 @@ class Carrier:
             if sent is Sent.REACHED:
                 status.has_reached(copy.step)
                 is_behind = all(step < copy.step for step, _ in self._damaged)
-                if is_behind and not self._in_trouble:
+                if is_behind and not self._trouble.is_there:
                     status.problem, status.since_s = "", 0.0
 
     def _found_damaged(self, copy: Copy, damage: CkptError) -> None:
@@ -388,30 +394,3 @@ class Carrier:
             far.retire([step_dir_name(step) for step in going])
             self._look(far, now=True)
         return bool(going) and not set(going) & set(self._there)
-
-    # -- trouble -----------------------------------------------------------------------------------
-
-    def _failed(self, exc: Exception) -> float:
-        hopeless = getattr(exc, "hopeless", not isinstance(exc, CkptError))
-        self._trouble(str(exc), hopeless=hopeless)
-        # What was seen there may have changed meanwhile.
-        self._looked_s = float("-inf")
-        return self._backoff.failed(hopeless=hopeless)
-
-    def _trouble(self, text: str, *, hopeless: bool) -> None:
-        with self._board.change(self.url) as status:
-            if not self._in_trouble:
-                status.since_s = time.time()
-            status.problem, status.hopeless = text, hopeless
-        if not self._in_trouble:
-            logger.warning("%s", text)
-        self._in_trouble = True
-
-    def _well(self) -> None:
-        if not self._in_trouble:
-            return
-        logger.info("%s: well again after %d failures", self.url, self._backoff.failures)
-        self._backoff.succeeded()
-        self._in_trouble = False
-        with self._board.change(self.url) as status:
-            status.problem, status.hopeless, status.since_s = "", False, 0.0

@@ -255,7 +255,7 @@ class ParityCarrier(Carrier):
         with self._board.change(self.url) as status:
             status.rests()
             status.has_reached(save.step)
-            if not self._in_trouble:
+            if not self._trouble.is_there:
                 status.problem, status.since_s = "", 0.0
         logger.info("%s: parity of step %d is there, at all nodes", self.url, save.step)
 
