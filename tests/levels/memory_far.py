@@ -66,6 +66,9 @@ class MemoryFar(Far):
     def put(self, copy: Copy, name: str, blocks: Iterable[memoryview], nbytes: int) -> None:
         raise AssertionError("a reader writes nothing")
 
+    def discard(self, copy: Copy, name: str) -> None:
+        raise AssertionError("a reader writes nothing")
+
     def publish(self, copy: Copy, manifest: bytes, *, replaces: str | None = None) -> bool:
         raise AssertionError("a reader writes nothing")
 

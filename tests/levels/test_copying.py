@@ -134,6 +134,29 @@ def test_a_step_that_is_replaced_while_it_is_sent_is_sent_as_it_was(root: Path, 
     assert read_step(Path(far.url), 10) == 2
 
 
+@pytest.mark.parametrize("garbles", [1, 2])
+def test_a_file_that_is_known_to_be_wrong_there_is_never_believed_by_a_later_try(
+    root: Path, far: Heard, garbles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(make_store(root), 10)
+    far.garbles = garbles
+    right = far.put
+
+    def put(copy: Any, name: str, blocks: Any, nbytes: int) -> None:
+        if garbles == 1 and far.written == [name]:
+            raise Away("it could not be sent again")
+        right(copy, name, blocks, nbytes)
+
+    monkeypatch.setattr(far, "put", put)
+    with OpenSave(step_path(root, 10), files=Files()) as opened:
+        with pytest.raises(Away, match=r"again|otherwise"):
+            send(opened, far, How())
+        assert SHARD not in far.files(opened.copy)
+        monkeypatch.setattr(far, "put", right)
+        assert send(opened, far, How(sample=0.0)) is Sent.REACHED
+    assert read_step(Path(far.url), 10) == 0
+
+
 @pytest.mark.parametrize("sums", [True, False])
 def test_bytes_that_arrive_otherwise_are_sent_again_and_never_published(
     root: Path, far: Heard, sums: bool

@@ -152,6 +152,15 @@ def test_blocks_that_fail_leave_no_file_and_their_own_error_comes_out(server: Fa
     assert server.uploads == {} and server.keys() == []
 
 
+def test_a_file_that_is_discarded_is_gone_and_may_come_again(far: Far) -> None:
+    put(far, A)
+    for _ in range(2):
+        far.discard(A, SHARD)
+        assert far.files(A) == {}
+    put(far, A)
+    assert far.files(A) == {SHARD: 10}
+
+
 def test_names_that_a_directory_of_files_may_have_come_back_as_they_were(far: Far) -> None:
     copy = Copy(7, "000000000007-0123abcd", "global step#7 é%2F")
     names = ["zero pp/mp_rank_00 model.pt", "a+b&c=d?.pt", "%41~'\"<>.pt", "ü/日本.pt", "a\\b"]

@@ -57,7 +57,9 @@ def check_level(url: str) -> Iterator[Finding]:
     if scheme_of(url) in ("s3", "gs"):
         # Azure forgets such parts by itself.
         text = f"{url}: a send that is killed leaves parts of files, which no list shows and which cost"
-        text += "; the next agent goes on with them, or aborts them, where it can ask for credentials"
+        text += (
+            "; the next agent goes on with them, or aborts them, where it can ask for credentials"
+        )
         advice = "a lifecycle rule that aborts incomplete multipart uploads does it always"
         yield note(_CHECK, text, advice)
 

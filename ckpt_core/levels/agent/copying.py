@@ -146,9 +146,12 @@ class _Sending:
                 raise Away(f"{self._far.url}: {what}: it is sent again", step=self._copy.step)
             if self._is_sound(entry):
                 continue
-            # It may have been left by an earlier try, which nobody had looked at yet.
+            # It may have been left by an earlier try, which nobody had looked at yet. Order matters: a try
+            # that is cut off here leaves nothing that the next one, which looks elsewhere, may believe.
+            self._far.discard(self._copy, entry.name)
             self._put(entry)
             if not self._is_sound(entry):
+                self._far.discard(self._copy, entry.name)
                 raise _differs(self._far, self._copy, entry.name)
 
     def _is_sound(self, entry: FileEntry) -> bool:

@@ -10,19 +10,24 @@ import importlib.util
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.levels.far.clients import endpoint, peer_settings, s3_settings, split
+from ckpt_core.levels.far.clients import endpoint, is_set, peer_settings, s3_settings, split
 from ckpt_core.levels.signing import Sign, signer
 from ckpt_core.options import PEER
 
 logger = logging.getLogger(__name__)
 
 _GOOGLE = "https://storage.googleapis.com"
+_ASKED_S = 10.0
+"""For the place of a role."""
+
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
@@ -32,7 +37,7 @@ class Asking:
 
     Attributes:
         home: scheme and host, and a path if it has one; no slash at its end.
-        sign: makes the headers of a request.
+        sign: makes the headers of a request; raises OSError where credentials have ended and none come.
     """
 
     home: str
@@ -56,24 +61,38 @@ def _peer(url: str) -> Asking:
 
 def _s3(url: str) -> Asking | None:
     settings = s3_settings()
-    if "access_key_id" not in settings:
-        settings |= _asked_of("botocore", _keys_of_a_role) or {}
-    if "access_key_id" not in settings:
+    home = endpoint(url) or f"https://s3.{settings['region']}.amazonaws.com"
+    if is_set("AWS_SKIP_SIGNATURE"):
+        return Asking(home, _unsigned)
+    if "access_key_id" in settings:
+        return Asking(home, signer(settings))
+    role = _asked_of("botocore", _role)
+    if role is None:
         return None
-    return Asking(
-        endpoint(url) or f"https://s3.{settings['region']}.amazonaws.com", signer(settings)
-    )
+    # What it gives is asked for at each request: it ends while a large file is on its way.
+    return Asking(home, lambda *asked: signer(settings | _keys_of(role))(*asked))
+
+
+def _unsigned(method: str, url: str, content: str) -> dict[str, str]:
+    return {}
 
 
 def _google(url: str) -> Asking | None:
     info = _service_account()
+    home = endpoint(url) or info.get("gcs_base_url") or _GOOGLE
     if info.get("disable_oauth"):
-        return Asking(endpoint(url) or _GOOGLE, lambda method, url, content: {})
-    token = _asked_of("google.auth", lambda: _google_token(info))
-    if not token:
+        return Asking(home, _unsigned)
+    keys = _asked_of("google.auth", lambda: _google_keys(info))
+    if keys is None:
         return None
-    headers = {"authorization": f"Bearer {token}"}
-    return Asking(endpoint(url) or _GOOGLE, lambda method, url, content: headers)
+    one_at_a_time = threading.Lock()
+
+    def sign(method: str, url: str, content: str) -> dict[str, str]:
+        with one_at_a_time:
+            _refresh(keys)
+        return {"authorization": f"Bearer {keys.token}"}
+
+    return Asking(home, sign)
 
 
 _OF: dict[str, Callable[[str], Asking | None]] = {PEER: _peer, "s3": _s3, "gs": _google}
@@ -94,20 +113,44 @@ def _service_account() -> dict[str, Any]:
     return {}
 
 
-def _google_token(info: Mapping[str, Any]) -> str:
+def _google_keys(info: Mapping[str, Any]) -> Any:
     if info:
         account = import_module("google.oauth2.service_account")
         keys = account.Credentials.from_service_account_info(info, scopes=[_SCOPE])
     else:
         keys, _ = import_module("google.auth").default(scopes=[_SCOPE])
-    keys.refresh(import_module("google.auth.transport.requests").Request())
-    return str(keys.token)
+    _refresh(keys)
+    return keys
 
 
-def _keys_of_a_role() -> dict[str, str]:
+def _refresh(keys: Any) -> None:
+    """Have a token that is good. Raises OSError."""
+    if keys.valid:
+        return
+    request = import_module("google.auth.transport.requests").Request()
+    try:
+        keys.refresh(partial(request, timeout=_ASKED_S))
+    except Exception as exc:  # whatever the place of a role does; its text may hold a secret
+        raise OSError(f"no token: {type(exc).__name__}") from None
+
+
+def _role() -> Any:
     session = import_module("botocore.session").get_session()
+    config = import_module("botocore.config").Config
+    once = {"max_attempts": 0}
+    session.set_default_client_config(
+        config(connect_timeout=_ASKED_S / 2, read_timeout=_ASKED_S, retries=once)
+    )
     found = session.get_credentials()
-    keys = None if found is None else found.get_frozen_credentials()
+    return None if found is None or not _keys_of(found) else found
+
+
+def _keys_of(role: Any) -> dict[str, str]:
+    """Those of now. Raises OSError."""
+    try:
+        keys = role.get_frozen_credentials()
+    except Exception as exc:  # likewise
+        raise OSError(f"no keys: {type(exc).__name__}") from None
     if keys is None:
         return {}
     token = {"session_token": keys.token} if keys.token else {}

@@ -143,6 +143,11 @@ class DirectoryFar(Far):
                 sync_below(self._files, path, attempt.path)
             return done
 
+    def discard(self, copy: Copy, name: str) -> None:
+        """As `Far.discard`."""
+        with self._asked(f"delete {name}", step=copy.step), suppress(FileNotFoundError):
+            self._files.unlink(file_path(self._files, self._begin(copy), name))
+
     def publish(self, copy: Copy, manifest: bytes, *, replaces: str | None = None) -> bool:
         """As `Far.publish`. Waits while somebody else has the root locked, and then says who it is."""
         there = Manifest.decode(manifest, path=self._root / copy.target / MANIFEST_NAME)

@@ -204,6 +204,10 @@ class Far(Readable):
         """Give back the space of a copy that is given up, where that is short; `sweep` finds what stays."""
         return
 
+    @abstractmethod
+    def discard(self, copy: Copy, name: str) -> None:
+        """Take away a file of a copy that nobody can see yet, as its bytes are wrong; it may have gone."""
+
     def take_up(self, mine: Callable[[str], bool]) -> None:
         """What the caller's earlier lives had begun to send, and nobody can see: go on with it where that can
         be done, or give it up. Never raises.

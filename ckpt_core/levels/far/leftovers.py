@@ -11,12 +11,14 @@ import contextlib
 import html
 import logging
 import re
+import time
 import urllib.request
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
+from urllib.error import HTTPError
 from urllib.parse import quote, urlencode
 
 from ckpt_core.levels.far.asking import Asking, asking
@@ -31,11 +33,12 @@ OLD = timedelta(hours=24)
 """Nobody sends one file for so long, except with a very small `bandwidth`; and then it is only sent again."""
 
 _TIMEOUT_S = 10.0
+_PAUSE_S = 0.2
 _UPLOAD = re.compile(r"<Upload>(.*?)</Upload>", re.DOTALL)
 _PART = re.compile(r"<Part>(.*?)</Part>", re.DOTALL)
 _OURS = re.compile(r"[^/]+/([0-9a-f]{8})/.+")
 
-FAILURES = (OSError, HTTPException, ValueError, KeyError)
+FAILURES = (OSError, HTTPException, ValueError, KeyError, TypeError)
 """What the network does; what is no answer of S3; what the environment lacks."""
 
 
@@ -85,11 +88,16 @@ class Leftovers:
         how = asking(url)
         return None if how is None else cls(url, how)
 
+    def files(self, mine: Callable[[str], bool]) -> list[Leftover]:
+        """Those of files of copies that nobody else sends, the youngest first."""
+        return [one for one in self.listed() if _OURS.fullmatch(one.key) and mine(one.key)]
+
     def listed(self, key: str = "") -> list[Leftover]:
         """Those of objects whose key begins so, the youngest first."""
         query = {"prefix": self._below + key, "uploads": ""}
         found: list[Leftover] = []
-        for text, now in self._pages(self._bucket, query, ("key-marker", "upload-id-marker")):
+        for text, date in self._pages(self._bucket, query, ("key-marker", "upload-id-marker")):
+            now = parsedate_to_datetime(date)
             for upload in _UPLOAD.findall(text):
                 whole, name, began = (
                     _field(upload, one) for one in ("Key", "UploadId", "Initiated")
@@ -118,10 +126,10 @@ class Leftovers:
 
     def _pages(
         self, place: str, query: dict[str, str], markers: tuple[str, ...]
-    ) -> Iterator[tuple[str, datetime]]:
+    ) -> Iterator[tuple[str, str]]:
         while True:
-            text, now = self._ask("GET", place, query)
-            yield text, now
+            text, date = self._ask("GET", place, query)
+            yield text, date
             if "<IsTruncated>true</IsTruncated>" not in text:
                 return
             after = {one: _field(text, f"Next{one.title().replace('-', '')}") for one in markers}
@@ -129,13 +137,27 @@ class Leftovers:
                 raise ValueError("a page that does not end")
             query = query | after
 
-    def _ask(self, method: str, place: str, query: Mapping[str, str]) -> tuple[str, datetime]:
-        """What the server answers, and its time."""
+    def _ask(self, method: str, place: str, query: Mapping[str, str]) -> tuple[str, str]:
+        """What the server answers, and its date. Asked once more where that may help."""
         url = f"{self.asking.home}{place}?{urlencode(query, quote_via=quote)}"
-        headers = self.asking.sign(method, url, NOTHING)
-        request = urllib.request.Request(url, method=method, headers=dict(headers))
-        with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
-            return answer.read().decode(), parsedate_to_datetime(answer.headers["Date"])
+        for again in (True, False):
+            headers = self.asking.sign(method, url, NOTHING)
+            request = urllib.request.Request(url, method=method, headers=dict(headers))
+            try:
+                with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+                    return answer.read().decode(), answer.headers["Date"]
+            except OSError as exc:
+                if isinstance(exc, HTTPError):
+                    exc.close()
+                if not again or not is_of_the_moment(getattr(exc, "code", 0)):
+                    raise
+                time.sleep(_PAUSE_S)
+        raise AssertionError
+
+
+def is_of_the_moment(status: int) -> bool:
+    """Whether an answer, or none at all (0), says nothing of the next time."""
+    return status in (0, 401, 408, 429) or status >= 500
 
 
 def _nobodys(key: str) -> bool:

@@ -180,6 +180,11 @@ class ObjectFar(Far):
         for target in targets:
             self._retire(target)
 
+    def discard(self, copy: Copy, name: str) -> None:
+        with self._lock:
+            self._put.get((copy.target, copy.folder), {}).pop(name, None)
+        self._bucket.delete([f"{self.folder(copy)}/{name}"])
+
     def begun(self, copy: Copy, name: str, nbytes: int) -> int:
         return self._bucket.begun(f"{self.folder(copy)}/{name}", nbytes)
 

@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from ckpt_core.levels.far.clients import CONNECT_S
 from ckpt_core.levels.far.parts import STREAMS, part_bytes
 from ckpt_core.levels.signing import Sign, sum_of
 
-_AGAIN = frozenset({500, 502, 503, 504, 507})
+_AGAIN = frozenset({408, 429, 500, 502, 503, 504, 507})
 _FIRST_PAUSE_S = 0.1
 _END_S = 5.0
 """How long it is tried to tell the store that a file is given up: it finds that out by itself, too."""
@@ -104,12 +104,12 @@ class PartSending:
         Raises:
             SendFailed: likewise.
         """
-        name = _inner(self._ask("POST", "uploads=")[1], "UploadId")
+        name = inner(self._ask("POST", "uploads=")[1], "UploadId")
         try:
             self.complete(name, parts)
         except BaseException:
             with suppress(SendFailed):
-                self._once("DELETE", f"uploadId={name}", (), "", timeout_s=_END_S)
+                self._once("DELETE", f"uploadId={quote(name, safe='')}", (), "", timeout_s=_END_S)
             raise
 
     def complete(
@@ -130,8 +130,9 @@ class PartSending:
                 for n, tag in enumerate(tags, 1)
             ]
             body = f"<CompleteMultipartUpload>{''.join(rows)}</CompleteMultipartUpload>".encode()
-            _, text = self._ask("POST", f"uploadId={name}", [memoryview(body)])
-            if "<Error>" in text:  # S3 begins its answer before it knows how this ends
+            _, text = self._ask("POST", f"uploadId={quote(name, safe='')}", [memoryview(body)])
+            if "CompleteMultipartUploadResult" not in text:
+                # S3 begins its answer before it knows how this ends.
                 raise SendFailed(f"status: 500 {text}", 500)
         except BaseException:
             self._break_off()
@@ -166,8 +167,11 @@ class PartSending:
         tag = is_there(number, pieces) if is_there is not None else ""
         if tag:
             return tag
-        query = f"partNumber={number}&uploadId={name}"
-        return self._ask("PUT", query, pieces, self._way.vouch(pieces))[0]["etag"]
+        query = f"partNumber={number}&uploadId={quote(name, safe='')}"
+        told = self._ask("PUT", query, pieces, self._way.vouch(pieces))[0]
+        if "etag" not in told:
+            raise SendFailed("status: 200 without ETag", 200)
+        return told["etag"]
 
     def _ask(
         self, method: str, query: str, pieces: Pieces = (), content: str = ""
@@ -190,8 +194,8 @@ class PartSending:
         self, method: str, query: str, pieces: Pieces, content: str, *, timeout_s: float
     ) -> tuple[Mapping[str, str], str]:
         target = f"{self._way.place}?{query}"
-        headers = self._way.sign(method, self._way.home + target, content or sum_of(pieces))
         try:
+            headers = self._way.sign(method, self._way.home + target, content or sum_of(pieces))
             connection = self._connection(timeout_s)
             signs_host = "host" in headers
             connection.putrequest(method, target, skip_host=signs_host, skip_accept_encoding=True)
@@ -204,7 +208,8 @@ class PartSending:
             answer = connection.getresponse()
             text = answer.read().decode(errors="replace")
         except (OSError, http.client.HTTPException) as exc:
-            self._own.connection.close()
+            if (broken := getattr(self._own, "connection", None)) is not None:
+                broken.close()
             cut_off = "" if isinstance(exc, TimeoutError) else " ConnectionReset"
             raise SendFailed(f"{type(exc).__name__} {exc}{cut_off}") from None
         if answer.status >= 300:
@@ -222,6 +227,9 @@ class PartSending:
                 raise SendFailed("given up")
             found.timeout = min(timeout_s, CONNECT_S)
             found.connect()
+            if self._over.is_set() and threading.current_thread() is not self._mine:
+                # What was not connected could not be cut.
+                raise SendFailed("given up")
         assert found.sock is not None
         found.sock.settimeout(timeout_s)
         return found
@@ -241,10 +249,12 @@ class PartSending:
             sock = connection.sock
             with suppress(OSError):
                 if sock is not None:
-                    sock.shutdown(socket.SHUT_RDWR)
+                    # Danger: TLS's own would have a thread that is sending go on in plain text.
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-def _inner(text: str, name: str) -> str:
+def inner(text: str, name: str) -> str:
+    """What an answer says of something. Raises SendFailed: nothing."""
     found = re.search(f"<{name}>(.*?)</{name}>", text, re.DOTALL)
     if found is None:
         raise SendFailed(f"status: 200 without {name}")

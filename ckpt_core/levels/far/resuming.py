@@ -5,7 +5,8 @@
     done = resuming.put(key, blocks, nbytes)     False: there is nothing to go on with, send all of it
 
 A part counts if its length is right; and its tag is compared with the MD5 of the bytes here before it is
-believed. Stores that encrypt by other keys than their own have other tags: there all of it is sent again.
+believed. Stores that encrypt by other keys than their own have other tags: there all of it is sent again, by
+the client.
 """
 
 from __future__ import annotations
@@ -13,15 +14,24 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import threading
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
 
-from ckpt_core.levels.far.clients import away, is_unsigned, split
-from ckpt_core.levels.far.leftovers import FAILURES, Leftover, Leftovers, Part, tell_aborted
+from ckpt_core.levels.far.clients import away, is_set, is_unsigned, split
+from ckpt_core.levels.far.door import Away
+from ckpt_core.levels.far.leftovers import (
+    FAILURES,
+    Leftover,
+    Leftovers,
+    Part,
+    is_of_the_moment,
+    tell_aborted,
+)
 from ckpt_core.levels.far.part_sending import PartSending, Pieces, SendFailed, Way, cut
 from ckpt_core.levels.far.parts import PART_BYTES, part_bytes
 from ckpt_core.levels.signing import UNSIGNED, sum_of
@@ -31,53 +41,71 @@ logger = logging.getLogger(__name__)
 _TRIES = 3
 """Of one upload: then all of it is sent again."""
 
+_OF_THE_MOMENT = re.compile("ExpiredToken|TokenRefreshRequired|RequestTimeTooSkewed|RequestTimeout")
+_OTHER_PARTS = ("AWS_SERVER_SIDE_ENCRYPTION", "AWS_SSE_", "AWS_CHECKSUM_ALGORITHM")
+"""Variables by which the client makes parts of a kind that is not known here."""
+
+
+class _OtherTags(SendFailed):
+    """A store whose tags are not the MD5 of the bytes."""
+
 
 @dataclass
-class _Begun:
+class _Known:
+    """What is known of an upload of one file.
+
+    Attributes:
+        is_mine: nobody else is at it, so that it may be aborted.
+        leftovers: who has told of `parts`; None: nobody has, for this try.
+    """
+
     upload: Leftover
-    parts: Mapping[int, Part]
+    is_mine: bool
     tries: int = 0
+    leftovers: Leftovers | None = None
+    parts: Mapping[int, Part] = field(default_factory=dict)
 
 
 class Resuming:
-    """Thread-safe; one file is sent by one thread. Nothing of it raises but what `put` says."""
+    """Thread-safe; one file is sent by one thread."""
 
     def __init__(self, url: str, *, request_s: float, retries: int) -> None:
         self._url, self._request_s, self._retries = url, request_s, retries
-        self._left: dict[str, Leftover] = {}
-        self._begun: dict[str, _Begun] = {}
+        self._known: dict[str, _Known] = {}
         self._failed: set[str] = set()
+        self._has_other_tags = False
         self._lock = threading.Lock()
 
     @staticmethod
     def fits(url: str) -> bool:
         """Whether what lies there can be gone on with: requests of our own know S3's ways, and no proxy."""
         named = urllib.request.getproxies_environment().keys() & {"http", "https", "all"}
-        hosted = os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower() in ("true", "1")
-        return split(url)[0] in ("s3", "gs") and not named and not hosted
+        other = any(name.upper().startswith(_OTHER_PARTS) for name in os.environ)
+        hosted = is_set("AWS_VIRTUAL_HOSTED_STYLE_REQUEST")
+        return split(url)[0] in ("s3", "gs") and not (named or other or hosted)
 
     def take_up(self, mine: Callable[[str], bool]) -> None:
-        """Find what was begun of files that nobody else sends; of each the youngest is kept."""
+        """Find what was begun of files that nobody else sends; of each the youngest is kept. Never raises."""
         count = 0
         with suppress(*FAILURES):
             leftovers = Leftovers.of(self._url)
-            for one in leftovers.listed() if leftovers is not None else ():
-                if not mine(one.key):
-                    continue
+            for one in leftovers.files(mine) if leftovers is not None else ():
                 with self._lock:
-                    kept = self._left.setdefault(one.key, one)
-                if kept is not one and leftovers is not None:
-                    leftovers.abort(one)
-                    count += 1
+                    kept = self._known.setdefault(one.key, _Known(one, is_mine=True)).upload
+                if kept != one and leftovers is not None:
+                    count += _aborted(leftovers, one)
         tell_aborted(self._url, count)
 
     def give_up(self) -> None:
-        """Nothing is to be sent any more: what was not gone on with is aborted."""
+        """Nothing is to be sent any more: what was not gone on with is aborted. Never raises."""
         with self._lock:
-            left = [*self._left.values(), *(one.upload for one in self._begun.values())]
-            self._left, self._begun = {}, {}
+            left = [known.upload for known in self._known.values() if known.is_mine]
+            self._known = {}
             self._failed.clear()
-        tell_aborted(self._url, sum(map(self._abort, left)))
+        with suppress(*FAILURES):
+            leftovers = Leftovers.of(self._url) if left else None
+            if leftovers is not None:
+                tell_aborted(self._url, sum(_aborted(leftovers, one) for one in left))
 
     def failed(self, key: str) -> None:
         """The client could not send it: before it tries again, what it left there is looked for."""
@@ -85,29 +113,41 @@ class Resuming:
             self._failed.add(key)
 
     def begun(self, key: str, nbytes: int) -> int:
-        """How many bytes at the beginning of an object are there, for `put` to go on behind."""
-        if nbytes <= PART_BYTES:
-            return 0
+        """How many bytes at the beginning of an object are there, for `put` to go on behind.
+
+        Raises:
+            Away: it could not be told now, and is asked again; after some tries all is sent.
+        """
         with self._lock:
-            known, one = self._begun.get(key), self._left.pop(key, None)
-            again = key in self._failed
-            self._failed.discard(key)
-        upload = known.upload if known is not None else one
-        if upload is None and not again:
+            known = self._known.get(key)
+            again = key in self._failed and not self._has_other_tags
+        if nbytes <= PART_BYTES or (known is None and not again):
             return 0
-        with suppress(*FAILURES):
+        try:
             leftovers = Leftovers.of(self._url)
-            if leftovers is not None and upload is None:
-                upload = next((one for one in leftovers.listed(key) if one.key == key), None)
-            if leftovers is not None and upload is not None:
-                parts = _whole(leftovers.parts(upload), nbytes)
-                tries = known.tries if known is not None else 0
-                with self._lock:
-                    self._begun[key] = _Begun(upload, parts, tries)
-                if parts:
-                    return _front(parts, nbytes)
-        self._drop(key)
-        return 0
+            if known is None and leftovers is not None:
+                known = self._found(leftovers, key)
+            if known is None:
+                return 0
+            if leftovers is None or self._has_other_tags:
+                self._forget(key)
+                return 0
+            known.tries += 1
+            known.parts = _whole(leftovers.parts(known.upload), nbytes)
+        except FAILURES as exc:
+            status = getattr(exc, "code", 0)
+            if known is None:
+                return 0
+            if known.tries >= _TRIES or not is_of_the_moment(status):
+                self._forget(key)
+                return 0
+            failure = SendFailed(f"{type(exc).__name__} status: {status or 503}")
+            raise _for_now(away(self._url, f"see what is there of {key}", failure)) from None
+        if not known.parts or known.tries > _TRIES:
+            self._forget(key)
+            return 0
+        known.leftovers = leftovers
+        return _front(known.parts, nbytes)
 
     def put(self, key: str, blocks: Iterable[memoryview], nbytes: int) -> bool:
         """Send what an upload lacks, after `begun`; False: there is none. What `blocks` raises comes out.
@@ -116,51 +156,91 @@ class Resuming:
             Away: it could not be sent, and is tried again; from the beginning, if that may help.
         """
         with self._lock:
-            known = self._begun.get(key)
-        leftovers = None
-        with suppress(*FAILURES):
-            leftovers = Leftovers.of(self._url) if known is not None else None
-        if known is None or leftovers is None:
+            known = self._known.get(key)
+        if known is None or known.leftovers is None:
             return False
-        known.tries += 1
+        leftovers, known.leftovers = known.leftovers, None
         logger.info("%s: %s is gone on with: %d parts are there", self._url, key, len(known.parts))
-        home, place = urlsplit(leftovers.asking.home), leftovers.place + quote(key)
-        vouch = _unsigned if is_unsigned(leftovers.asking.home) else sum_of
-        way = Way(
+        sending = PartSending(self._way(leftovers, key))
+        failure: SendFailed | None = None
+        try:
+            parts = _checked(cut(blocks, nbytes), known.parts)
+            sending.complete(known.upload.name, parts, known_by(known.parts))
+        except SendFailed as exc:
+            failure = exc
+        finally:
+            sending.close()
+        if failure is None:
+            with self._lock:
+                self._known.pop(key, None)
+            return True
+        self._has_other_tags |= isinstance(failure, _OtherTags)
+        passes = is_of_the_moment(failure.status) or _OF_THE_MOMENT.search(str(failure))
+        if passes and known.tries < _TRIES:
+            raise _for_now(away(self._url, f"write {key}", failure)) from None
+        self._forget(key)
+        text = (
+            f"{self._url}: what was begun of {key} is not taken any more: all of it is sent again"
+        )
+        raise Away(text)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _found(self, leftovers: Leftovers, key: str) -> _Known | None:
+        """What the client has left when it failed; or what somebody else is at, with the same bytes."""
+        upload = next((one for one in leftovers.listed(key) if one.key == key), None)
+        with self._lock:
+            self._failed.discard(key)
+            if upload is None:
+                return None
+            return self._known.setdefault(key, _Known(upload, is_mine=False))
+
+    def _way(self, leftovers: Leftovers, key: str) -> Way:
+        home = urlsplit(leftovers.asking.home)
+        return Way(
             f"{home.scheme}://{home.netloc}",
-            home.path + place,
+            home.path + leftovers.place + quote(key),
             leftovers.asking.sign,
-            vouch,
+            _unsigned if is_unsigned(leftovers.asking.home) else sum_of,
             self._request_s,
             self._retries,
         )
-        sending = PartSending(way)
-        try:
-            sending.complete(known.upload.name, cut(blocks, nbytes), known_by(known.parts))
-        except SendFailed as exc:
-            # A refusal is of this upload, as far as can be told: of the next one it is the client's to tell.
-            if known.tries == _TRIES or 400 <= exc.status < 500:
-                self._drop(key)
-            raise away(self._url, f"write {key}", exc) from None
-        finally:
-            sending.close()
+
+    def _forget(self, key: str) -> None:
+        """All of it is to be sent again."""
         with self._lock:
-            self._begun.pop(key, None)
+            known = self._known.pop(key, None)
+        if known is not None and known.is_mine:
+            with suppress(*FAILURES):
+                leftovers = Leftovers.of(self._url)
+                if leftovers is not None:
+                    leftovers.abort(known.upload)
+
+
+def _aborted(leftovers: Leftovers, one: Leftover) -> bool:
+    with suppress(*FAILURES):
+        leftovers.abort(one)
         return True
+    return False
 
-    def _drop(self, key: str) -> None:
-        with self._lock:
-            known = self._begun.pop(key, None)
-        if known is not None:
-            self._abort(known.upload)
 
-    def _abort(self, upload: Leftover) -> bool:
-        with suppress(*FAILURES):
-            leftovers = Leftovers.of(self._url)
-            if leftovers is not None:
-                leftovers.abort(upload)
-                return True
-        return False
+def _for_now(failure: Away) -> Away:
+    """The client has credentials of its own: whether they are refused is for it to find out."""
+    failure.hopeless = False
+    return failure
+
+
+def _checked(parts: Iterator[list[memoryview]], there: Mapping[int, Part]) -> Iterator[Pieces]:
+    """The same parts; before any of those that are there is believed, one of them is compared.
+
+    Raises:
+        _OtherTags: it is none.
+    """
+    first, is_there = min(there), known_by(there)
+    for number, pieces in enumerate(parts, 1):
+        if number == first and not is_there(number, pieces):
+            raise _OtherTags("a tag that is not the MD5 of the bytes here", 400)
+        yield pieces
 
 
 def known_by(parts: Mapping[int, Part]) -> Callable[[int, Pieces], str]:
