@@ -13,6 +13,7 @@ from ckpt_core.layout import ChunkSum, FileEntry
 from ckpt_core.levels import Away
 from ckpt_core.levels.agent.copying import How, Sent, complete, sampled, send
 from ckpt_core.levels.agent.pace import Backoff, Pace, Stopped
+from ckpt_core.levels.agent.sent_before import SentBefore
 from ckpt_core.levels.agent.source import OpenSave
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.store import step_path
@@ -132,6 +133,44 @@ def test_a_step_that_is_replaced_while_it_is_sent_is_sent_as_it_was(root: Path, 
     assert read_step(Path(far.url), 10) == 1
     assert sent_to(far, root, 10, replaces=first)
     assert read_step(Path(far.url), 10) == 2
+
+
+def test_what_is_wrong_there_is_not_taken_over_again_and_other_nodes_do_not_count_on_it(
+    root: Path, far: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(make_store(root), 10)
+    before = SentBefore()
+    asked: list[str] = []
+    taken = far.take_over
+
+    def take_over(copy: Any, name: str, nbytes: int, *, before: Any) -> bool:
+        asked.append(name)
+        return taken(copy, name, nbytes, before=before)
+
+    monkeypatch.setattr(far, "take_over", take_over)
+    with OpenSave(step_path(root, 10), files=Files()) as opened:
+        with pytest.raises(Stopped):
+            send(opened, far, How(before=before, may_publish=_stop))
+        (entry,) = opened.entries
+        there = next(Path(far.url).rglob(SHARD))
+        damage(there, 0)
+        known = {before.file(opened, entry)}
+        assert None not in known
+
+        def put(copy: Any, name: str, blocks: Any, nbytes: int) -> None:
+            raise Away("it could not be sent again")
+
+        with monkeypatch.context() as away:
+            away.setattr(far, "put", put)
+            with pytest.raises(Away, match="again"):
+                send(opened, far, How(before=before))
+        assert far.files(opened.copy) == {} and before.file(opened, entry) is None
+        assert send(opened, far, How(before=before, sample=0.0)) is Sent.REACHED
+    assert read_step(Path(far.url), 10) == 0 and not asked
+
+
+def _stop() -> None:
+    raise Stopped("now")
 
 
 @pytest.mark.parametrize("garbles", [1, 2])

@@ -17,6 +17,7 @@ from ckpt_core.levels import Away, Copy, open_far
 from ckpt_core.levels.agent.copying import How, Sent, send
 from ckpt_core.levels.agent.pace import Pace
 from ckpt_core.levels.agent.source import OpenSave
+from ckpt_core.levels.far import leftovers
 from ckpt_core.levels.far.clients import s3_settings
 from ckpt_core.levels.far.objects import ObjectFar
 from ckpt_core.levels.signing import signed, sum_of
@@ -211,6 +212,38 @@ def test_what_is_there_is_kept_while_nobody_can_tell_of_it(server: FaultServer) 
         assert far.begun(COPY, NAME, len(DATA)) == 2 * PART
         far.give_up()
         assert not server.uploads
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_credentials_that_are_away_for_now_lose_nothing_and_hold_nobody_up(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    def asking(url: str) -> None:
+        if raises:
+            raise FileNotFoundError("the file of the account")
+
+    with ObjectFar(server.url(), request_s=0.5) as far:
+        for tries in (1, 3):
+            cut_off(server, (1, 2), name=f"u{tries}")
+            far.take_up(is_ours)
+            with monkeypatch.context() as away:
+                away.setattr(leftovers, "asking", asking)
+                for _ in range(tries):
+                    if tries == 3 and _ == 2:
+                        assert far.begun(COPY, NAME, len(DATA)) == 0
+                    else:
+                        with pytest.raises(Away):
+                            far.begun(COPY, NAME, len(DATA))
+            assert far.begun(COPY, NAME, len(DATA)) == (2 * PART if tries == 1 else 0)
+            put(far)
+            assert server.objects.pop(KEY).data == DATA
+
+
+def test_a_name_with_braces_is_told_as_it_is(server: FaultServer) -> None:
+    with ObjectFar(server.url("a{b}"), request_s=0.2) as far:
+        server.fault = always("503")
+        with pytest.raises(Away, match=r"a\{b\}.*x\{\}\.txt"):
+            far.put(COPY, "x{}.txt", blocks_of(b"1", 1), 1)
 
 
 @pytest.mark.parametrize("word", ["401", "408", "429"])

@@ -146,13 +146,20 @@ class _Sending:
                 raise Away(f"{self._far.url}: {what}: it is sent again", step=self._copy.step)
             if self._is_sound(entry):
                 continue
-            # It may have been left by an earlier try, which nobody had looked at yet. Order matters: a try
-            # that is cut off here leaves nothing that the next one, which looks elsewhere, may believe.
-            self._far.discard(self._copy, entry.name)
+            # It may have been left by an earlier try, which nobody had looked at yet.
+            self._discard(entry)
             self._put(entry)
             if not self._is_sound(entry):
-                self._far.discard(self._copy, entry.name)
+                self._discard(entry)
                 raise _differs(self._far, self._copy, entry.name)
+
+    def _discard(self, entry: FileEntry) -> None:
+        """Leave nothing that a later try, which looks at another sample, may believe."""
+        self._how.before.forget(self._save, entry)
+        # Order matters: a rank manifest tells other nodes that the files are there.
+        for name in [name for name in self._save.ranks if self._there.pop(name, None) is not None]:
+            self._far.discard(self._copy, name)
+        self._far.discard(self._copy, entry.name)
 
     def _is_sound(self, entry: FileEntry) -> bool:
         return all(

@@ -24,6 +24,10 @@ class SentBefore:
         self._files = {save.which(entry.name): entry for entry in save.entries}
         self._copy = save.copy
 
+    def forget(self, save: OpenSave, entry: FileEntry) -> None:
+        """That file is wrong there."""
+        self._files.pop(save.which(entry.name), None)
+
     def file(self, save: OpenSave, entry: FileEntry) -> tuple[Copy, str] | None:
         """Where a file of a save is there already; None: nowhere that is known."""
         known = self._files.get(save.which(entry.name))

@@ -128,8 +128,12 @@ def _refresh(keys: Any) -> None:
     if keys.valid:
         return
     request = import_module("google.auth.transport.requests").Request()
+    patient: Any = partial(request, timeout=_ASKED_S)
+    patient.session = (
+        request.session
+    )  # for certificates of the place where machines are told their role
     try:
-        keys.refresh(partial(request, timeout=_ASKED_S))
+        keys.refresh(patient)
     except Exception as exc:  # whatever the place of a role does; its text may hold a secret
         raise OSError(f"no token: {type(exc).__name__}") from None
 

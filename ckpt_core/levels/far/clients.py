@@ -227,8 +227,8 @@ def away(url: str, what: str, error: BaseException, *, step: int | None = None) 
         "endpoint": re.sub(r"//.*@", "//", endpoint(url).partition("?")[0]) or "the store's own",
     }
     cause, remedy, hopeless = _cause(said)
-    text = f"{url}: could not {what}: {cause}; committed steps are untouched: {remedy}"
-    return Away(text.format(**names), hopeless=hopeless, step=step)
+    told = f"{cause}; committed steps are untouched: {remedy.format(**names)}"
+    return Away(f"{url}: could not {what}: {told}", hopeless=hopeless, step=step)
 
 
 def is_missing(error: BaseException) -> bool:

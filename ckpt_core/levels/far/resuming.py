@@ -92,7 +92,7 @@ class Resuming:
             for one in leftovers.files(mine) if leftovers is not None else ():
                 with self._lock:
                     kept = self._known.setdefault(one.key, _Known(one, is_mine=True)).upload
-                if kept != one and leftovers is not None:
+                if kept.name != one.name and leftovers is not None:
                     count += _aborted(leftovers, one)
         tell_aborted(self._url, count)
 
@@ -123,16 +123,16 @@ class Resuming:
             again = key in self._failed and not self._has_other_tags
         if nbytes <= PART_BYTES or (known is None and not again):
             return 0
+        if known is not None:
+            known.tries += 1
         try:
             leftovers = Leftovers.of(self._url)
             if known is None and leftovers is not None:
                 known = self._found(leftovers, key)
             if known is None:
                 return 0
-            if leftovers is None or self._has_other_tags:
-                self._forget(key)
-                return 0
-            known.tries += 1
+            if leftovers is None:
+                raise OSError("no credentials now")
             known.parts = _whole(leftovers.parts(known.upload), nbytes)
         except FAILURES as exc:
             status = getattr(exc, "code", 0)
@@ -143,7 +143,7 @@ class Resuming:
                 return 0
             failure = SendFailed(f"{type(exc).__name__} status: {status or 503}")
             raise _for_now(away(self._url, f"see what is there of {key}", failure)) from None
-        if not known.parts or known.tries > _TRIES:
+        if not known.parts or known.tries > _TRIES or self._has_other_tags:
             self._forget(key)
             return 0
         known.leftovers = leftovers
@@ -193,7 +193,7 @@ class Resuming:
             self._failed.discard(key)
             if upload is None:
                 return None
-            return self._known.setdefault(key, _Known(upload, is_mine=False))
+            return self._known.setdefault(key, _Known(upload, is_mine=False, tries=1))
 
     def _way(self, leftovers: Leftovers, key: str) -> Way:
         home = urlsplit(leftovers.asking.home)
