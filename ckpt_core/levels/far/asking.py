@@ -6,10 +6,12 @@ roles, botocore and google-auth know how to ask, where they are installed.
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -53,6 +55,14 @@ def asking(url: str) -> Asking | None:
     scheme = split(url)[0]
     found = _OF[scheme](url) if scheme in _OF else None
     return None if found is None else Asking(found.home.rstrip("/"), found.sign)
+
+
+def field(text: str, name: str) -> str:
+    """What an answer in XML says of something, the first time. Raises ValueError: nothing."""
+    found = re.search(f"<{name}>(.*?)</{name}>", text, re.DOTALL)
+    if found is None:
+        raise ValueError(name)
+    return html.unescape(found[1])
 
 
 def _peer(url: str) -> Asking:
@@ -129,9 +139,8 @@ def _refresh(keys: Any) -> None:
         return
     request = import_module("google.auth.transport.requests").Request()
     patient: Any = partial(request, timeout=_ASKED_S)
-    patient.session = (
-        request.session
-    )  # for certificates of the place where machines are told their role
+    # For certificates of the place where machines are told their role.
+    patient.session = request.session
     try:
         keys.refresh(patient)
     except Exception as exc:  # whatever the place of a role does; its text may hold a secret

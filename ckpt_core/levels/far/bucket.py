@@ -17,7 +17,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, NotModifiedError, PreconditionError
 
 from ckpt_core.errors import CkptError
-from ckpt_core.levels.far.clients import ERRORS, Store, away, is_missing, open_store
+from ckpt_core.levels.far.causes import away, is_missing
+from ckpt_core.levels.far.clients import ERRORS, Store, open_store
 from ckpt_core.levels.far.leftovers import abort_leftovers
 from ckpt_core.levels.far.parts import PART_BYTES, STREAMS, Parts, part_bytes
 from ckpt_core.levels.far.peer_parts import PeerParts

@@ -8,12 +8,11 @@ how to ask for those: a lifecycle rule of the bucket does the same.
 from __future__ import annotations
 
 import contextlib
-import html
 import logging
 import re
 import time
 import urllib.request
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -21,7 +20,7 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import quote, urlencode
 
-from ckpt_core.levels.far.asking import Asking, asking
+from ckpt_core.levels.far.asking import Asking, asking, field
 from ckpt_core.levels.far.clients import split
 from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.signing import NOTHING
@@ -66,7 +65,7 @@ class Part:
 
 
 class Leftovers:
-    """What was begun under a level. Every call raises `FAILURES`.
+    """What was begun under a level. What asks raises `FAILURES`.
 
     Attributes:
         asking: how the store is asked.
@@ -75,7 +74,7 @@ class Leftovers:
 
     def __init__(self, url: str, asking: Asking) -> None:
         scheme, bucket, prefix = split(url)
-        self.asking = asking
+        self.asking, self._url = asking, url
         self._below = f"{prefix}/" if prefix else ""
         self._bucket = f"/{bucket}"
         self.place = f"{self._bucket}/{quote(self._below)}"
@@ -100,7 +99,7 @@ class Leftovers:
             now = parsedate_to_datetime(date)
             for upload in _UPLOAD.findall(text):
                 whole, name, began = (
-                    _field(upload, one) for one in ("Key", "UploadId", "Initiated")
+                    field(upload, one) for one in ("Key", "UploadId", "Initiated")
                 )
                 if whole.startswith(self._below):
                     age = now - datetime.fromisoformat(began)
@@ -111,16 +110,28 @@ class Leftovers:
         """By their numbers."""
         place, query = self.place + quote(one.key), {"uploadId": one.name}
         return {
-            int(_field(part, "PartNumber")): Part(
-                int(_field(part, "Size")), _field(part, "ETag").strip('"')
+            int(field(part, "PartNumber")): Part(
+                int(field(part, "Size")), field(part, "ETag").strip('"')
             )
             for text, _ in self._pages(place, query, ("part-number-marker",))
             for part in _PART.findall(text)
         }
 
-    def abort(self, one: Leftover) -> None:
-        """Have its parts deleted."""
-        self._ask("DELETE", self.place + quote(one.key), {"uploadId": one.name})
+    def abort(self, gone: Iterable[Leftover]) -> int:
+        """Have their parts deleted, but those that the store refuses to delete; how many went. Never raises.
+
+        Where no answer comes, the rest stays: nobody is kept waiting for each.
+        """
+        count = 0
+        with contextlib.suppress(*FAILURES):
+            for one in gone:
+                with contextlib.suppress(HTTPError):
+                    self._ask("DELETE", self.place + quote(one.key), {"uploadId": one.name})
+                    count += 1
+        if count:
+            text = "%s: the parts of %d uploads that were cut off have been deleted"
+            logger.info(text, self._url, count)
+        return count
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -132,7 +143,7 @@ class Leftovers:
             yield text, date
             if "<IsTruncated>true</IsTruncated>" not in text:
                 return
-            after = {one: _field(text, f"Next{one.title().replace('-', '')}") for one in markers}
+            after = {one: field(text, f"Next{one.title().replace('-', '')}") for one in markers}
             if after.items() <= query.items():
                 raise ValueError("a page that does not end")
             query = query | after
@@ -175,27 +186,15 @@ def abort_leftovers(
         mine: which files nobody else sends: of those all are aborted.
     """
     kept = {copy.folder for copy in keep}
-    count = 0
+
+    def goes(one: Leftover) -> bool:
+        ours = _OURS.fullmatch(one.key)
+        if ours is None:
+            return False
+        return mine(one.key) or (one.age > OLD and ours[1] not in kept)
+
     with contextlib.suppress(*FAILURES):
         leftovers = Leftovers.of(url)
-        for one in leftovers.listed() if leftovers is not None else ():
-            ours = _OURS.fullmatch(one.key)
-            if ours and (mine(one.key) or (one.age > OLD and ours[1] not in kept)):
-                assert leftovers is not None
-                leftovers.abort(one)
-                count += 1
-    tell_aborted(url, count)
-    return count
-
-
-def tell_aborted(url: str, count: int) -> None:
-    """Say it, if it was anything."""
-    if count:
-        logger.info("%s: the parts of %d uploads that were cut off have been deleted", url, count)
-
-
-def _field(text: str, name: str) -> str:
-    found = re.search(f"<{name}>(.*?)</{name}>", text, re.DOTALL)
-    if found is None:
-        raise ValueError(name)
-    return html.unescape(found[1])
+        if leftovers is not None:
+            return leftovers.abort([one for one in leftovers.listed() if goes(one)])
+    return 0

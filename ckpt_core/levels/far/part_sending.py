@@ -14,7 +14,6 @@ from __future__ import annotations
 import html
 import http.client
 import itertools
-import re
 import socket
 import ssl
 import threading
@@ -26,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
+from ckpt_core.levels.far.asking import field
 from ckpt_core.levels.far.clients import CONNECT_S
 from ckpt_core.levels.far.parts import STREAMS, part_bytes
 from ckpt_core.levels.signing import Sign, sum_of
@@ -39,7 +39,7 @@ Pieces = Sequence[memoryview]
 
 
 class SendFailed(OSError):
-    """What a request ended with; the text is for `clients.away`, and for nobody else."""
+    """What a request ended with; the text is for `causes.away`, and for nobody else."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -104,12 +104,15 @@ class PartSending:
         Raises:
             SendFailed: likewise.
         """
-        name = inner(self._ask("POST", "uploads=")[1], "UploadId")
+        try:
+            name = field(self._ask("POST", "uploads=")[1], "UploadId")
+        except ValueError:
+            raise SendFailed("status: 200 without UploadId") from None
         try:
             self.complete(name, parts)
         except BaseException:
             with suppress(SendFailed):
-                self._once("DELETE", f"uploadId={quote(name, safe='')}", (), "", timeout_s=_END_S)
+                self._once("DELETE", _upload(name), (), "", timeout_s=_END_S)
             raise
 
     def complete(
@@ -130,7 +133,7 @@ class PartSending:
                 for n, tag in enumerate(tags, 1)
             ]
             body = f"<CompleteMultipartUpload>{''.join(rows)}</CompleteMultipartUpload>".encode()
-            _, text = self._ask("POST", f"uploadId={quote(name, safe='')}", [memoryview(body)])
+            _, text = self._ask("POST", _upload(name), [memoryview(body)])
             if "CompleteMultipartUploadResult" not in text:
                 # S3 begins its answer before it knows how this ends.
                 raise SendFailed(f"status: 500 {text}", 500)
@@ -167,7 +170,7 @@ class PartSending:
         tag = is_there(number, pieces) if is_there is not None else ""
         if tag:
             return tag
-        query = f"partNumber={number}&uploadId={quote(name, safe='')}"
+        query = f"partNumber={number}&{_upload(name)}"
         told = self._ask("PUT", query, pieces, self._way.vouch(pieces))[0]
         if "etag" not in told:
             raise SendFailed("status: 200 without ETag", 200)
@@ -253,9 +256,5 @@ class PartSending:
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-def inner(text: str, name: str) -> str:
-    """What an answer says of something. Raises SendFailed: nothing."""
-    found = re.search(f"<{name}>(.*?)</{name}>", text, re.DOTALL)
-    if found is None:
-        raise SendFailed(f"status: 200 without {name}")
-    return html.unescape(found[1])
+def _upload(name: str) -> str:
+    return f"uploadId={quote(name, safe='')}"

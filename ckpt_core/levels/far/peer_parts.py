@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ckpt_core.levels.far.clients import away, endpoint, peer_path, peer_settings
+from ckpt_core.levels.far.causes import away
+from ckpt_core.levels.far.clients import endpoint, peer_path, peer_settings
 from ckpt_core.levels.far.door import Away
 from ckpt_core.levels.far.part_sending import PartSending, Pieces, SendFailed, Way, cut
 from ckpt_core.levels.far.parts import part_bytes

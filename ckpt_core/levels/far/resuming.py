@@ -22,7 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
 
-from ckpt_core.levels.far.clients import away, is_set, is_unsigned, split
+from ckpt_core.levels.far.causes import away
+from ckpt_core.levels.far.clients import is_set, is_unsigned, split
 from ckpt_core.levels.far.door import Away
 from ckpt_core.levels.far.leftovers import (
     FAILURES,
@@ -30,7 +31,6 @@ from ckpt_core.levels.far.leftovers import (
     Leftovers,
     Part,
     is_of_the_moment,
-    tell_aborted,
 )
 from ckpt_core.levels.far.part_sending import PartSending, Pieces, SendFailed, Way, cut
 from ckpt_core.levels.far.parts import PART_BYTES, part_bytes
@@ -86,15 +86,16 @@ class Resuming:
 
     def take_up(self, mine: Callable[[str], bool]) -> None:
         """Find what was begun of files that nobody else sends; of each the youngest is kept. Never raises."""
-        count = 0
         with suppress(*FAILURES):
             leftovers = Leftovers.of(self._url)
-            for one in leftovers.files(mine) if leftovers is not None else ():
-                with self._lock:
-                    kept = self._known.setdefault(one.key, _Known(one, is_mine=True)).upload
-                if kept.name != one.name and leftovers is not None:
-                    count += _aborted(leftovers, one)
-        tell_aborted(self._url, count)
+            if leftovers is None:
+                return
+            found = leftovers.files(mine)
+            with self._lock:
+                for one in found:
+                    self._known.setdefault(one.key, _Known(one, is_mine=True))
+                kept = {known.upload.name for known in self._known.values()}
+            leftovers.abort(one for one in found if one.name not in kept)
 
     def give_up(self) -> None:
         """Nothing is to be sent any more: what was not gone on with is aborted. Never raises."""
@@ -102,10 +103,7 @@ class Resuming:
             left = [known.upload for known in self._known.values() if known.is_mine]
             self._known = {}
             self._failed.clear()
-        with suppress(*FAILURES):
-            leftovers = Leftovers.of(self._url) if left else None
-            if leftovers is not None:
-                tell_aborted(self._url, sum(_aborted(leftovers, one) for one in left))
+        self._abort(left)
 
     def failed(self, key: str) -> None:
         """The client could not send it: before it tries again, what it left there is looked for."""
@@ -165,7 +163,7 @@ class Resuming:
         failure: SendFailed | None = None
         try:
             parts = _checked(cut(blocks, nbytes), known.parts)
-            sending.complete(known.upload.name, parts, known_by(known.parts))
+            sending.complete(known.upload.name, parts, _known_by(known.parts))
         except SendFailed as exc:
             failure = exc
         finally:
@@ -179,10 +177,8 @@ class Resuming:
         if passes and known.tries < _TRIES:
             raise _for_now(away(self._url, f"write {key}", failure)) from None
         self._forget(key)
-        text = (
-            f"{self._url}: what was begun of {key} is not taken any more: all of it is sent again"
-        )
-        raise Away(text)
+        text = f"what was begun of {key} is not taken any more: all of it is sent again"
+        raise Away(f"{self._url}: {text}")
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -211,17 +207,13 @@ class Resuming:
         with self._lock:
             known = self._known.pop(key, None)
         if known is not None and known.is_mine:
-            with suppress(*FAILURES):
-                leftovers = Leftovers.of(self._url)
-                if leftovers is not None:
-                    leftovers.abort(known.upload)
+            self._abort([known.upload])
 
-
-def _aborted(leftovers: Leftovers, one: Leftover) -> bool:
-    with suppress(*FAILURES):
-        leftovers.abort(one)
-        return True
-    return False
+    def _abort(self, gone: list[Leftover]) -> None:
+        with suppress(*FAILURES):
+            leftovers = Leftovers.of(self._url) if gone else None
+            if leftovers is not None:
+                leftovers.abort(gone)
 
 
 def _for_now(failure: Away) -> Away:
@@ -236,14 +228,14 @@ def _checked(parts: Iterator[list[memoryview]], there: Mapping[int, Part]) -> It
     Raises:
         _OtherTags: it is none.
     """
-    first, is_there = min(there), known_by(there)
+    first, is_there = min(there), _known_by(there)
     for number, pieces in enumerate(parts, 1):
         if number == first and not is_there(number, pieces):
             raise _OtherTags("a tag that is not the MD5 of the bytes here", 400)
         yield pieces
 
 
-def known_by(parts: Mapping[int, Part]) -> Callable[[int, Pieces], str]:
+def _known_by(parts: Mapping[int, Part]) -> Callable[[int, Pieces], str]:
     """What tells the tag of a part that is there with just these bytes."""
 
     def is_there(number: int, pieces: Pieces) -> str:
