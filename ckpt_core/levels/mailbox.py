@@ -36,7 +36,10 @@ PROTOCOL = 1
 """An agent that meets a plan of another protocol ends, and leaves the root to the agent of that plan."""
 
 REMEMBERED = 500
-"""How many steps of each kind a status names, the newest."""
+"""How many saves of each kind a status names, the latest."""
+
+_BY_STEP = ("steps", "reached", "skipped")
+"""JSON has no keys that are numbers."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +176,9 @@ class LevelStatus:
         url: which.
         steps: whole there, as it was last seen: step -> attempt.
         files: directories of files that are whole there, likewise: name -> attempt.
-        reached: steps of this root that have come there, the newest last; also those that are retired since.
-        skipped: steps that were to go there and never will: passed over for newer ones, or retired before.
+        reached: saves of this root that have come there, the latest last, likewise; also those that are
+            retired since.
+        skipped: saves that were to go there and never will: passed over for newer ones, or retired before.
         sending: the step that is on its way; None: none is.
         sent_bytes, total_bytes: of that one.
         problem: why it cannot go on now, for people; "" when all is well.
@@ -185,13 +189,15 @@ class LevelStatus:
         busy_s: time that it took.
         pinned: steps that are pinned there as they are in the root.
         keeps: the conclusion on agreed steps that it goes by, by session and number; []: none.
+        restored: as in the plan that it goes by. What is said for one that training went on from before is
+            not said of what came after: a step may be wanted again that had been passed over.
     """
 
     url: str
     steps: dict[int, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    reached: list[int] = field(default_factory=list)
-    skipped: list[int] = field(default_factory=list)
+    reached: dict[int, str] = field(default_factory=dict)
+    skipped: dict[int, str] = field(default_factory=dict)
     sending: int | None = None
     sent_bytes: int = 0
     total_bytes: int = 0
@@ -203,6 +209,7 @@ class LevelStatus:
     busy_s: float = 0.0
     pinned: list[int] = field(default_factory=list)
     keeps: list[int] = field(default_factory=list)
+    restored: str = ""
 
     def begins(self, step: int, nbytes: int) -> None:
         """A step is on its way from now on, for the first time or again."""
@@ -213,24 +220,25 @@ class LevelStatus:
         """Nothing is on its way any more."""
         self.sending, self.sent_bytes, self.total_bytes = None, 0, 0
 
-    def has_reached(self, step: int) -> None:
-        """Note that a step has come there."""
-        _remember(self.reached, step)
+    def has_reached(self, step: int, attempt: str) -> None:
+        """Note that a save has come there."""
+        _remember(self.reached, step, attempt)
 
-    def has_skipped(self, step: int) -> None:
-        """Note that a step never will."""
-        _remember(self.skipped, step)
+    def has_skipped(self, step: int, attempt: str) -> None:
+        """Note that a save never will."""
+        _remember(self.skipped, step, attempt)
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
-        return {**dataclasses.asdict(self), "steps": list(self.steps.items())}
+        lists = {name: list(getattr(self, name).items()) for name in _BY_STEP}
+        return {**dataclasses.asdict(self), **lists}
 
     @classmethod
     def from_json(cls, obj: Mapping[str, Any]) -> Self:
         """As `to_json` gave it; keys that are not known are ignored."""
         known = {one.name for one in dataclasses.fields(cls)}
         values = {name: value for name, value in obj.items() if name in known}
-        return cls(**{**values, "steps": dict(values.get("steps", ()))})
+        return cls(**values | {name: dict(values.get(name, ())) for name in _BY_STEP})
 
 
 @dataclass
@@ -317,9 +325,11 @@ def _read(root: Path, name: str) -> Any:
     return obj if isinstance(obj, dict) else None
 
 
-def _remember(steps: list[int], step: int) -> None:
-    if step in steps:
+def _remember(saves: dict[int, str], step: int, attempt: str) -> None:
+    if saves.get(step) == attempt:
         return
-    steps.append(step)
-    steps.sort()
-    del steps[:-REMEMBERED]
+    # The latest last, whatever its number: training may have gone back.
+    saves.pop(step, None)
+    saves[step] = attempt
+    for old in [*saves][:-REMEMBERED]:
+        del saves[old]

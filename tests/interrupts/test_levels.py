@@ -118,7 +118,8 @@ def test_asking_where_a_save_is_can_be_cut_short_anywhere(
         strike(counting, lambda: handle.reached(1))
         for n in range(counting.lines):
             strike(Trap(n, kind), lambda: handle.reached(1))
-        bench.say(LevelStatus(bench.url, steps={1: attempt_of(bench.root, 1)}, reached=[1]))
+        there = {1: attempt_of(bench.root, 1)}
+        bench.say(LevelStatus(bench.url, steps=there, reached=there))
         assert early.result(SOON_S) is handle.reached(1).result(SOON_S) is None
 
 
@@ -133,7 +134,8 @@ def test_waiting_for_a_level_can_be_cut_short_anywhere(
     def waited(trap: Trap) -> None:
         # By a Checkpointer of its own: one that has looked at a level knows the answer for a while.
         with bench.open() as ck:
-            bench.say(LevelStatus(bench.url, steps={1: attempt_of(bench.root, 1)}, reached=[1]))
+            there = {1: attempt_of(bench.root, 1)}
+            bench.say(LevelStatus(bench.url, steps=there, reached=there))
             strike(trap, lambda: ck.wait(level=1))
             ck.wait(level=1)
 

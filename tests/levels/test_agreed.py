@@ -253,14 +253,14 @@ def test_steps_of_a_copy_that_other_nodes_did_not_have_go_once_training_has_gone
 
 def test_what_was_said_of_steps_before_is_forgotten_with_a_new_checkpointer() -> None:
     url = "peer://10.0.0.1:7077/x/node-00000"
-    said = Status(1, "h", "a", levels=[LevelStatus(url, reached=[4], skipped=[5])])
+    said = Status(1, "h", "a", levels=[LevelStatus(url, reached={4: "d"}, skipped={5: "e"})])
     plan = Plan(RUN, 1, "a", (Level(url),))
     board = Board(plan, said)
-    assert board.told().levels[0].skipped == [5], "an agent that is started anew goes on"
-    assert Board(dataclasses.replace(plan, token="b"), said).told().levels[0].skipped == []
+    assert board.told().levels[0].skipped == {5: "e"}, "an agent that is started anew goes on"
+    assert Board(dataclasses.replace(plan, token="b"), said).told().levels[0].skipped == {}
     board.follow(dataclasses.replace(plan, token="b"))
     (level,) = board.told().levels
-    assert (level.reached, level.skipped) == ([], []), "a step 5 of now is another save"
+    assert (level.reached, level.skipped) == ({}, {}), "a step 5 of now is another save"
 
 
 def test_a_conclusion_that_cannot_be_noted_is_not_gone_by(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_a_step_that_a_copy_has_retired_is_given_up_and_the_next_one_sent(
         agreed = Agreed(plan.run, 1, 1, ((1, attempt),), (1, attempt), True)
         write_agreed(root, agreed, files=Files())
         (level,) = agents.run(root).levels
-        assert [*level.steps] == [2] and level.skipped == [1] and level.keeps == [1, 1]
+        assert [*level.steps] == [2] and level.skipped == {1: attempt} and level.keeps == [1, 1]
         status = Agreeing(root, agreed, url, files=Files()).say()
         assert status.standing is Standing.LOST
 
@@ -345,7 +345,7 @@ def test_a_step_that_all_have_gone_on_from_comes_back_to_a_copy_that_had_retired
         write_plan(root, plan)
         write_agreed(root, Agreed(plan.run, 1), files=Files())
         (level,) = agents.run(root).levels
-        assert [*level.steps] == [1, 2] and level.skipped == []
+        assert [*level.steps] == [1, 2] and level.skipped == {}
         with open_far(url) as far:
             assert far.steps()[1] == attempt
         assert verify(server.kept / "run").ok
@@ -384,3 +384,40 @@ def test_a_step_that_all_have_gone_on_from_is_waited_for_whatever_every_says(
     for steps, left in (({16: "newer"}, ["step 15"]), ({15: save.attempt}, [])):
         seen = LevelStatus(level.url, steps=steps)
         assert due.left(level, seen, needed=save) == left
+
+
+def test_what_an_agent_said_before_training_went_back_is_not_said_of_saves_since(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path, 1, 2, 3, 4)
+    attempts = Attempts(tmp_path).of([1, 2, 3, 4])
+    level = Level(every=2, parity="2+1", bind="lo:0", dir=tmp_path / "kept")
+    due = Due(tmp_path, files=Files())
+    apart = [attempts[4]]
+    seen = LevelStatus(level.url, steps={4: attempts[4]}, skipped={2: "another save of it"})
+    last = due.newest(apart=apart)
+    assert last == (Copy(3, attempts[3]), Copy(4, attempts[4]))
+    assert due.newest() == last[1:]
+    assert due.left(level, seen, apart=apart, last=last) == ["step 2", "step 3"]
+    seen.skipped[2] = attempts[2]
+    assert due.left(level, seen, apart=apart, last=last) == ["step 3"]
+    seen.steps = {3: attempts[3]}
+    assert due.left(level, seen, apart=apart, last=last) == []
+    seen.steps = {3: "another save of it"}
+    assert due.left(level, seen, apart=apart, last=last) == ["step 3"]
+
+
+def test_a_level_forgets_what_it_passed_over_when_training_goes_on_from_another_step() -> None:
+    url = "peer://10.0.0.1:7077/x/node-00000"
+    board = Board(Plan(RUN, 1, "a", (Level(url),)), None)
+    with board.change(url) as status:
+        status.has_skipped(2, "b")
+        status.has_reached(4, "d")
+    board.goes_by(url, (1, 1), "")
+    assert board.told().levels[0].skipped == {2: "b"}
+    board.goes_by(url, (1, 1), "a")
+    (level,) = board.told().levels
+    assert (level.restored, level.skipped, level.reached) == ("a", {}, {4: "d"})
+    again = Board(board.plan, board.told())
+    again.goes_by(url, (1, 1), "a")
+    assert again.told().levels[0].reached == {4: "d"}

@@ -225,7 +225,7 @@ def test_plan_and_status_come_back_as_they_were_written(tmp_path: Path) -> None:
     plan = dataclasses.replace(plan, own=("/far",), serve=Serve("/copies", "10.0.0.1:7", "/token"))
     write_plan(tmp_path, plan)
     one = LevelStatus("/far", steps={10: "000000000010-0a0b0c0d"}, sending=20, problem="away")
-    one.has_reached(10)
+    one.has_reached(10, "000000000010-0a0b0c0d")
     status = Status(7, "host", "t", [one], serving="10.0.0.1:7")
     write_status(tmp_path, status)
     assert read_plan(tmp_path) == plan

@@ -53,7 +53,7 @@ def test_directories_and_the_pointer_come_to_every_level_and_the_newest_when_tra
         assert status is not None
         attempts = {name: copy.attempt for name, copy in far_of(far).directories().items()}
         assert status.levels[1].files == attempts
-        assert status.levels[1].reached == [], "no step has come there"
+        assert status.levels[1].reached == {}, "no step has come there"
     assert agents.ended(process, root).ended == "up to date"
     assert whole(far) == {"global_step10": 10, "global_step15": 15}
     assert pointer(far) == "global_step15"

@@ -43,6 +43,11 @@ def save(ck: Checkpointer, step: int) -> SaveHandle:
     return handle
 
 
+def saves(bench: Bench, *steps: int) -> dict[int, str]:
+    """These steps of the root, with their attempts."""
+    return {step: attempt_of(bench.root, step) for step in steps}
+
+
 def failure(handle: SaveHandle, level: int | str = 1) -> str:
     error = handle.reached(level).exception(SOON_S)
     assert isinstance(error, CommitError)
@@ -61,7 +66,7 @@ def test_a_save_has_reached_a_level_when_the_agent_has_seen_this_very_save_there
         bench.say(LevelStatus(bench.url))
         ck._engine.levels._tender.do(lambda: None)  # type: ignore[attr-defined]
         assert not future.done()
-        bench.say(LevelStatus(bench.url, steps={1: attempt_of(bench.root, 1)}, reached=[1]))
+        bench.say(LevelStatus(bench.url, steps=saves(bench, 1), reached=saves(bench, 1)))
         assert future.result(SOON_S) is None
         assert handle.reached(bench.url + "/").result(SOON_S) is None
 
@@ -81,8 +86,11 @@ def test_what_the_agent_says_is_heard_when_it_says_it(
 
 def test_a_step_that_was_retired_there_since_has_reached_it(bench: Bench) -> None:
     with bench.open() as ck:
-        first, second = save(ck, 1), save(ck, 2)
-        bench.say(LevelStatus(bench.url, steps={2: attempt_of(bench.root, 2)}, reached=[1, 2]))
+        first = save(ck, 1)
+        was = saves(bench, 1)
+        second = save(ck, 2)
+        there = saves(bench, 2)
+        bench.say(LevelStatus(bench.url, steps=there, reached=was | there))
         assert first.reached(1).result(SOON_S) is second.reached(1).result(SOON_S) is None
 
 
@@ -92,17 +100,17 @@ def test_another_save_of_a_step_is_not_taken_for_this_one(bench: Bench) -> None:
         old = attempt_of(bench.root, 1)
         again = save(ck, 1)
         future = again.reached(1)
-        bench.say(LevelStatus(bench.url, steps={1: old}, reached=[1], skipped=[1]))
+        bench.say(LevelStatus(bench.url, steps={1: old}, reached={1: old}, skipped={1: old}))
         until(lambda: ck.gauges.levels()[0].newest == 1)
         assert not future.done()
-        bench.say(LevelStatus(bench.url, steps={1: attempt_of(bench.root, 1)}, reached=[1]))
+        bench.say(LevelStatus(bench.url, steps=saves(bench, 1), reached=saves(bench, 1)))
         assert future.result(SOON_S) is None
 
 
 def test_a_step_that_is_passed_over_says_so(bench: Bench) -> None:
     with bench.open() as ck:
         handle = save(ck, 1)
-        bench.say(LevelStatus(bench.url, skipped=[1], problem="the bucket is full"))
+        bench.say(LevelStatus(bench.url, skipped=saves(bench, 1), problem="the bucket is full"))
         assert "passed over, since the level lags behind (the bucket is full)" in failure(handle)
 
 
@@ -151,7 +159,7 @@ def test_named_files_that_newer_ones_have_overtaken_are_passed_over(
         bench.say(LevelStatus(bench.url, files={"global_step6": "000000000006-00000000"}))
         assert "was passed over" in failure(handle)
         first, second = save(ck, 6), save(ck, 7)
-        bench.say(LevelStatus(bench.url, steps={7: attempt_of(bench.root, 7)}, reached=[7]))
+        bench.say(LevelStatus(bench.url, steps=saves(bench, 7), reached=saves(bench, 7)))
         assert second.reached(1).result(SOON_S) is None
         assert "was passed over" in failure(first)
 
@@ -186,7 +194,7 @@ def test_who_waits_when_the_checkpointer_is_closed_is_told_so(bench: Bench) -> N
 def test_what_had_come_there_by_the_close_is_known_after_it(bench: Bench) -> None:
     with bench.open() as ck:
         handle = save(ck, 1)
-        bench.say(LevelStatus(bench.url, steps={1: attempt_of(bench.root, 1)}, reached=[1]))
+        bench.say(LevelStatus(bench.url, steps=saves(bench, 1), reached=saves(bench, 1)))
     assert handle.reached(1).result(SOON_S) is None
 
 
@@ -199,7 +207,7 @@ def test_waiting_for_a_level_waits_for_what_is_due_there(bench: Bench) -> None:
         due = attempt_of(bench.root, 2)
         save(ck, 3)
         threading.Timer(
-            0.5, lambda: bench.say(LevelStatus(bench.url, steps={2: due}, reached=[2]))
+            0.5, lambda: bench.say(LevelStatus(bench.url, steps={2: due}, reached={2: due}))
         ).start()
         ck.wait(level=1)
         assert ck.gauges.levels()[0].newest == 2
@@ -225,7 +233,7 @@ def test_a_level_that_waits_for_somebody_is_not_waited_for(bench: Bench) -> None
 def test_a_step_that_never_goes_there_is_not_waited_for(bench: Bench) -> None:
     with bench.open(timeout=600.0) as ck:
         save(ck, 2)
-        bench.say(LevelStatus(bench.url, skipped=[2], problem="step 2 is damaged"))
+        bench.say(LevelStatus(bench.url, skipped=saves(bench, 2), problem="step 2 is damaged"))
         with pytest.raises(
             CommitError, match=r"steps \[2\] were passed over .*: step 2 is damaged"
         ):
@@ -238,7 +246,7 @@ def test_a_last_step_that_does_not_come_is_told(bench: Bench) -> None:
         ck.wait(level=1)
         with pytest.raises(CommitError, match="has not got step 2 within `timeout`"):
             ck.wait(level=1, last=True)
-        bench.say(LevelStatus(bench.url, skipped=[2], problem="step 2 is damaged"))
+        bench.say(LevelStatus(bench.url, skipped=saves(bench, 2), problem="step 2 is damaged"))
         with pytest.raises(CommitError, match="step 2 is damaged"):
             ck.wait(level=1, last=True)
         with pytest.raises(ConfigError, match="say at which level"):
@@ -254,14 +262,12 @@ def test_steps_that_the_level_still_wants_stay(bench: Bench) -> None:
             save(ck, step)
         # Two that are wanted, and the newest.
         assert ck.steps() == (4, 6, 7)
-        bench.say(
-            LevelStatus(bench.url, steps={4: attempt_of(bench.root, 4)}, reached=[4], sending=6)
-        )
+        bench.say(LevelStatus(bench.url, steps=saves(bench, 4), reached=saves(bench, 4), sending=6))
         until(lambda: ck.gauges.levels()[0].newest == 4)
         save(ck, 8)
         assert ck.steps() == (6, 8)
-        there = {6: attempt_of(bench.root, 6), 8: attempt_of(bench.root, 8)}
-        bench.say(LevelStatus(bench.url, steps=there, reached=[4, 6, 8]))
+        there = saves(bench, 6, 8)
+        bench.say(LevelStatus(bench.url, steps=there, reached=there))
         until(lambda: ck.gauges.levels()[0].newest == 8)
         save(ck, 9)
         assert ck.steps() == (9,)
@@ -285,7 +291,7 @@ def test_a_step_that_a_directory_before_it_holds_is_not_kept_for_a_level(
         for step in range(1, 6):
             save(ck, step)
         assert ck.steps() == (4, 5)
-        near = LevelStatus(bench.url, steps={4: attempt_of(bench.root, 4)}, reached=[4])
+        near = LevelStatus(bench.url, steps=saves(bench, 4), reached=saves(bench, 4))
         bench.say(near, LevelStatus(second))
         until(lambda: ck.gauges.levels()[0].newest == 4)
         save(ck, 7)
@@ -303,11 +309,13 @@ def test_events_and_gauges_tell_of_each_level(bench: Bench, caplog: Any) -> None
         first = attempt_of(bench.root, 1)
         save(ck, 4)
         bench.say(
-            LevelStatus(bench.url, steps={1: first}, reached=[1], skipped=[3], problem="full")
+            LevelStatus(
+                bench.url, steps={1: first}, reached={1: first}, skipped={3: "x"}, problem="full"
+            )
         )
         until(lambda: ck.gauges.levels()[0].problem == "full")
         assert ck.gauges.levels()[0].lag_steps == 3
-        bench.say(LevelStatus(bench.url, steps={1: first}, reached=[1], skipped=[3]))
+        bench.say(LevelStatus(bench.url, steps={1: first}, reached={1: first}, skipped={3: "x"}))
         until(lambda: ck.gauges.levels()[0].problem == "")
         told = [
             (event.name, event.step, event.detail)
@@ -332,7 +340,7 @@ def test_steps_of_an_earlier_run_are_no_news(bench: Bench) -> None:
     with bench.open() as ck:
         save(ck, 5)
     with bench.open() as ck:
-        bench.say(LevelStatus(bench.url, steps={5: attempt_of(bench.root, 5)}, reached=[4, 5]))
+        bench.say(LevelStatus(bench.url, steps=saves(bench, 5), reached={4: "x"} | saves(bench, 5)))
         until(lambda: ck.gauges.levels()[0].newest == 5)
         assert not [event for event in ck.events.events() if event.name.startswith("level")]
 

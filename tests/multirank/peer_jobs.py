@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -20,8 +21,10 @@ from typing import Any
 import torch
 
 from ckpt_core import Checkpointer, CkptError, FlatPart, Level, TorchStore
+from ckpt_core.levels import read_status
 from ckpt_core.levels.agreed import read_agreed
 from ckpt_core.levels.parity.groups import Shape
+from ckpt_core.levels.trainer.awaiting import Attempts
 from ckpt_core.levels.trainer.joining import read_run
 from ckpt_core.store import committed_steps
 from tests.levels.trainers import agent_of, processes, until
@@ -121,6 +124,27 @@ def go_back(who: Rank, place: str, shape: str = "") -> list[int]:
             ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
         ck.wait(level=name, last=True)
         return list(committed_steps(ck.root))
+
+
+def go_back_unseen(who: Rank, place: str, shape: str = "") -> bool:
+    """As `go_back`, while the agent says nothing for a while; whether the last save was waited for."""
+    name = name_of(shape)
+    with open_here(who, place, shape, keep_last=4, every=2) as ck:
+        for step in (1, 2, 3, 4):
+            handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
+            handle.committed.result(_REACHED_S)
+        ck.wait(level=name)
+        agent = agent_of(ck.root)
+        assert agent is not None
+        os.kill(agent, signal.SIGSTOP)
+        threading.Timer(1.0, lambda: os.kill(agent, signal.SIGCONT)).start()
+        assert ck.restore(blank(make_state(who.rank, 1)), step=1) is not None
+        for step in (2, 3):
+            ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
+        ck.wait(level=name, last=True)
+        status, saved = read_status(ck.root), Attempts(ck.root).of([3])[3]
+        assert status is not None
+        return status.levels[0].steps.get(3) == saved
 
 
 def go_on_cut(who: Rank, place: str, steps: list[int], shape: str = "", *, cut: bool) -> int:

@@ -160,6 +160,13 @@ def test_after_going_back_in_the_same_process_what_is_due_is_waited_for(
     assert all({2, 3} <= {*steps} for steps in found)
 
 
+def test_what_an_agent_said_before_training_went_back_is_not_taken_for_what_comes_then(
+    warm: Warm, place: Path
+) -> None:
+    found = all_well(run(warm, "go_back_unseen", place, ["a", "b", "c"], shape="2+1"))
+    assert found == [True] * 3
+
+
 def said_of(home: Path, step: int, *more: str) -> str | None:
     """What `ls` says can be lost without losing a step; None: that it does not know."""
     command = [sys.executable, "-m", "ckpt_core", "ls", str(home / "root"), "--json", *more]

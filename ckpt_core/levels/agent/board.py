@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ckpt_core.levels.mailbox import LevelStatus, Plan, Status
-from ckpt_core.options import PARITY, Level, scheme_of
+from ckpt_core.options import Level
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ class Board:
         self._known: dict[str, LevelStatus] = {}
         is_same = before is not None and before.token == plan.token
         for one in before.levels if before is not None and is_same else ():
-            self._known[one.url] = LevelStatus(one.url, reached=one.reached, skipped=one.skipped)
+            self._known[one.url] = LevelStatus(
+                one.url, reached=one.reached, skipped=one.skipped, restored=one.restored
+            )
         self._there: dict[str, dict[int, str]] = {}
         self._unpinned: dict[str, frozenset[str]] = {}
         self._status = Status(os.getpid(), socket.gethostname(), plan.token)
@@ -72,11 +74,9 @@ class Board:
     def follow(self, plan: Plan) -> None:
         """Go by another plan."""
         with self._lock:
-            anew = plan.token != self.plan.token
-            for url, status in self._known.items():
-                # Training may have gone back: a step of the same number may be another save.
-                if anew or (plan.apart != self.plan.apart and scheme_of(url) == PARITY):
-                    status.reached, status.skipped = [], []
+            if plan.token != self.plan.token:
+                for status in self._known.values():
+                    status.reached, status.skipped = {}, {}
             self.plan = plan
             self.epoch += 1
             self.version += 1
@@ -135,12 +135,16 @@ class Board:
             self._of(url).steps = dict(there)
         self._tell()
 
-    def goes_by(self, url: str, order: Sequence[int]) -> None:
-        """Note which conclusion on agreed steps a level is kept by."""
-        with self._lock:
-            if self._of(url).keeps != [*order]:
-                self.version += 1
-                self._of(url).keeps = [*order]
+    def goes_by(self, url: str, order: Sequence[int], restored: str) -> None:
+        """Note which conclusion on agreed steps a level is kept by, and what training has gone on from.
+
+        Called by the thread that notes what has come there and what never will.
+        """
+        with self.change(url) as status:
+            status.keeps = [*order]
+            if status.restored != restored:
+                # Going back makes steps wanted that had been passed over.
+                status.restored, status.skipped = restored, {}
 
     def is_last(self, newest: Iterable[str]) -> bool:
         """Whether nothing comes after what is newest here, by its attempts, so that it goes everywhere."""
@@ -177,4 +181,12 @@ class Board:
 
 def _awaited(status: LevelStatus) -> tuple[object, ...]:
     """What a Checkpointer may wait for; how far something is on its way is no news."""
-    return [*status.reached], [*status.skipped], {**status.files}, status.problem, status.pinned
+    went_back = status.restored
+    return (
+        {**status.reached},
+        {**status.skipped},
+        {**status.files},
+        status.problem,
+        status.pinned,
+        went_back,
+    )

@@ -156,10 +156,10 @@ class Carrier:
 
     def _turn(self) -> bool:
         """Do what comes first; whether there may be more to do."""
-        level = self._level()
-        if self._token != self._board.plan.token:
+        level, plan = self._level(), self._board.plan
+        if self._token != plan.token:
             # What was told of damaged steps has been forgotten, and they may have been replaced since.
-            self._token = self._board.plan.token
+            self._token = plan.token
             self._damaged.clear()
             self._refused.clear()
         far = self._far = self._far or open_far(self.url, files=self._files)
@@ -174,14 +174,14 @@ class Carrier:
         out = self._damaged | {one for one in self._refused if one[0] not in self._there}
         here = {step: found[step] for step in found if (step, found[step]) not in out}
         # Order matters: what is retired from here on is chosen by this, and whoever reads that relies on it.
-        agreed = agreement(self._root, self._board.plan, self.url)
-        self._board.goes_by(self.url, agreed.order)
+        agreed = agreement(self._root, plan, self.url)
+        self._board.goes_by(self.url, agreed.order, plan.restored)
         self._restored = None if agreed.begun else agreed.sought
         going = {*left_behind(self._there, found, agreed)} - pinned_steps(self._root)
         if going and (going := going - far.pins()):
             return self._retire(far, going)
         if agreed.sought in out:
-            self._passed_over(agreed.sought[0])  # so that another one is sought
+            self._passed_over(*agreed.sought)  # so that another one is sought
         self._note(here, level, agreed.sought)
         last = self._board.is_last(newest_of(here))
         want = wanted(here, level, there=self._there, last=last)
@@ -256,18 +256,18 @@ class Carrier:
         for step, attempt in list(self._seen.items()):
             if self._there.get(step) == attempt:
                 with self._board.change(self.url) as status:
-                    status.has_reached(step)
+                    status.has_reached(step, attempt)
             elif step > newest or step in self._there or (step, attempt) == sought:
                 continue  # still to come
             else:
-                self._passed_over(step)
+                self._passed_over(step, attempt)
             self._settled[step] = self._seen.pop(step)
 
-    def _passed_over(self, step: int) -> None:
+    def _passed_over(self, step: int, attempt: str) -> None:
         with self._board.change(self.url) as status:
-            if step in status.reached or step in status.skipped:
+            if attempt in (status.reached.get(step), status.skipped.get(step)):
                 return
-            status.has_skipped(step)
+            status.has_skipped(step, attempt)
         logger.info("%s: step %d was passed over", self.url, step)
 
     # -- sending -----------------------------------------------------------------------------------
@@ -291,9 +291,7 @@ class Carrier:
         copy = save.copy
         with self._board.change(self.url) as status:
             status.begins(copy.step, save.nbytes)
-            # Of another save of the step, which this one replaces.
-            status.reached = [step for step in status.reached if step != copy.step]
-            status.skipped = [step for step in status.skipped if step != copy.step]
+            status.skipped.pop(copy.step, None)
         begun = time.monotonic()
         try:
             return send(save, far, self._how(far, copy))
@@ -338,7 +336,7 @@ class Carrier:
         with self._board.change(self.url) as status:
             status.rests()
             if sent is Sent.REACHED:
-                status.has_reached(copy.step)
+                status.has_reached(copy.step, copy.attempt)
                 is_behind = all(step < copy.step for step, _ in self._damaged)
                 if is_behind and not self._trouble.is_there:
                     status.problem, status.since_s = "", 0.0
@@ -348,7 +346,7 @@ class Carrier:
         text = f"step {copy.step} is damaged and was not sent to {self.url}: {damage}"
         logger.error("%s", text)
         with self._board.change(self.url) as status:
-            status.has_skipped(copy.step)
+            status.has_skipped(copy.step, copy.attempt)
             status.sending = None
             status.problem, status.since_s = text, time.time()
 

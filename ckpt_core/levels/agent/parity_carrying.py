@@ -75,7 +75,7 @@ class ParityCarrier(Carrier):
         apart = {*plan.apart}
         # Order matters: what is let go from here on is chosen by this, and whoever reads that relies on it.
         agreed = self._agreed = agreement(self._root, plan, self.url)
-        self._board.goes_by(self.url, agreed.order)
+        self._board.goes_by(self.url, agreed.order, plan.restored)
         here = {step: one for step, one in self._here(level).items() if one not in apart}
         there = met.own.directories()
         kept = {
@@ -112,7 +112,7 @@ class ParityCarrier(Carrier):
     def _note_all(self, here: dict[int, str], level: Level, apart: set[str]) -> None:
         sought = self._agreed.sought
         if sought is not None and (sought in self._damaged or sought[1] in apart):
-            self._passed_over(sought[0])  # so that another one is sought
+            self._passed_over(*sought)  # so that another one is sought
         self._note(here, level, sought)
 
     def _folders(self) -> list[Path]:
@@ -254,7 +254,8 @@ class ParityCarrier(Carrier):
         self._board.moved()
         with self._board.change(self.url) as status:
             status.rests()
-            status.has_reached(save.step)
+            status.has_reached(save.step, save.attempt)
+            status.skipped.pop(save.step, None)
             if not self._trouble.is_there:
                 status.problem, status.since_s = "", 0.0
         logger.info("%s: parity of step %d is there, at all nodes", self.url, save.step)
@@ -262,7 +263,7 @@ class ParityCarrier(Carrier):
     def _give_up(self, save: Copy, why: str) -> None:
         """This save never gets its parity: it has gone somewhere, before all had made theirs."""
         self._damaged.add((save.step, save.attempt))
-        self._passed_over(save.step)
+        self._passed_over(save.step, save.attempt)
         logger.info("%s: no parity of step %d: %s", self.url, save.step, why)
 
     # -- making ------------------------------------------------------------------------------------

@@ -118,9 +118,9 @@ def due_steps(root: Path, plan: Plan, status: Status) -> dict[str, tuple[int, ..
     found = {}
     for level in plan.levels:
         seen = known.get(level.url)
-        there, skipped = ({}, []) if seen is None else (seen.steps, seen.skipped)
+        there, skipped = ({}, {}) if seen is None else (seen.steps, seen.skipped)
         steps = wanted(here, level, there=there, last=last)
-        found[level.url] = tuple(step for step in steps if step not in skipped)
+        found[level.url] = tuple(step for step in steps if skipped.get(step) != here[step])
     return found
 
 

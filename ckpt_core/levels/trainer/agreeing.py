@@ -133,7 +133,7 @@ class Agreeing:
         )
         if seen is None:
             return Standing.COMING
-        if step in seen.skipped and seen.steps.get(step) != attempt:
+        if seen.skipped.get(step) == attempt != seen.steps.get(step):
             return Standing.LOST
         # Order matters: an agent that goes by an earlier conclusion might be giving away what it names.
         is_there = seen.steps.get(step) == attempt and tuple(seen.keeps) == agreed.order

@@ -80,13 +80,19 @@ class Due:
         self._attempts = Attempts(root)
         self._named = NamedFiles(DirectoryFar(root, files=files))
 
-    def newest(self) -> tuple[Copy, ...]:
+    def newest(self, *, apart: Collection[str] = ()) -> tuple[Copy, ...]:
         """The newest step, and the newest directories of files: what was saved last.
+
+        Args:
+            apart: attempts that training has gone back behind: the newest step but for these, too.
 
         Raises:
             Away: the root cannot be read.
         """
-        steps = self._attempts.of(committed_steps(self._root)[-1:])
+        committed = committed_steps(self._root)
+        steps = self._attempts.of(committed if apart else committed[-1:])
+        ours = [step for step, attempt in steps.items() if attempt not in apart]
+        steps = {step: steps[step] for step in {*committed[-1:], *ours[-1:]}}
         named = [one.copy for one in newest_directories(self._named.look())]
         return (*[Copy(step, attempt) for step, attempt in steps.items() if attempt], *named)
 
@@ -102,6 +108,8 @@ class Due:
         """Steps and directories of files, for people; also those of `last`, whatever `every` says.
 
         Args:
+            seen: what is known of the level; None: nothing.
+            apart: attempts that a level of parity never gets, or has no more.
             needed: a step that has to be there itself, however new what is there may be.
 
         Raises:
@@ -110,18 +118,24 @@ class Due:
         """
         seen = seen or LevelStatus(level.url)
         found = self._attempts.of(committed_steps(self._root))
-        here = {step: one for step, one in found.items() if not level.parity or one not in apart}
-        lasts = [one for one in last if _is_missing(one, level, seen, apart)]
-        due = {*wanted(here, level, there=seen.steps)}
-        due |= {one.step for one in lasts if one.directory is None}
-        if needed is not None and seen.steps.get(needed.step) != needed.attempt:
-            due.add(needed.step)
-        there = {name: Copy.of(attempt, name) for name, attempt in seen.files.items()}
+        if not level.parity:
+            apart = ()
+        here = {step: one for step, one in found.items() if one not in apart}
+        # The agent may not have looked again since training has gone back behind them.
+        there = {step: one for step, one in seen.steps.items() if one not in apart}
+        lasts = [
+            one for one in last if one.attempt not in apart and _is_missing(one, level, seen, there)
+        ]
+        due = {step: here[step] for step in wanted(here, level, there=there)}
+        due |= {one.step: one.attempt for one in lasts if one.directory is None}
+        if needed is not None and there.get(needed.step) != needed.attempt:
+            due[needed.step] = needed.attempt
+        files = {name: Copy.of(attempt, name) for name, attempt in seen.files.items()}
         # Parity is kept of steps alone.
         named = (
-            wanted_directories(self._named.look(), level, there=there) if not level.parity else ()
+            wanted_directories(self._named.look(), level, there=files) if not level.parity else ()
         )
-        left = [f"step {step}" for step in sorted(due) if step not in seen.skipped]
+        left = [f"step {step}" for step in sorted(due) if seen.skipped.get(step) != due[step]]
         names = {one.name for one in named}
         left += sorted(names | {one.target for one in lasts if one.directory is not None})
         pins = pinned_steps(self._root).intersection(seen.steps).difference(seen.pinned)
@@ -133,12 +147,10 @@ class Due:
         return left
 
 
-def _is_missing(save: Copy, level: Level, seen: LevelStatus, apart: Collection[str]) -> bool:
+def _is_missing(save: Copy, level: Level, seen: LevelStatus, there: Mapping[int, str]) -> bool:
     """Whether a level has neither this very save nor a newer one."""
     if save.directory is not None:
         return not level.parity and seen.files.get(save.directory) != save.attempt
-    if level.parity and save.attempt in apart:
-        return False
-    if save.step in seen.steps:
-        return seen.steps[save.step] != save.attempt
-    return save.step > max(seen.steps, default=-1)
+    if save.step in there:
+        return there[save.step] != save.attempt
+    return save.step > max(there, default=-1)

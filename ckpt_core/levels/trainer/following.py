@@ -32,13 +32,11 @@ class _Asked:
     """A future that waits for one save at one level.
 
     Attributes:
-        first: no earlier save had this step, so that whatever is said of the step is said of this save.
         missed_s: since when it has been missing below newer steps; None: it has not.
     """
 
     save: Followed
     level: int
-    first: bool
     future: Future[None] = field(default_factory=Future)
     missed_s: float | None = None
 
@@ -56,7 +54,6 @@ class Following:
         self._events = events
         self._lock = threading.Lock()
         self._status: Status | None = None
-        self._newest = -1
         self._asked: list[_Asked] = []
         self._ended = ""
         self._told: list[_Told] = [_Told() for _ in levels]
@@ -67,9 +64,8 @@ class Following:
 
     def begin(self, committed: Sequence[int]) -> None:
         """These steps were there when the root was opened."""
-        self._newest = max(committed, default=-1)
         for told in self._told:
-            told.older_than = self._newest + 1
+            told.older_than = max(committed, default=-1) + 1
 
     @property
     def seen(self) -> list[LevelStatus | None]:
@@ -77,15 +73,9 @@ class Following:
         status = self._status
         return [None] * len(self._levels) if status is None else list(status.levels)
 
-    def note(self, step: int) -> bool:
-        """A save of this step has begun; whether it is the first of it, and newer than all others."""
-        first = step > self._newest
-        self._newest = max(self._newest, step)
-        return first
-
-    def ask(self, save: Followed, level: int, *, first: bool) -> Future[None]:
+    def ask(self, save: Followed, level: int) -> Future[None]:
         """A future for one save at one level, counted from 0."""
-        asked = _Asked(save, level, first)
+        asked = _Asked(save, level)
         asked.future.set_running_or_notify_cancel()
         with self._lock:
             ended = self._ended
@@ -156,7 +146,7 @@ class Following:
         step = asked.save.step
         if seen is None or seen.sending == step:
             return ""
-        if asked.first and step in seen.skipped:
+        if seen.skipped.get(step) == asked.save.attempt:
             return "was passed over, since the level lags behind" + _because(seen)
         if _may_come(asked.save, seen):
             asked.missed_s = None
@@ -172,11 +162,11 @@ class Following:
             (EventName.LEVEL_REACHED, level.reached, told.reached),
             (EventName.LEVEL_PASSED_OVER, level.skipped, told.skipped),
         ):
-            for step in sorted(set(steps) - known):
+            for step, _ in sorted(steps.items() - known):
                 if told.began or step >= told.older_than:
                     self._events.tell(name, step, detail=level.url)
             known.clear()
-            known.update(steps)
+            known.update(steps.items())
         told.began = True
         if level.problem != told.problem:
             self._tell_problem(level, told)
@@ -203,8 +193,8 @@ class _Told:
 
     began: bool = False
     older_than: int = 0
-    reached: set[int] = field(default_factory=set)
-    skipped: set[int] = field(default_factory=set)
+    reached: set[tuple[int, str]] = field(default_factory=set)
+    skipped: set[tuple[int, str]] = field(default_factory=set)
     problem: str = ""
 
 
@@ -214,10 +204,8 @@ def _has_come(asked: _Asked, seen: LevelStatus | None) -> bool:
     save = asked.save
     if save.destination is not None:
         return seen.files.get(save.destination.directory) == save.attempt
-    if save.step in seen.steps:
-        return seen.steps[save.step] == save.attempt
-    # It may have been retired there since; but that may have been an earlier save of the step.
-    return asked.first and save.step in seen.reached
+    # It may have been retired there since.
+    return save.attempt in (seen.steps.get(save.step), seen.reached.get(save.step))
 
 
 def _may_come(save: Followed, seen: LevelStatus) -> bool:

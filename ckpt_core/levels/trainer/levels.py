@@ -26,6 +26,7 @@ from ckpt_core.levels.mailbox import (
     AGENT_LOG,
     LEVELS,
     STATUS,
+    LevelStatus,
     Plan,
     Status,
     read_status,
@@ -182,7 +183,6 @@ class Levels(NoLevels):
 
     def follow(self, save: Followed) -> Reaching:
         """See `NoLevels.follow`."""
-        first = save.destination is None and self._following.note(save.step)
         if save.destination is None:
             self._rhythm.follow(save)
             self._saves = True
@@ -196,7 +196,7 @@ class Levels(NoLevels):
                 raise ConfigError(
                     f"step {save.step} was saved by process {self._pid}, and this is a fork of it: ask there"
                 )
-            future = self._following.ask(save, number, first=first)
+            future = self._following.ask(save, number)
             self._tender.ring()
             return future
 
@@ -217,28 +217,34 @@ class Levels(NoLevels):
         number = number_of(level, self._levels, self._peers)
         lasts = self._take_last() if last else ()
         # Of nodes that keep one another's steps a new one has nothing yet, whatever `every` says.
-        is_theirs = self._peers is not None and self._levels[number].url == self._peers.url
-        needed = self._restored if is_theirs else None
+        needed = self._restored if self._is_of_nodes(number) else None
+        place = self._levels[number]
         while left := self._due.left(
-            self._levels[number],
-            self._following.seen[number],
-            apart=self._apart(),
-            last=lasts,
-            needed=needed,
+            place, self._seen(number), apart=self._apart(), last=lasts, needed=needed
         ):
             status = self._following.seen[number]
             problem = self._problem or ("" if status is None else status.problem)
             hopeless = status is not None and status.hopeless
             if hopeless or self._problem == _FENCED or time.monotonic() >= deadline:
                 raise CommitError(
-                    f"{self._levels[number].url} has not got {', '.join(left)}"
+                    f"{place.url} has not got {', '.join(left)}"
                     f"{': ' + problem if problem else ' within `timeout`'}. All of it is safe where it is, "
                     f"and is taken there once that is possible"
                 )
             time.sleep(_LOOK_AGAIN_S)
 
+    def _is_of_nodes(self, number: int) -> bool:
+        return self._peers is not None and self._levels[number].url == self._peers.url
+
+    def _seen(self, number: int) -> LevelStatus | None:
+        """What is known of a level; None: nothing, or nothing since training went on from another step."""
+        seen = self._following.seen[number]
+        if seen is not None and self._peers is not None and self._is_of_nodes(number):
+            return seen if seen.restored == self._peers.restored else None
+        return seen
+
     def _take_last(self) -> tuple[Copy, ...]:
-        claim, lasts = self._claim, self._due.newest()
+        claim, lasts = self._claim, self._due.newest(apart=self._apart())
         self._last = tuple([one.attempt for one in lasts])
         if self._works and claim is not None:
             self._tender.do(lambda: self._write_plan(claim, closed=False))

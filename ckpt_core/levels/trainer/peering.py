@@ -60,7 +60,7 @@ class Peers:
         url: where the copies of this node go; "peers" (or "parity") until all have met.
         name: what people call it: "peers" or "parity".
         parity: whether it is parity that nodes keep.
-        apart: see `Plan.apart`.
+        apart, restored: see `Plan`.
 
     Args:
         root: of this node.
@@ -87,7 +87,7 @@ class Peers:
         self.url = self.name
         self._asks: tuple[str, ...] = ()
         self._before: tuple[Source, ...] = ()
-        self._restored = ""
+        self.restored = ""
         self.apart: frozenset[str] = frozenset()
         self._sources: list[str] = []
         self._known_of: dict[int, Known] = {}
@@ -160,7 +160,7 @@ class Peers:
                 asks=self._asks,
                 before=self._before,
                 apart=tuple(sorted(self.apart)),
-                restored=self._restored,
+                restored=self.restored,
             )
         last = read_plan(self._root)
         levels = [level for level in plan.levels if not level.of_nodes]
@@ -175,7 +175,7 @@ class Peers:
         """All ranks do; whether the plan is another one with that."""
         if not self._sources:
             return False
-        self._restored = save.attempt
+        self.restored = save.attempt
         if self.agreeing is not None:
             self.agreeing.goes_on_from((save.step, save.attempt))
         if self.parity:

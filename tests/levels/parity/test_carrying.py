@@ -78,15 +78,15 @@ def test_what_all_have_reached_passes_nothing_over_until_all_ranks_have_gone_on_
     cluster: ServedCluster, agent: Agent
 ) -> None:
     first = agent.turn()
-    assert first.steps == {STEP: ATTEMPT} and first.skipped == []
+    assert first.steps == {STEP: ATTEMPT} and first.skipped == {}
     back = agent.turn(restored=ATTEMPT_OF_OLDER, apart=(ATTEMPT,))
-    assert back.steps == {} and back.skipped == []
+    assert back.steps == {} and back.skipped == {}
     assert (cluster.kept(0) / f"parity-{OLDER:012d}").is_dir(), "the step that they went back to"
 
 
 def test_where_they_go_on_from_the_newest_what_is_older_is_passed_over(agent: Agent) -> None:
     agent.turn()
-    assert agent.turn(restored=ATTEMPT).skipped == [OLDER]
+    assert [*agent.turn(restored=ATTEMPT).skipped] == [OLDER]
 
 
 def test_what_all_nodes_wait_for_comes_first_however_old_it_is_and_stays(
@@ -96,7 +96,7 @@ def test_what_all_nodes_wait_for_comes_first_however_old_it_is_and_stays(
     agreed = Agreed(RUN, 1, 4, kept=(), sought=sought, begun=True)
     write_agreed(cluster.root(0), agreed, files=QuickFiles())
     seen = agent.turn(levels=(replace(agent.plan.levels[0], keep_last=1),))
-    assert seen.keeps == [1, 4] and seen.skipped == []
+    assert seen.keeps == [1, 4] and seen.skipped == {}
     older = cluster.kept(0) / f"parity-{OLDER:012d}"
     assert older.is_dir() and OLDER in held_steps(cluster.root(0))
     cluster.save = Copy(*sought)
@@ -137,7 +137,7 @@ def write(cluster: ServedCluster, step: int, *nodes: int) -> str:
 def test_what_the_first_node_has_given_up_no_other_one_waits_for(cluster: ServedCluster) -> None:
     attempt = write(cluster, 9, 0, 1, 2)
     with closing(Agent(cluster, 1)) as agent:
-        assert agent.turn(restored=ATTEMPT).skipped == []
+        assert agent.turn(restored=ATTEMPT).skipped == {}
         assert 9 in agent.carrier._waiting
         assert agent.carrier._met is not None
         said = Said(agent.carrier._met.mark, ((STEP, ATTEMPT),), failed=(attempt,))
@@ -179,7 +179,7 @@ def test_what_was_said_in_an_earlier_session_counts_no_more(cluster: ServedClust
     shutil.rmtree(cluster.parity(2))
     with closing(Agent(cluster)) as agent, closing(Agent(cluster, 1)) as other:
         told = other.turn(restored=attempt, session=2, token="u")
-        assert (told.steps, told.skipped) == ({}, [])
+        assert (told.steps, told.skipped) == ({}, {})
         first = agent.turn(restored=attempt, session=2, token="u")
         assert 9 not in first.skipped and STEP not in first.steps
         assert agent.carrier._met is not None and agent.carrier._met.said is not None
