@@ -244,8 +244,10 @@ def _print(found: Listing, losses: Losses | None) -> None:
     headings = ["step", "age", "size", "ranks", "state"]
     if further is not None:
         headings.insert(4, "levels")
+        attempts = {row.step: row.attempt for row in found.steps}
         for cells in rows:
-            cells.insert(4, further.cell(int(cells[0])) if cells[0].isdecimal() else "")
+            step = int(cells[0]) if cells[0].isdecimal() else None
+            cells.insert(4, "" if step is None else further.cell(step, attempts.get(step)))
     if losses is not None:
         headings.insert(5, "can be lost")
         texts = {str(row.step): losses.text(row) for row in found.steps}

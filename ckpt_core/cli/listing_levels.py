@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LevelRow:
-    """A further level; `sending` is the step on its way there, or None."""
+    """A further level; `sending` is the step on its way there, or None; `attempts` are those of `steps`."""
 
     number: int
     url: str
     every: int
     steps: tuple[int, ...] = ()
+    attempts: tuple[str, ...] = ()
     sending: int | None = None
     sent_bytes: int = 0
     total_bytes: int = 0
@@ -47,23 +48,26 @@ class Further:
     told_unix_s: float | None
     ended: str | None
 
-    def of(self, step: int) -> tuple[int, ...]:
-        """Numbers of the levels that have a step whole."""
-        return tuple(level.number for level in self.levels if step in level.steps)
-
     def elsewhere(self, here: set[int]) -> list[int]:
         """Steps that the root does not have, and some level does."""
         return sorted({step for level in self.levels for step in level.steps} - here)
 
-    def cell(self, step: int) -> str:
-        """The same in a table, with what is on its way: `1, 2 at 45 %`."""
+    def cell(self, step: int, attempt: str | None) -> str:
+        """Which levels have a step, in a table, with what is on its way: `1, 2 at 45%`.
+
+        Args:
+            attempt: of the root's save of it; None: it has none, or one that cannot be read.
+        """
         told = []
         for level in self.levels:
-            if step in level.steps:
+            there = dict(zip(level.steps, level.attempts, strict=True)).get(step)
+            if there is not None and attempt in (None, there):
                 told.append(str(level.number))
             elif level.sending == step:
                 part = level.sent_bytes / level.total_bytes if level.total_bytes else 0.0
                 told.append(f"{level.number} at {part:.0%}")
+            elif there is not None:
+                told.append(f"{level.number} has another save of it")
         return ", ".join(told)
 
 
@@ -100,11 +104,13 @@ def _rows(plan: Plan, status: Status | None) -> tuple[LevelRow, ...]:
 def _row(number: int, level: Level, status: LevelStatus | None) -> LevelRow:
     if status is None:
         return LevelRow(number, level.url, level.every)
+    steps = sorted(status.steps)
     return LevelRow(
         number,
         level.url,
         level.every,
-        tuple(sorted(status.steps)),
+        tuple(steps),
+        tuple([status.steps[step] for step in steps]),
         status.sending,
         status.sent_bytes,
         status.total_bytes,

@@ -87,7 +87,10 @@ class Losses:
 
     def _asked(self, row: LevelRow) -> LevelRow:
         there = self.seen.get(row.url)
-        return row if there is None else replace(row, steps=tuple(sorted(there)))
+        if there is None:
+            return row
+        steps = sorted(there)
+        return replace(row, steps=tuple(steps), attempts=tuple([there[step] for step in steps]))
 
 
 def losses_of(root: Path, *, ask: bool) -> Losses | None:

@@ -82,7 +82,7 @@ def _of_root(found: Listing) -> str:
     if any(row.added_bytes != row.file_bytes for row in found.steps):
         more.append(("adds", [size_text(row.added_bytes) for row in found.steps]))
     if found.further is not None:
-        more.append(("levels", [found.further.cell(row.step) for row in found.steps]))
+        more.append(("levels", [found.further.cell(row.step, row.attempt) for row in found.steps]))
     for heading, column in more:
         headings = (*headings[:-1], heading, headings[-1])
         rows = [(*cells[:-1], one, cells[-1]) for cells, one in zip(rows, column, strict=True)]

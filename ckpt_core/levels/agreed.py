@@ -99,7 +99,8 @@ class Said:
     Attributes:
         order: of the conclusion that it goes by.
         standing: of the save that is sought there.
-        held: the newest saves of its root; (): nobody needs to know.
+        held: the newest saves of its root, or the one that training has gone on from since anything was
+            concluded; (): nobody needs to know.
     """
 
     order: tuple[int, int]
@@ -131,9 +132,12 @@ def concluded(agreed: Agreed, said: Sequence[Said], save: Save | None) -> Agreed
         said: by each node.
         save: that is voted on, if the copies take it; no node has it yet.
     """
+    is_known = all(one.standing is not Standing.UNKNOWN for one in said)
     if not agreed.begun:
-        is_known = all(one.standing is not Standing.UNKNOWN for one in said)
         return _begun(agreed, said, save) if is_known else agreed
+    if is_known and set.intersection(*[set(one.held) for one in said]):
+        # Training has gone back: what was agreed on, or is sought, may be saved anew under its number.
+        return _begun(agreed, said, save)
     if agreed.sought is None or any(one.standing is Standing.LOST for one in said):
         return agreed if save is None else _next(agreed, agreed.kept, save)
     if all((one.order, one.standing) == (agreed.order, Standing.THERE) for one in said):

@@ -32,7 +32,7 @@ LEVELS = ".levels"
 PLAN = "plan.json"
 STATUS = "status.json"
 AGENT_LOG = "agent.log"
-PROTOCOL = 1
+PROTOCOL = 2
 """An agent that meets a plan of another protocol ends, and leaves the root to the agent of that plan."""
 
 REMEMBERED = 500
@@ -189,8 +189,8 @@ class LevelStatus:
         busy_s: time that it took.
         pinned: steps that are pinned there as they are in the root.
         keeps: the conclusion on agreed steps that it goes by, by session and number; []: none.
-        restored: as in the plan that it goes by. What is said for one that training went on from before is
-            not said of what came after: a step may be wanted again that had been passed over.
+        token, restored: of the plan that it goes by. What is said for another one is not said of what came
+            after: a step may be wanted again that had been passed over, and a place be another one.
     """
 
     url: str
@@ -209,6 +209,7 @@ class LevelStatus:
     busy_s: float = 0.0
     pinned: list[int] = field(default_factory=list)
     keeps: list[int] = field(default_factory=list)
+    token: str = ""
     restored: str = ""
 
     def begins(self, step: int, nbytes: int) -> None:
@@ -225,7 +226,9 @@ class LevelStatus:
         _remember(self.reached, step, attempt)
 
     def has_skipped(self, step: int, attempt: str) -> None:
-        """Note that a save never will."""
+        """Note that a save never will, or is to be there no more."""
+        if self.reached.get(step) == attempt:
+            del self.reached[step]
         _remember(self.skipped, step, attempt)
 
     def to_json(self) -> dict[str, Any]:

@@ -13,9 +13,18 @@ from typing import Any
 import pytest
 
 from ckpt_core import Level
-from ckpt_core.levels import LEVELS, LevelStatus, Plan, Status, write_plan, write_status
+from ckpt_core.levels import (
+    LEVELS,
+    LevelStatus,
+    Plan,
+    Status,
+    read_status,
+    write_plan,
+    write_status,
+)
 from ckpt_core.levels.tokens import TOKEN_VARIABLE
 from tests.cli.test_page import _assert_documented
+from tests.levels.trainers import attempt_of
 
 Cli = Callable[..., Any]
 _HOLD = """
@@ -33,10 +42,24 @@ def planned(ckpts: Path) -> Path:
     """Steps 10, 20, 30; the first level has 20 and 30 comes, the second has 5 and is away."""
     levels = (Level("/data/run"), Level("s3://bucket/run", every=10))
     write_plan(ckpts, Plan(run="ab", session=1, token="t", levels=levels))
-    first = LevelStatus("/data/run", steps={20: "a"}, sending=30, sent_bytes=45, total_bytes=100)
-    second = LevelStatus("s3://bucket/run", steps={5: "b", 20: "a"}, problem="it is away")
+    mine = attempt_of(ckpts, 20)
+    first = LevelStatus("/data/run", steps={20: mine}, sending=30, sent_bytes=45, total_bytes=100)
+    second = LevelStatus("s3://bucket/run", steps={5: "b", 20: mine}, problem="it is away")
     write_status(ckpts, Status(pid=1, host="h", token="t", levels=[first, second]))
     return ckpts
+
+
+def test_another_save_of_a_step_at_a_level_is_not_taken_for_that_of_the_root(
+    cli: Cli, planned: Path
+) -> None:
+    status = read_status(planned)
+    assert status is not None
+    status.levels[1].steps[20] = "another"
+    write_status(planned, status)
+    rows = cli("ls", planned).out.splitlines()
+    assert any(row.split()[:1] == ["20"] and "1, 2 has another save of it" in row for row in rows)
+    level = json.loads(cli("ls", planned, "--json").out)["further"]["levels"][1]
+    assert (level["steps"], level["attempts"]) == ([5, 20], ["b", "another"])
 
 
 @pytest.fixture

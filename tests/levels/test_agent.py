@@ -13,6 +13,7 @@ import pytest
 
 from ckpt_core.levels import LEVELS, read_status, write_plan
 from ckpt_core.levels.far.directory import DirectoryFar
+from ckpt_core.levels.mailbox import PROTOCOL
 from ckpt_core.options import Level
 from ckpt_core.store import step_path
 from ckpt_core.system.files import Files
@@ -166,6 +167,22 @@ def test_a_level_of_another_run_is_left_alone(root: Path, tmp_path: Path, agents
     store.close()
 
 
+def test_a_damaged_step_that_is_saved_anew_is_sent_and_no_problem_any_more(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far = tmp_path / "far"
+    store = make_store(root)
+    save(store, 2)
+    shard = step_path(root, 2) / SHARD
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    agents.start(root, plan_of(level(far)))
+    until(lambda: (found := read_status(root)) and found.levels[0].problem)
+    save(store, 2, attempt="000000000002-0badcafe")
+    until(lambda: DirectoryFar(far, files=Files()).steps() == {2: "000000000002-0badcafe"})
+    until(lambda: (found := read_status(root)) and not found.levels[0].problem)
+    store.close()
+
+
 def test_a_damaged_step_is_never_sent_on_and_the_newer_one_is(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:
@@ -309,7 +326,7 @@ def test_a_plan_that_says_closed_ends_nothing_while_somebody_trains(
     agents.ended(process, root)
 
 
-@pytest.mark.parametrize("change", [{"protocol": 2}, {"release": "99.0"}])
+@pytest.mark.parametrize("change", [{"protocol": PROTOCOL + 1}, {"release": "99.0"}])
 def test_a_plan_of_another_release_ends_it(
     change: dict[str, object], root: Path, tmp_path: Path, agents: Agents
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_core import verify
-from ckpt_core.levels import Copy, open_far, push, write_plan
+from ckpt_core.levels import Copy, due_steps, open_far, push, write_plan
 from ckpt_core.levels.agent.board import Board
 from ckpt_core.levels.agent.retiring import agreement, doomed, left_behind, with_sought
 from ckpt_core.levels.agreed import (
@@ -28,7 +28,7 @@ from ckpt_core.levels.agreed import (
 )
 from ckpt_core.levels.mailbox import LevelStatus, Plan, Status
 from ckpt_core.levels.trainer.agreeing import Agreeing
-from ckpt_core.levels.trainer.awaiting import Attempts, Due
+from ckpt_core.levels.trainer.awaiting import Attempts, Due, awaited
 from ckpt_core.levels.wants import wanted
 from ckpt_core.options import Level
 from ckpt_core.store import choose_retired, committed_steps, step_path
@@ -407,17 +407,86 @@ def test_what_an_agent_said_before_training_went_back_is_not_said_of_saves_since
     assert due.left(level, seen, apart=apart, last=last) == ["step 3"]
 
 
-def test_a_level_forgets_what_it_passed_over_when_training_goes_on_from_another_step() -> None:
+def test_retention_does_not_count_what_training_has_gone_back_behind_as_newer() -> None:
+    level = Level(every=2, parity="2+1", bind="lo:0", dir="/kept", backlog=2)
+    here = {10: "a", 12: "b", 14: "c", 30: "old"}
+    stale = LevelStatus(level.url, steps={10: "a", 30: "old"})
+    assert awaited(here, [level], [stale], apart=["old"]) == {12, 14}
+
+
+def test_a_step_that_was_passed_over_may_be_wanted_once_training_goes_on_from_another() -> None:
     url = "peer://10.0.0.1:7077/x/node-00000"
-    board = Board(Plan(RUN, 1, "a", (Level(url),)), None)
+    plan = Plan(RUN, 1, "a", (Level(url),))
+    board = Board(plan, None)
+    board.goes_by(url, plan, (1, 1), never=())
+    board.seen(url, {4: "d"})
     with board.change(url) as status:
         status.has_skipped(2, "b")
+        status.has_skipped(3, "damaged")
         status.has_reached(4, "d")
-    board.goes_by(url, (1, 1), "")
-    assert board.told().levels[0].skipped == {2: "b"}
-    board.goes_by(url, (1, 1), "a")
+    version = board.version
+    board.goes_by(url, plan, (1, 1), never=())
+    assert board.version == version, "there is nothing new to tell"
+    assert board.told().levels[0].skipped == {2: "b", 3: "damaged"}
+    back = dataclasses.replace(plan, restored="a")
+    board.goes_by(url, back, (1, 1), never={(3, "damaged"), (4, "e")})
     (level,) = board.told().levels
-    assert (level.restored, level.skipped, level.reached) == ("a", {}, {4: "d"})
-    again = Board(board.plan, board.told())
-    again.goes_by(url, (1, 1), "a")
-    assert again.told().levels[0].reached == {4: "d"}
+    assert (level.restored, level.skipped, level.reached) == ("a", {3: "damaged"}, {4: "d"})
+    again = Board(back, board.told())
+    again.goes_by(url, back, (1, 1), never=())
+    assert again.told().levels[0].skipped == {3: "damaged"}, "an agent that is started anew"
+    board.goes_by(url, dataclasses.replace(back, token="b"), (2, 0), never=())
+    (level,) = board.told().levels
+    assert (level.token, level.steps) == ("b", {}), "another node may be in its place"
+    board.seen(url, {4: "d"})
+    assert board.told().levels[0].steps == {4: "d"}
+
+
+def test_what_has_come_there_and_is_given_up_later_is_said_to_be_given_up() -> None:
+    status = LevelStatus("peer://10.0.0.1:7077/x/node-00000")
+    status.has_reached(4, "d")
+    status.has_skipped(4, "e")
+    assert (status.reached, status.skipped) == ({4: "d"}, {4: "e"})
+    status.has_skipped(4, "d")
+    assert (status.reached, status.skipped) == ({}, {4: "d"})
+
+
+def test_after_going_back_in_a_job_what_it_goes_on_from_is_kept_and_comes_first() -> None:
+    second = Agreed(RUN, 1, 2, ((10, "a"),), (20, "b"), True)
+    there = Said(second.order, Standing.THERE)
+    back = dataclasses.replace(there, held=((10, "a"),))
+    assert concluded(second, [back, back, there], (20, "c")).kept == ((20, "b"),), "not all say so"
+    third = concluded(second, [back, back, back], (20, "c"))
+    assert (third.kept, third.sought) == (((10, "a"),), (10, "a"))
+    unknown = dataclasses.replace(back, standing=Standing.UNKNOWN)
+    assert concluded(second, [back, back, unknown], (20, "c")) == second
+    fourth = concluded(third, everyone(third, Standing.THERE), (21, "d"))
+    assert (fourth.kept, fourth.sought) == (((10, "a"),), (21, "d"))
+
+
+def test_a_node_says_what_it_has_gone_back_to_until_that_is_kept(tmp_path: Path) -> None:
+    fill(tmp_path, 1, 2, 3)
+    (tmp_path / ".levels").mkdir(exist_ok=True)
+    attempts = Attempts(tmp_path).of([1, 2, 3])
+    begun = Agreed(RUN, 1, 4, ((2, attempts[2]),), (3, attempts[3]), True)
+    agreeing = Agreeing(tmp_path, begun, "peer://10.0.0.1:7/r/p", files=Files())
+    assert agreeing.say().held == ()
+    save = (1, attempts[1])
+    agreeing.goes_on_from(save)
+    assert agreeing.say().held == (save,)
+    agreeing.hear(Agreed(RUN, 1, 5, begun.kept, save, True))
+    assert agreeing.say().held == (save,), "it is sought, and not kept yet"
+    agreeing.hear(Agreed(RUN, 1, 6, (save,), save, True))
+    assert agreeing.say().held == ()
+
+
+def test_no_parity_is_due_of_what_training_has_gone_back_behind(tmp_path: Path) -> None:
+    fill(tmp_path, 10, 16, 30)
+    attempts = Attempts(tmp_path).of([10, 16, 30])
+    level = Level(every=2, parity="2+1", bind="lo:0", dir="/kept", backlog=2)
+    plan = Plan(RUN, 1, "a", (level,), apart=(attempts[30],))
+    seen = LevelStatus(level.url, steps={30: attempts[30]})
+    status = Status(1, "h", "a", levels=[seen])
+    assert due_steps(tmp_path, plan, status) == {level.url: (10, 16)}
+    seen.steps = {16: attempts[16]}
+    assert due_steps(tmp_path, plan, status) == {level.url: ()}

@@ -107,6 +107,17 @@ def test_another_save_of_a_step_is_not_taken_for_this_one(bench: Bench) -> None:
         assert future.result(SOON_S) is None
 
 
+def test_a_save_that_another_one_of_its_step_has_replaced_does_not_come_there(bench: Bench) -> None:
+    with bench.open() as ck:
+        first = save(ck, 1)
+        early = first.reached(1)
+        second = save(ck, 1)
+        bench.say(LevelStatus(bench.url, steps=saves(bench, 1)))
+        assert second.reached(1).result(SOON_S) is None
+        assert "was replaced by another save of that step" in str(early.exception(SOON_S))
+        assert "was replaced by another save of that step" in failure(first)
+
+
 def test_a_step_that_is_passed_over_says_so(bench: Bench) -> None:
     with bench.open() as ck:
         handle = save(ck, 1)

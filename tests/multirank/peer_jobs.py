@@ -127,7 +127,10 @@ def go_back(who: Rank, place: str, shape: str = "") -> list[int]:
 
 
 def go_back_unseen(who: Rank, place: str, shape: str = "") -> bool:
-    """As `go_back`, while the agent says nothing for a while; whether the last save was waited for."""
+    """As `go_back`, while the agent says nothing for a while: the last save is waited for nevertheless.
+
+    Returns whether the nodes agree on a step that was saved since.
+    """
     name = name_of(shape)
     with open_here(who, place, shape, keep_last=4, every=2) as ck:
         for step in (1, 2, 3, 4):
@@ -143,8 +146,13 @@ def go_back_unseen(who: Rank, place: str, shape: str = "") -> bool:
             ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
         ck.wait(level=name, last=True)
         status, saved = read_status(ck.root), Attempts(ck.root).of([3])[3]
-        assert status is not None
-        return status.levels[0].steps.get(3) == saved
+        assert status is not None and status.levels[0].steps.get(3) == saved
+        for step in (4, 6, 8, 10):
+            handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
+            handle.reached(name).result(_REACHED_S)
+        run = read_run(ck.root)
+        agreed = None if run is None else read_agreed(ck.root, run)
+        return agreed is not None and max(step for step, _ in agreed.kept) > 4
 
 
 def go_on_cut(who: Rank, place: str, steps: list[int], shape: str = "", *, cut: bool) -> int:

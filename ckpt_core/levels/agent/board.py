@@ -56,9 +56,9 @@ class Board:
         self._known: dict[str, LevelStatus] = {}
         is_same = before is not None and before.token == plan.token
         for one in before.levels if before is not None and is_same else ():
-            self._known[one.url] = LevelStatus(
-                one.url, reached=one.reached, skipped=one.skipped, restored=one.restored
-            )
+            known = self._known[one.url] = LevelStatus(one.url)
+            known.reached, known.skipped = one.reached, one.skipped
+            known.token, known.restored = one.token, one.restored
         self._there: dict[str, dict[int, str]] = {}
         self._unpinned: dict[str, frozenset[str]] = {}
         self._status = Status(os.getpid(), socket.gethostname(), plan.token)
@@ -135,16 +135,35 @@ class Board:
             self._of(url).steps = dict(there)
         self._tell()
 
-    def goes_by(self, url: str, order: Sequence[int], restored: str) -> None:
-        """Note which conclusion on agreed steps a level is kept by, and what training has gone on from.
+    def goes_by(
+        self, url: str, plan: Plan, order: Sequence[int], *, never: Collection[tuple[int, str]]
+    ) -> None:
+        """Note which plan a level is kept by, and which conclusion on agreed steps.
 
         Called by the thread that notes what has come there and what never will.
+
+        Args:
+            never: saves that never come there, whatever training goes on from.
         """
-        with self.change(url) as status:
+        with self._lock:
+            status = self._of(url)
+            if (status.token, status.restored, status.keeps) == (
+                plan.token,
+                plan.restored,
+                [*order],
+            ):
+                return
+            self.version += 1
             status.keeps = [*order]
-            if status.restored != restored:
+            if status.token != plan.token:
+                # Another node may be in its place.
+                status.steps, self._there[url] = {}, {}
+            if (status.token, status.restored) != (plan.token, plan.restored):
                 # Going back makes steps wanted that had been passed over.
-                status.restored, status.skipped = restored, {}
+                kept = {save for save in never if status.skipped.get(save[0]) == save[1]}
+                status.token, status.restored = plan.token, plan.restored
+                status.skipped = dict(sorted(kept))
+        self._tell()
 
     def is_last(self, newest: Iterable[str]) -> bool:
         """Whether nothing comes after what is newest here, by its attempts, so that it goes everywhere."""

@@ -159,7 +159,7 @@ class Carrier:
         level, plan = self._level(), self._board.plan
         if self._token != plan.token:
             # What was told of damaged steps has been forgotten, and they may have been replaced since.
-            self._token = plan.token
+            self._token, self._looked_s = plan.token, float("-inf")
             self._damaged.clear()
             self._refused.clear()
         far = self._far = self._far or open_far(self.url, files=self._files)
@@ -170,18 +170,20 @@ class Carrier:
             self._taken_up = True
         self._pins.pin(far, self._there)
         found = self._here(level)
+        self._damaged &= found.items()
         # What was retired there does not come back: its mark refuses it.
         out = self._damaged | {one for one in self._refused if one[0] not in self._there}
         here = {step: found[step] for step in found if (step, found[step]) not in out}
         # Order matters: what is retired from here on is chosen by this, and whoever reads that relies on it.
         agreed = agreement(self._root, plan, self.url)
-        self._board.goes_by(self.url, agreed.order, plan.restored)
+        self._board.goes_by(self.url, plan, agreed.order, never=out)
+        self._board.seen(self.url, self._there)
         self._restored = None if agreed.begun else agreed.sought
         going = {*left_behind(self._there, found, agreed)} - pinned_steps(self._root)
         if going and (going := going - far.pins()):
             return self._retire(far, going)
         if agreed.sought in out:
-            self._passed_over(*agreed.sought)  # so that another one is sought
+            self._gives_up(*agreed.sought)  # so that another one is sought
         self._note(here, level, agreed.sought)
         last = self._board.is_last(newest_of(here))
         want = wanted(here, level, there=self._there, last=last)
@@ -265,7 +267,14 @@ class Carrier:
 
     def _passed_over(self, step: int, attempt: str) -> None:
         with self._board.change(self.url) as status:
-            if attempt in (status.reached.get(step), status.skipped.get(step)):
+            has_come = status.reached.get(step) == attempt
+        if not has_come:
+            self._gives_up(step, attempt)
+
+    def _gives_up(self, step: int, attempt: str) -> None:
+        """It never comes there, or is there no more and does not come back."""
+        with self._board.change(self.url) as status:
+            if status.skipped.get(step) == attempt:
                 return
             status.has_skipped(step, attempt)
         logger.info("%s: step %d was passed over", self.url, step)
@@ -291,7 +300,8 @@ class Carrier:
         copy = save.copy
         with self._board.change(self.url) as status:
             status.begins(copy.step, save.nbytes)
-            status.skipped.pop(copy.step, None)
+            if status.skipped.get(copy.step) == copy.attempt:
+                del status.skipped[copy.step]
         begun = time.monotonic()
         try:
             return send(save, far, self._how(far, copy))

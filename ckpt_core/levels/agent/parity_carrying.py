@@ -75,7 +75,7 @@ class ParityCarrier(Carrier):
         apart = {*plan.apart}
         # Order matters: what is let go from here on is chosen by this, and whoever reads that relies on it.
         agreed = self._agreed = agreement(self._root, plan, self.url)
-        self._board.goes_by(self.url, agreed.order, plan.restored)
+        self._board.goes_by(self.url, plan, agreed.order, never=self._damaged)
         here = {step: one for step, one in self._here(level).items() if one not in apart}
         there = met.own.directories()
         kept = {
@@ -112,7 +112,7 @@ class ParityCarrier(Carrier):
     def _note_all(self, here: dict[int, str], level: Level, apart: set[str]) -> None:
         sought = self._agreed.sought
         if sought is not None and (sought in self._damaged or sought[1] in apart):
-            self._passed_over(*sought)  # so that another one is sought
+            self._gives_up(*sought)  # so that another one is sought
         self._note(here, level, sought)
 
     def _folders(self) -> list[Path]:
@@ -263,7 +263,7 @@ class ParityCarrier(Carrier):
     def _give_up(self, save: Copy, why: str) -> None:
         """This save never gets its parity: it has gone somewhere, before all had made theirs."""
         self._damaged.add((save.step, save.attempt))
-        self._passed_over(save.step, save.attempt)
+        self._gives_up(save.step, save.attempt)
         logger.info("%s: no parity of step %d: %s", self.url, save.step, why)
 
     # -- making ------------------------------------------------------------------------------------

@@ -22,7 +22,15 @@ from ckpt_core.errors import CkptError, ConfigError, RootBusy
 from ckpt_core.levels.agent.agent import STOPPED, UP_TO_DATE, run_agent
 from ckpt_core.levels.errands import Errands
 from ckpt_core.levels.far.directory import DirectoryFar
-from ckpt_core.levels.mailbox import LEVELS, Plan, Status, read_plan, read_status, write_plan
+from ckpt_core.levels.mailbox import (
+    LEVELS,
+    LevelStatus,
+    Plan,
+    Status,
+    read_plan,
+    read_status,
+    write_plan,
+)
 from ckpt_core.levels.trainer.joining import claim_here, write_run
 from ckpt_core.levels.trainer.places import check_places, same_disk
 from ckpt_core.levels.wants import wanted
@@ -117,10 +125,13 @@ def due_steps(root: Path, plan: Plan, status: Status) -> dict[str, tuple[int, ..
     known = {level.url: level for level in status.levels}
     found = {}
     for level in plan.levels:
-        seen = known.get(level.url)
-        there, skipped = ({}, {}) if seen is None else (seen.steps, seen.skipped)
-        steps = wanted(here, level, there=there, last=last)
-        found[level.url] = tuple(step for step in steps if skipped.get(step) != here[step])
+        seen = known.get(level.url) or LevelStatus(level.url)
+        # No parity is made of what training has gone back behind.
+        apart = plan.apart if level.parity else ()
+        ours = {step: one for step, one in here.items() if one not in apart}
+        there = {step: one for step, one in seen.steps.items() if one not in apart}
+        steps = wanted(ours, level, there=there, last=last)
+        found[level.url] = tuple(step for step in steps if seen.skipped.get(step) != ours[step])
     return found
 
 

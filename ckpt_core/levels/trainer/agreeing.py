@@ -61,7 +61,7 @@ class Agreeing:
         self._restored: Save | None = None
 
     def goes_on_from(self, save: Save) -> None:
-        """All ranks have restored it: none is newer, of those that all roots have."""
+        """All ranks have restored it: none is newer, of those that all roots have, and it stays in them."""
         self._restored = save
 
     def keeps(self, committed: Sequence[int]) -> Collection[int]:
@@ -75,15 +75,14 @@ class Agreeing:
             agreed = self._heard
             try:
                 here = committed_steps(self._root)
-                if agreed.begun:
-                    return Said(agreed.order, self._standing(agreed, here))
+                standing = self._standing(agreed, here) if agreed.begun else Standing.COMING
             except (CkptError, OSError):
                 return Said(agreed.order, Standing.UNKNOWN)
-            held = self._attempts.of(here[-HELD:])
+            held = {} if agreed.begun else self._attempts.of(here[-HELD:])
             if self._restored is not None and self._restored[0] in here:
                 # There may be more than so many newer ones here, which other nodes have not.
                 held = dict([self._restored])
-            return Said(agreed.order, Standing.COMING, tuple(held.items()))
+            return Said(agreed.order, standing, tuple(held.items()))
 
     def conclude(self, said: Sequence[Said | None], save: Save | None) -> Agreed:
         """What follows for all nodes. On rank 0 alone.
@@ -114,6 +113,8 @@ class Agreeing:
                 self._failed = True
                 return
             self._failed, self._lacked, self._heard = False, 0, agreed
+            if self._restored in agreed.kept:
+                self._restored = None
 
     # -- inside ----------------------------------------------------------------------------------
 

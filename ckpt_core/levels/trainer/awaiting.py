@@ -41,6 +41,8 @@ def awaited(
         open_ones = {step: attempt for step, attempt in here.items() if held.get(step) != attempt}
         if level.parity is not None:
             open_ones = {step: one for step, one in here.items() if one not in apart}
+            # The agent may not have looked again since training has gone back behind them.
+            there = {step: one for step, one in there.items() if one not in apart}
             lasts = lasting(open_ones, level, there=there)
             stay.update(() if lasts is None else {lasts})
         stay.update(wanted(open_ones, level, there=there))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ckpt_core.errors import CommitError
 from ckpt_core.levels.far.door import Copy
-from ckpt_core.levels.mailbox import LevelStatus, Status
+from ckpt_core.levels.mailbox import REMEMBERED, LevelStatus, Status
 from ckpt_core.levels.wants import meets
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.options import Level
@@ -55,6 +55,7 @@ class Following:
         self._lock = threading.Lock()
         self._status: Status | None = None
         self._asked: list[_Asked] = []
+        self._latest: dict[int, Followed] = {}
         self._ended = ""
         self._told: list[_Told] = [_Told() for _ in levels]
 
@@ -72,6 +73,13 @@ class Following:
         """What the agent has last said of each level; None before it has."""
         status = self._status
         return [None] * len(self._levels) if status is None else list(status.levels)
+
+    def note(self, save: Followed) -> None:
+        """A save of a step has begun. Called on the training thread."""
+        self._latest.pop(save.step, None)
+        self._latest[save.step] = save
+        if len(self._latest) > REMEMBERED:
+            del self._latest[next(iter(self._latest))]
 
     def ask(self, save: Followed, level: int) -> Future[None]:
         """A future for one save at one level, counted from 0."""
@@ -144,6 +152,8 @@ class Following:
 
     def _will_not(self, asked: _Asked, seen: LevelStatus | None) -> str:
         step = asked.save.step
+        if self._is_replaced(asked.save):
+            return "was replaced by another save of that step"
         if seen is None or seen.sending == step:
             return ""
         if seen.skipped.get(step) == asked.save.attempt:
@@ -156,6 +166,13 @@ class Following:
         if now - asked.missed_s < _GRACE_S:
             return ""
         return "was passed over, or has been retired there since; newer steps are there"
+
+    def _is_replaced(self, save: Followed) -> bool:
+        """Whether a later save of its step has been committed."""
+        later = self._latest.get(save.step, save)
+        if save.destination is not None or later.attempt == save.attempt:
+            return False
+        return later.committed.done() and later.committed.exception() is None
 
     def _tell(self, level: LevelStatus, told: _Told) -> None:
         for name, steps, known in (

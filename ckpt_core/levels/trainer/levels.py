@@ -185,6 +185,7 @@ class Levels(NoLevels):
         """See `NoLevels.follow`."""
         if save.destination is None:
             self._rhythm.follow(save)
+            self._following.note(save)
             self._saves = True
             save.committed.add_done_callback(self._has_ended)
         # The agent may have it at a level before the name is synced here, and says so once.
@@ -238,10 +239,10 @@ class Levels(NoLevels):
 
     def _seen(self, number: int) -> LevelStatus | None:
         """What is known of a level; None: nothing, or nothing since training went on from another step."""
-        seen = self._following.seen[number]
-        if seen is not None and self._peers is not None and self._is_of_nodes(number):
-            return seen if seen.restored == self._peers.restored else None
-        return seen
+        seen, claim, peers = self._following.seen[number], self._claim, self._peers
+        if seen is None or claim is None or peers is None or not self._is_of_nodes(number):
+            return seen
+        return seen if (seen.token, seen.restored) == (claim.token, peers.restored) else None
 
     def _take_last(self) -> tuple[Copy, ...]:
         claim, lasts = self._claim, self._due.newest(apart=self._apart())
