@@ -16,6 +16,7 @@ from ckpt_core.levels.agent.board import Board, Timing
 from ckpt_core.levels.agent.claims import Fenced, beat, check_fence, take
 from ckpt_core.levels.agent.copying import How, Sent, complete, send
 from ckpt_core.levels.agent.named_carrying import NamedCarrier
+from ckpt_core.levels.agent.noting import Notes
 from ckpt_core.levels.agent.pace import Pace, Stopped
 from ckpt_core.levels.agent.pinning import Pins
 from ckpt_core.levels.agent.retiring import agreement, awaited, doomed, left_behind, with_sought
@@ -56,8 +57,7 @@ class Carrier:
         self._sources: dict[Path, Source] = {}
         self._named = NamedCarrier(url, board, files=files, timing=timing)
         self._pins = Pins(root, url, board, files=files)
-        self._seen: dict[int, str] = {}
-        self._settled: dict[int, str] = {}
+        self._notes = Notes(url, board)
         self._waiting: dict[int, str] = {}
         self._begun: Copy | None = None
         self._damaged: set[tuple[int, str]] = set()
@@ -183,7 +183,7 @@ class Carrier:
         if going and (going := going - far.pins()):
             return self._retire(far, going)
         if agreed.sought in out:
-            self._gives_up(*agreed.sought)  # so that another one is sought
+            self._notes.give_up(*agreed.sought)  # so that another one is sought
         self._note(here, level, agreed.sought)
         last = self._board.is_last(newest_of(here))
         want = wanted(here, level, there=self._there, last=last)
@@ -250,34 +250,8 @@ class Carrier:
         return found
 
     def _note(self, here: dict[int, str], level: Level, sought: Save | None) -> None:
-        """Find out what has come there, and what never will."""
         fitting = {step: here[step] for step in here if meets(step, level)}
-        self._settled = {step: here[step] for step in here if self._settled.get(step) == here[step]}
-        self._seen |= {step: fitting[step] for step in fitting.keys() - self._settled.keys()}
-        newest = max(self._there, default=-1)
-        for step, attempt in list(self._seen.items()):
-            if self._there.get(step) == attempt:
-                with self._board.change(self.url) as status:
-                    status.has_reached(step, attempt)
-            elif step > newest or step in self._there or (step, attempt) == sought:
-                continue  # still to come
-            else:
-                self._passed_over(step, attempt)
-            self._settled[step] = self._seen.pop(step)
-
-    def _passed_over(self, step: int, attempt: str) -> None:
-        with self._board.change(self.url) as status:
-            has_come = status.reached.get(step) == attempt
-        if not has_come:
-            self._gives_up(step, attempt)
-
-    def _gives_up(self, step: int, attempt: str) -> None:
-        """It never comes there, or is there no more and does not come back."""
-        with self._board.change(self.url) as status:
-            if status.skipped.get(step) == attempt:
-                return
-            status.has_skipped(step, attempt)
-        logger.info("%s: step %d was passed over", self.url, step)
+        self._notes.look(fitting, self._there, sought)
 
     # -- sending -----------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class ParityCarrier(Carrier):
     def _note_all(self, here: dict[int, str], level: Level, apart: set[str]) -> None:
         sought = self._agreed.sought
         if sought is not None and (sought in self._damaged or sought[1] in apart):
-            self._gives_up(*sought)  # so that another one is sought
+            self._notes.give_up(*sought)  # so that another one is sought
         self._note(here, level, sought)
 
     def _folders(self) -> list[Path]:
@@ -263,7 +263,7 @@ class ParityCarrier(Carrier):
     def _give_up(self, save: Copy, why: str) -> None:
         """This save never gets its parity: it has gone somewhere, before all had made theirs."""
         self._damaged.add((save.step, save.attempt))
-        self._gives_up(save.step, save.attempt)
+        self._notes.give_up(save.step, save.attempt)
         logger.info("%s: no parity of step %d: %s", self.url, save.step, why)
 
     # -- making ------------------------------------------------------------------------------------
