@@ -147,21 +147,18 @@ class Board:
         """
         with self._lock:
             status = self._of(url)
-            if (status.token, status.restored, status.keeps) == (
-                plan.token,
-                plan.restored,
-                [*order],
-            ):
+            before, now = (status.token, status.restored), (plan.token, plan.restored)
+            if (before, status.keeps) == (now, [*order]):
                 return
             self.version += 1
             status.keeps = [*order]
             if status.token != plan.token:
                 # Another node may be in its place.
                 status.steps, self._there[url] = {}, {}
-            if (status.token, status.restored) != (plan.token, plan.restored):
+            if before != now:
                 # Going back makes steps wanted that had been passed over.
                 kept = {save for save in never if status.skipped.get(save[0]) == save[1]}
-                status.token, status.restored = plan.token, plan.restored
+                status.token, status.restored = now
                 status.skipped = dict(sorted(kept))
         self._tell()
 
@@ -200,12 +197,4 @@ class Board:
 
 def _awaited(status: LevelStatus) -> tuple[object, ...]:
     """What a Checkpointer may wait for; how far something is on its way is no news."""
-    went_back = status.restored
-    return (
-        {**status.reached},
-        {**status.skipped},
-        {**status.files},
-        status.problem,
-        status.pinned,
-        went_back,
-    )
+    return {**status.reached}, {**status.skipped}, {**status.files}, status.problem, status.pinned

@@ -134,7 +134,7 @@ class Agreeing:
         )
         if seen is None:
             return Standing.COMING
-        if seen.skipped.get(step) == attempt != seen.steps.get(step):
+        if seen.skipped.get(step) == attempt and seen.steps.get(step) != attempt:
             return Standing.LOST
         # Order matters: an agent that goes by an earlier conclusion might be giving away what it names.
         is_there = seen.steps.get(step) == attempt and tuple(seen.keeps) == agreed.order
