@@ -35,7 +35,8 @@ def export(
             itself. None: it is made of the configuration.
 
     Raises:
-        ConfigError: `directory` is there, or the step was not saved by AsyncCheckpoint.
+        ConfigError: `directory` is there, the step was not saved by AsyncCheckpoint, or its weights are not
+            those of `model`.
         NotCommitted: there is no step.
         CorruptCheckpoint, UnknownFormat, RestoreError: as `ckpt_core.load`.
     """
@@ -71,10 +72,20 @@ def _write(
     if model is None:
         _save(weights, folder / _WEIGHTS)
         return
-    model.load_state_dict(weights, assign=True)
+    _fill(model, weights)
     if hasattr(model, "tie_weights"):
         model.tie_weights()
     model.save_pretrained(folder)
+
+
+def _fill(model: Any, weights: dict[str, torch.Tensor]) -> None:
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as exc:  # names or shapes that differ
+        raise ConfigError(
+            f"the step holds weights of another model than {type(model).__name__}: pass model=, one of the "
+            f"class that was trained. {exc}"
+        ) from exc
 
 
 def model_of_config(folder: Path) -> Any:

@@ -44,7 +44,8 @@ def contents(files: dict[str, torch.Tensor]) -> dict[str, bytes]:
 def _with_class(config: bytes, model: Any) -> bytes:
     """`save_pretrained` of a model notes its class; that of a configuration does not."""
     kept = json.loads(config)
-    kept.setdefault("architectures", [type(model).__name__])
+    # What is there may be the class of a checkpoint, which a new head was put on. FSDP2 renames classes.
+    kept["architectures"] = [type(model).__name__.removeprefix("FSDP")]
     kept.setdefault("dtype", str(getattr(model, "dtype", torch.float32)).removeprefix("torch."))
     return json.dumps(kept, indent=2, sort_keys=True).encode()
 

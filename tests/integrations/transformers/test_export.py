@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GPT2ForSequenceClassification,
+    TrainerCallback,
+)
 
 import ckpt_core
 from ckpt_core import Checkpointer, ConfigError, NotCommitted, committed_steps, step_path
 from ckpt_transformers import AsyncCheckpoint, export
-from tests.integrations.transformers.jobs import SMALL, DiesAt, gpt, run, trainer_of
+from tests.integrations.transformers.jobs import SMALL, DiesAt, gpt, plain, run, trainer_of
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -95,3 +100,30 @@ def test_a_model_of_ones_own_is_given(tmp_path: Path) -> None:
     mine = gpt(seed=1)
     export(tmp_path / "ckpts", tmp_path / "model", model=mine)
     assert _same(mine.state_dict(), ckpt_core.load(tmp_path / "ckpts", only=["model"])["model"])
+
+
+def _with_a_new_head(folder: Path) -> Any:
+    gpt().save_pretrained(folder)
+    return GPT2ForSequenceClassification.from_pretrained(folder, num_labels=3, pad_token_id=0)
+
+
+def _labelled(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    batch = plain(rows)
+    return {**batch, "labels": batch["labels"][:, 0] % 3}
+
+
+def test_a_pretrained_model_with_a_new_head_is_exported_as_what_it_is(tmp_path: Path) -> None:
+    model = _with_a_new_head(tmp_path / "base")
+    run(tmp_path, model=model, collator=_labelled, max_steps=2)
+    folder = export(tmp_path / "ckpts", tmp_path / "model")
+    read = AutoModelForSequenceClassification.from_pretrained(folder)
+    assert type(read) is GPT2ForSequenceClassification
+    assert _same(read.state_dict(), model.state_dict())
+
+
+def test_weights_of_another_model_than_the_given_one_are_told(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=2)
+    other = _with_a_new_head(tmp_path / "base")
+    with pytest.raises(ConfigError, match=r"another model than GPT2ForSeq.*pass model="):
+        export(tmp_path / "ckpts", tmp_path / "model", model=other)
+    assert not (tmp_path / "model").exists()
