@@ -273,8 +273,11 @@ class Doors:
             self._running.checkpointer.wait_staged()  # the last step may still be read
             self._own["_load_best_model"]()
         elif not self._running.restore_best(int(state.best_global_step or 0)):
+            before = self._running.best
+            kept = f". Step {before} is kept, the best that was" if before else ""
             tell(
-                f"the best step, {state.best_global_step}, was not saved: the model stays as it was last",
+                f"the best step, {state.best_global_step}, was not saved: the model stays as it was last"
+                f"{kept}",
                 rank=self._running.checkpointer.rank,
             )
 

@@ -61,7 +61,6 @@ class Run:
     Attributes:
         checkpointer: open; who made the run closes it.
         fetches: what the batches of the epoch were drawn from.
-        best: the step that has the best metric, 0 for none.
         stopping: SIGTERM has come, and all ranks know.
         saved_step: the newest step of which a save was begun.
         place: where training stands.
@@ -74,7 +73,8 @@ class Run:
         self.meter = Meter()
         checkpointer.events.subscribe(self.meter.on_event)
         self.fetches = Fetches()
-        self.best = self._best_before = self._let_go = 0
+        self._bests: list[int] = []
+        self._let_go = 0
         self.stopping = False
         self.saved_step = 0
         self.place = EpochPlace(0, 0, 0)
@@ -101,9 +101,8 @@ class Run:
         self._prepared = True
         # What is wrong, the first save tells.
         with suppress(CkptError):
-            self.checkpointer.prepare(
-                self._tree(self.best, self._best_before), per_rank=self._private
-            )
+            tree = self._tree(self.best, self._best_before)
+            self.checkpointer.prepare(tree, per_rank=self._private)
 
     def save(self) -> None:
         """Start a save of the step that was reached; what cannot be saved is a warning, or raised.
@@ -131,7 +130,10 @@ class Run:
         for handle in done:
             self._handles.remove(handle)
             error = handle.committed.exception()
-            if error is not None and not self._raises:
+            if error is None:
+                continue
+            self._forget_best(handle.step)
+            if not self._raises:
                 self._tell_failure(handle.step, error)
 
     def hear_of_stop(self) -> bool:
@@ -157,7 +159,7 @@ class Run:
             self._tell(f"step {skipped} is not whole, going back to the next older one: {why}")
         loop = loop_of.value
         self.place = EpochPlace(loop["epoch"], loop["updates"], loop["length"], loop["boundary"])
-        self.best, self._best_before = loop["best"], loop["best_before"]
+        self._bests = [step for step in (loop["best_before"], loop["best"]) if step]
         self._settle_pins(self.best, self._best_before)
         self.meter.resumed(found.step)
         return Restored(found.step, found.state["trainer"], loop, rng_of.value)
@@ -165,6 +167,7 @@ class Run:
     def restore_best(self, step: int) -> bool:
         """Fill the model from this step; False where it is not there."""
         self.checkpointer.wait()
+        self.poll()
         try:
             self.checkpointer.restore({"model": self._trainer.model}, step=step, only=["model"])
         except NotCommitted:
@@ -175,7 +178,16 @@ class Run:
         """Its directory, whether it is there or not."""
         return step_path(self.checkpointer.root, step)
 
+    @property
+    def best(self) -> int:
+        """The step that has the best metric of those that are saved, or are being saved; 0 for none."""
+        return self._bests[-1] if self._bests else 0
+
     # -- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _best_before(self) -> int:
+        return self._bests[-2] if len(self._bests) > 1 else 0
 
     @property
     def _several(self) -> bool:
@@ -206,8 +218,13 @@ class Run:
         """The best step as of this save, and the one before it."""
         step = self._trainer.state.global_step
         if best == step and self.best != step:
-            self.best, self._best_before = step, self.best
+            self._bests.append(step)
         return self.best, self._best_before
+
+    def _forget_best(self, step: int) -> None:
+        """The save of it failed: whoever gave way to it is back."""
+        if step in self._bests:
+            self._bests.remove(step)
 
     def _settle(self, done: Future[Path], best: int, before: int) -> None:
         """Runs where the engine commits, before it can commit the next step and retire this one."""
@@ -217,8 +234,12 @@ class Run:
     def _settle_pins(self, best: int, before: int) -> None:
         try:
             if best:
-                with suppress(NotCommitted):  # it went before it was known to be the best
+                try:
                     self.checkpointer.pin(best)
+                except (
+                    NotCommitted
+                ):  # its save failed, so the one before it is the best that is there
+                    return
             # Once: somebody may have pinned it again since.
             if before and before not in (best, self._let_go):
                 self.checkpointer.unpin(before)
@@ -227,6 +248,7 @@ class Run:
             self._tell(f"the best step could not be marked, so retention may take it: {exc}")
 
     def _failed(self, step: int, exc: CkptError) -> None:
+        self._forget_best(step)
         if self._raises:
             raise exc
         self._tell_failure(step, exc)
