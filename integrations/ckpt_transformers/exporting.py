@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import ckpt_core
 from ckpt_core import ConfigError
-from ckpt_transformers.files import ADAPTER, contents
+from ckpt_transformers.files import ADAPTER, ADAPTER_CONFIG, contents
 
 _WEIGHTS = "model.safetensors"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -32,11 +32,11 @@ def export(
         path: a step, or a root: then its newest step. A directory, or the URL of an object store.
         directory: must not be there yet.
         model: one of the model's class, to be filled and written; for classes that are not of `transformers`
-            itself. None: it is made of the configuration.
+            itself, and for prompt, prefix and P-tuning. None: it is made of the configuration.
 
     Raises:
         ConfigError: `directory` is there, the step was not saved by AsyncCheckpoint, or its weights are not
-            those of `model`.
+            those of `model`; or PEFT computes what its adapter's file holds, and `model` is None.
         NotCommitted: there is no step.
         CorruptCheckpoint, UnknownFormat, RestoreError: as `ckpt_core.load`.
     """
@@ -68,6 +68,11 @@ def _write(
         mine = {new: weights[old] for new, old in json.loads(names).items()}
         _save(mine, folder / _ADAPTER_WEIGHTS)
         return
+    if model is None and ADAPTER_CONFIG in files:
+        raise ConfigError(
+            "the step is of a model with an adapter whose file PEFT computes (prompt, prefix, P-tuning): "
+            "pass model=, a PeftModel of the same configuration, which is filled, and written by PEFT"
+        )
     model = model_of_config(folder) if model is None else model
     if model is None:
         _save(weights, folder / _WEIGHTS)

@@ -12,7 +12,9 @@ from transformers import Trainer
 from transformers.utils.import_utils import is_peft_available
 
 ADAPTER = "ckpt_transformers_adapter.json"
-"""Which entries of the model make up the adapter's file, and under which names."""
+"""Which entries of the model make up the adapter's file, and under which names. Missing where none do."""
+
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 def small_files(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -54,24 +56,25 @@ def _adapter(model: Any) -> dict[str, bytes]:
     """The adapter's configuration, and where its weights lie in the model."""
     if not _is_peft(model):
         return {}
+    adapter = model.active_adapters[0]
+    config = model.peft_config[adapter].to_dict() | {"inference_mode": True}
+    found = {ADAPTER_CONFIG: json.dumps(config, indent=2, sort_keys=True, default=sorted).encode()}
+    names = _names_of(model, adapter)
+    return found if names is None else {**found, ADAPTER: json.dumps(names).encode()}
+
+
+def _names_of(model: Any, adapter: str) -> dict[str, str] | None:
+    """Names in the adapter's file -> names in the model; None where the file holds what PEFT computes."""
+    if model.peft_config[adapter].is_prompt_learning:
+        return None  # what its encoder returns; asking for it may draw random numbers
     from peft import get_peft_model_state_dict
 
-    adapter = model.active_adapters[0]
-    homes = {_home(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
-    weights = get_peft_model_state_dict(model, adapter_name=adapter)
-    names = {name: homes[_home(tensor)] for name, tensor in weights.items()}
-    config = model.peft_config[adapter].to_dict() | {"inference_mode": True}
-    return {
-        "adapter_config.json": json.dumps(
-            config, indent=2, sort_keys=True, default=sorted
-        ).encode(),
-        ADAPTER: json.dumps(names).encode(),
-    }
-
-
-def _home(tensor: torch.Tensor) -> tuple[int, torch.Size]:
-    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local.data_ptr(), tensor.shape
+    state = model.state_dict(keep_vars=True)
+    homes = {id(tensor): name for name, tensor in state.items()}
+    weights = get_peft_model_state_dict(model, state_dict=state, adapter_name=adapter)
+    names = {name: homes.get(id(tensor)) for name, tensor in weights.items()}
+    known = {name: home for name, home in names.items() if home is not None}
+    return known if len(known) == len(names) else None
 
 
 def _is_peft(model: Any) -> bool:

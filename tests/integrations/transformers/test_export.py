@@ -67,6 +67,33 @@ def test_an_adapter_goes_on_bit_for_bit_and_is_exported(tmp_path: Path) -> None:
     assert _same(read.state_dict(), model.state_dict())
 
 
+def _prompted(kind: str) -> Any:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(5)
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    return peft.get_peft_model(gpt(), config)
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")  # PEFT does so
+@pytest.mark.parametrize(
+    "kind", ["PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"]
+)
+def test_a_prompt_goes_on_bit_for_bit_and_is_exported_by_peft(kind: str, tmp_path: Path) -> None:
+    expected = run(tmp_path / "whole", model=_prompted(kind), max_steps=6)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", DiesAt(3), model=_prompted(kind), max_steps=6)
+    model = _prompted(kind)
+    assert run(tmp_path / "cut", model=model, max_steps=6) == expected
+    root, folder = tmp_path / "cut" / "ckpts", tmp_path / "adapter"
+    with pytest.raises(ConfigError, match="pass model=, a PeftModel"):
+        export(root, folder)
+    assert not folder.exists()
+    export(root, folder, model=_prompted(kind))
+    read = pytest.importorskip("peft").PeftModel.from_pretrained(gpt(), folder).eval()
+    words = torch.arange(10)[None]
+    assert torch.equal(read(words).logits, model.eval()(words).logits)
+
+
 class Waits(TrainerCallback):
     """Only a file of a committed step is shared, and these steps take no time."""
 
