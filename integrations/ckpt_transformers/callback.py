@@ -116,6 +116,13 @@ class AsyncCheckpoint(TrainerCallback):
         self._doors.run.gather_files()
         self._doors.put_back_losses()
 
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The batches of a step are there; Trainer tells the optimizer, and goes forward and backward."""
+        assert self._doors is not None and self._doors.run is not None
+        self._doors.run.await_staged()
+
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
@@ -135,7 +142,8 @@ class AsyncCheckpoint(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         """The epoch is over, or was left by SIGTERM: then the run that goes on will come to its end."""
-        assert self._doors is not None
+        assert self._doors is not None and self._doors.run is not None
+        self._doors.run.await_staged()  # Trainer tells the optimizer of an evaluation that is to come
         if self._doors.left_epoch():
             control.should_log = control.should_evaluate = control.should_save = False
         return control

@@ -63,12 +63,16 @@ def live(trainer: Trainer) -> dict[str, Any]:
     """The objects that are filled in place by a restore. Called when optimizer and scheduler are there."""
     objects = {
         "model": trainer.model,
-        # Accelerate's wrapper is an optimizer too, without a state of its own.
-        "optimizer": getattr(trainer.optimizer, "optimizer", trainer.optimizer),
+        "optimizer": optimizer_of(trainer),
         "scheduler": trainer.lr_scheduler,
     }
     scaler = getattr(trainer.accelerator, "scaler", None)
     return objects if scaler is None else {**objects, "scaler": scaler}
+
+
+def optimizer_of(trainer: Trainer) -> Any:
+    """The user's: Accelerate's wrapper is an optimizer too, without a state of its own."""
+    return getattr(trainer.optimizer, "optimizer", trainer.optimizer)
 
 
 def dump(

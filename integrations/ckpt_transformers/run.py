@@ -22,7 +22,7 @@ from ckpt_core import (
     SaveHandle,
     step_path,
 )
-from ckpt_transformers.capture import PRIVATE, EpochPlace, Kept, dump, live
+from ckpt_transformers.capture import PRIVATE, EpochPlace, Kept, dump, live, optimizer_of
 from ckpt_transformers.fetching import Fetches
 from ckpt_transformers.files import small_files
 from ckpt_transformers.texts import tell
@@ -135,6 +135,14 @@ class Run:
             self._forget_best(handle.step)
             if not self._raises:
                 self._tell_failure(handle.step, error)
+
+    def await_staged(self) -> None:
+        """Right before weights may change without a step of the optimizer, which would wait by itself."""
+        optimizer = optimizer_of(self._trainer)
+        # Schedule-free ones swap weights in train() and eval(), which Trainer calls; LOMO steps in backward.
+        swaps = any(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+        if swaps or self._trainer.accelerator.has_lomo_optimizer:
+            self.checkpointer.wait_staged()
 
     def hear_of_stop(self) -> bool:
         """Whether any rank was asked to stop. Called on every rank after the same step: a collective."""

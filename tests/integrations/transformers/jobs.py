@@ -84,6 +84,7 @@ def trainer_of(
     model: Any = None,
     saver: Any = None,
     collator: Any = masked,
+    optimizer: Any = None,
     **arguments: Any,
 ) -> Trainer:
     """A quiet Trainer that saves into folder/ckpts; 18 steps of two batches each unless told otherwise."""
@@ -102,13 +103,15 @@ def trainer_of(
         "seed": 3,
     }
     saver = saver or AsyncCheckpoint(folder / "ckpts", options=SMALL)
+    model = gpt() if model is None else model
     return Trainer(
-        model=gpt() if model is None else model,
+        model=model,
         args=TrainingArguments(**(given | arguments)),
         train_dataset=Words(),
         eval_dataset=Words(),
         data_collator=collator,
         callbacks=[saver, *callbacks],
+        optimizers=(None if optimizer is None else optimizer(model), None),
     )
 
 
