@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
@@ -70,6 +71,7 @@ def check(trainer: Trainer) -> None:
             f"here: use hub_strategy='end'"
         )
     _check_strategy(trainer)
+    _check_data(trainer)
 
 
 def _check_strategy(trainer: Trainer) -> None:
@@ -90,3 +92,16 @@ def _check_strategy(trainer: Trainer) -> None:
                 "fsdp= of version 1 keeps its states where only it can save them: use version 2, "
                 "fsdp_config={'version': 2, ...}"
             )
+
+
+def _check_data(trainer: Trainer) -> None:
+    args, accelerator = trainer.args, trainer.accelerator
+    if args.world_size < 2 or args.ignore_data_skip or accelerator.split_batches:
+        return
+    # Of an IterableDataset Accelerate skips those of all ranks.
+    if accelerator.dispatch_batches and not isinstance(trainer.train_dataset, IterableDataset):
+        tell(
+            "dispatch_batches=True: a run that goes on in the middle of an epoch is given batches again: "
+            "Accelerate skips those of one rank. Leave it out, or set split_batches=True as well",
+            rank=args.process_index,
+        )

@@ -30,6 +30,11 @@ from tests.integrations.transformers.jobs import run, run_stock
 COMMITTED_BY = 4
 """The step that begins when some step is committed."""
 
+FSDP: dict[str, Any] = {
+    "fsdp": True,
+    "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]},
+}
+
 
 class Tells(TrainerCallback):
     """Says where training is; waits where the tests want it, so that no clock decides them."""
@@ -110,8 +115,7 @@ if __name__ == "__main__":
     more: dict[str, Any] = {}
     if "FSDP" in os.environ:
         allow_fsdp_on_cpus()
-        wrapped = {"version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]}
-        more = {"fsdp": True, "fsdp_config": wrapped}
+        more = FSDP
     *whole, last = map(Path, sys.argv[1:])
     for folder in whole:
         with without("HOLD_AT", "STOP_AT"):

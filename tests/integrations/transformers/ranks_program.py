@@ -1,0 +1,44 @@
+"""Two steps of one of several ranks: `python -m ...ranks_program FOLDER`, KIND says of what.
+
+Writes what was warned of into FOLDER/told-RANK.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.integrations.transformers.jobs import run
+
+
+def dispatched(folder: Path) -> None:
+    """One rank reads for all."""
+    run(folder, accelerator_config={"dispatch_batches": True}, max_steps=2)
+
+
+def split(folder: Path) -> None:
+    """And cuts a batch into one for each."""
+    more = {"dispatch_batches": True, "split_batches": True}
+    run(folder, accelerator_config=more, max_steps=2)
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "dispatched": dispatched,
+    "split": split,
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        KINDS[os.environ["KIND"]](folder)
+    texts: list[Any] = [str(one.message) for one in told]
+    (folder / f"told-{os.environ['RANK']}.json").write_text(json.dumps(texts))
