@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from tests.integrations.transformers.jobs import run
+from tests.integrations.transformers.jobs import gpt, run
+from tests.integrations.transformers.program import FSDP, allow_fsdp_on_cpus
 
 
 def dispatched(folder: Path) -> None:
@@ -29,9 +30,21 @@ def split(folder: Path) -> None:
     run(folder, accelerator_config=more, max_steps=2)
 
 
+def thin_adapter(folder: Path) -> None:
+    """Of one row, which one rank of FSDP holds alone."""
+    from peft import LoraConfig, get_peft_model
+
+    allow_fsdp_on_cpus()
+    config = LoraConfig(
+        r=1, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False
+    )
+    run(folder, model=get_peft_model(gpt(), config), max_steps=2, **FSDP)
+
+
 KINDS: dict[str, Callable[[Path], None]] = {
     "dispatched": dispatched,
     "split": split,
+    "thin adapter": thin_adapter,
 }
 
 if __name__ == "__main__":
