@@ -143,6 +143,7 @@ class AsyncCheckpoint(TrainerCallback):
     ) -> TrainerControl:
         """The epoch is over, or was left by SIGTERM: then the run that goes on will come to its end."""
         assert self._doors is not None and self._doors.run is not None
+        self._doors.run.epoch_ends(early=control.should_training_stop)
         self._doors.run.await_staged()  # Trainer tells the optimizer of an evaluation that is to come
         if self._doors.left_epoch():
             control.should_log = control.should_evaluate = control.should_save = False

@@ -205,14 +205,13 @@ class Doors:
         self._own["_run_epoch"](epoch=epoch, **named)
         # With save_strategy="best" Trainer takes back the wish to save that SIGTERM was.
         if self._owed or (run.stopping and run.saved_step != trainer.state.global_step):
-            whole = run.place.updates >= run.place.length or trainer.control.should_epoch_stop
+            whole = run.epoch_is_done or trainer.control.should_epoch_stop
             run.place = replace(run.place, boundary=whole)
             run.save()
 
     def left_epoch(self) -> bool:
         """Whether SIGTERM ends the run in the middle of an epoch."""
-        place = self._running.place
-        return self._running.stopping and place.updates < place.length
+        return self._running.stopping and not self._running.epoch_is_done
 
     def _put_back_epoch(self, done: int) -> None:
         """Generators as they were when the epoch began; those of the step that was saved come later."""
@@ -248,7 +247,7 @@ class Doors:
         state = trainer.state
         if state.best_global_step == state.global_step or state.best_global_step == run.best:
             state.best_model_checkpoint = self._best_path(state.best_global_step, hoped=True)
-        ends = run.place.updates >= run.place.length or (
+        ends = run.epoch_is_done or (
             trainer.control.should_epoch_stop
             or (trainer.control.should_training_stop and not run.stopping)
         )

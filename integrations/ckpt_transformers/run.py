@@ -78,6 +78,7 @@ class Run:
         self.stopping = False
         self.saved_step = 0
         self.place = EpochPlace(0, 0, 0)
+        self._exhausted = False
         self._epoch_rng: dict[str, Any] = {}
         self._handles: list[SaveHandle] = []
         self._files: dict[str, torch.Tensor] = {}
@@ -91,8 +92,17 @@ class Run:
 
     def epoch_begins(self, place: EpochPlace) -> None:
         """Right before the loader is asked for an iterator."""
-        self.place = place
+        self.place, self._exhausted = place, False
         self._epoch_rng = RngState().state_dict()
+
+    def epoch_ends(self, *, early: bool) -> None:
+        """Trainer has come to its end; `early`: because training is to stop, with data left or not."""
+        self._exhausted = not early
+
+    @property
+    def epoch_is_done(self) -> bool:
+        """Whether its last step is done. Data without a length shows at the epoch's end alone."""
+        return self._exhausted or self.place.updates >= self.place.length
 
     def prepare(self) -> None:
         """Once, when the optimizer has its state: the first save finds memory that is page-locked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ class Words(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": words, "labels": words}
 
 
+class Stream(torch.utils.data.IterableDataset[dict[str, Tensor]]):
+    """The same one after another, and nobody knows how many."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return iter(Words()[number] for number in range(SAMPLES))
+
+
 def plain(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Batches that draw nothing: workers may make them."""
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
@@ -85,6 +93,7 @@ def trainer_of(
     saver: Any = None,
     collator: Any = masked,
     optimizer: Any = None,
+    data: Any = None,
     **arguments: Any,
 ) -> Trainer:
     """A quiet Trainer that saves into folder/ckpts; 18 steps of two batches each unless told otherwise."""
@@ -107,7 +116,7 @@ def trainer_of(
     return Trainer(
         model=model,
         args=TrainingArguments(**(given | arguments)),
-        train_dataset=Words(),
+        train_dataset=Words() if data is None else data,
         eval_dataset=Words(),
         data_collator=collator,
         callbacks=[saver, *callbacks],

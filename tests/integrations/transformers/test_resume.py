@@ -13,7 +13,7 @@ from transformers import EarlyStoppingCallback
 from ckpt_core import ConfigError, committed_steps, step_path
 from ckpt_transformers import AsyncCheckpoint, CheckpointWarning
 from tests import places
-from tests.integrations.transformers.jobs import SMALL, DiesAt, plain, run, trainer_of
+from tests.integrations.transformers.jobs import SMALL, DiesAt, Stream, plain, run, trainer_of
 
 STEPS = 18
 BEST = {
@@ -24,9 +24,15 @@ BEST = {
     "greater_is_better": True,  # of a loss: the first evaluation is the best, and stays so
     "save_total_limit": 1,
 }
+STREAM = {
+    **{"data": Stream(), "collator": plain, "eval_strategy": "epoch", "max_steps": 14},
+    **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1},
+}
 WAYS: dict[str, dict[str, Any]] = {
     "validated after each epoch": {"eval_strategy": "epoch"},
     "saved after each epoch": {"save_strategy": "epoch", "eval_strategy": "epoch"},
+    "a stream that is saved after each epoch": STREAM | {"save_strategy": "epoch"},
+    "a stream": STREAM,
     "the best is loaded": BEST,
     "the best alone is saved": BEST | {"save_strategy": "best"},
     "ends within an epoch": {"max_steps": 16, "save_steps": 5},
@@ -144,3 +150,14 @@ def test_a_callback_that_is_added_later_is_attached(tmp_path: Path) -> None:
     trainer.add_callback(late)
     with pytest.raises(ConfigError, match="attach"):
         trainer.train()
+
+
+def test_the_end_of_a_streams_epoch_is_not_come_to_twice(tmp_path: Path) -> None:
+    arguments = WAYS["a stream that is saved after each epoch"]
+    expected = run(tmp_path / "whole", **arguments)
+    assert committed_steps(tmp_path / "whole" / "ckpts") == (6, 12, 14)
+    assert len([row for row in expected["log"] if "eval_loss" in row]) == 3
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", DiesAt(9), **arguments)
+    assert committed_steps(tmp_path / "cut" / "ckpts") == (6,)
+    assert run(tmp_path / "cut", **arguments) == expected
