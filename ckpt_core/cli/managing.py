@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,31 +40,22 @@ def remove_steps(request: RemoveRequest) -> bool:
     root = directory_of(request.root, command="ckpt-core rm")
     _check_root(root)
     _check_choice(request)
-    pinned = store_by_hand(root, files=Files()).pinned()
-    doomed = _doomed(request, root, pinned)
-    _check_committed(root, doomed)
-    if pinned.intersection(doomed):
-        named = _named(sorted(pinned.intersection(doomed)))
-        raise ConfigError(f"pinned, {named}: unpin first; nothing was removed")
-    nbytes = sum(_size(step_path(root, step)) for step in doomed)
-    goes_far = request.after is not None and not request.no_levels and plan_of(root) is not None
-    doom = _Doom(tuple(doomed), nbytes)
-    if request.dry_run or not (doomed or goes_far):
-        with _with_levels(request, root, doom, goes_far=goes_far) as doom:
-            done = False
-    else:
-        # Asked with the locks held: nothing else can change what the answer is about.
-        with (
-            opened_by_hand(root, files=Files()) as store,
-            _with_levels(request, root, doom, goes_far=goes_far) as doom,
-        ):
-            done = bool(doom.steps or doom.far_steps)
-            if done:
-                _confirm(request, doom)
-                # Order matters: as long as the root has its steps, a restart goes on from them, and no
-                # level that could not be reached is forgotten.
-                retire(root, doom.levels)
-                store.remove(doom.steps)
+    with ExitStack() as stack:
+        store = store_by_hand(root, files=Files())
+        if not request.dry_run:
+            # Order matters: opened before anything is chosen. What a removal that was cut short has left
+            # aside is a step again then; and with the lock held no writer changes what is asked about.
+            store = stack.enter_context(opened_by_hand(root, files=Files()))
+        pinned = store.pinned()
+        doom = _chosen(request, root, pinned)
+        doom = stack.enter_context(_with_levels(request, root, doom))
+        done = bool(doom.steps or doom.far_steps) and not request.dry_run
+        if done:
+            _confirm(request, doom)
+            # Order matters: as long as the root has its steps, a restart goes on from them, and no level
+            # that could not be reached is forgotten.
+            retire(root, doom.levels)
+            store.remove(doom.steps)
     _tell(request, root, doom, done=done)
     if request.keep_last is not None and pinned and not request.json:
         note(f"pinned steps stay: {', '.join(map(str, sorted(pinned)))}")
@@ -97,13 +88,10 @@ class _Doom:
 
 
 @contextmanager
-def _with_levels(
-    request: RemoveRequest, root: Path, doom: _Doom, *, goes_far: bool
-) -> Iterator[_Doom]:
-    if not goes_far:
+def _with_levels(request: RemoveRequest, root: Path, doom: _Doom) -> Iterator[_Doom]:
+    if request.after is None or request.no_levels or plan_of(root) is None:
         yield doom
         return
-    assert request.after is not None
     with steps_after(root, request.after, look_only=request.dry_run) as levels:
         yield replace(doom, levels=tuple(levels))
 
@@ -197,6 +185,18 @@ def _doomed(request: RemoveRequest, root: Path, pinned: frozenset[int]) -> list[
         return [step for step in steps if step > request.after]
     assert request.keep_last is not None
     return [step for step in steps[: -request.keep_last] if step not in pinned]
+
+
+def _chosen(request: RemoveRequest, root: Path, pinned: frozenset[int]) -> _Doom:
+    doomed = _doomed(request, root, pinned)
+    _check_committed(root, doomed)
+    _check_pins(pinned, doomed)
+    return _Doom(tuple(doomed), sum(_size(step_path(root, step)) for step in doomed))
+
+
+def _check_pins(pinned: frozenset[int], doomed: Sequence[int]) -> None:
+    if kept := sorted(pinned.intersection(doomed)):
+        raise ConfigError(f"pinned, {_named(kept)}: unpin first; nothing was removed")
 
 
 def _check_committed(root: Path, doomed: list[int]) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_core.errors import NotCommitted
-from ckpt_core.store.names import INFLIGHT, REPLACED, RETIRED, step_path
+from ckpt_core.store.names import INFLIGHT, REPLACED, RETIRED, is_real_dir, step_path
 from ckpt_core.store.pins import pinned_steps
 from ckpt_core.store.publish import sync_names
 from ckpt_core.store.trees import ensure_dir
@@ -57,16 +57,17 @@ def take_away(
         held: what says which steps stay as pinned ones do.
 
     Raises:
-        OSError: every step has its name still, or again; if that failed too, it is logged.
+        OSError: every step has its name still, or again; if that failed too, it is logged. The same holds
+            for an interrupt.
     """
     now: dict[int, Path] = {}
     try:
         if steps:
             ensure_dir(files, root / INFLIGHT)
         for step in steps:
-            aside = root / INFLIGHT / f"{step:012d}-{secrets.token_hex(4)}{REPLACED}"
-            files.rename(step_path(root, step), aside)
-            now[step] = aside
+            # Order matters: noted before it is done, here and below. An interrupt may come in between.
+            now[step] = root / INFLIGHT / f"{step:012d}-{secrets.token_hex(4)}{REPLACED}"
+            files.rename(step_path(root, step), now[step])
         # Order matters: read when the names are gone.
         pinned = pinned_steps(root).union(held()).intersection(steps)
         for step in tuple(now):
@@ -74,11 +75,11 @@ def take_away(
                 files.rename(now[step], step_path(root, step))
                 del now[step]
             else:
-                files.rename(now[step], now[step].with_suffix(RETIRED))
-                now[step] = now[step].with_suffix(RETIRED)
+                aside, now[step] = now[step], now[step].with_suffix(RETIRED)
+                files.rename(aside, now[step])
         if pinned:
             sync_names(files, root)
-    except OSError:
+    except BaseException:
         _bring_back(root, now, files=files)
         raise
     return Left(now, pinned)
@@ -87,7 +88,9 @@ def take_away(
 def _bring_back(root: Path, now: dict[int, Path], *, files: Files) -> None:
     for step, path in now.items():
         try:
-            files.rename(path, step_path(root, step))
+            for aside in {path, path.with_suffix(REPLACED)}:
+                if is_real_dir(aside):
+                    files.rename(aside, step_path(root, step))
         except OSError as exc:
             logger.error("step %d lies in %s and cannot be brought back: %s", step, path, exc)
 

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from ckpt_core import Checkpointer, Options
-from ckpt_core.store import committed_steps
+from ckpt_core.store import committed_steps, opened_by_hand
+from tests.store.harness import Killed, KillSwitch, QuickFiles, interrupted, make_store
+from tests.store.harness import save as save_step
 
 Cli = Callable[..., Any]
 TOP = Path(__file__).parents[2]
@@ -87,6 +89,44 @@ def test_unclear_missing_or_pinned_steps_are_refused(
 def test_nothing_to_remove_is_no_error(cli: Cli, ckpts: Path) -> None:
     answer = cli("rm", ckpts, "--after", 30, "--yes")
     assert (answer.code, answer.out) == (0, "nothing to remove\n")
+
+
+def test_a_removal_that_was_killed_anywhere_and_is_repeated_removes_the_steps(
+    cli: Cli, tmp_path: Path
+) -> None:
+    at, died, aside = 0, True, 0
+    while died:
+        root, switch = tmp_path / str(at), KillSwitch()
+        store = make_store(root, interrupted(QuickFiles, switch))
+        store.open()
+        for step in (1, 2, 3):
+            save_step(store, step)
+        switch.at, switch.count, died = at, 0, False
+        try:
+            store.remove([2, 3])
+        except Killed:
+            died = True
+        store.close()
+        aside += len([*(root / ".inflight").glob("*.replaced")])
+        assert cli("rm", root, "--after", 1, "--yes").code == 0
+        with opened_by_hand(root, files=QuickFiles()) as again:
+            assert again.steps() == (1,), "they came back"
+        at += 1
+    assert at > 4 and aside > 2
+
+
+def test_a_step_that_a_removal_has_left_aside_can_be_named(cli: Cli, ckpts: Path) -> None:
+    (ckpts / "step-000000000010").rename(ckpts / ".inflight" / "000000000010-01234567.replaced")
+    assert cli("rm", ckpts, "--step", 10, "--yes").out.startswith("removed 1 step: 10 (")
+    with opened_by_hand(ckpts, files=QuickFiles()) as again:
+        assert again.steps() == (20, 30)
+
+
+def test_an_empty_root_is_left_with_nothing_but_its_lock(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    assert cli("rm", tmp_path / "r", "--after", 1, "--yes").out == "nothing to remove\n"
+    assert cli("rm", tmp_path / "r", "--after", 1, "--dry-run").out == "nothing to remove\n"
+    assert os.listdir(tmp_path / "r") == [".lock"]
 
 
 def test_a_live_writer_is_named_and_nothing_is_removed(process: Cli, ckpts: Path) -> None:

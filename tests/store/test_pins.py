@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import subprocess
 import sys
 import threading
@@ -43,6 +44,21 @@ class At:
             self.thread.start()
             self.thread.join(timeout=0.2)
         self.count += 1
+
+
+class Once:
+    """Ctrl-C right behind change `at` of a file: it was done, and nobody has noted that yet."""
+
+    def __init__(self) -> None:
+        self.at, self.count = -1, -1
+
+    def __call__(self, name: str, args: tuple[Any, ...]) -> None:
+        if self.at >= 0:
+            self.count += 1
+        if self.at >= 0 and self.count == self.at:
+            if name == "rename":
+                os.rename(*args)
+            raise KeyboardInterrupt
 
 
 class Pinning:
@@ -165,6 +181,33 @@ def test_none_of_several_steps_is_removed_when_one_is_pinned_meanwhile(root: Pat
     assert store.steps() == (1, 2, 3)
     assert left(root) == []
     store.close()
+
+
+def test_an_interrupt_at_any_change_of_a_file_takes_all_of_several_steps_or_none(
+    tmp_path: Path,
+) -> None:
+    at, came = 0, True
+    found = set()
+    while came:
+        switch = Once()
+        store = make_store(tmp_path / str(at), interrupted(QuickFiles, switch))
+        store.open()
+        for step in (1, 2, 3):
+            save(store, step)
+        switch.at, came = at, False
+        try:
+            store.remove([1, 2])
+        except KeyboardInterrupt:
+            came = True
+        found.add(store.steps())
+        assert not [name for name in left(store.root) if name.endswith(".replaced")]
+        store.close()
+        again = make_store(tmp_path / str(at))
+        again.open()
+        assert again.steps() == store.steps() and left(again.root) == []
+        again.close()
+        at += 1
+    assert found == {(1, 2, 3), (3,)} and at > 4
 
 
 def test_a_step_that_was_retired_cannot_be_pinned(store: StepStore) -> None:
