@@ -95,8 +95,11 @@ def steps_after(root: Path, after: int, *, look_only: bool) -> Iterator[list[Far
         yield found
 
 
-def retire(root: Path, levels: Sequence[FarSteps]) -> None:
+def retire(root: Path, levels: Sequence[FarSteps], gone: list[FarSteps]) -> None:
     """Take those steps away, at the last level first, and out of what the agent has last said.
+
+    Args:
+        gone: gets each level that has lost its steps; if this raises, the others have all or some of theirs.
 
     Raises:
         Away: a level could not be reached or did not do as asked; the levels before it still have theirs.
@@ -104,6 +107,7 @@ def retire(root: Path, levels: Sequence[FarSteps]) -> None:
     for level in reversed(levels):
         if level.steps:
             level.far.retire([step_dir_name(step) for step in level.steps])
+            gone.append(level)
             _correct_status(root, level)
 
 

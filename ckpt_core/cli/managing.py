@@ -13,7 +13,7 @@ from ckpt_core.anywhere import local, url_of
 from ckpt_core.cli.at_levels import FarSteps, plan_of, retire, steps_after
 from ckpt_core.cli.places import check_directory, directory_of
 from ckpt_core.cli.text import note, say, say_json
-from ckpt_core.errors import ConfigError, NotCommitted
+from ckpt_core.errors import CkptError, ConfigError, NotCommitted
 from ckpt_core.store import committed_steps, opened_by_hand, resolve, step_path, store_by_hand
 from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir, step_dir_name
@@ -21,6 +21,7 @@ from ckpt_core.units import clean, count_text, size_text
 
 if TYPE_CHECKING:
     from ckpt_core.cli.requests import PinRequest, RemoveRequest
+    from ckpt_core.store import StepStore
 
 _SHOWN = 12
 
@@ -35,7 +36,8 @@ def remove_steps(request: RemoveRequest) -> bool:
         NotCommitted: there is no such step or root.
         RootBusy: somebody else writes to the root, or its agent is at work.
         PersistError: a step could not be removed durably.
-        Away: a level cannot be reached; the root has all its steps.
+        Away: a level cannot be reached; the root has all its steps, and the text says which have gone at
+            levels behind it.
     """
     root = directory_of(request.root, command="ckpt-core rm")
     _check_root(root)
@@ -52,14 +54,28 @@ def remove_steps(request: RemoveRequest) -> bool:
         done = bool(doom.steps or doom.far_steps) and not request.dry_run
         if done:
             _confirm(request, doom)
-            # Order matters: as long as the root has its steps, a restart goes on from them, and no level
-            # that could not be reached is forgotten.
-            retire(root, doom.levels)
-            store.remove(doom.steps)
+            _remove(store, doom)
     _tell(request, root, doom, done=done)
     if request.keep_last is not None and pinned and not request.json:
         note(f"pinned steps stay: {', '.join(map(str, sorted(pinned)))}")
     return True
+
+
+def _remove(store: StepStore, doom: _Doom) -> None:
+    # Anybody may have pinned one while the question waited; levels never get their steps back.
+    _check_pins(store.pinned(), doom.steps)
+    gone: list[FarSteps] = []
+    try:
+        # Order matters: as long as the root has its steps, a restart goes on from them, and no level that
+        # could not be reached is forgotten.
+        retire(store.root, doom.levels, gone)
+        store.remove(doom.steps)
+    except CkptError as exc:
+        told = [f"Gone already: {_Doom((), 0, tuple(gone)).text}"] if gone else []
+        under_way = [level for level in reversed(doom.levels) if level.steps and level not in gone]
+        told += [f"Gone in part, perhaps: {_Doom((), 0, (one,)).text}" for one in under_way[:1]]
+        exc.args = (". ".join([str(exc).rstrip("."), *told]), *exc.args[1:])
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -339,14 +339,17 @@ class StepStore(KeptSteps):
     def _check_removable(self, wanted: list[int]) -> None:
         missing = sorted(set(wanted) - set(self.steps()))
         if missing:
-            text = f"steps {missing} are not committed in {self.root}; nothing was removed"
+            text = f"steps {missing} are not committed in {self.root}; nothing was removed from it"
             raise NotCommitted(text, step=missing[0], path=self.root)
         kept = sorted(set(wanted) & (pinned_steps(self.root) | self._protected()))
         if kept:
             raise self._kept(kept)
 
     def _kept(self, steps: list[int]) -> ConfigError:
-        text = f"steps {steps} are pinned or being read: unpin them first; nothing was removed"
+        text = (
+            f"steps {steps} are pinned or being read in {self.root}: unpin them first; nothing was removed "
+            "from it"
+        )
         return ConfigError(text, step=steps[0], path=self.root)
 
     def _throw_away(self, left: Left, *, recycle: bool) -> None:

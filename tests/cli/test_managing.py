@@ -7,14 +7,19 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckpt_core import Checkpointer, Options
-from ckpt_core.store import committed_steps, opened_by_hand
+from ckpt_core import Checkpointer, ConfigError, Level, Options
+from ckpt_core.cli.at_levels import FarSteps
+from ckpt_core.cli.managing import _Doom, _remove
+from ckpt_core.levels import Away, settle_plan
+from ckpt_core.levels.far.directory import DirectoryFar
+from ckpt_core.store import RootLock, committed_steps, opened_by_hand, store_by_hand
+from ckpt_core.system.files import Files
 from tests.store.harness import Killed, KillSwitch, QuickFiles, interrupted, make_store
 from tests.store.harness import save as save_step
 
@@ -120,6 +125,78 @@ def test_a_step_that_a_removal_has_left_aside_can_be_named(cli: Cli, ckpts: Path
     assert cli("rm", ckpts, "--step", 10, "--yes").out.startswith("removed 1 step: 10 (")
     with opened_by_hand(ckpts, files=QuickFiles()) as again:
         assert again.steps() == (20, 30)
+
+
+@pytest.fixture
+def levelled(cli: Cli, ckpts: Path, tmp_path: Path) -> Path:
+    """The root, with two levels; 20 and 30 are at both."""
+    levels = [tmp_path / "near", tmp_path / "far"]
+    settle_plan(ckpts, [Level(str(level), keep_last=None) for level in levels])
+    for level in levels:
+        for step in (20, 30):
+            assert cli("push", ckpts, step, "--to", level).code == 0
+    return ckpts
+
+
+@pytest.mark.timeout(120)
+def test_a_pin_that_comes_while_it_asks_keeps_everything(levelled: Path, tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "ckpt_core", "rm", str(levelled), "--after", "20"]
+    with subprocess.Popen(command, cwd=TOP, stdin=follower, stderr=subprocess.PIPE) as made:
+        assert made.stderr is not None
+        said = b""
+        while b"[y/N] " not in said:
+            said += os.read(made.stderr.fileno(), 4096)
+        store_by_hand(levelled, files=Files()).pin(30)
+        os.write(leader, b"y\n")
+        said = made.stderr.read()
+    os.close(follower)
+    os.close(leader)
+    assert made.returncode == 2
+    assert b"pinned, 1 step: 30: unpin first; nothing was removed" in said
+    assert committed_steps(levelled) == (10, 20, 30)
+    assert committed_steps(tmp_path / "near") == committed_steps(tmp_path / "far") == (20, 30)
+
+
+class Pinning(DirectoryFar):
+    """A level; somebody pins the step in the root as soon as it has gone here."""
+
+    pinned_in: Path
+
+    def retire(self, targets: Collection[str]) -> None:
+        super().retire(targets)
+        store_by_hand(self.pinned_in, files=Files()).pin(30)
+
+
+def test_what_has_gone_at_levels_is_named_when_the_root_keeps_its_steps(
+    levelled: Path, tmp_path: Path
+) -> None:
+    far = Pinning(tmp_path / "far", files=Files())
+    far.pinned_in = levelled
+    doom = _Doom((30,), 1, (FarSteps(2, far, (30,)),))
+    with opened_by_hand(levelled, files=Files()) as store, pytest.raises(ConfigError) as told:
+        _remove(store, doom)
+    assert f"are pinned or being read in {levelled}: unpin them first" in str(told.value)
+    assert str(told.value).endswith(f". Gone already: 1 step: 30 at level 2, {far.url}")
+    assert committed_steps(levelled) == (10, 20, 30)
+
+
+def test_what_has_gone_at_a_level_behind_one_that_is_away_is_named(
+    levelled: Path, tmp_path: Path
+) -> None:
+    near, far = (
+        DirectoryFar(tmp_path / name, files=Files(), busy_s=0.0) for name in ("near", "far")
+    )
+    doom = _Doom((30,), 1, (FarSteps(1, near, (30,)), FarSteps(2, far, (30,))))
+    with (
+        opened_by_hand(levelled, files=Files()) as store,
+        RootLock(tmp_path / "near"),
+        pytest.raises(Away) as told,
+    ):
+        _remove(store, doom)
+    assert f"Gone already: 1 step: 30 at level 2, {far.url}. " in str(told.value)
+    assert f"Gone in part, perhaps: 1 step: 30 at level 1, {near.url}" in str(told.value)
+    assert committed_steps(levelled) == (10, 20, 30)
 
 
 def test_an_empty_root_is_left_with_nothing_but_its_lock(cli: Cli, tmp_path: Path) -> None:
