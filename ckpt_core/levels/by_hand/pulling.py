@@ -29,6 +29,7 @@ from ckpt_core.levels.bring.named_bringing import Wish, bring_named
 from ckpt_core.levels.errands import Progress
 from ckpt_core.levels.far.door import Copy, Far
 from ckpt_core.levels.far.opening import open_far
+from ckpt_core.levels.named import NamedFiles
 from ckpt_core.store import (
     INFLIGHT,
     StepStore,
@@ -85,7 +86,7 @@ def pull(
 
     Raises:
         ConfigError: the root has another save of that name.
-        NotCommitted: the level has nothing of that name (any more).
+        NotCommitted: the level has nothing of that name (any more), or only a part of it.
         CorruptCheckpoint: what the level has is not what was saved.
         UnknownFormat: a newer release wrote it.
         RootBusy: somebody else writes to the root.
@@ -129,8 +130,24 @@ def _pull_directory(far: Far, copy: Copy, root: Path, progress: Progress) -> Pul
         progress(done, total)
 
     wish = Wish(root, copy.directory, pointers[0] if pointers else None)
-    bring_named([far], wish, files=Files(), progress=tell)
+    if bring_named([far], wish, files=Files(), progress=tell).directory is None:
+        raise _no_directory(far, copy)
     return Pulled(copy, root / copy.directory, sizes[0])
+
+
+def _no_directory(far: Far, copy: Copy) -> NotCommitted:
+    """Why there was nothing to bring of a directory that was listed."""
+    found = {one.name: one for one in NamedFiles(far).look()}.get(copy.target)
+    if copy.target not in far.directories():
+        why = "is not there any more: it was retired there"
+    elif found is None:
+        why = "was not saved under that name: somebody has copied it"
+    elif not found.here:
+        why = "is only what some of the ranks wrote: other nodes have the rest"
+    else:
+        why = "has only just come there: try again"
+    text = f"{copy.target} at {far.url} {why}. Nothing was brought"
+    return NotCommitted(text, step=copy.step)
 
 
 class _Pulling:

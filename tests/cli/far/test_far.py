@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from ckpt_core import Checkpointer, Level, Options
+from ckpt_core import Checkpointer, Level, NotCommitted, Options
+from ckpt_core.layout import MANIFEST_NAME, Manifest
 from ckpt_core.levels import open_far
+from ckpt_core.levels.by_hand.pulling import _pull_directory
 from ckpt_core.store import committed_steps, step_path
 from tests.cli.far_places import Place
 from tests.levels.servers.faulty import SECRET, FaultServer, always, at
@@ -204,6 +207,37 @@ def test_a_directory_of_files_goes_there_and_comes_back_with_its_pointer(
     (report,) = _answer(at_place("verify", f"{place.url}/tag2", "--json"))["steps"]
     assert (report["ok"], report["path"]) == (True, f"{place.url}/tag2")
     assert "is no step but a directory of 1 file" in at_place("show", f"{place.url}/tag2").err
+
+
+def _only_rank(folder: Path, world_size: int) -> None:
+    """Let a directory be what one of several ranks has written."""
+    path = folder / MANIFEST_NAME
+    manifest = Manifest.decode(path.read_bytes(), path=path)
+    path.write_bytes(dataclasses.replace(manifest, world_size=world_size).encode())
+
+
+def test_a_directory_of_which_a_level_has_a_part_is_not_pulled(cli: Cli, tmp_path: Path) -> None:
+    level, fresh = _with_tags(tmp_path / "tags"), tmp_path / "fresh"
+    _only_rank(level / "tag2", 2)
+    (level / "tag1").rename(level / "tag9")
+    for tag, why in [
+        ("tag2", "is only what some of the ranks wrote: other nodes have the rest"),
+        ("tag9", "was not saved under that name"),
+    ]:
+        answer = cli("pull", level, tag, "--to", fresh)
+        assert (answer.code, answer.out) == (2, "")
+        assert f"{tag} at {level} {why}" in answer.err
+        assert not (fresh / tag).exists()
+
+
+def test_a_directory_that_was_retired_once_it_was_found_is_said_to_have_gone(
+    tmp_path: Path,
+) -> None:
+    with open_far(str(_with_tags(tmp_path / "tags"))) as far:
+        copy = far.directories()["tag1"]
+        far.retire(["tag1"])
+        with pytest.raises(NotCommitted, match=r"tag1 at .* is not there any more"):
+            _pull_directory(far, copy, tmp_path / "fresh", lambda done, total: None)
 
 
 # -- pins ------------------------------------------------------------------------------------------
