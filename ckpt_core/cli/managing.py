@@ -14,7 +14,14 @@ from ckpt_core.cli.at_levels import FarSteps, plan_of, retire, steps_after
 from ckpt_core.cli.places import check_directory, directory_of
 from ckpt_core.cli.text import note, say, say_json
 from ckpt_core.errors import CkptError, ConfigError, NotCommitted
-from ckpt_core.store import committed_steps, opened_by_hand, resolve, step_path, store_by_hand
+from ckpt_core.store import (
+    committed_steps,
+    opened_by_hand,
+    resolve,
+    step_path,
+    store_by_hand,
+    unpinned_marks,
+)
 from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir, step_dir_name
 from ckpt_core.units import clean, count_text, size_text
@@ -143,7 +150,14 @@ def set_pin(request: PinRequest, *, pinned: bool) -> bool:
     else:
         state = "pinned" if pinned else "not pinned"
         say(f"step {request.step} is {state}{'' if changed else ', as it was before'}")
+        if url is None and not pinned and _levels_hear(local(request.root), request.step):
+            note("the agent of this root is to unpin it at the further levels")
     return True
+
+
+def _levels_hear(root: Path, step: int) -> bool:
+    """Whether further levels are still to be told that somebody has unpinned a step."""
+    return step in unpinned_marks(root).values()
 
 
 def _set_pin_here(root: Path, step: int, *, pinned: bool) -> bool:
@@ -156,7 +170,8 @@ def _set_pin_here(root: Path, step: int, *, pinned: bool) -> bool:
     if pinned:
         # Also one that is pinned: whoever set that pin may find that the step is gone, and take it back.
         store.pin(step, committed=True)
-    elif changed:
+    else:
+        # Also of a step that was never pinned here: its levels may have it pinned for a root that is lost.
         store.unpin(step)
     return changed
 

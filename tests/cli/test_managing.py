@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection
@@ -16,10 +17,18 @@ import pytest
 from ckpt_core import Checkpointer, ConfigError, Level, Options
 from ckpt_core.cli.at_levels import FarSteps
 from ckpt_core.cli.managing import _Doom, _remove
-from ckpt_core.levels import Away, settle_plan
+from ckpt_core.levels import Away, settle_plan, write_plan
 from ckpt_core.levels.far.directory import DirectoryFar
-from ckpt_core.store import RootLock, committed_steps, opened_by_hand, store_by_hand
+from ckpt_core.store import (
+    RootLock,
+    committed_steps,
+    opened_by_hand,
+    pinned_steps,
+    store_by_hand,
+    unpinned_marks,
+)
 from ckpt_core.system.files import Files
+from tests.levels.agents import plan_of
 from tests.store.harness import Killed, KillSwitch, QuickFiles, interrupted, make_store
 from tests.store.harness import save as save_step
 
@@ -253,6 +262,20 @@ def test_a_pin_whose_step_has_gone_can_be_taken_away(cli: Cli, ckpts: Path) -> N
     (ckpts / ".pins" / "000000000031").touch()
     assert cli("unpin", ckpts, 31).code == 0
     assert not (ckpts / ".pins" / "000000000031").exists()
+
+
+def test_a_fresh_root_has_its_levels_told_that_a_step_is_unpinned(
+    cli: Cli, levelled: Path, tmp_path: Path
+) -> None:
+    far = tmp_path / "far"
+    assert pinned_steps(far) == {20}
+    shutil.rmtree(levelled)
+    levelled.mkdir()
+    write_plan(levelled, plan_of(Level(str(far))))
+    answer = cli("unpin", levelled, 20)
+    assert answer.out == "step 20 is not pinned, as it was before\n"
+    assert answer.err == "the agent of this root is to unpin it at the further levels\n"
+    assert list(unpinned_marks(levelled).values()) == [20]
 
 
 def test_a_step_directory_is_no_root(cli: Cli, ckpts: Path) -> None:
