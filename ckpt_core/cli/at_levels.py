@@ -39,6 +39,16 @@ def plan_of(root: Path) -> Plan | None:
     return plan if plan is not None and plan.levels else None
 
 
+def steps_held(root: Path) -> frozenset[int]:
+    """The steps that parity rests on; none where the root has parity no more."""
+    plan = plan_of(root)
+    if plan is None or all(level.parity is None for level in plan.levels):
+        return frozenset()
+    from ckpt_core.levels import held_steps
+
+    return held_steps(root)
+
+
 def url_of_level(root: Path, level: str) -> str:
     """The URL of a level of a root.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_core.anywhere import local, url_of
-from ckpt_core.cli.at_levels import FarSteps, plan_of, retire, steps_after
+from ckpt_core.cli.at_levels import FarSteps, plan_of, retire, steps_after, steps_held
 from ckpt_core.cli.places import check_directory, directory_of
 from ckpt_core.cli.text import note, say, say_json
 from ckpt_core.errors import CkptError, ConfigError, NotCommitted
@@ -55,16 +55,16 @@ def remove_steps(request: RemoveRequest) -> bool:
             # Order matters: opened before anything is chosen. What a removal that was cut short has left
             # aside is a step again then; and with the lock held no writer changes what is asked about.
             store = stack.enter_context(opened_by_hand(root, files=Files()))
-        pinned = store.pinned()
-        doom = _chosen(request, root, pinned)
+        pinned, held = store.pinned(), steps_held(root)
+        doom = _chosen(request, root, pinned, held)
         doom = stack.enter_context(_with_levels(request, root, doom))
         done = bool(doom.steps or doom.far_steps) and not request.dry_run
         if done:
             _confirm(request, doom)
             _remove(store, doom)
     _tell(request, root, doom, done=done)
-    if request.keep_last is not None and pinned and not request.json:
-        note(f"pinned steps stay: {', '.join(map(str, sorted(pinned)))}")
+    if request.keep_last is not None and not request.json:
+        _tell_kept(root, pinned, held)
     return True
 
 
@@ -76,7 +76,8 @@ def _remove(store: StepStore, doom: _Doom) -> None:
         # Order matters: as long as the root has its steps, a restart goes on from them, and no level that
         # could not be reached is forgotten.
         retire(store.root, doom.levels, gone)
-        store.remove(doom.steps)
+        # What parity has come to rest on since is not what somebody has said yes to.
+        store.remove(doom.steps, held=lambda: steps_held(store.root).difference(doom.held))
     except CkptError as exc:
         told = [f"Gone already: {_Doom((), 0, tuple(gone)).text}"] if gone else []
         under_way = [level for level in reversed(doom.levels) if level.steps and level not in gone]
@@ -87,11 +88,16 @@ def _remove(store: StepStore, doom: _Doom) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Doom:
-    """What goes: steps of the root, their size, and steps of its levels."""
+    """What goes: steps of the root, their size, and steps of its levels.
+
+    Attributes:
+        held: of the root's, those that parity rests on.
+    """
 
     steps: tuple[int, ...]
     nbytes: int
     levels: tuple[FarSteps, ...] = ()
+    held: tuple[int, ...] = ()
 
     @property
     def far_steps(self) -> int:
@@ -119,6 +125,13 @@ def _with_levels(request: RemoveRequest, root: Path, doom: _Doom) -> Iterator[_D
         yield replace(doom, levels=tuple(levels))
 
 
+def _tell_kept(root: Path, pinned: frozenset[int], held: frozenset[int]) -> None:
+    if pinned:
+        note(f"pinned steps stay: {', '.join(map(str, sorted(pinned)))}")
+    if there := sorted(held.intersection(committed_steps(root)) - pinned):
+        note(f"steps that parity rests on stay: {', '.join(map(str, there))}")
+
+
 def _tell(request: RemoveRequest, root: Path, doom: _Doom, *, done: bool) -> None:
     left = len(committed_steps(root))
     if request.json:
@@ -127,6 +140,8 @@ def _tell(request: RemoveRequest, root: Path, doom: _Doom, *, done: bool) -> Non
         say_json({**answer, "levels": levels, "removed": done, "steps_left": left})
         return
     say(_told(doom, dry_run=request.dry_run, left=left))
+    if doom.held and not done:
+        note(f"parity rests on {_named(doom.held)}")
     if not doom.levels and doom.steps and plan_of(root) is not None:
         note("the further levels of this root keep what they have")
 
@@ -208,21 +223,24 @@ def _check_choice(request: RemoveRequest) -> None:
         raise ConfigError("say which steps, in one way: --step N, --after N or --keep-last N")
 
 
-def _doomed(request: RemoveRequest, root: Path, pinned: frozenset[int]) -> list[int]:
+def _doomed(request: RemoveRequest, root: Path, kept: frozenset[int]) -> list[int]:
     if request.step:
         return sorted(set(request.step))
     steps = committed_steps(root)
     if request.after is not None:
         return [step for step in steps if step > request.after]
     assert request.keep_last is not None
-    return [step for step in steps[: -request.keep_last] if step not in pinned]
+    return [step for step in steps[: -request.keep_last] if step not in kept]
 
 
-def _chosen(request: RemoveRequest, root: Path, pinned: frozenset[int]) -> _Doom:
-    doomed = _doomed(request, root, pinned)
+def _chosen(
+    request: RemoveRequest, root: Path, pinned: frozenset[int], held: frozenset[int]
+) -> _Doom:
+    doomed = _doomed(request, root, pinned | held)
     _check_committed(root, doomed)
     _check_pins(pinned, doomed)
-    return _Doom(tuple(doomed), sum(_size(step_path(root, step)) for step in doomed))
+    nbytes = sum(_size(step_path(root, step)) for step in doomed)
+    return _Doom(tuple(doomed), nbytes, held=tuple(sorted(held.intersection(doomed))))
 
 
 def _check_pins(pinned: frozenset[int], doomed: Sequence[int]) -> None:
@@ -237,11 +255,14 @@ def _check_committed(root: Path, doomed: list[int]) -> None:
 
 
 def _confirm(request: RemoveRequest, doom: _Doom) -> None:
+    rests = f"parity rests on {_named(doom.held)}" if doom.held else ""
     if request.yes:
+        if rests and not request.json:
+            note(rests)
         return
     if not sys.stdin.isatty():
         raise ConfigError("nobody is here to ask: add --yes to remove, or --dry-run to look")
-    sys.stderr.write(clean(f"remove {doom.text} of {request.root}?"))
+    sys.stderr.write(clean(f"remove {doom.text} of {request.root}{rests and '; ' + rests}?"))
     sys.stderr.write(" [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

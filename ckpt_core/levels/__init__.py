@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ckpt_core.levels.far.reading import Look, look_at
     from ckpt_core.levels.far.trial import upload_speed
     from ckpt_core.levels.losses import CanLose, ask, can_lose, known
+    from ckpt_core.levels.parity.holds import held_steps
     from ckpt_core.levels.parity.trial import parity_speed, silent_nodes
     from ckpt_core.levels.serving.binding import ALL, Address, parse_address
     from ckpt_core.levels.serving.server import PeerServer
@@ -70,6 +71,7 @@ _LAZY = {
     "bring_directory": "ckpt_core.levels.bring.named_bringing",
     "can_lose": "ckpt_core.levels.losses",
     "due_steps": "ckpt_core.levels.by_hand.agent",
+    "held_steps": "ckpt_core.levels.parity.holds",
     "known": "ckpt_core.levels.losses",
     "look_at": "ckpt_core.levels.far.reading",
     "parity_speed": "ckpt_core.levels.parity.trial",
@@ -111,6 +113,7 @@ __all__ = [
     "can_lose",
     "check_extra",
     "due_steps",
+    "held_steps",
     "known",
     "look_at",
     "meets",

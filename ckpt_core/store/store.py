@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -315,20 +315,23 @@ class StepStore(KeptSteps):
             self._throw_away(left, recycle=True)
         return tuple(left.gone)
 
-    def remove(self, steps: Iterable[int]) -> None:
+    def remove(self, steps: Iterable[int], *, held: Callable[[], Collection[int]] = tuple) -> None:
         """Delete steps that a person names, the newest included; their space is given back.
+
+        Args:
+            held: what says which steps stay as pinned ones do; asked again when names are gone.
 
         Raises:
             NotCommitted: one of them is not there; nothing was deleted.
-            ConfigError: one of them is pinned, or being read by this process; nothing was deleted.
+            ConfigError: one of them is pinned, held, or being read by this process; nothing was deleted.
             PersistError: one could not be unpublished durably; none of its bytes was touched.
         """
         wanted = sorted({check_step(step) for step in steps})
         with self._names:
             self._ours.check()
             with self._state, mapped("remove steps", path=self.root):
-                self._check_removable(wanted)
-                left = take_away(self.root, wanted, files=self._files, together=True)
+                self._check_removable(wanted, held())
+                left = take_away(self.root, wanted, files=self._files, together=True, held=held)
                 if left.pinned:
                     raise self._kept(sorted(left.pinned))
                 self._throw_away(left, recycle=False)
@@ -336,19 +339,19 @@ class StepStore(KeptSteps):
                 ready = self._settled_trash()
         self._trash.discard(ready)
 
-    def _check_removable(self, wanted: list[int]) -> None:
+    def _check_removable(self, wanted: list[int], held: Collection[int]) -> None:
         missing = sorted(set(wanted) - set(self.steps()))
         if missing:
             text = f"steps {missing} are not committed in {self.root}; nothing was removed from it"
             raise NotCommitted(text, step=missing[0], path=self.root)
-        kept = sorted(set(wanted) & (pinned_steps(self.root) | self._protected()))
+        kept = sorted(pinned_steps(self.root).union(self._protected(), held).intersection(wanted))
         if kept:
             raise self._kept(kept)
 
     def _kept(self, steps: list[int]) -> ConfigError:
         text = (
-            f"steps {steps} are pinned or being read in {self.root}: unpin them first; nothing was removed "
-            "from it"
+            f"steps {steps} are pinned, held for parity or being read in {self.root}: unpin them first, or "
+            "leave them out; nothing was removed from it"
         )
         return ConfigError(text, step=steps[0], path=self.root)
 

@@ -19,6 +19,7 @@ from ckpt_core.cli.at_levels import FarSteps
 from ckpt_core.cli.managing import _Doom, _remove
 from ckpt_core.levels import Away, settle_plan, write_plan
 from ckpt_core.levels.far.directory import DirectoryFar
+from ckpt_core.levels.parity.holds import hold
 from ckpt_core.store import (
     RootLock,
     committed_steps,
@@ -137,6 +138,53 @@ def test_a_step_that_a_removal_has_left_aside_can_be_named(cli: Cli, ckpts: Path
 
 
 @pytest.fixture
+def rested(cli: Cli, ckpts: Path, tmp_path: Path) -> Path:
+    """The root, with parity that rests on 10; nothing is pinned."""
+    level = Level(parity="2+1", bind="127.0.0.1:7077", dir=str(tmp_path / "parity"))
+    write_plan(ckpts, plan_of(level))
+    assert hold(ckpts, 10, files=Files())
+    assert cli("unpin", ckpts, 20).code == 0
+    return ckpts
+
+
+def test_keep_last_keeps_steps_that_parity_rests_on(cli: Cli, rested: Path, tmp_path: Path) -> None:
+    answer = cli("rm", rested, "--keep-last", 1, "--yes")
+    assert answer.out.startswith("removed 1 step: 20 (")
+    assert "steps that parity rests on stay: 10\n" in answer.err
+    assert committed_steps(rested) == (10, 30)
+    # Holds of parity that is kept no more are no holds.
+    write_plan(rested, plan_of(Level(str(tmp_path / "level"))))
+    assert cli("rm", rested, "--keep-last", 1, "--yes").code == 0
+    assert committed_steps(rested) == (30,)
+
+
+@pytest.mark.parametrize("options", [["--step", 10, "--step", 20], ["--after", 0]])
+def test_a_step_that_parity_rests_on_and_that_is_meant_goes_and_it_is_said(
+    cli: Cli, rested: Path, options: list[Any]
+) -> None:
+    looked = cli("rm", rested, *options, "--dry-run")
+    assert "parity rests on 1 step: 10\n" in looked.err
+    assert committed_steps(rested) == (10, 20, 30)
+    answer = cli("rm", rested, *options, "--yes")
+    assert (answer.code, "parity rests on 1 step: 10\n" in answer.err) == (0, True)
+    assert 10 not in committed_steps(rested) and 20 not in committed_steps(rested)
+
+
+@pytest.mark.timeout(120)
+def test_on_a_terminal_it_says_what_parity_rests_on(rested: Path) -> None:
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "ckpt_core", "rm", str(rested), "--step", "10"]
+    with subprocess.Popen(command, cwd=TOP, stdin=follower, stderr=subprocess.PIPE) as made:
+        os.write(leader, b"n\n")
+        assert made.stderr is not None
+        said = made.stderr.read().decode()
+    os.close(follower)
+    os.close(leader)
+    assert f" of {rested}; parity rests on 1 step: 10? [y/N] " in said
+    assert committed_steps(rested) == (10, 20, 30)
+
+
+@pytest.fixture
 def levelled(cli: Cli, ckpts: Path, tmp_path: Path) -> Path:
     """The root, with two levels; 20 and 30 are at both."""
     levels = [tmp_path / "near", tmp_path / "far"]
@@ -185,7 +233,7 @@ def test_what_has_gone_at_levels_is_named_when_the_root_keeps_its_steps(
     doom = _Doom((30,), 1, (FarSteps(2, far, (30,)),))
     with opened_by_hand(levelled, files=Files()) as store, pytest.raises(ConfigError) as told:
         _remove(store, doom)
-    assert f"are pinned or being read in {levelled}: unpin them first" in str(told.value)
+    assert f"are pinned, held for parity or being read in {levelled}: unpin" in str(told.value)
     assert str(told.value).endswith(f". Gone already: 1 step: 30 at level 2, {far.url}")
     assert committed_steps(levelled) == (10, 20, 30)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_core.errors import ConfigError
 from ckpt_core.levels.parity.holds import held_steps, hold, let_go
 from ckpt_core.store import committed_steps
 from ckpt_core.system.files import Files
@@ -62,6 +63,29 @@ def test_a_hold_beside_a_retirement_keeps_the_step_or_is_refused(root: Path, num
     store.retire()
     assert committed_steps(root) == ((1, 2) if files.held else (2,))
     assert held_steps(root) == (frozenset({1}) if files.held else frozenset())
+    store.close()
+
+
+def test_a_hold_that_comes_while_a_step_is_removed_by_hand_keeps_it(root: Path) -> None:
+    class Late(QuickFiles):
+        """Somebody has held the step when its name is gone, and has not looked for it yet."""
+
+        def rename(self, source: Path, target: Path) -> None:
+            super().rename(source, target)
+            if source.name.startswith("step-"):
+                (root / ".levels" / "holds" / f"{1:012d}").touch()
+
+    store = make_store(root, files=Late())
+    for step in (1, 2):
+        save(store, step)
+    (root / ".levels" / "holds").mkdir()
+    with pytest.raises(ConfigError, match=r"steps \[1\] are .*held for parity"):
+        store.remove([1], held=lambda: held_steps(root))
+    assert committed_steps(root) == (1, 2)
+    with pytest.raises(ConfigError, match=r"steps \[1\] are .*held for parity"):
+        store.remove([1, 2], held=lambda: held_steps(root))
+    store.remove([1])
+    assert committed_steps(root) == (2,)
     store.close()
 
 
