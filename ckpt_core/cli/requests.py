@@ -257,7 +257,9 @@ class PullRequest:
     ]
     step: Taken = None
     to: Annotated[str, typer.Option(metavar="ROOT", help="The root that is to hold the step.")] = ""
-    force: Force = False
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there of the step.")] = (
+        False
+    )
     no_progress: NoProgress = False
     json: Json = False
 

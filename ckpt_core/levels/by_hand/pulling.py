@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import xxhash
+
 from ckpt_core.errors import (
     ConfigError,
     CorruptCheckpoint,
@@ -23,7 +25,7 @@ from ckpt_core.errors import (
     PersistError,
     RestoreError,
 )
-from ckpt_core.layout import MANIFEST_NAME, FileEntry, Manifest, RankManifest
+from ckpt_core.layout import MANIFEST_NAME, FileEntry, Manifest, RankEntry, RankManifest
 from ckpt_core.levels.bring.fetching import PATIENCE_S, RANGE_BYTES, Wanted, fetch
 from ckpt_core.levels.bring.named_bringing import Wish, bring_named
 from ckpt_core.levels.errands import Progress
@@ -54,7 +56,7 @@ class Pulled:
         path: where it is.
         nbytes: of its shard files.
         resumed_bytes: of these, what an earlier pull had brought.
-        already: it was there before.
+        already: it was there before, as long as it has to be.
     """
 
     copy: Copy
@@ -81,7 +83,7 @@ def pull(
 
     Args:
         name: number of a step, or name of a directory of files; None: the newest step.
-        replace: even if the root has another save of that name.
+        replace: even if the root has that save, or another one of that name.
         patience_s: how long the level may be away.
 
     Raises:
@@ -109,7 +111,10 @@ def pull(
 
 
 def _is_there(path: Path, copy: Copy, far: Far, *, replace: bool) -> bool:
-    """Whether the root has this very save; raises if it has another one that is not to be replaced."""
+    """Whether the root has this very save whole, and it is not to be brought anyway.
+
+    Raises ConfigError if it has another one that is not to be replaced.
+    """
     there = _attempt_of(path)
     if there not in (None, copy.attempt) and not replace:
         raise ConfigError(
@@ -117,7 +122,7 @@ def _is_there(path: Path, copy: Copy, far: Far, *, replace: bool) -> bool:
             "Nothing was changed",
             path=path,
         )
-    return there == copy.attempt
+    return there == copy.attempt and not replace and _is_whole(path)
 
 
 def _pull_directory(far: Far, copy: Copy, root: Path, progress: Progress) -> Pulled:
@@ -316,6 +321,24 @@ def _attempt_of(path: Path) -> str | None:
         data = (path / MANIFEST_NAME).read_bytes()
         return Manifest.decode(data, path=path / MANIFEST_NAME).attempt
     return "which cannot be read" if os.path.lexists(path) else None
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the files of all ranks are there, each of its length. Their bytes are for `verify`."""
+    with suppress(OSError, RestoreError):
+        manifest = Manifest.decode((path / MANIFEST_NAME).read_bytes(), path=path / MANIFEST_NAME)
+        return len(manifest.ranks) == manifest.world_size and all(
+            _has_files(path, row) for row in manifest.ranks
+        )
+    return False
+
+
+def _has_files(path: Path, row: RankEntry) -> bool:
+    data = (path / row.file).read_bytes()
+    if xxhash.xxh3_64_hexdigest(data) != row.xxh3:
+        return False
+    entries = RankManifest.decode(data, path=path / row.file).files
+    return all(os.lstat(path / entry.name).st_size == entry.nbytes for entry in entries)
 
 
 def _is_checked(entry: FileEntry) -> bool:

@@ -20,6 +20,8 @@ from ckpt_core.levels import open_far
 from ckpt_core.levels.by_hand.pulling import _pull_directory
 from ckpt_core.store import committed_steps, step_path
 from tests.cli.far_places import Place
+from tests.levels.making import make_store as make_level
+from tests.levels.making import save as write_step
 from tests.levels.servers.faulty import SECRET, FaultServer, always, at
 from tests.levels.servers.moto import needs_store
 from tests.levels.trainers import end_agent, until
@@ -162,6 +164,61 @@ def test_pull_replaces_another_save_only_if_it_is_told_to(
     assert _bytes_of(mine) == before
     assert at_place("pull", place.url, "--to", mine.parent, "--force").code == 0
     assert _bytes_of(mine) == _bytes_of(theirs)
+
+
+def test_pull_replaces_a_step_of_which_a_file_is_cut_or_gone(
+    cli: Cli, ckpts: Path, tmp_path: Path
+) -> None:
+    level, root = tmp_path / "level", tmp_path / "fresh"
+    assert cli("push", ckpts, 30, "--to", level).code == 0
+    whole, mine = _bytes_of(step_path(ckpts, 30)), step_path(root, 30)
+    harm: list[Callable[[], object]] = [
+        lambda: os.truncate(mine / SHARD, 5000),
+        (mine / SHARD).unlink,
+        lambda: os.truncate(mine / "rank-00000.json", 100),
+        (mine / "rank-00000.json").unlink,
+    ]
+    assert cli("pull", level, "--to", root).code == 0
+    for act in harm:
+        act()
+        assert "verified" in cli("pull", level, "--to", root).out
+        assert _bytes_of(mine) == whole
+        assert "is there already" in cli("pull", level, "--to", root).out
+
+
+def test_pull_brings_what_is_there_already_if_it_is_told_to(
+    cli: Cli, ckpts: Path, tmp_path: Path, damage: Callable[[Path, int], None]
+) -> None:
+    level, root = tmp_path / "level", tmp_path / "fresh"
+    assert cli("push", ckpts, 30, "--to", level).code == 0
+    assert cli("pull", level, "--to", root).code == 0
+    damage(step_path(root, 30) / SHARD, 6000)
+    assert "is there already" in cli("pull", level, "--to", root).out
+    assert "verified" in cli("pull", level, "--to", root, "--force").out
+    assert _bytes_of(step_path(root, 30)) == _bytes_of(step_path(ckpts, 30))
+    assert os.listdir(root / ".inflight") == []
+
+
+def test_pull_replaces_what_one_node_has_of_a_step_or_of_a_directory(
+    cli: Cli, tmp_path: Path
+) -> None:
+    level, root = make_level(tmp_path / "level"), tmp_path / "root"
+    attempt = write_step(level, 7, ranks=[0, 1], world=2)
+    store = make_level(root)
+    write_step(store, 7, ranks=[1], world=2, attempt=attempt)
+    level.close()
+    store.close()
+    assert "verified" in cli("pull", level.root, "--to", root).out
+    assert _bytes_of(step_path(root, 7)) == _bytes_of(step_path(level.root, 7))
+    tags = _with_tags(tmp_path / "tags")
+    assert cli("pull", tags, "tag1", "--to", root).code == 0
+    _only_rank(root / "tag1", 2)
+    assert "verified" in cli("pull", tags, "tag1", "--to", root).out
+    assert _bytes_of(root / "tag1") == _bytes_of(tags / "tag1")
+    (root / "tag1" / "model" / "mp.pt").unlink()
+    assert "verified" in cli("pull", tags, "tag1", "--to", root).out
+    assert "verified" in cli("pull", tags, "tag1", "--to", root, "--force").out
+    assert _bytes_of(root / "tag1") == _bytes_of(tags / "tag1")
 
 
 def test_pull_says_what_is_there_instead(
