@@ -3,6 +3,9 @@
 A root may be lost with its pins, and further levels keep theirs then. So they are told that somebody has
 unpinned a step, and take nothing for that but a mark in `.levels/unpinned`, which stays until all of them
 have done so. A pin outweighs the marks of its step.
+
+A pin is named as its step is, `.pins/000000000100`; in an object store, and so in what a peer keeps for
+another node, `.pins/100`. Both are read everywhere; written is what the owner of the place asks for.
 """
 
 from __future__ import annotations
@@ -12,15 +15,16 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+from ckpt_core.layout import RUN_NAME
 from ckpt_core.store.names import PINS, UNPINNED, entries, is_real_dir
 from ckpt_core.store.trees import ensure_dir
 from ckpt_core.system.files import Files
-from ckpt_core.types import parse_step_dir
+from ckpt_core.types import parse_step_dir, step_dir_name
 
 
 def pinned_steps(root: Path) -> frozenset[int]:
     """The pinned steps of a root, committed or not. Read only, no lock."""
-    steps = (parse_step_dir(f"step-{entry.name}") for entry in entries(root / PINS))
+    steps = (_pinned(entry.name) for entry in entries(root / PINS))
     return frozenset(step for step in steps if step is not None)
 
 
@@ -28,8 +32,10 @@ def add_pin(root: Path, step: int, *, files: Files) -> None:
     """Pin a step durably; a no-op when it is pinned."""
     ensure_dir(files, root / PINS)
     files.sync_dir(root)
+    # What tells the layout of an object store, to those who list steps as well.
+    name = str(step) if (root / RUN_NAME).exists() else _padded(step)
     with contextlib.suppress(FileExistsError):
-        files.write_new(_pin_path(root, step), b"")
+        files.write_new(root / PINS / name, b"")
     files.sync_dir(root / PINS)
 
 
@@ -37,8 +43,9 @@ def remove_pin(root: Path, step: int, *, files: Files) -> None:
     """Unpin a step durably; a no-op when it is not pinned."""
     if step not in pinned_steps(root):
         return
-    with contextlib.suppress(FileNotFoundError):
-        files.unlink(_pin_path(root, step))
+    for name in (_padded(step), str(step)):
+        with contextlib.suppress(FileNotFoundError):
+            files.unlink(root / PINS / name)
     files.sync_dir(root / PINS)
 
 
@@ -75,5 +82,12 @@ def forget_marks(root: Path, names: Iterable[str], *, files: Files) -> None:
         files.sync_dir(root / UNPINNED)
 
 
-def _pin_path(root: Path, step: int) -> Path:
-    return root / PINS / f"{step:012d}"
+def _pinned(name: str) -> int | None:
+    """The step that a file in `.pins` pins, by either name."""
+    if name.isascii() and name.isdecimal() and not name.startswith("0"):
+        return parse_step_dir(f"step-{name.zfill(len(_padded(0)))}")
+    return 0 if name == "0" else parse_step_dir(f"step-{name}")
+
+
+def _padded(step: int) -> str:
+    return step_dir_name(step).removeprefix("step-")

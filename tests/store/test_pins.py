@@ -210,6 +210,21 @@ def test_an_interrupt_at_any_change_of_a_file_takes_all_of_several_steps_or_none
     assert found == {(1, 2, 3), (3,)} and at > 4
 
 
+def test_a_pin_is_read_by_the_name_that_an_object_store_gives_it_too(store: StepStore) -> None:
+    (store.root / ".pins").mkdir()
+    for name in ("0", "7", "1234567890123", "007", "-1", "٧", "1" * 40, "notes"):
+        (store.root / ".pins" / name).touch()
+    assert store.pinned() == {0, 7, 1234567890123}
+    store.pin(7)
+    assert (store.root / ".pins" / "000000000007").exists()
+    store.unpin(7)
+    assert store.pinned() == {0, 1234567890123}
+    for step in (0, 1, 2, 3):
+        save(store, step)
+    assert store.retire() == (1,)
+    assert store.steps() == (0, 2, 3)
+
+
 def test_a_step_that_was_retired_cannot_be_pinned(store: StepStore) -> None:
     for step in (1, 2, 3):
         save(store, step)

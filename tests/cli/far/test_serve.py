@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import torch
 
 from ckpt_core import Checkpointer, Level
 from ckpt_core.cli.doctor.levels import check_levels
-from ckpt_core.levels import TOKEN_VARIABLE
+from ckpt_core.levels import TOKEN_VARIABLE, open_far
+from ckpt_core.store import committed_steps
 from tests.levels.servers.moto import needs_store
 from tests.levels.servers.peer import TOKEN, PeerServer
 from tests.levels.trainers import agent_of, end_agent, until
@@ -171,3 +173,26 @@ def test_doctor_says_what_keeps_a_peer_from_being_a_level(
         assert (found.level.value == "ok") is (case == "well") and url in found.found
         assert TOKEN not in str(found) and TOKEN[::-1] not in str(found)
         assert not [path for path in server.kept.rglob("*") if path.name[0] != "."]
+
+
+@needs_store
+def test_in_what_a_peer_keeps_for_another_node_pins_are_those_of_that_node(
+    cli: Cli, ckpts: Path, peer: PeerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in peer.environ().items():
+        monkeypatch.setenv(name, value)
+    name = uuid.uuid4().hex
+    kept = peer.kept / name
+    for step in (10, 20, 30):
+        assert cli("push", ckpts, step, "--to", peer.url(name)).code == 0
+    with open_far(peer.url(name)) as far:
+        far.write_word("run.json", b'{"run": "abcd1234", "session": 1}', over=None)
+        assert far.pins() == {20}
+        answer = cli("rm", kept, "--keep-last", 1, "--yes")
+        assert "pinned steps stay: 20" in answer.err
+        assert committed_steps(kept) == (20, 30) and set(far.steps()) == {20, 30}
+        assert cli("pin", kept, 30).out == "step 30 is pinned\n"
+        assert far.pins() == {20, 30}
+        for step in (20, 30):
+            assert cli("unpin", kept, step).out == f"step {step} is not pinned\n"
+        assert far.pins() == frozenset()
