@@ -1,0 +1,108 @@
+"""What `pull` says of a step or a directory that is there in part, here or at the level."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_core import NotCommitted
+from ckpt_core.layout import MANIFEST_NAME, Manifest
+from ckpt_core.levels import open_far
+from ckpt_core.levels.by_hand.pulling import _pull_directory
+from ckpt_core.store import step_path
+from tests.cli.far.test_far import SHARD, _bytes_of, _with_tags
+from tests.levels.making import make_store as make_level
+from tests.levels.making import save as write_step
+
+Cli = Callable[..., Any]
+
+
+def _only_rank(folder: Path, world_size: int) -> None:
+    """Let a directory be what one of several ranks has written."""
+    path = folder / MANIFEST_NAME
+    manifest = Manifest.decode(path.read_bytes(), path=path)
+    path.write_bytes(dataclasses.replace(manifest, world_size=world_size).encode())
+
+
+def test_pull_replaces_a_step_of_which_a_file_is_cut_or_gone(
+    cli: Cli, ckpts: Path, tmp_path: Path
+) -> None:
+    level, root = tmp_path / "level", tmp_path / "fresh"
+    assert cli("push", ckpts, 30, "--to", level).code == 0
+    whole, mine = _bytes_of(step_path(ckpts, 30)), step_path(root, 30)
+    harm: list[Callable[[], object]] = [
+        lambda: os.truncate(mine / SHARD, 5000),
+        (mine / SHARD).unlink,
+        lambda: os.truncate(mine / "rank-00000.json", 100),
+        (mine / "rank-00000.json").unlink,
+    ]
+    assert cli("pull", level, "--to", root).code == 0
+    for act in harm:
+        act()
+        assert "verified" in cli("pull", level, "--to", root).out
+        assert _bytes_of(mine) == whole
+        assert "is there already" in cli("pull", level, "--to", root).out
+
+
+def test_pull_brings_what_is_there_already_if_it_is_told_to(
+    cli: Cli, ckpts: Path, tmp_path: Path, damage: Callable[[Path, int], None]
+) -> None:
+    level, root = tmp_path / "level", tmp_path / "fresh"
+    assert cli("push", ckpts, 30, "--to", level).code == 0
+    assert cli("pull", level, "--to", root).code == 0
+    damage(step_path(root, 30) / SHARD, 6000)
+    assert "is there already" in cli("pull", level, "--to", root).out
+    assert "verified" in cli("pull", level, "--to", root, "--force").out
+    assert _bytes_of(step_path(root, 30)) == _bytes_of(step_path(ckpts, 30))
+    assert os.listdir(root / ".inflight") == []
+
+
+def test_pull_replaces_what_one_node_has_of_a_step_or_of_a_directory(
+    cli: Cli, tmp_path: Path
+) -> None:
+    level, root = make_level(tmp_path / "level"), tmp_path / "root"
+    attempt = write_step(level, 7, ranks=[0, 1], world=2)
+    store = make_level(root)
+    write_step(store, 7, ranks=[1], world=2, attempt=attempt)
+    level.close()
+    store.close()
+    assert "verified" in cli("pull", level.root, "--to", root).out
+    assert _bytes_of(step_path(root, 7)) == _bytes_of(step_path(level.root, 7))
+    tags = _with_tags(tmp_path / "tags")
+    assert cli("pull", tags, "tag1", "--to", root).code == 0
+    _only_rank(root / "tag1", 2)
+    assert "verified" in cli("pull", tags, "tag1", "--to", root).out
+    assert _bytes_of(root / "tag1") == _bytes_of(tags / "tag1")
+    (root / "tag1" / "model" / "mp.pt").unlink()
+    assert "verified" in cli("pull", tags, "tag1", "--to", root).out
+    assert "verified" in cli("pull", tags, "tag1", "--to", root, "--force").out
+    assert _bytes_of(root / "tag1") == _bytes_of(tags / "tag1")
+
+
+def test_a_directory_of_which_a_level_has_a_part_is_not_pulled(cli: Cli, tmp_path: Path) -> None:
+    level, fresh = _with_tags(tmp_path / "tags"), tmp_path / "fresh"
+    _only_rank(level / "tag2", 2)
+    (level / "tag1").rename(level / "tag9")
+    for tag, why in [
+        ("tag2", "is only what some of the ranks wrote: other nodes have the rest"),
+        ("tag9", "was not saved under that name"),
+    ]:
+        answer = cli("pull", level, tag, "--to", fresh)
+        assert (answer.code, answer.out) == (2, "")
+        assert f"{tag} at {level} {why}" in answer.err
+        assert not (fresh / tag).exists()
+
+
+def test_a_directory_that_was_retired_once_it_was_found_is_said_to_have_gone(
+    tmp_path: Path,
+) -> None:
+    with open_far(str(_with_tags(tmp_path / "tags"))) as far:
+        copy = far.directories()["tag1"]
+        far.retire(["tag1"])
+        with pytest.raises(NotCommitted, match=r"tag1 at .* is not there any more"):
+            _pull_directory(far, copy, tmp_path / "fresh", lambda done, total: None)
