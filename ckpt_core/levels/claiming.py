@@ -240,8 +240,8 @@ def _be_alone(
             found[far.url], None if lease is None else _object(far, lease)
         ):
             watched.append((far, word, lease))
-    deadline = time.monotonic() + WATCH_S
-    while watched and time.monotonic() < deadline:
+    silent_s, looked_at = 0.0, time.monotonic()
+    while watched and silent_s < WATCH_S:
         progress(0, 1)
         time.sleep(_LOOK_EVERY_S)
         for far, word, lease in list(watched):
@@ -254,6 +254,10 @@ def _be_alone(
                     f"{far.url}: somebody is at work in this run: {who}. End that trainer "
                     "first; its committed steps stay, and a fresh root goes on from them"
                 )
+        # Looks count, and not the time that has passed: while a machine was stopped, nobody could beat.
+        now_s = time.monotonic()
+        silent_s += min(now_s - looked_at, 1.5 * _LOOK_EVERY_S)
+        looked_at = now_s
 
 
 def _is_over(run: Mapping[str, Any], lease: Mapping[str, Any] | None) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,6 +135,7 @@ def test_the_end_of_an_earlier_session_says_nothing_of_the_present_one(url: str)
     with open_far(url) as far:
         write_lease(far, run, closed=True)
         claimed(url, run=run, host=ELSEWHERE, fresh=False)
+        claiming.WATCH_S = 3600.0
         over = threading.Event()
         renewing = threading.Thread(target=_renew, args=(far, run, over))
         renewing.start()
@@ -185,6 +189,26 @@ def test_a_fresh_root_is_refused_while_somebody_renews_the_lease(url: str) -> No
             over.set()
             renewing.join()
     assert word(url)["session"] == 1
+
+
+def test_a_pause_of_the_machine_is_no_silence(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = claimed(url, host=ELSEWHERE)["run"]
+    looks, ahead_s = itertools.count(1), 0.0
+    with open_far(url) as far:
+        write_lease(far, run)
+
+        def pause(seconds: float) -> None:
+            nonlocal ahead_s
+            look = next(looks)
+            if look == 1:
+                ahead_s += 3600  # this machine was stopped, and so was that of the one at work
+            if look == 4:
+                write_lease(far, run, beat=1)
+
+        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s, sleep=pause)
+        monkeypatch.setattr(claiming, "time", clock)
+        with pytest.raises(RootBusy, match="at work in this run"):
+            claimed(url)
 
 
 def test_claims_at_the_same_time_get_different_sessions_of_one_run(url: str) -> None:
