@@ -179,7 +179,7 @@ def test_a_device_that_fails_fails_the_save_and_keeps_its_memory(
     devices = Dead()
     devices.thread = thread
     state = {"large": devices.place(torch.randn(50_000), 0), "host": torch.randn(100)}
-    options = Options(on_error="warn", timeout=3, chunk_bytes="16KiB", staging_bytes="64KiB")
+    options = Options(on_error="warn", timeout=60, chunk_bytes="16KiB", staging_bytes="64KiB")
     with caplog.at_level(logging.CRITICAL), Checkpointer(root, options, devices=devices) as ck:
         handle = ck.save(1, state)
         error = handle.committed.exception(60)
@@ -295,7 +295,7 @@ def test_a_save_that_the_watchdog_gives_up_keeps_its_memory_from_the_next(root: 
     large, other = torch.randn(50_000), {"host": torch.randn(3_000), "more": torch.randn(30_000)}
     small = [devices.place(torch.randn(200), index % 2) for index in range(40)]
     state = {"large": devices.place(large, 1), "small": small}
-    options = Options(on_error="warn", timeout=4, chunk_bytes="8KiB", staging_bytes="128KiB")
+    options = Options(on_error="warn", timeout=12, chunk_bytes="8KiB", staging_bytes="128KiB")
     with Checkpointer(root, options, devices=devices) as ck:
         with pytest.raises(CkptError):
             ck.save(1, state).committed.result(60)

@@ -244,7 +244,7 @@ def test_closing_gives_up_a_layerwise_save_that_was_never_sealed(tmp_path: Path)
 
 
 def test_a_layerwise_save_given_up_by_the_watchdog_gives_its_memory_back(tmp_path: Path) -> None:
-    options = Options(timeout=4, in_flight=1, chunk_bytes=4096, staging_bytes="64KiB")
+    options = Options(timeout=8, in_flight=1, chunk_bytes=4096, staging_bytes="64KiB")
     with Checkpointer(tmp_path, options) as ck:
         save = ck.begin(1, big())
         save.stage("ab")

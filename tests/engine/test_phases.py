@@ -234,7 +234,7 @@ def test_a_failed_save_gives_all_its_memory_back(tmp_path: Path, names: tuple[st
 
 
 def test_an_aborted_and_an_overdue_save_give_their_memory_back(tmp_path: Path) -> None:
-    chosen = options(timeout=1.5, on_error="warn", staging_bytes="1MiB")
+    chosen = options(timeout=8.0, on_error="warn", staging_bytes="1MiB")
     with Checkpointer(tmp_path, chosen) as ck:
         save = ck.begin(1, big())
         save.stage("ab")

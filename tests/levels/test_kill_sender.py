@@ -113,9 +113,11 @@ def test_a_sender_that_is_killed_at_any_request_leaves_no_step_in_part(
     for number, word in places.some(struck, PLACES, of="kill a sender"):
         url = server.url(f"run-{number}-{word}")
         server.fault = held_back = Armed(number, word)
+        ours = server.connected()
         process = start(roots[0], url)
         held_back.arm(server, process.pid)
         end(process)
+        server.wait_for_the_dead(but=ours)
         assert process.returncode in (0, -signal.SIGKILL)
         server.fault = never
         with open_far(url) as far:

@@ -80,8 +80,8 @@ def test_one_fault_at_any_request_is_overcome_or_said_and_the_next_try_succeeds(
 
 @pytest.mark.parametrize("word", ["403", "503", "hang", "torn"])
 def test_every_call_ends_and_says_what_was_wrong(server: FaultServer, word: str) -> None:
-    with at_server(server, request_s=0.3) as far:
-        send(far, A)
+    with at_server(server) as patient, at_server(server, request_s=0.3) as far:
+        send(patient, A)
         calls: list[Callable[[], object]] = [
             lambda: far.put(A, SHARD, iter([memoryview(bytes(8 * MIB))] * 3), 24 * MIB),
             *(far.steps, far.directories, far.pins, far.pointers, far.check),
@@ -101,13 +101,13 @@ def test_every_call_ends_and_says_what_was_wrong(server: FaultServer, word: str)
             if isinstance(caught.value, Away):
                 assert caught.value.hopeless is (word == "403")
         server.fault = always("never")
-        assert far.steps() == {100: A.attempt} and far.files(A) == {SHARD: 10, RANK: 10}
+        assert patient.steps() == {100: A.attempt} and patient.files(A) == {SHARD: 10, RANK: 10}
 
 
 def test_a_full_bucket_is_said_and_what_was_sent_before_is_not_sent_again(
     server: FaultServer,
 ) -> None:
-    with at_server(server, request_s=1.0) as far:
+    with at_server(server) as far:
         put(far, A)
         server.room_bytes = 5
         with pytest.raises(Away, match=r"it is full.*make room") as caught:
@@ -174,8 +174,9 @@ def test_no_text_holds_a_credential_or_what_a_server_said(
     texts = []
     caplog.set_level(logging.DEBUG)
     words = ("400", "403", "404", "409", "412", "416", "503", "reset", "torn")
+    with at_server(server) as patient:
+        send(patient, A)
     with at_server(server, request_s=0.2) as far:
-        send(far, A)
         for word in words:
             server.fault = always(word)
             calls: list[Callable[[], object]] = [

@@ -291,9 +291,9 @@ def test_ranks_wait_for_a_step_that_takes_longer_to_bring_than_any_read_may(
 ) -> None:
     class Slow(Files):
         def create(self, path: Path, *, direct: bool = False) -> int:
-            time.sleep(1.0 if "shard" in path.name else 0.0)
+            time.sleep(7.0 if "shard-00002" in path.name else 0.0)
             return super().create(path, direct=direct)
 
     shutil.rmtree(roots[1])
-    nodes = Nodes(pairs(roots), PAIRS, [level], files={2: Slow()}, timeout_s=0.4)
+    nodes = Nodes(pairs(roots), PAIRS, [level], files={2: Slow()}, timeout_s=3.0)
     assert nodes.restore(live(4)).steps() == [20] * 4

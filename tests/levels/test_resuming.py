@@ -40,6 +40,9 @@ NAME = "shard-00000-0.safetensors"
 KEY = f"run/{COPY.target}/{COPY.folder}/{NAME}"
 DATA = os.urandom(4 * PART + 77)
 
+BOTH_S = 10.0
+"""For a request of somebody who fails, and is then to succeed: five tries end long before."""
+
 
 @pytest.fixture(params=[FaultServer, GoogleServer])
 def server(request: pytest.FixtureRequest) -> Iterator[FaultServer]:
@@ -185,7 +188,7 @@ def test_a_store_that_is_away_meanwhile_is_gone_on_with_and_at_last_begun_anew(
     server: FaultServer,
 ) -> None:
     cut_off(server, (1, 2))
-    with ObjectFar(server.url(), request_s=0.5) as far:
+    with ObjectFar(server.url(), request_s=BOTH_S) as far:
         far.take_up(is_ours)
         for left in (2, 1, 0):
             assert far.begun(COPY, NAME, len(DATA)) == 2 * PART
@@ -200,43 +203,43 @@ def test_a_store_that_is_away_meanwhile_is_gone_on_with_and_at_last_begun_anew(
         assert server.objects[KEY].data == DATA
 
 
-def test_what_is_there_is_kept_while_nobody_can_tell_of_it(server: FaultServer) -> None:
+def test_what_is_there_is_kept_while_nobody_can_tell_of_it(
+    server: FaultServer, far: ObjectFar
+) -> None:
     cut_off(server, (1, 2))
-    with ObjectFar(server.url(), request_s=0.5) as far:
-        far.take_up(is_ours)
-        server.fault = always("503", like="uploadId")
-        with pytest.raises(Away, match="out of order") as caught:
-            far.begun(COPY, NAME, len(DATA))
-        assert not caught.value.hopeless
-        server.fault = never
-        assert far.begun(COPY, NAME, len(DATA)) == 2 * PART
-        far.give_up()
-        assert not server.uploads
+    far.take_up(is_ours)
+    server.fault = always("503", like="uploadId")
+    with pytest.raises(Away, match="out of order") as caught:
+        far.begun(COPY, NAME, len(DATA))
+    assert not caught.value.hopeless
+    server.fault = never
+    assert far.begun(COPY, NAME, len(DATA)) == 2 * PART
+    far.give_up()
+    assert not server.uploads
 
 
 @pytest.mark.parametrize("raises", [True, False])
 def test_credentials_that_are_away_for_now_lose_nothing_and_hold_nobody_up(
-    server: FaultServer, monkeypatch: pytest.MonkeyPatch, raises: bool
+    server: FaultServer, far: ObjectFar, monkeypatch: pytest.MonkeyPatch, raises: bool
 ) -> None:
     def asking(url: str) -> None:
         if raises:
             raise FileNotFoundError("the file of the account")
 
-    with ObjectFar(server.url(), request_s=0.5) as far:
-        for tries in (1, 3):
-            cut_off(server, (1, 2), name=f"u{tries}")
-            far.take_up(is_ours)
-            with monkeypatch.context() as away:
-                away.setattr(leftovers, "asking", asking)
-                for _ in range(tries):
-                    if tries == 3 and _ == 2:
-                        assert far.begun(COPY, NAME, len(DATA)) == 0
-                    else:
-                        with pytest.raises(Away):
-                            far.begun(COPY, NAME, len(DATA))
-            assert far.begun(COPY, NAME, len(DATA)) == (2 * PART if tries == 1 else 0)
-            put(far)
-            assert server.objects.pop(KEY).data == DATA
+    for tries in (1, 3):
+        cut_off(server, (1, 2), name=f"u{tries}")
+        far.take_up(is_ours)
+        with monkeypatch.context() as away:
+            away.setattr(leftovers, "asking", asking)
+            for _ in range(tries):
+                if tries == 3 and _ == 2:
+                    assert far.begun(COPY, NAME, len(DATA)) == 0
+                else:
+                    with pytest.raises(Away):
+                        far.begun(COPY, NAME, len(DATA))
+        assert far.begun(COPY, NAME, len(DATA)) == (2 * PART if tries == 1 else 0)
+        put(far)
+        assert server.objects.pop(KEY).data == DATA
 
 
 def test_a_name_with_braces_is_told_as_it_is(server: FaultServer) -> None:
@@ -249,7 +252,7 @@ def test_a_name_with_braces_is_told_as_it_is(server: FaultServer) -> None:
 @pytest.mark.parametrize("word", ["401", "408", "429"])
 def test_a_refusal_of_the_moment_loses_nothing(server: FaultServer, word: str) -> None:
     cut_off(server, (1, 2))
-    with ObjectFar(server.url(), request_s=0.5) as far:
+    with ObjectFar(server.url(), request_s=BOTH_S) as far:
         far.take_up(is_ours)
         assert far.begun(COPY, NAME, len(DATA)) == 2 * PART
         server.fault = always(word, like="PUT")
@@ -264,31 +267,30 @@ def test_a_refusal_of_the_moment_loses_nothing(server: FaultServer, word: str) -
 
 @pytest.mark.parametrize("what", ["parts", "sending"])
 def test_where_it_may_not_be_gone_on_with_the_client_sends_all_of_it(
-    server: FaultServer, what: str
+    server: FaultServer, far: ObjectFar, what: str
 ) -> None:
     cut_off(server, (1, 2))
-    with ObjectFar(server.url(), request_s=0.5) as far:
-        far.take_up(is_ours)
-        if what == "parts":
-            server.fault = lambda request: (
-                "403" if request.method == "GET" and "uploadId" in request.query else None
-            )
-            assert far.begun(COPY, NAME, len(DATA)) == 0
-        else:
-            far.begun(COPY, NAME, len(DATA))
-            server.fault = always("403", like="PUT")
-            refused(far)
-            server.fault = never
-        assert not server.uploads
-        assert sent_parts(server, partial(put, far)) == [1, 2, 3, 4, 5]
-        assert server.objects[KEY].data == DATA
+    far.take_up(is_ours)
+    if what == "parts":
+        server.fault = lambda request: (
+            "403" if request.method == "GET" and "uploadId" in request.query else None
+        )
+        assert far.begun(COPY, NAME, len(DATA)) == 0
+    else:
+        far.begun(COPY, NAME, len(DATA))
+        server.fault = always("403", like="PUT")
+        refused(far)
+        server.fault = never
+    assert not server.uploads
+    assert sent_parts(server, partial(put, far)) == [1, 2, 3, 4, 5]
+    assert server.objects[KEY].data == DATA
 
 
 def test_sources_that_are_damaged_in_turns_with_a_store_that_fails_end_it_at_last(
     server: FaultServer,
 ) -> None:
     cut_off(server, (1,))
-    with ObjectFar(server.url(), request_s=0.2) as far:
+    with ObjectFar(server.url(), request_s=BOTH_S) as far:
         far.take_up(is_ours)
         for number in range(4):
             far.begun(COPY, NAME, len(DATA))
@@ -323,7 +325,7 @@ def test_an_upload_may_have_any_name(server: FaultServer, far: ObjectFar) -> Non
 
 
 def test_what_others_may_be_at_is_never_aborted(server: FaultServer) -> None:
-    with ObjectFar(server.url(), request_s=0.2) as far:
+    with ObjectFar(server.url(), request_s=BOTH_S) as far:
         server.fault = always("503", like="PUT")
         with pytest.raises(Away):
             put(far)
@@ -356,7 +358,7 @@ def test_an_upload_that_has_gone_meanwhile_is_begun_anew(
 
 
 def test_what_the_client_has_left_when_it_failed_is_gone_on_with(server: FaultServer) -> None:
-    with ObjectFar(server.url(), request_s=0.5) as far:
+    with ObjectFar(server.url(), request_s=BOTH_S) as far:
         server.fault = lambda request: "503" if request.query.get("partNumber") == "5" else None
         with pytest.raises(Away):
             put(far)
@@ -464,6 +466,7 @@ def test_an_agent_that_was_killed_in_a_file_goes_on_with_it_or_has_its_parts_del
     server.victim = process.pid
     server.fault = lambda request: "kill-after" if request.query.get("partNumber") == "4" else None
     assert process.wait(60) == -signal.SIGKILL
+    server.wait_for_the_dead()
     server.fault = never
     ((_, parts),) = server.uploads.values()
     left = {*parts}

@@ -226,7 +226,7 @@ def test_waiting_for_a_level_waits_for_what_is_due_there(bench: Bench) -> None:
 
 
 def test_waiting_for_a_level_ends_by_the_timeout_and_says_why(bench: Bench) -> None:
-    with bench.open(timeout=1.0) as ck:
+    with bench.open(timeout=5.0) as ck:
         save(ck, 2)
         bench.say(LevelStatus(bench.url, problem="no route to host"))
         with pytest.raises(CommitError, match="has not got step 2: no route to host"):
@@ -252,7 +252,7 @@ def test_a_step_that_never_goes_there_is_not_waited_for(bench: Bench) -> None:
 
 
 def test_a_last_step_that_does_not_come_is_told(bench: Bench) -> None:
-    with bench.open(Level(bench.url, every=10), timeout=1.0) as ck:
+    with bench.open(Level(bench.url, every=10), timeout=5.0) as ck:
         save(ck, 2)
         ck.wait(level=1)
         with pytest.raises(CommitError, match="has not got step 2 within `timeout`"):

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from ckpt_core import Checkpointer, ConfigError, Options
+from ckpt_core.bench.meeting import free_port
 from ckpt_core.observe import Event, EventLog, EventName, Figures, open_metrics
 from tests.observe.exposition import parsed
 
@@ -178,7 +179,7 @@ def test_two_roots_of_one_process_share_a_place(tmp_path: Path) -> None:
 def test_a_client_that_says_nothing_does_not_keep_the_next_one_out_for_ever(
     tmp_path: Path, place: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckpt_core.observe.metrics._CLIENT_S", 0.2)
+    monkeypatch.setattr("ckpt_core.observe.metrics._CLIENT_S", 2.0)
     with Checkpointer(tmp_path, Options(metrics="127.0.0.1:0")):
         port = int(place().rsplit(":", 1)[1].split("/")[0])
         with socket.create_connection(("127.0.0.1", port)):
@@ -240,10 +241,12 @@ def test_places_are_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_place_that_is_taken_or_missing_is_refused_and_the_root_is_free_again(
     tmp_path: Path,
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"127.0.0.1:{port}.*nobody can listen there"):
-            Checkpointer(tmp_path / "root", Options(metrics=port))
+    port = free_port()
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ConfigError, match=rf"127.0.0.1:{port}.*nobody can listen there"),
+    ):
+        Checkpointer(tmp_path / "root", Options(metrics=port))
     with pytest.raises(ConfigError, match=r"a.prom' cannot be written: No such file"):
         Checkpointer(tmp_path / "root", Options(metrics=tmp_path / "nope" / "a.prom"))
     with Checkpointer(tmp_path / "root", Options(metrics=port)) as ck:
@@ -265,8 +268,7 @@ os.waitpid(-1, 0)
 
 
 def test_a_port_is_free_when_its_process_was_killed_though_a_child_lives() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     top = Path(__file__).parents[2]
     command = [sys.executable, "-W", "ignore", "-c", FORKING, str(port)]
     job = subprocess.Popen(command, cwd=top, stdout=subprocess.PIPE, start_new_session=True)

@@ -28,13 +28,14 @@ import socketserver
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 from xml.sax.saxutils import escape
 
 SECRET = "seCret+Key/that_no_text_may_hold"
 BUCKET = "bucket"
+_DEAD_S = 60.0
 
 
 @dataclass
@@ -124,7 +125,6 @@ class FaultServer:
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                outer._connections.add(self.request)
                 with contextlib.suppress(OSError):
                     outer._serve(self.request)
 
@@ -132,6 +132,15 @@ class FaultServer:
             daemon_threads = True
             block_on_close = False
             request_queue_size = 128
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                # Before its thread begins, so that it is known from the moment that it is accepted.
+                outer._connections.add(request)
+                super().process_request(request, client_address)
+
+            def shutdown_request(self, request: Any) -> None:
+                super().shutdown_request(request)
+                outer._connections.discard(request)
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self.port = self._server.server_address[1]
@@ -157,6 +166,20 @@ class FaultServer:
         """What is there."""
         with self._lock:
             return sorted(key for key in self.objects if key.startswith(prefix))
+
+    def connected(self) -> frozenset[socket.socket]:
+        """The connections that are open now."""
+        return frozenset(self._connections)
+
+    def wait_for_the_dead(self, *, but: Collection[socket.socket] = ()) -> None:
+        """Until what clients that have ended had sent is dealt with: connections are left only of `but`."""
+        deadline = time.monotonic() + _DEAD_S
+        with socket.create_connection(("127.0.0.1", self.port), _DEAD_S) as last:
+            last.shutdown(socket.SHUT_WR)
+            last.recv(1)  # answered by its end: all that came before it have been accepted, too
+        while self.connected().difference(but):
+            assert time.monotonic() < deadline, "connections of clients that have ended stay open"
+            time.sleep(0.01)
 
     def close(self) -> None:
         """End; whoever hangs is let go."""

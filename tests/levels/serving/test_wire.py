@@ -111,8 +111,8 @@ def test_a_stranger_gains_no_time_by_sending_on(
 def test_a_request_that_is_not_signed_has_no_time_of_those_before_it(
     server: PeerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "STRANGER_S", 0.2)
     with holder(server) as sock:
+        monkeypatch.setattr(wire, "STRANGER_S", 0.2)
         sock.sendall(b"PUT /steps/x HTTP/1.1\r\nContent-Length: 1\r\n\r\n")
         assert is_cut_off(sock), "its body does not come"
 
