@@ -116,7 +116,7 @@ def test_trainers_that_are_killed_again_and_again_lose_nothing(
 def test_an_agent_that_is_killed_under_way_is_followed_by_one_that_finishes(
     root: Path, far: Path
 ) -> None:
-    with opened(root, far, bandwidth="100KB", keep_last=None) as ck:
+    with opened(root, far, bandwidth="20KB", keep_last=None) as ck:
         for step in range(1, 4):
             handle = ck.save(step, make_state(step))
             handle.committed.result(SOON_S)

@@ -105,12 +105,12 @@ def skips_one(who: Rank, root: str) -> list[str]:
     """Rank 1 sits one save out and comes back; then it drifts, which is found. Twice, as after a resume."""
     outcomes = []
     for life in range(2):
-        chosen = options(on_error="warn", timeout=4.0)
+        chosen = options(on_error="warn", timeout=15.0)
         with Checkpointer(root, chosen, coordination=who.meet()) as ck:
             for step in range(1 + 10 * life, 8 + 10 * life):
                 state = state_of(step)
                 if who.rank == 1 and step % 10 == 3:
-                    ck._engine.coordination.gather("sat out", None, 30.0)
+                    ck._engine.coordination.gather("sat out", None, 60.0)
                     continue
                 if who.rank == 1 and step % 10 >= 7:
                     _change(state, "large", "all")
@@ -119,7 +119,7 @@ def skips_one(who: Rank, root: str) -> list[str]:
                 except CkptError as exc:
                     outcomes.append(f"{type(exc).__name__}: {exc}")
                 if step % 10 == 3:
-                    ck._engine.coordination.gather("sat out", None, 30.0)
+                    ck._engine.coordination.gather("sat out", None, 60.0)
     return outcomes
 
 
