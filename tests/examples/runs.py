@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -142,6 +142,14 @@ def horovodrun(ranks: int) -> list[str]:
 
 
 @dataclass(frozen=True)
+class RanksRun(Run):
+    """One life of a job of several ranks."""
+
+    killed: bool
+    """A rank was, before its end."""
+
+
+@dataclass(frozen=True)
 class Ranks(Job):
     """A job of several ranks."""
 
@@ -151,7 +159,7 @@ class Ranks(Job):
     ranks: int = 2
     launcher: Callable[[int], list[str]] = torchrun
 
-    def run(self, *, kill_after: int | None = None) -> tuple[int, str]:
+    def run(self, *, kill_after: int | None = None) -> RanksRun:
         """The command to its end, or until a rank is killed: so many losses after a commit."""
         command = [*self.launcher(self.ranks), str(self.example)]
         command += self.arguments(steps=self.steps, every=self.every)
@@ -159,27 +167,27 @@ class Ranks(Job):
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
             assert process.stdout is not None
-            before, output, told = self._committed(), "", 0
+            before, output, told, killed = self._committed(), "", 0, False
             try:
                 for line in process.stdout:
                     output += line
                     told += bool(_TOLD.search(line)) and self._committed() > before
                     if told == kill_after:
-                        self._kill_one(process.pid)
-                        kill_after = None
+                        killed, kill_after = self._kill_one(process.pid), None
                 process.wait(LIMIT_S)
             finally:
                 if process.poll() is None:
                     for child in psutil.Process(process.pid).children(recursive=True):
-                        child.kill()
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            child.kill()
                     process.kill()
-        return process.returncode, output
+        return RanksRun(process.returncode, output, killed)
 
     def run_to_its_end(self) -> str:
         """What was printed."""
-        code, output = self.run()
-        assert code == 0, output
-        return output
+        run = self.run()
+        assert run.returncode == 0, run.output
+        return run.output
 
     def _committed(self) -> int:
         """When the newest commit was written."""
@@ -189,17 +197,37 @@ class Ranks(Job):
                 newest = max(newest, path.stat().st_mtime_ns)
         return newest
 
-    def _kill_one(self, launcher: int) -> None:
-        ranks = [
-            child
-            for child in psutil.Process(launcher).children(recursive=True)
-            if child.name().startswith("python") and str(self.example) in child.cmdline()
-        ]
-        if ranks:  # else the job has just ended
-            ranks.sort(key=lambda one: one.pid)
-            random.Random(places.run_number()).choice(ranks).send_signal(signal.SIGKILL)
+    def _kill_one(self, launcher: int) -> bool:
+        """Whether it was before its end: the job may have just ended."""
+        ranks = [one for one in _children(launcher) if self._is_rank(one)]
+        ranks.sort(key=lambda one: one.pid)
+        return bool(ranks) and _kill(random.Random(places.run_number()).choice(ranks))
+
+    def _is_rank(self, process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return process.name().startswith("python") and str(self.example) in process.cmdline()
+        return False
 
 
+def _children(launcher: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return list(psutil.Process(launcher).children(recursive=True))
+    return []
+
+
+def _kill(process: psutil.Process) -> bool:
+    """Whether it ends by that: once it is seen to be stopped, it cannot end by itself."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.suspend()
+        while (status := process.status()) != psutil.STATUS_ZOMBIE:
+            if status == psutil.STATUS_STOPPED:
+                process.kill()
+                return True
+            time.sleep(0.001)
+    return False
+
+
+_LIVES = 5
 _TOLD = re.compile(r"(^|:)step ")
 
 
@@ -211,12 +239,23 @@ def resumed_steps(output: str) -> list[int]:
     return [int(step) for step in re.findall(r"resumed from step (\d+)", output)]
 
 
-def check_killed_and_resumed(job: Ranks, untouched: Ranks) -> int:
+def killed_life(job: Ranks) -> tuple[Ranks, RanksRun]:
+    """A life one of whose ranks was killed, and whose job that is: another folder where it came too late."""
+    for number in range(_LIVES):
+        one = replace(job, folder=job.folder / f"life-{number}")
+        one.folder.mkdir()
+        run = one.run(kill_after=2)
+        if run.killed:
+            return one, run
+    raise AssertionError(f"a rank was to be killed: the job had ended each time\n{run.output}")
+
+
+def check_killed_and_resumed(fresh: Ranks, untouched: Ranks) -> int:
     """A job one of whose ranks is killed goes on from one step on all ranks, and ends in the same bits.
 
     Returns the exit status of the life that was cut short.
     """
-    code, _ = job.run(kill_after=2)
+    job, cut_short = killed_life(fresh)
     output = job.run_to_its_end()
     last = resumed_steps(output)
     assert len(last) == job.ranks and len(set(last)) == 1, (
@@ -224,7 +263,7 @@ def check_killed_and_resumed(job: Ranks, untouched: Ranks) -> int:
     )
     assert last[0] % job.every == 0 and last[0] > 0
     assert job.result.read_bytes() == untouched.result.read_bytes()
-    return code
+    return cut_short.returncode
 
 
 def check_killed_again_and_again(job: Alone, untouched: Alone, *, kills: int, seed: int) -> None:
