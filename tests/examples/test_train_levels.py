@@ -55,7 +55,7 @@ class Levelled(Job):
     def _wait_for_the_level(self, process: subprocess.Popen[str]) -> None:
         deadline = time.monotonic() + LIMIT_S
         while (status := read_status(self.root)) is None or not status.levels[0].steps:
-            assert process.poll() is None and time.monotonic() < deadline
+            assert process.poll() in (None, 0) and time.monotonic() < deadline
             time.sleep(0.01)
 
     def end_agent(self) -> None:

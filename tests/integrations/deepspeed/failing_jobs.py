@@ -103,7 +103,7 @@ def failing_write(root: str, kind: str, on_error: str) -> dict[str, Any]:
     """The writes of the second save fail, and those of the last one; who is told, and when."""
     fault = Fault(kind)
     save_by(fault.files())
-    settings = PATIENT | {"on_error": on_error} | ({"timeout": 3.0} if kind == "hang" else {})
+    settings = PATIENT | {"on_error": on_error} | ({"timeout": 12.0} if kind == "hang" else {})
     made = engine(2, "bf16", **settings)
     raised, logged = [], _Log()
     for step in range(1, 6):
@@ -145,7 +145,7 @@ class _Log(logging.Handler):
 def lost_rank(root: str) -> dict[str, Any]:
     """Rank 1 dies after its second save has returned; what rank 0 is told, by whom, and how soon."""
     save_by(SlowFiles())
-    made = engine(2, "bf16", **SMALL | {"timeout": 3.0})
+    made = engine(2, "bf16", **SMALL | {"timeout": 12.0})
     for step in (1, 2):
         train(made, step - 1, step)
         made.save_checkpoint(root, client_state=client_of(step))
