@@ -25,7 +25,7 @@ from typing import Any
 from ckpt_core import StoreOptions, TorchStore
 
 DEAD_AFTER_S = 5.0
-LIMIT_S = 90
+LIMIT_S = 180
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from tests.levels.trainers import agent_of, processes, until
 from tests.multirank.crew import Rank
 from tests.multirank.jobs import blank, make_state, options, same
 
-_REACHED_S = 60
+_REACHED_S = 60.0
 TOKEN = "token"
 
 
@@ -63,7 +63,7 @@ def open_here(
     """A root on the disk of this node, and such levels."""
     root, level = home_of(place, who.node) / "root", level_of(who, place, shape, **changes)
     levels = [level, *map(Level, behind)]
-    settings = options(keep_last=keep_last)
+    settings = options(keep_last=keep_last, timeout=_REACHED_S)
     return Checkpointer(root, settings, coordination=met or who.meet(), levels=levels)
 
 
@@ -181,7 +181,8 @@ def save_and_end(who: Rank, place: str, steps: list[int], shape: str = "", *, be
     name = name_of(shape)
     root, level = home_of(place, who.node) / "root", level_of(who, place, shape, every=10)
     levels = [level, Level(behind, every=10)]
-    with Checkpointer(root, options(keep_last=2), coordination=who.meet(), levels=levels) as ck:
+    settings = options(keep_last=2, timeout=_REACHED_S)
+    with Checkpointer(root, settings, coordination=who.meet(), levels=levels) as ck:
         for step in steps:
             ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
         ck.wait(level=name, last=True)
