@@ -247,6 +247,80 @@ def test_a_part_whose_files_are_missing_does_not_count(tmp_path: Path, far: Hear
         assert complete(first, far, How()) is Sent.WAITS
 
 
+class Cleared(Heard):
+    """Opened as a root by somebody, whose repair deletes what is under way, right before a write."""
+
+    def __init__(self, root: Path, *, ahead_of: str) -> None:
+        super().__init__(root)
+        self.ahead_of = ahead_of
+
+    def put(self, copy: Any, name: str, blocks: Any, nbytes: int) -> None:
+        self.clear(name)
+        super().put(copy, name, blocks, nbytes)
+
+    def publish(self, copy: Any, manifest: bytes, *, replaces: str | None = None) -> bool:
+        self.clear("manifest.json")
+        return super().publish(copy, manifest, replaces=replaces)
+
+    def clear(self, name: str) -> None:
+        if name == self.ahead_of:
+            self.ahead_of = ""
+            make_store(Path(self.url)).close()
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("ahead_of", ["rank-00000.json", "rank-00001.json", "manifest.json"])
+def test_a_step_whose_files_go_behind_the_look_at_them_is_not_published_but_sent_again(
+    root: Path, tmp_path: Path, ahead_of: str, own: bool
+) -> None:
+    save(make_store(root), 10, ranks=(0, 1), world=2)
+    far = Cleared(tmp_path / "far", ahead_of=ahead_of)
+    with pytest.raises(Away, match="begins anew"):
+        sent_to(far, root, 10, own=own)
+    assert far.steps() == {} and not far.ahead_of
+    assert sent_to(far, root, 10, own=own)
+    assert read_step(Path(far.url), 10) == 0
+
+
+@pytest.mark.parametrize("gone", [SHARD, "rank-00001.json"])
+def test_files_that_go_once_all_nodes_have_been_listed_keep_a_step_from_being_published(
+    tmp_path: Path, far: Heard, gone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = "000000000010-0000abcd"
+    for node in (0, 1):
+        save(make_store(tmp_path / str(node)), 10, ranks=(node,), world=2, attempt=attempt)
+    there = Path(far.url) / ".inflight" / attempt
+
+    def lose() -> None:
+        (there / gone).unlink()
+
+    with (
+        OpenSave(step_path(tmp_path / "0", 10), files=Files()) as first,
+        OpenSave(step_path(tmp_path / "1", 10), files=Files()) as second,
+    ):
+        assert send(first, far, How()) is Sent.WAITS
+        with pytest.raises(Away, match=f"{gone}.*begins anew"):
+            send(second, far, How(may_publish=lose))
+        assert far.steps() == {}
+        assert complete(second, far, How()) is Sent.WAITS
+        assert Sent.REACHED in (send(first, far, How()), send(second, far, How()))
+    assert read_step(Path(far.url), 10) == 0
+
+
+def test_a_rank_manifest_that_cannot_be_read_there_vouches_for_nothing(
+    root: Path, far: Heard
+) -> None:
+    save(make_store(root), 10)
+    attempt = DirectoryFar(root, files=QuickFiles()).steps()[10]
+    path = Path(far.url) / ".inflight" / attempt / "rank-00000.json"
+    with OpenSave(step_path(root, 10), files=Files()) as opened:
+        with pytest.raises(Away, match="begins anew"):
+            send(opened, far, How(may_publish=lambda: damage(path, 20)))
+        assert far.steps() == {}
+        assert send(opened, far, How()) is Sent.REACHED
+    assert read_step(Path(far.url), 10) == 0
+
+
 class Clock:
     """Time that passes only where somebody sleeps."""
 

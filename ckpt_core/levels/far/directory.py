@@ -12,7 +12,7 @@ theirs deletes a copy of ours, that copy begins anew.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,7 +21,14 @@ from ckpt_core.layout import MANIFEST_NAME, Manifest, is_directory_name
 from ckpt_core.levels.far.aside import Aside
 from ckpt_core.levels.far.door import Away, Copy, Far, Word
 from ckpt_core.levels.far.linking import PART, link, sync_below
-from ckpt_core.levels.far.looking import HOPELESS, Looked, check_place, files_in, read_whole
+from ckpt_core.levels.far.looking import (
+    HOPELESS,
+    Looked,
+    check_place,
+    files_in,
+    named_files,
+    read_whole,
+)
 from ckpt_core.levels.far.words import Words, held
 from ckpt_core.levels.mailbox import LEVELS
 from ckpt_core.store import (
@@ -152,12 +159,14 @@ class DirectoryFar(Far):
         """As `Far.publish`. Waits while somebody else has the root locked, and then says who it is."""
         there = Manifest.decode(manifest, path=self._root / copy.target / MANIFEST_NAME)
         with self._asked("publish", step=copy.step):
+            # Not under the lock, which others wait for: they may be those of a thousand ranks.
+            named = named_files(self._inflight(copy), there, files=self._files)
             with self._names():
                 present = self._present(copy)
                 if present not in (None, replaces):
                     done, left = present == copy.attempt, None
                 else:
-                    done, left = True, self._place(copy, there, manifest)
+                    done, left = True, self._place(copy, named, manifest)
             self._aside.delete(left if left is not None else self._inflight(copy))
             return done
 
@@ -335,11 +344,17 @@ class DirectoryFar(Far):
         except CkptError as exc:
             raise Away(str(exc), hopeless=True, step=copy.step) from exc
 
-    def _place(self, copy: Copy, there: Manifest, manifest: bytes) -> Path | None:
-        """Publish; what had the name before."""
+    def _place(self, copy: Copy, named: Mapping[str, int], manifest: bytes) -> Path | None:
+        """Publish; what had the name before.
+
+        Args:
+            named: as from `named_files`.
+        """
         attempt = self._attempt(copy)
+        # Order matters: looked at under the lock. A repair of this root, by whoever had it before, deletes
+        # what is under way, files that were looked at as well.
         found = dict(files_in(attempt.path))
-        missing = [entry.file for entry in there.ranks if found.get(entry.file) != entry.nbytes]
+        missing = [name for name, nbytes in named.items() if found.get(name) != nbytes]
         if missing:
             text = f"{self.url}: {missing[0]} of {copy.target} is gone: the copy begins anew"
             raise Away(text, step=copy.step)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckpt_core.errors import CkptError, ConfigError
-from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, RankManifest
 from ckpt_core.levels.far.door import Away
 from ckpt_core.store import entries, is_real_dir
 from ckpt_core.system.files import Files, advice
@@ -130,6 +130,31 @@ def files_in(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
                 yield from files_in(Path(entry.path), f"{prefix}{entry.name}/")
             elif stat.S_ISREG(found.st_mode):
                 yield prefix + entry.name, found.st_size
+
+
+_NEVER = -1
+"""A length that no file has."""
+
+
+def named_files(folder: Path, manifest: Manifest, *, files: Files) -> dict[str, int]:
+    """What must lie in a folder for it to be whole: rank manifests and all that these name, with lengths.
+
+    A rank manifest that cannot be read there has a length that no file has.
+
+    Raises:
+        OSError: it cannot be told.
+    """
+    named: dict[str, int] = {}
+    for rank in manifest.ranks:
+        data = read_whole(folder / rank.file, MAX_MANIFEST_BYTES, files=files)
+        try:
+            found = RankManifest.decode(data or b"", path=folder / rank.file)
+        except CkptError:
+            named[rank.file] = _NEVER
+            continue
+        named[rank.file] = rank.nbytes
+        named |= {entry.name: entry.nbytes for entry in found.files}
+    return named
 
 
 def age_s(path: Path) -> float:
