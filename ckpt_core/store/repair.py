@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 
 from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
@@ -26,7 +27,7 @@ from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, is_dir
 from ckpt_core.store.names import INFLIGHT, REPLACED, entries, is_real_dir
 from ckpt_core.store.publish import sync_names
 from ckpt_core.store.slots import Slots
-from ckpt_core.store.trees import remove_tree
+from ckpt_core.store.trees import remove_each
 from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir, step_dir_name
 
@@ -47,12 +48,19 @@ def repair(root: Path, *, files: Files, slots: Slots) -> None:
         # must not go before its name has gone for good.
         sync_names(files, root)
         bring_back(root, files=files)
-    try:
-        for entry in entries(root / INFLIGHT):
-            remove_tree(files, Path(entry.path))
-        slots.trim()
-    except OSError as exc:
-        logger.warning("could not clear leftovers in %s: %s; they take space only", root, exc)
+    troubles = []
+    for clear in (partial(_clear, root, files=files), slots.trim):
+        try:
+            clear()
+        except OSError as exc:
+            troubles.append(str(exc))
+    if troubles:
+        text = "could not clear leftovers in %s: %s; they take space only"
+        logger.warning(text, root, "; ".join(troubles))
+
+
+def _clear(root: Path, *, files: Files) -> None:
+    remove_each(files, [Path(entry.path) for entry in entries(root / INFLIGHT)])
 
 
 def bring_back(root: Path, *, files: Files) -> None:

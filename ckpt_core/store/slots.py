@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ckpt_core.layout import parse_shard_name
 from ckpt_core.store.names import SLOTS, entries, is_real_dir
-from ckpt_core.store.trees import ensure_dir, remove_tree
+from ckpt_core.store.trees import ensure_dir, remove_each
 from ckpt_core.system.files import Files
 from ckpt_core.system.kept_mappings import KeptMappings
 
@@ -151,15 +151,18 @@ class Slots:
         """Delete what cannot be a slot, and the smallest beyond the number to keep.
 
         Those that are left are for any rank: whoever had one mapped has ended.
+
+        Raises:
+            OSError: something could not be deleted; all that can be has been.
         """
         with self._mutex:
             slots = sorted(self._all(), key=lambda slot: slot.nbytes, reverse=True)
             kept = {slot.path.name for slot in slots[: self._spare]}
-            for entry in entries(self.path):
-                if entry.name not in kept:
-                    remove_tree(self._files, Path(entry.path))
-                elif entry.name.startswith(_FOR):
-                    self._files.rename(Path(entry.path), self.path / secrets.token_hex(8))
+            there = [Path(entry.path) for entry in entries(self.path)]
+            for path in there:
+                if path.name in kept and path.name.startswith(_FOR):
+                    self._files.rename(path, self.path / secrets.token_hex(8))
+            remove_each(self._files, [path for path in there if path.name not in kept])
 
     def _best(self, nbytes: int) -> _Slot | None:
         """The smallest slot that is large enough, else the largest."""

@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from ckpt_core.store.failures import mapped
@@ -99,3 +100,19 @@ def remove_tree(files: Files, path: Path) -> None:
         for entry in entries(path):
             remove_tree(files, Path(entry.path))
         files.rmdir(path)
+
+
+def remove_each(files: Files, paths: Iterable[Path]) -> None:
+    """`remove_tree` of all of them, whatever becomes of the others.
+
+    Raises:
+        OSError: the first of those that could not be deleted; all were tried.
+    """
+    trouble: OSError | None = None
+    for path in paths:
+        try:
+            remove_tree(files, path)
+        except OSError as exc:
+            trouble = trouble or exc
+    if trouble is not None:
+        raise trouble

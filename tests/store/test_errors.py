@@ -234,3 +234,28 @@ def test_a_filesystem_without_new_directories_is_not_called_removed() -> None:
     with pytest.raises(PersistError, match=r"/proc takes no new directories.*another one") as found:
         make_store(Path("/proc/nope/run")).open()
     assert "removed" not in str(found.value)
+
+
+@pytest.mark.parametrize("held", ["000000000030-00000000", "slot"])
+def test_a_leftover_that_cannot_be_deleted_keeps_no_other_one(
+    root: Path, held: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fault = Fault("unlink", errno.EBUSY, part=f"{held}/")
+    faulty(root, fault).close()
+    attempts = [f"0000000000{step}-00000000" for step in (30, 40, 50)]
+    # A directory is no file to be recycled.
+    for path in (*(root / ".inflight" / name for name in attempts), root / ".slots" / "slot"):
+        path.mkdir(parents=True)
+        (path / "file").write_bytes(b"x")
+    for number in range(4):
+        (root / ".slots" / f"z{number}").write_bytes(b"x" * (number + 1))
+    store = make_store(root, interrupted(QuickFiles, fault))
+    store.open()
+    store.close()
+    slots = {"z2", "z3"}  # as many as are kept
+    assert {*left(root), *left(root, ".slots")} == {held, *slots}
+    assert caplog.text.count("could not clear leftovers") == 1 and f"{held}/file" in caplog.text
+    fault.armed = False
+    store.open()
+    store.close()
+    assert {*left(root), *left(root, ".slots")} == slots
