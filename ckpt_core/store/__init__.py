@@ -12,8 +12,8 @@ The other ranks of a job that share the root use `GuestStore`: they write their 
 leave every change of names to the rank that leads.
 
 Readers need none of it: `committed_steps`, `step_path`, `resolve` and `writer_of` neither lock nor write.
-A further level that is a directory has its steps changed by `place`, `take_away` and `bring_back` alone,
-each time under the lock for a moment.
+A further level that is a directory has its steps changed by `place`, `take_away`, `bring_back` and
+`give_up_replaced` alone, each time under the lock for a moment.
 
 Idea: a directory named `step-*` exists if and only if it is complete, so names are the only index
 and there is no `latest` file. Every change of names is ordered: bytes are durable before their name
@@ -44,7 +44,7 @@ from ckpt_core.store.names import (
 )
 from ckpt_core.store.pins import forget_marks, pinned_steps, unpinned_marks
 from ckpt_core.store.publish import Attempt, place, sync_names
-from ckpt_core.store.repair import bring_back
+from ckpt_core.store.repair import bring_back, give_up_replaced
 from ckpt_core.store.retention import choose_retired
 from ckpt_core.store.roots import is_misspelt, roots_in
 from ckpt_core.store.store import StepStore
@@ -70,6 +70,7 @@ __all__ = [
     "file_path",
     "find_root",
     "forget_marks",
+    "give_up_replaced",
     "is_committed",
     "is_misspelt",
     "is_real_dir",

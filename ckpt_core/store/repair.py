@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from functools import partial
 from pathlib import Path
 
 from ckpt_core.errors import CorruptCheckpoint, UnknownFormat
 from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, is_directory_name
-from ckpt_core.store.names import INFLIGHT, REPLACED, entries, is_real_dir
+from ckpt_core.store.names import INFLIGHT, REPLACED, RETIRED, entries, is_real_dir
 from ckpt_core.store.publish import sync_names
 from ckpt_core.store.slots import Slots
 from ckpt_core.store.trees import remove_each
@@ -60,6 +61,9 @@ def repair(root: Path, *, files: Files, slots: Slots) -> None:
 
 
 def _clear(root: Path, *, files: Files) -> None:
+    # Order matters: what was replaced is half deleted after a kill, or stays where it cannot be deleted. Its
+    # successor may go meanwhile: a directory by hand.
+    give_up_replaced(root, files=files)
     remove_each(files, [Path(entry.path) for entry in entries(root / INFLIGHT)])
 
 
@@ -84,6 +88,26 @@ def bring_back(root: Path, *, files: Files) -> None:
     if moved:
         files.sync_dir(root)
         files.sync_dir(root / INFLIGHT)
+
+
+def give_up_replaced(root: Path, *, files: Files) -> list[Path]:
+    """Have nothing that was replaced ever come back, durably; where it lies now.
+
+    Called behind `bring_back`, with the root's lock still held: whatever that has left there has a successor,
+    or is nothing whole.
+
+    Raises:
+        OSError: not all of it is given up.
+    """
+    given_up = []
+    for path in [Path(entry.path) for entry in entries(root / INFLIGHT)]:
+        if path.name.endswith(REPLACED):
+            gone = path.with_name(f"{secrets.token_hex(8)}{RETIRED}")
+            files.rename(path, gone)
+            given_up.append(gone)
+    if given_up:
+        files.sync_dir(root / INFLIGHT)
+    return given_up
 
 
 def _replaced(root: Path) -> list[Path]:

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -19,7 +20,7 @@ from ckpt_core.store import RootLock, StepStore, step_path
 from ckpt_core.system.files import Files
 from tests.levels.making import look, make_store, read_step, save
 from tests.levels.sending import sent_to
-from tests.store.harness import NoExchange, QuickFiles
+from tests.store.harness import Killed, NoExchange, QuickFiles, interrupted
 
 FILES = [QuickFiles, NoExchange]
 
@@ -162,6 +163,36 @@ def test_what_was_being_replaced_or_retired_in_a_kill_has_its_name_again(
     assert set(far.steps()) == {20}
     far.sweep([])
     assert look(place) == {10: 0, 20: 0}
+
+
+def test_a_save_that_was_replaced_does_not_come_back_when_its_successor_goes(
+    root: Path, tmp_path: Path
+) -> None:
+    def die(name: str, args: tuple[Any, ...]) -> None:
+        if name == "rename" and args[0].name.endswith(".replaced"):
+            raise Killed
+
+    store, place = make_store(root), tmp_path / "far"
+    first = save(store, 10, mark=1)
+    assert sent_to(DirectoryFar(place, files=NoExchange()), root, 10)
+    save(store, 10, mark=2)
+    with pytest.raises(Killed):
+        sent_to(DirectoryFar(place, files=interrupted(NoExchange, die)), root, 10, replaces=first)
+    assert look(place) == {10: 2} and len(list((place / ".inflight").iterdir())) == 1
+    far = DirectoryFar(place, files=NoExchange())
+    far.retire([Copy(10, "").target])
+    assert far.steps() == {} and not list((place / ".inflight").iterdir())
+    far.sweep([])
+    assert far.steps() == {}
+
+
+def test_a_directory_that_was_replaced_does_not_come_back_either(far: DirectoryFar) -> None:
+    place = Path(far.url)
+    (place / "tag").mkdir(parents=True)
+    (place / ".inflight" / "000000000007-0000000a.tag.replaced").mkdir(parents=True)
+    far.retire(["tag"])
+    far.sweep([])
+    assert not (place / "tag").exists() and not list((place / ".inflight").iterdir())
 
 
 def test_words_are_written_by_whoever_has_seen_what_was_there(far: DirectoryFar) -> None:

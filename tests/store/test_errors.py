@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -259,3 +260,18 @@ def test_a_leftover_that_cannot_be_deleted_keeps_no_other_one(
     store.open()
     store.close()
     assert {*left(root), *left(root, ".slots")} == slots
+
+
+def test_a_replaced_save_that_cannot_be_deleted_does_not_come_back_when_its_successor_goes(
+    root: Path,
+) -> None:
+    fault = Fault("unlink", errno.EBUSY, part=".inflight/")
+    faulty(root, fault).close()
+    shutil.copytree(step_path(root, 20), root / ".inflight" / "000000000020-00000000.replaced")
+    store = make_store(root, interrupted(QuickFiles, fault))
+    store.open()
+    store.remove([20])
+    store.close()
+    store.open()
+    assert store.steps() == (10,)
+    store.close()

@@ -43,6 +43,7 @@ from ckpt_core.store import (
     entries,
     file_path,
     find_root,
+    give_up_replaced,
     is_real_dir,
     pinned_steps,
     place,
@@ -199,8 +200,11 @@ class DirectoryFar(Far):
                 there = [name for name in targets if is_real_dir(self._root / name)]
                 steps = [step for name in there if (step := parse_step_dir(name)) is not None]
                 kept = pinned_steps(self._root)
+                # Order matters: once a step is gone, an older save of it that a kill has left would have
+                # its name again.
+                gone = give_up_replaced(self._root, files=self._files)
                 left = take_away(self._root, [s for s in steps if s not in kept], files=self._files)
-                gone = list(left.gone.values())
+                gone += left.gone.values()
                 gone += [self._aside.retire(name) for name in there if parse_step_dir(name) is None]
                 # Order matters: the names are gone for good before any of the bytes is.
                 sync_names(self._files, self._root)
