@@ -488,6 +488,31 @@ def test_nodes_with_roots_of_their_own_make_one_step_of_their_parts(
     assert set(look(far)) <= {3, 4}
 
 
+def test_a_part_that_goes_while_it_waits_for_those_of_other_nodes_is_sent_again(
+    tmp_path: Path, agents: Agents
+) -> None:
+    far, roots, attempt = (
+        tmp_path / "far",
+        [tmp_path / "a", tmp_path / "b"],
+        "000000000001-0000abcd",
+    )
+    stores = [make_store(root) for root in roots]
+    save(stores[0], 1, ranks=(0,), world=2, attempt=attempt)
+    running = [agents.start(roots[0], plan_of(level(far)), others_s=0.1)]
+    part = far / ".inflight" / attempt / "rank-00000.json"
+    until(part.exists)
+    until(lambda: (found := read_status(roots[0])) and found.levels[0].sending is None)
+    make_store(far).close()  # as a command does that opens it as a root
+    until(part.exists, what="it is believed to be there")
+    save(stores[1], 1, ranks=(1,), world=2, attempt=attempt)
+    running.append(agents.start(roots[1], plan_of(level(far), sweeps=False)))
+    until(lambda: look(far) == {1: 0})
+    for store in stores:
+        store.close()
+    for process, root in zip(running, roots, strict=True):
+        assert agents.ended(process, root).ended == "up to date"
+
+
 def test_a_full_level_is_told_spares_its_steps_and_is_caught_up_with(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:

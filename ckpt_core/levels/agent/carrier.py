@@ -14,7 +14,7 @@ from pathlib import Path
 from ckpt_core.errors import CkptError, CorruptCheckpoint, RestoreError, UnknownFormat
 from ckpt_core.levels.agent.board import Board, Timing
 from ckpt_core.levels.agent.claims import Fenced, beat, check_fence, take
-from ckpt_core.levels.agent.copying import How, Sent, complete, send
+from ckpt_core.levels.agent.copying import How, Sent, complete, is_still_there, send
 from ckpt_core.levels.agent.named_carrying import NamedCarrier
 from ckpt_core.levels.agent.noting import Notes
 from ckpt_core.levels.agent.pace import Pace, Stopped
@@ -335,10 +335,11 @@ class Carrier:
             status.problem, status.since_s = text, time.time()
 
     def _join_parts(self, far: Far, copies: list[Copy]) -> bool:
-        """Publish what waits for other nodes, if their parts have come."""
+        """Publish what waits for other nodes, if their parts came; whether one of ours is sent anew."""
         if time.monotonic() - self._looked_s < self._timing.others_s:
             return False
         self._look(far, now=True)
+        again = False
         for copy in copies:
             if self._there.get(copy.step) == copy.attempt:
                 continue
@@ -351,8 +352,11 @@ class Carrier:
                         sent = complete(save, far, self._how(far, copy))
                         if sent is not Sent.WAITS:
                             self._ended(copy, sent)
+                        elif not is_still_there(save, far):
+                            del self._waiting[copy.step]
+                            again = True
                         break
-        return False
+        return again
 
     # -- the rest ----------------------------------------------------------------------------------
 

@@ -101,6 +101,18 @@ def complete(save: OpenSave, far: Far, how: How) -> Sent:
     return Sent.REACHED if done else Sent.LOST
 
 
+def is_still_there(save: OpenSave, far: Far) -> bool:
+    """Whether all that this root sends of a copy lies there: of a level somebody else may clear what waits.
+
+    Raises:
+        Away: it cannot be told now.
+    """
+    there = far.files(save.copy)
+    mine = {entry.name: entry.nbytes for entry in save.entries}
+    mine |= {name: len(data) for name, data in save.ranks.items()}
+    return all(there.get(name) == nbytes for name, nbytes in mine.items())
+
+
 class _Sending:
     """What is there, and how far the copy is."""
 
