@@ -58,4 +58,6 @@ def _told(done: Pushed, url: str) -> str:
         return f"{name} is at {url}: {size_text(done.nbytes)}, verified"
     if done.sent is Sent.WAITS:
         return f"{name}: what this node holds is at {url}; it is a step there once the other nodes' parts are"
+    if done.sent is Sent.RETIRED:
+        return f"{name} is not at {url}: it was removed there, or retired. Save it anew to have it there"
     return f"{name} is not at {url}: another save of it was faster"

@@ -66,6 +66,31 @@ def test_a_step_that_is_saved_again_is_replaced_in_the_store(
     agents.ended(process, root)
 
 
+def test_a_step_that_was_removed_there_and_not_here_is_sent_once_and_no_more(
+    root: Path, agents: Agents, server: FaultServer
+) -> None:
+    store = make_store(root)
+    for step in (1, 2):
+        save(store, step)
+    store.close()
+    agents.run(root, plan_of(level_of(server)))
+    with opened(server) as far:
+        far.retire(["step-000000000002"])  # as `rm --after 1` does, which then is killed
+        before = len(server.requests)
+        status = agents.run(root, plan_of(level_of(server)))
+        assert status.ended == "up to date" and set(look_at(far)) == {1}
+        assert [*status.levels[0].skipped] == [2]
+        puts = [text for text in server.requests[before:] if text.startswith("PUT ")]
+        assert len([text for text in puts if "shard-00000-0" in text]) == 1, puts
+        store = make_store(root)
+        process = agents.start(root, plan_of(level_of(server)))
+        until(lambda: (found := read_status(root)) and 2 in found.levels[0].skipped)
+        save(store, 3)
+        until(lambda: set(far.steps()) == {1, 3})
+        store.close()
+        agents.ended(process, root)
+
+
 def test_what_a_kill_has_cut_off_of_an_upload_is_aborted_by_the_next_agent(
     root: Path, agents: Agents, server: FaultServer
 ) -> None:

@@ -314,7 +314,9 @@ class Carrier:
             self._waiting[copy.step] = copy.attempt
         else:
             self._looked_s = float("-inf")
-            if self._is_own():
+            if sent is Sent.RETIRED:
+                self._passed_over(copy.step, copy.attempt)
+            if sent is Sent.RETIRED or self._is_own():
                 self._refused.add((copy.step, copy.attempt))
         self._board.moved()
         with self._board.change(self.url) as status:

@@ -34,6 +34,7 @@ class Sent(enum.Enum):
     REACHED = "the step is there"
     WAITS = "the parts of other nodes are missing"
     LOST = "another save of it has its place"
+    RETIRED = "it was taken away there"
 
 
 def _nothing(*args: object) -> None:
@@ -98,7 +99,9 @@ def complete(save: OpenSave, far: Far, how: How) -> Sent:
         return Sent.WAITS
     how.may_publish()
     done = far.publish(save.copy, manifest, replaces=how.replaces)
-    return Sent.REACHED if done else Sent.LOST
+    if done:
+        return Sent.REACHED
+    return Sent.RETIRED if far.was_retired(save.copy) else Sent.LOST
 
 
 def is_still_there(save: OpenSave, far: Far) -> bool:

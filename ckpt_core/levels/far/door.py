@@ -188,6 +188,10 @@ class Far(Readable):
             has its place.
         """
 
+    def was_retired(self, copy: Copy) -> bool:
+        """Whether a copy that was refused was there and has been taken away, so that it stays away."""
+        return False
+
     @abstractmethod
     def point(self, pointer: str, directory: str) -> None:
         """Let the file `pointer` name a directory of files that is there, durably and at once."""

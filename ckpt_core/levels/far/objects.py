@@ -162,6 +162,9 @@ class ObjectFar(Far):
             return True
         raise Away(f"{self.url}: {copy.target} is written by several at once", step=copy.step)
 
+    def was_retired(self, copy: Copy) -> bool:
+        return copy.folder in self._places.at(copy.target).gone
+
     def point(self, pointer: str, directory: str) -> None:
         self._bucket.put(pointer, directory.encode())
 
