@@ -265,7 +265,9 @@ def _last_metrics(trainer: Trainer) -> dict[str, Tensor]:
 
 def _gradients(trainer: Trainer) -> dict[str, Tensor]:
     """Gradients, where they have been accumulated for a step that is still to come."""
-    if not trainer.fit_loop.epoch_loop._should_accumulate():
+    by_hand = not trainer.lightning_module.automatic_optimization
+    # A module that steps by itself may still want any that are there; those that it clears first do no harm.
+    if not by_hand and not trainer.fit_loop.epoch_loop._should_accumulate():
         return {}
     named = trainer.lightning_module.named_parameters()
     # Clones: the next backward pass adds to them, long before a barrier.

@@ -10,6 +10,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 import ckpt_core
 from ckpt_core import (
@@ -161,12 +163,19 @@ def put_back(trainer: Trainer, module: LightningModule, saved: dict[str, Any]) -
     parameters = dict(module.named_parameters())
     for name, gradient in saved["gradients"].items():
         parameter = parameters[name]
-        parameter.grad = gradient.to(parameter.device)
+        parameter.grad = _distributed_like(parameter, gradient.to(parameter.device))
     if saved["owed"] == "batch" or (
         saved["owed"] == "validation" and not validation_follows(trainer)
     ):
         # Lightning steps them after the hooks of a batch, and goes on with the next batch when it resumes.
         trainer.fit_loop.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
+
+
+def _distributed_like(parameter: Tensor, value: Tensor) -> Tensor:
+    """What was distributed when it was saved is whole now: this rank's part of it. Called on every rank."""
+    if not isinstance(parameter, DTensor) or isinstance(value, DTensor):
+        return value
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements)
 
 
 def begin_epoch(trainer: Trainer) -> None:

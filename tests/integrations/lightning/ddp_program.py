@@ -111,6 +111,27 @@ class InFlat(Flat):
         return torch.optim.AdamW(self.trainer.model.parameters(), lr=0.01)
 
 
+class ByHand:
+    """Before one of the modules: it steps by itself, with the gradients of four batches, also of two epochs.
+
+    They are cleared when the next are to come, so that there are some at any time. Without BatchNorm: here
+    DDP makes its buffers equal in the first batch of a process alone.
+    """
+
+    def __init__(self: Any, *args: Any) -> None:
+        super().__init__(*args)
+        self.automatic_optimization = False
+        self.net[1] = nn.LayerNorm(8)
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> None:
+        count = self.trainer.fit_loop.epoch_loop.total_batch_idx
+        if count % 4 == 0:
+            self.optimizers().zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        if count % 4 == 3:
+            self.optimizers().step()
+
+
 _FLAT = {"plain": Flat, "own state": OwnState, "in flat": InFlat}
 
 
@@ -145,6 +166,8 @@ class Rank:
         kind = (
             Sharded if sharded else _FLAT[job.get("flat", "plain")] if "fsdp" in job else Recording
         )
+        if job.get("by_hand"):
+            kind = type(f"{kind.__name__}ByHand", (ByHand, kind), {})
         mine = {**job, **job.get("mine", {}).get(str(self.rank), {})}
         module = kind(mine.get("stop_at"), mine.get("pause_at"), job.get("width", 0))
         module.paused = Path(f"{job['out']}.paused{self.rank}")

@@ -109,6 +109,41 @@ class TwoManual(Net):
         return [first, second], [torch.optim.lr_scheduler.StepLR(first, 1, 0.5)]
 
 
+class AddsUpByHand(Net):
+    """Steps one optimizer in each batch, and the other in the fourth of each epoch: gradients of that one
+    are added up from the fifth batch on, across the end of the epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        often, seldom = self.optimizers()
+        often.zero_grad()
+        self.manual_backward(self.loss(batch) / 4)
+        often.step()
+        if (batch_idx + 1) % 4 == 0:
+            seldom.step()
+            seldom.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        often = torch.optim.AdamW(self.net[:3].parameters(), lr=0.01)
+        return [often, torch.optim.SGD(self.net[3:].parameters(), lr=0.1, momentum=0.9)]
+
+
+class OneByHand(AddsUpByHand):
+    """One optimizer, which steps in the fourth batch of each epoch alone."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(self.loss(batch) / 4)
+        if (batch_idx + 1) % 4 == 0:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
 class OwnHook(Net):
     """Changes weights and buffers in its own on_train_batch_end, after every callback."""
 

@@ -289,6 +289,17 @@ def test_sharded_ranks_go_on_bit_for_bit(pair: Crew, root: Path, tmp_path: Path)
     _assert_same_ending(expected, resumed)
 
 
+@pytest.mark.parametrize("way", [{}, {"sharded": True}], ids=["whole", "sharded"])
+def test_gradients_that_ranks_add_up_by_hand_go_on_with_them(
+    pair: Crew, root: Path, way: Any
+) -> None:
+    expected = pair.fit(by_hand=True, **way)
+    pair.fit(by_hand=True, root=root, trainer={"max_epochs": 1}, **way)
+    resumed = pair.fit(by_hand=True, root=root, seed=99, **way)
+    assert len(resumed.steps()) == 6  # of twelve batches
+    _assert_same_ending(expected, resumed)
+
+
 def test_sharded_ranks_pass_over_a_corrupt_step_together(pair: Crew, root: Path) -> None:
     expected = pair.fit(sharded=True)
     pair.fit(sharded=True, root=root, saving=EVERY_2, stop_at=9)

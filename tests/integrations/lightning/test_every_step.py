@@ -77,6 +77,7 @@ CASES = {
     "averaged weights, validation in the middle": Case(callbacks=_averaging, val=True, options=MID),
     "LBFGS": Case(make=models.Lbfgs),
     "manual optimization": Case(make=models.TwoManual, steps=24),
+    "manual optimization that adds gradients up": Case(make=models.AddsUpByHand, steps=18),
     "plateau": Case(make=models.Plateau, val=True),
     "plateau, validation in the middle": Case(make=models.Plateau, val=True, options=MID),
     "plateau of steps, validation in the middle": Case(
@@ -115,3 +116,16 @@ def test_a_run_that_resumes_from_any_step_ends_as_if_it_had_never_stopped(
         if found := differences(never_saved, resumed):
             wrong[step] = found[:4]
     assert not wrong
+
+
+def test_gradients_added_up_by_hand_at_the_end_of_an_epoch_are_there_when_the_next_one_begins(
+    root: Path, tmp_path: Path
+) -> None:
+    case = Case(make=models.OneByHand, options={"max_epochs": 4})
+    undisturbed = _run(case)
+    _run(case, saver(root, every_n_epochs=1))
+    assert committed_steps(root) == (1, 2, 3, 4)
+    for step in (1, 2, 3):
+        beside = saver(tmp_path / f"from-{step}", every_n_epochs=100, save_last=False)
+        resumed = _run(case, beside, seed=step, ckpt_path=str(step_path(root, step)))
+        assert not differences(undisturbed, resumed), step
