@@ -49,6 +49,7 @@ class Moment:
     boundary: bool
     stepped: int
     owed: str = ""
+    stopped: bool = False
 
 
 def after_batch(trainer: Trainer, *, owed: str) -> Moment:
@@ -63,6 +64,11 @@ def before_next_batch(trainer: Trainer) -> Moment:
     return Moment(False, trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
+def within_stopped_epoch(trainer: Trainer) -> Moment:
+    """Training has stopped, and the epoch is not over (on_train_epoch_end)."""
+    return replace(before_next_batch(trainer), stopped=True)
+
+
 def between_epochs(trainer: Trainer) -> Moment:
     """After everything that belongs to an epoch."""
     return Moment(True, trainer.fit_loop.epoch_loop._batches_that_stepped)
@@ -75,6 +81,8 @@ def dump(trainer: Trainer, moment: Moment, extras: dict[str, Any]) -> dict[str, 
         tree: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     if moment.boundary:
         _begin_epoch_anew(tree["loops"]["fit_loop"])
+    if moment.stopped:
+        _go_on_with_epoch(tree["loops"]["fit_loop"])
     return plain_hparams({**tree, **extras_beside(trainer, moment, extras)})
 
 
@@ -286,6 +294,12 @@ def _begin_epoch_anew(fit_loop: dict[str, Any]) -> None:
     val = fit_loop.get("epoch_loop.val_loop.batch_progress")
     if val is not None:
         val["total"] = dict.fromkeys(val["total"], 0)
+
+
+def _go_on_with_epoch(fit_loop: dict[str, Any]) -> None:
+    """Take back that an epoch was counted, so that a longer run trains what is left of it."""
+    for counts in ("current", "total"):
+        fit_loop["epoch_progress"][counts]["processed"] -= 1
 
 
 def _zero_current(progress: dict[str, Any]) -> None:

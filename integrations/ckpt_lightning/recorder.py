@@ -7,7 +7,8 @@ A state can be resumed exactly only if it is taken where nothing of a batch is s
     between two epochs   in the next on_train_epoch_start, or in on_train_end
 
 A module with an `on_train_batch_end` of its own has not run it when callbacks do: then loops, data and
-generators are taken there, and tensors in the next on_train_batch_start.
+generators are taken there, and tensors in the next on_train_batch_start, or in on_train_epoch_end when
+training ends first.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ckpt_lightning.capture import (
     frozen,
     merged,
     protected,
+    within_stopped_epoch,
 )
 from ckpt_lightning.loops import batch_ends_epoch, ends_here, logs_in_training, validation_follows
 from ckpt_lightning.position import DataPosition
@@ -96,10 +98,7 @@ class Recorder:
 
     def before_batch(self, trainer: Trainer) -> None:
         """on_train_batch_start: the module's own hook after the last batch has run."""
-        if self._pending is not None:
-            (step, early), self._pending = self._pending, None
-            began = time.monotonic()
-            self._save(step, merged(early, dump(trainer, before_next_batch(trainer), {})), began)
+        self._save_pending(trainer)
 
     def before_update(self) -> None:
         """on_before_optimizer_step: the barrier."""
@@ -149,11 +148,16 @@ class Recorder:
 
     def after_epoch(self, trainer: Trainer) -> None:
         """on_train_epoch_end."""
+        # Training ends within the epoch: there is no next batch, and what waits for it is saved here.
+        self._save_pending(trainer)
         self.schedule.after_epoch(trainer.current_epoch + 1)
         if self._score is None and self.ranking.monitor is not None:
             self._score = self._monitored(trainer)
             if not trainer.enable_validation or trainer.fit_loop.epoch_loop.val_loop._has_run:
                 self._insist(trainer, self._score)
+        over = batch_ends_epoch(trainer, trainer.fit_loop.epoch_loop.batch_idx)
+        if not over and ends_here(trainer):
+            self._stopped_within(trainer)
 
     def end(self, trainer: Trainer) -> None:
         """on_train_end."""
@@ -193,6 +197,17 @@ class Recorder:
         self.session.wait()
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _save_pending(self, trainer: Trainer) -> None:
+        if self._pending is not None:
+            (step, early), self._pending = self._pending, None
+            began = time.monotonic()
+            self._save(step, merged(early, dump(trainer, before_next_batch(trainer), {})), began)
+
+    def _stopped_within(self, trainer: Trainer) -> None:
+        """Training ends in this epoch, and nobody knew when its last batch ended: a later hook decided."""
+        self.schedule.wanted = self.schedule.wanted or self.triggers.save_last
+        self._offer(trainer, within_stopped_epoch(trainer), None)
 
     def _offer(self, trainer: Trainer, moment: Moment, score: float | None) -> None:
         """Save this state if it is wanted; else keep it at hand, if a failure should save it."""

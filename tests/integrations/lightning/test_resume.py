@@ -97,6 +97,40 @@ def test_a_run_that_ended_by_steps_mid_epoch_goes_on_when_it_is_given_more(
     assert not differences(undisturbed, longer)
 
 
+class StopsItself(models.OwnHook):
+    """Ends training in its own hook after the seventh step."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        super().on_train_batch_end(*args)
+        self.trainer.should_stop = self.global_step == 7
+
+
+@pytest.mark.parametrize("saving", [{}, {"every_n_steps": 2}], ids=["at the end", "every 2"])
+@pytest.mark.parametrize("make", [models.OwnHook, StopsItself], ids=["by steps", "by itself"])
+def test_a_run_that_ended_mid_epoch_goes_on_though_the_module_has_an_own_hook_after_batches(
+    root: Path, saving: Any, make: Any
+) -> None:
+    undisturbed = ending(*fit(models.OwnHook, models.train_loader, max_epochs=-1, max_steps=13))
+    most = 7 if make is models.OwnHook else 13
+    fit(make, models.train_loader, saver(root, **saving), max_epochs=-1, max_steps=most)
+    assert committed_steps(root)[-1] == 7
+    longer = saver(root, **saving)
+    resumed = fit(models.OwnHook, models.train_loader, longer, seed=1, max_epochs=-1, max_steps=13)
+    assert not differences(undisturbed, ending(*resumed))
+
+
+@pytest.mark.parametrize("val", [False, True], ids=["no validation", "validation"])
+def test_an_epoch_that_was_stopped_in_its_middle_is_saved_as_such_when_only_epochs_are(
+    root: Path, val: bool
+) -> None:
+    options = {"val": models.val_loader() if val else None, "max_epochs": -1}
+    undisturbed = ending(*fit(models.Net, models.train_loader, max_steps=13, **options))
+    fit(models.Net, models.train_loader, saver(root, save_last=False), max_steps=7, **options)
+    resumed = fit(models.Net, models.train_loader, saver(root), seed=1, max_steps=13, **options)
+    assert committed_steps(root) == (5, 7, 10, 13)
+    assert not differences(undisturbed, ending(*resumed))
+
+
 def test_a_second_fit_of_one_process_goes_on_with_what_is_in_memory(root: Path) -> None:
     torch.manual_seed(7)
     module, callback = models.Net(), saver(root, resume="never")
