@@ -39,7 +39,7 @@ from ckpt_lightning.traps import (
     AveragingSchedule,
     StepCounter,
     warn_about_loaders,
-    warn_about_skipped_hook,
+    warn_about_skipped_hooks,
 )
 from ckpt_lightning.triggers import Triggers, refuse_unknown
 
@@ -242,7 +242,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
                 self._averaging.begin_mid_epoch(pl_module)
                 recorder.position.after_iterator(trainer, saved)
                 measure_again(trainer)
-                warn_about_skipped_hook(pl_module, self._teller)
+                warn_about_skipped_hooks(trainer, pl_module, self._teller)
             warn_about_change(trainer, saved, self._teller)
 
     # -- every epoch, every batch ----------------------------------------------------------------

@@ -26,6 +26,7 @@ from ckpt_core import (
 from ckpt_lightning.capture import EXTRAS
 from ckpt_lightning.loops import validation_follows
 from ckpt_lightning.texts import tell
+from ckpt_lightning.traps import begin_accumulation
 
 _MOST_SHOWN = 6
 
@@ -159,6 +160,8 @@ def announce(trainer: Trainer, checkpoint_extras: dict[str, Any], path: object) 
 
 def put_back(trainer: Trainer, module: LightningModule, saved: dict[str, Any]) -> None:
     """What Lightning does not restore, but for generators. Called in on_train_start."""
+    if not saved["boundary"]:
+        begin_accumulation(trainer, module)  # schedulers that are owed a step ask for it
     trainer._logger_connector._callback_metrics.update(saved["metrics"])
     parameters = dict(module.named_parameters())
     for name, gradient in saved["gradients"].items():

@@ -6,11 +6,17 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    Callback,
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ckpt_lightning.position import is_stateful, is_torchdata, loaders
 from ckpt_lightning.texts import Teller
+
+_SKIPPED = "on_train_epoch_start"
 
 
 def warn_about_loaders(trainer: Trainer, teller: Teller) -> None:
@@ -30,14 +36,38 @@ def warn_about_loaders(trainer: Trainer, teller: Teller) -> None:
             )
 
 
-def warn_about_skipped_hook(module: LightningModule, teller: Teller) -> None:
+def warn_about_skipped_hooks(trainer: Trainer, module: LightningModule, teller: Teller) -> None:
     """Called in on_train_start of a run that resumes mid-epoch."""
-    if is_overridden("on_train_epoch_start", module):
+    found: list[tuple[Any, str]] = []
+    if is_overridden(_SKIPPED, module):
+        found.append((module, "buffers or in on_save_checkpoint"))
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    found += [(callback, "its state_dict()") for callback in callbacks if _begins_epochs(callback)]
+    for owner, where in found:
         teller.once(
-            f"{type(module).__name__}.on_train_epoch_start is not called for the rest of this epoch: "
-            "Lightning calls it when an epoch begins, not when one is resumed. Keep what it sets up in "
-            "buffers or in on_save_checkpoint"
+            f"{type(owner).__name__}.{_SKIPPED} is not called for the rest of this epoch: Lightning calls it "
+            f"when an epoch begins, not when one is resumed. Keep what it sets up in {where}"
         )
+
+
+def _begins_epochs(callback: Callback) -> bool:
+    """Whether it has a hook of the user's, that nobody calls mid-epoch."""
+    if isinstance(callback, StochasticWeightAveraging | GradientAccumulationScheduler):
+        return False
+    if _SKIPPED in vars(callback):  # a LambdaCallback
+        return True
+    owner = next(cls for cls in type(callback).__mro__ if _SKIPPED in vars(cls))
+    return owner.__module__.partition(".")[0] not in ("lightning", "ckpt_lightning")
+
+
+def begin_accumulation(trainer: Trainer, module: LightningModule) -> None:
+    """Let schedules of accumulation set this epoch's, in a hook that nobody calls mid-epoch.
+
+    Called in on_train_start of a run that resumes there.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler):
+            callback.on_train_epoch_start(trainer, module)
 
 
 def updating_batch_norm(trainer: Trainer, teller: Teller) -> bool:

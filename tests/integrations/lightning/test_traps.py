@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    Callback,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateMonitor,
+    StochasticWeightAveraging,
+    TQDMProgressBar,
+)
+from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from ckpt_core import committed_steps, step_path
@@ -183,6 +191,49 @@ def test_trap_9_a_hook_that_lightning_does_not_call_again_is_told(root: Path) ->
     path = str(step_path(root, 3))
     with pytest.warns(CheckpointWarning, match=r"BeginsEpochs\.on_train_epoch_start is not called"):
         fit(BeginsEpochs, models.train_loader, saver(root), ckpt_path=path, max_epochs=1)
+
+
+@pytest.mark.parametrize("kind", ["of a class", "given"])
+def test_trap_9_such_a_hook_of_a_callback_is_told_too(root: Path, kind: str) -> None:
+    class BeginsEpochs(Callback):
+        def on_train_epoch_start(self, *_: Any) -> None:
+            pass
+
+    def begins() -> Callback:
+        given = LambdaCallback(on_train_epoch_start=lambda *_: None)
+        return given if kind == "given" else BeginsEpochs()
+
+    name = "LambdaCallback" if kind == "given" else "BeginsEpochs"
+    fit(models.Net, models.train_loader, saver(root, every_n_steps=3), begins(), max_epochs=1)
+    path = str(step_path(root, 3))
+    options = {"ckpt_path": path, "max_epochs": 1}
+    with pytest.warns(CheckpointWarning, match=rf"{name}\.on_train_epoch_start is not.*state_dict"):
+        fit(models.Net, models.train_loader, saver(root), begins(), **options)
+
+
+def test_trap_9_callbacks_of_lightning_that_keep_nothing_there_are_not_told_of(root: Path) -> None:
+    def quiet() -> list[Any]:
+        return [LearningRateMonitor(), TQDMProgressBar()]
+
+    def logger() -> Any:
+        return CSVLogger(root.parent / "logs")
+
+    options = {"max_epochs": 1, "enable_progress_bar": True, "log_every_n_steps": 1}
+    every = saver(root, every_n_steps=3)
+    fit(models.Net, models.train_loader, every, *quiet(), logger=logger(), **options)
+    options["ckpt_path"] = str(step_path(root, 3))
+    fit(models.Net, models.train_loader, saver(root), *quiet(), logger=logger(), **options)
+
+
+@pytest.mark.parametrize("make", [models.Net, models.StepPlateau])
+def test_trap_9_a_schedule_of_accumulation_holds_for_the_rest_of_a_resumed_epoch(
+    root: Path, tmp_path: Path, make: Any
+) -> None:
+    def schedule() -> list[Any]:
+        return [GradientAccumulationScheduler({0: 1, 1: 2, 2: 3})]
+
+    options = {"callbacks": schedule, "val": models.val_loader(), "val_check_interval": 2}
+    assert not _wrong_steps(root, tmp_path, make, models.train_loader, **options)
 
 
 def _swa() -> list[Any]:
