@@ -133,25 +133,26 @@ class Cuts:
 
     def model_state(self, names: Iterable[str]) -> State:
         """Live parts of parameters, and copies of buffers, which the next forward pass may change."""
+        buffers = self._buffers()
         return {
             name: run.part_of(run.stretch)
             if (run := self.runs.get(name)) is not None
-            else self.buffers[name].detach().clone()
+            else buffers[name].detach().clone()
             for name in names
         }
 
-    @cached_property
-    def buffers(self) -> dict[str, Tensor]:
-        """By clean name."""
+    def _buffers(self) -> dict[str, Tensor]:
+        """By clean name. Looked up at each save: `self.mean = self.mean * d + x` makes another tensor."""
         found = self._model.named_buffers(remove_duplicate=False)
         return {clean_tensor_name(name): buffer for name, buffer in found}
 
     def shows(self, theirs: Mapping[str, Any]) -> bool:
         """Whether FSDP's own sharded state has the same names, shapes and bytes."""
+        buffers = self._buffers()
         for name, value in theirs.items():
             run = self.runs.get(name)
             if run is None:
-                buffer = self.buffers.get(name)
+                buffer = buffers.get(name)
                 if buffer is None or not _is_same_memory(buffer, value):
                     return False
             elif not _is_part(value, run.part_of(run.stretch)):

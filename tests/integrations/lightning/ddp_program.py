@@ -94,6 +94,18 @@ class Flat(Recording):
         return super().training_step(batch, batch_idx)
 
 
+class Drifting(Flat):
+    """Has a buffer that each step replaces by another tensor."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.mean = self.mean * 0.5 + 1
+        return super().training_step(batch, batch_idx)
+
+
 class OwnState(Flat):
     """Has more to save than its parameters and buffers."""
 
@@ -132,7 +144,7 @@ class ByHand:
             self.optimizers().step()
 
 
-_FLAT = {"plain": Flat, "own state": OwnState, "in flat": InFlat}
+_FLAT = {"plain": Flat, "drifting": Drifting, "own state": OwnState, "in flat": InFlat}
 
 
 class Watch(Callback):

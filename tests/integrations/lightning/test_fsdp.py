@@ -86,6 +86,18 @@ def test_other_forms_go_on_bit_for_bit(pair: Crew, root: Path, form: str) -> Non
     _assert_same_ending(undisturbed, resumed)
 
 
+def test_a_buffer_that_each_step_replaces_is_saved_as_it_is_then(pair: Crew, root: Path) -> None:
+    job = {**FSDP, "flat": "drifting"}
+    undisturbed = pair.fit(**job)
+    stopped = pair.fit(root=root, saving=EVERY_2, stop_at=7, **job)
+    assert [row["cut"] for row in stopped.rows] == [[True, True]] * 2
+    means = [load(step_path(root, step))["state_dict"]["mean"].item() for step in (2, 4, 6)]
+    assert means == [1.5, 1.875, 1.96875]
+    resumed = pair.fit(root=root, saving=EVERY_2, seed=99, **job)
+    assert resumed.steps() == list(range(6, STEPS))
+    _assert_same_ending(undisturbed, resumed)
+
+
 @pytest.mark.parametrize("step", [4, 6, 8])
 def test_two_ranks_go_on_bit_for_bit(
     pair: Crew, undisturbed: Answers, stopped: Path, root: Path, step: int
