@@ -114,7 +114,8 @@ class Reader:
         most = min(self._run.read_bytes, len(buffer))
         while position < stop and not self._run.halted:
             self._at(position)
-            step = unit.job.sink.block_bytes if cached else most
+            # Where another file fills devices, the buffer may be shorter than the best block.
+            step = min(unit.job.sink.block_bytes, most) if cached else most
             end = min(position + step, stop)
             if cached:
                 cached = self._read_cached(unit, check, position, end)

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from ckpt_core import Checkpointer, CorruptCheckpoint, Options
-from ckpt_core.restore import RestoreWarning, filling, sending
+from ckpt_core.restore import RestoreRequest, RestoreWarning, filling, sending
+from ckpt_core.state import Selection
 from tests.devices import jobs
 from tests.devices.late_devices import PACES, LateDevices, LateEvent
-from tests.restore.harness import flip
+from tests.restore.harness import Recipe, flip, restorer, write_step
 
 
 @pytest.fixture(params=PACES)
@@ -197,6 +198,29 @@ def test_with_little_memory_the_buffers_are_small(
         assert ck.restore(state) is not None
     assert len(asked) == 1
     assert asked[0] <= 1_000_000
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize("form", ["in one run", "strided"])
+def test_small_buffers_fill_the_host_too_from_a_file_that_holds_nothing_of_a_device(
+    root: Path, monkeypatch: pytest.MonkeyPatch, form: str, checksum: bool
+) -> None:
+    devices = LateDevices()
+    state = {"device 0": torch.randn(9_000), "host 0": torch.randn(600, 1_500)}
+    # Bytes that nobody wants go through the buffer too.
+    state |= {"device 1": torch.randn(9_000), "rest": torch.randn(40_000)}
+    state |= {"device 2": torch.randn(9_000), "host 1": torch.randn(9_000)}
+    recipe = Recipe(chunk_bytes=1 << 20, files=2, checksum=checksum)
+    write_step(root, 1, state, recipe)
+    monkeypatch.setattr(filling, "free_memory", lambda: 1_000_000)
+    live = {name: torch.zeros_like(one) for name, one in state.items() if name != "rest"}
+    for index in range(3):
+        devices.place(live[f"device {index}"], 0)
+    if form == "strided":
+        live["host 0"] = torch.zeros(1_500, 600).t()
+    request = RestoreRequest(part=Selection.of([*live]))
+    assert restorer(root, devices=devices).restore(live, request) is not None
+    assert all(torch.equal(tensor, state[name]) for name, tensor in live.items())
 
 
 @pytest.mark.parametrize("fused", [False, True])
