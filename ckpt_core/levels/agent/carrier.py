@@ -315,7 +315,7 @@ class Carrier:
         else:
             self._looked_s = float("-inf")
             if sent is Sent.RETIRED:
-                self._passed_over(copy.step, copy.attempt)
+                self._notes.give_up(copy.step, copy.attempt)
             if sent is Sent.RETIRED or self._is_own():
                 self._refused.add((copy.step, copy.attempt))
         self._board.moved()
