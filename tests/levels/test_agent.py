@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from ckpt_core.levels import LEVELS, read_status, write_plan
+from ckpt_core.levels.agent.copying import How, send
+from ckpt_core.levels.agent.pace import Stopped
+from ckpt_core.levels.agent.source import OpenSave
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.mailbox import PROTOCOL
 from ckpt_core.options import Level
@@ -498,7 +501,7 @@ def test_a_part_that_goes_while_it_waits_for_those_of_other_nodes_is_sent_again(
     )
     stores = [make_store(root) for root in roots]
     save(stores[0], 1, ranks=(0,), world=2, attempt=attempt)
-    running = [agents.start(roots[0], plan_of(level(far)), others_s=0.1)]
+    running = [agents.start(roots[0], plan_of(level(far)))]
     part = far / ".inflight" / attempt / "rank-00000.json"
     until(part.exists)
     until(lambda: (found := read_status(roots[0])) and found.levels[0].sending is None)
@@ -511,6 +514,32 @@ def test_a_part_that_goes_while_it_waits_for_those_of_other_nodes_is_sent_again(
         store.close()
     for process, root in zip(running, roots, strict=True):
         assert agents.ended(process, root).ended == "up to date"
+
+
+def test_a_node_that_dies_before_it_publishes_leaves_that_to_those_that_wait(
+    tmp_path: Path, agents: Agents
+) -> None:
+    def die() -> None:
+        raise Stopped("now")
+
+    far, roots, attempt = (
+        tmp_path / "far",
+        [tmp_path / "a", tmp_path / "b"],
+        "000000000001-0000abcd",
+    )
+    stores = [make_store(root) for root in roots]
+    for node, store in enumerate(stores):
+        save(store, 1, ranks=(node,), world=2, attempt=attempt)
+    # Each turn looks at the level anew: that is no reason not to look for the parts of others.
+    process = agents.start(roots[0], plan_of(level(far)), poll_s=1.0, others_s=0.5)
+    until((far / ".inflight" / attempt / "rank-00000.json").exists)
+    until(lambda: (found := read_status(roots[0])) and found.levels[0].sending is None)
+    with OpenSave(step_path(roots[1], 1), files=Files()) as part, pytest.raises(Stopped):
+        send(part, DirectoryFar(far, files=Files()), How(may_publish=die))
+    until(lambda: look(far) == {1: 0})
+    for store in stores:
+        store.close()
+    assert agents.ended(process, roots[0]).ended == "up to date"
 
 
 def test_a_full_level_is_told_spares_its_steps_and_is_caught_up_with(

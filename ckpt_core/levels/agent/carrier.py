@@ -51,7 +51,7 @@ class Carrier:
         self._stop, self._woken = threading.Event(), threading.Event()
         self._far: Far | None = None
         self._there: dict[int, str] = {}
-        self._looked_s = self._swept_s = float("-inf")
+        self._looked_s = self._swept_s = self._joined_s = float("-inf")
         self._pace = Pace(None, stop=self._stop)
         self._bandwidth: int | None = None
         self._sources: dict[Path, Source] = {}
@@ -338,10 +338,9 @@ class Carrier:
 
     def _join_parts(self, far: Far, copies: list[Copy]) -> bool:
         """Publish what waits for other nodes, if their parts came; whether one of ours is sent anew."""
-        if time.monotonic() - self._looked_s < self._timing.others_s:
+        if time.monotonic() - self._joined_s < self._timing.others_s:
             return False
-        self._look(far, now=True)
-        again = False
+        self._joined_s, again = time.monotonic(), False
         for copy in copies:
             if self._there.get(copy.step) == copy.attempt:
                 continue
