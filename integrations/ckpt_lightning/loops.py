@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning.pytorch import Trainer
 
 
@@ -32,3 +34,10 @@ def ends_here(trainer: Trainer) -> bool:
     if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
         return True
     return trainer.should_stop and trainer.fit_loop._can_stop_early
+
+
+def swapping_optimizers(trainer: Trainer) -> list[Any]:
+    """Those that change parameters outside of steps, in `train()` and `eval()`: schedule-free ones."""
+    found = [getattr(optimizer, "_optimizer", optimizer) for optimizer in trainer.optimizers]
+    names = ("train", "eval")
+    return [one for one in found if all(callable(getattr(one, name, None)) for name in names)]

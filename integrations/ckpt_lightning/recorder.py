@@ -36,7 +36,13 @@ from ckpt_lightning.capture import (
     protected,
     within_stopped_epoch,
 )
-from ckpt_lightning.loops import batch_ends_epoch, ends_here, logs_in_training, validation_follows
+from ckpt_lightning.loops import (
+    batch_ends_epoch,
+    ends_here,
+    logs_in_training,
+    swapping_optimizers,
+    validation_follows,
+)
 from ckpt_lightning.position import DataPosition
 from ckpt_lightning.ranking import Change, Ranking
 from ckpt_lightning.rescue import Armed
@@ -222,7 +228,8 @@ class Recorder:
             if not self._save(step, self._dump(trainer, moment), began, change):
                 self.ranking.undo(step, change)
         elif self.triggers.save_on_exception and self._is_new(trainer):
-            self._armed.arm(step, frozen(self._dump(trainer, moment), Owned.of(trainer)))
+            owned = Owned(()) if swapping_optimizers(trainer) else Owned.of(trainer)
+            self._armed.arm(step, frozen(self._dump(trainer, moment), owned))
         self._prepare(trainer, moment)
 
     def _prepare(self, trainer: Trainer, moment: Moment) -> None:
@@ -263,7 +270,11 @@ class Recorder:
         change: Change = _NO_CHANGE,
     ) -> bool:
         self._armed.disarm()
-        return self._start_save(step, tree, began, change)
+        started = self._start_save(step, tree, began, change)
+        if swapping_optimizers(self.session.ranks.trainer):
+            # The module may swap weights in its own hook, which comes next, and no barrier before it.
+            self.session.wait_staged()
+        return started
 
     def _start_save(
         self,

@@ -24,7 +24,7 @@ from ckpt_core import (
     step_path,
 )
 from ckpt_lightning.capture import EXTRAS
-from ckpt_lightning.loops import validation_follows
+from ckpt_lightning.loops import swapping_optimizers, validation_follows
 from ckpt_lightning.texts import tell
 from ckpt_lightning.traps import begin_accumulation
 
@@ -162,6 +162,8 @@ def put_back(trainer: Trainer, module: LightningModule, saved: dict[str, Any]) -
     """What Lightning does not restore, but for generators. Called in on_train_start."""
     if not saved["boundary"]:
         begin_accumulation(trainer, module)  # schedulers that are owed a step ask for it
+        for optimizer in swapping_optimizers(trainer):
+            optimizer.train()  # saved behind a validation, before the module's own hook
     trainer._logger_connector._callback_metrics.update(saved["metrics"])
     parameters = dict(module.named_parameters())
     for name, gradient in saved["gradients"].items():

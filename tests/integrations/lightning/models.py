@@ -144,6 +144,56 @@ class OneByHand(AddsUpByHand):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
+class Free(torch.optim.SGD):
+    """As schedule-free optimizers do, it has other weights in validation, made in place in `eval()`.
+
+    Their averages are part of its state; whether they are swapped in is told by the groups.
+    """
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.05)
+        for group in self.param_groups:
+            group["train_mode"] = True
+
+    def train(self) -> None:
+        self._swap(True)
+
+    def eval(self) -> None:
+        self._swap(False)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        assert all(group["train_mode"] for group in self.param_groups)
+        loss = super().step(closure)
+        for param in self.param_groups[0]["params"]:
+            self.state[param].setdefault("average", param.clone()).lerp_(param, 0.3)
+        return loss
+
+    @torch.no_grad()
+    def _swap(self, train: bool) -> None:
+        for group in self.param_groups:
+            for param in group["params"] if group["train_mode"] is not train else ():
+                if "average" in self.state[param]:
+                    average = self.state[param]["average"]
+                    kept = param.clone()
+                    param.copy_(average)
+                    average.copy_(kept)
+            group["train_mode"] = train
+
+
+class ScheduleFree(Net):
+    """Swaps weights in its hooks, which come behind those of callbacks."""
+
+    def on_validation_epoch_start(self) -> None:
+        self.optimizers().optimizer.eval()
+
+    def on_validation_end(self) -> None:
+        self.optimizers().optimizer.train()
+
+    def configure_optimizers(self) -> Any:
+        return Free(self.parameters())
+
+
 class OwnHook(Net):
     """Changes weights and buffers in its own on_train_batch_end, after every callback."""
 

@@ -14,7 +14,7 @@ import ckpt_core
 from ckpt_core import committed_steps, step_path
 from ckpt_lightning.capture import Owned, frozen, protected
 from tests.integrations.lightning import models
-from tests.integrations.lightning.running import differences, fit, saver
+from tests.integrations.lightning.running import differences, fit, saver, trainer_of
 
 
 @pytest.fixture
@@ -98,6 +98,75 @@ def test_each_step_holds_the_values_of_that_step_and_no_later_one(root: Path) ->
             "rates": tree["lr_schedulers"][0]["_last_lr"],
         }
         assert not differences(shadow.seen[step], saved)
+
+
+class AsLateAsMayBe(Callback):
+    """Saves copy nothing before training waits for them."""
+
+    def __init__(self, callback: Any) -> None:
+        self._callback = callback
+        self._jobs: list[Any] = []
+
+    def on_train_start(self, *_: Any) -> None:
+        checkpointer = self._callback._recorder.session.checkpointer
+        stager, wait = checkpointer._engine.pipeline.stager, checkpointer.wait_staged
+        self._submit, stager.submit = stager.submit, self._jobs.append
+
+        def release_and_wait(**options: Any) -> None:
+            self._release()
+            wait(**options)
+
+        checkpointer.wait_staged = release_and_wait
+
+    def _release(self) -> None:
+        while self._jobs:
+            self._submit(self._jobs.pop())
+
+    def on_fit_end(self, *_: Any) -> None:
+        self._release()
+
+
+class SwapsBetweenEpochs(models.ScheduleFree):
+    def on_validation_end(self) -> None:
+        pass
+
+    def on_train_epoch_start(self) -> None:
+        self.optimizers().optimizer.train()
+
+
+_CHECKS = {models.ScheduleFree: {"val_check_interval": 2}, SwapsBetweenEpochs: {}}
+
+
+@pytest.mark.parametrize("make", [models.ScheduleFree, SwapsBetweenEpochs])
+@pytest.mark.parametrize("saving", [{"every_n_steps": 1}, {}], ids=["steps", "epochs"])
+def test_weights_that_an_optimizer_swaps_in_a_hook_are_saved_before(
+    root: Path, make: Any, saving: Any
+) -> None:
+    callback = saver(root, **saving)
+    val = models.val_loader()
+    late = AsLateAsMayBe(callback)
+    fit(make, models.train_loader, late, callback, val=val, **_CHECKS[make])
+    assert len(committed_steps(root)) == (15 if saving else 3)
+
+
+def test_what_a_failure_would_save_is_no_other_when_an_optimizer_swaps_weights(
+    root: Path,
+) -> None:
+    class Fails(models.ScheduleFree):
+        """With the other weights."""
+
+        def on_train_batch_start(self, *_: Any) -> None:
+            if self.global_step == 3:
+                self.seen = {name: value.clone() for name, value in self.state_dict().items()}
+                self.optimizers().optimizer.eval()
+                raise ValueError
+
+    callback = saver(root, every_n_epochs=9, save_on_exception=True)
+    module = Fails()
+    with pytest.raises(ValueError):  # noqa: PT011
+        trainer_of(callback).fit(module, models.train_loader())
+    saved = ckpt_core.load(step_path(root, 3))["state_dict"]
+    assert not differences(module.seen, dict(saved))
 
 
 def test_without_the_barrier_before_the_update_the_engine_finds_the_torn_step(

@@ -78,6 +78,7 @@ CASES = {
     "LBFGS": Case(make=models.Lbfgs),
     "manual optimization": Case(make=models.TwoManual, steps=24),
     "manual optimization that adds gradients up": Case(make=models.AddsUpByHand, steps=18),
+    "weights that an optimizer swaps": Case(make=models.ScheduleFree, val=True, options=MID),
     "plateau": Case(make=models.Plateau, val=True),
     "plateau, validation in the middle": Case(make=models.Plateau, val=True, options=MID),
     "plateau of steps, validation in the middle": Case(
