@@ -163,7 +163,7 @@ def test_what_a_failure_would_save_is_no_other_when_an_optimizer_swaps_weights(
 
     callback = saver(root, every_n_epochs=9, save_on_exception=True)
     module = Fails()
-    with pytest.raises(ValueError):  # noqa: PT011
+    with pytest.raises(ValueError):
         trainer_of(callback).fit(module, models.train_loader())
     saved = ckpt_core.load(step_path(root, 3))["state_dict"]
     assert not differences(module.seen, dict(saved))
