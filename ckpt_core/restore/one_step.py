@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckpt_core.errors import RestoreError
 from ckpt_core.layout import RankManifest
 from ckpt_core.restore.deadline import within
 from ckpt_core.restore.filling import Need, fill, plan_reads
-from ckpt_core.restore.leaves import StepLeaves, StoredLeaf
+from ckpt_core.restore.leaves import StepLeaves, StoredLeaf, first_few
 from ckpt_core.restore.manifests import read_manifests
 from ckpt_core.restore.reading import ParallelReader
 from ckpt_core.state import Binding, Selection, Skeleton, bind
@@ -30,6 +31,7 @@ class Search:
         selection: what of a step is wanted; None: all of it.
         broadcast: the ranks that read for each other; None: each reads for itself.
         touched: live tensors may hold bytes of a step that was not restored.
+        places: of the live state, which those may be in.
     """
 
     live: Any
@@ -37,6 +39,12 @@ class Search:
     selection: Selection | None = None
     broadcast: Broadcast | None = None
     touched: bool = False
+    places: set[str] = field(default_factory=set)
+
+    def fills(self, places: Iterable[str]) -> None:
+        """Bytes of a step go to these places from here on."""
+        self.touched = True
+        self.places.update(places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,8 @@ def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader
         StateMismatch, UntrustedData, UnknownFormat: before anything is changed.
         CorruptCheckpoint: bytes, or what the manifests say of them, are not what was saved.
         NotCommitted: there is no such step.
-        RestoreError: a read failed or hangs, or needed bytes are in the root of another node.
+        RestoreError: a read failed or hangs, needed bytes are in the root of another node, or places that
+            an earlier try has filled would be left as they are.
     """
     step = within(how.timeout_s, lambda: read_manifests(path, files=how.files), path=path)
     leaves = StepLeaves(step)
@@ -77,6 +86,7 @@ def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader
     # Order matters: every difference is found here, before a live byte changes.
     specs = {name: leaf.spec for name, leaf in named.items()}
     binding = bind(skeleton, specs, search.live, trusted=search.trusted, selection=search.selection)
+    _check_left(binding, search, leaves)
     if search.selection is not None:
         named = {name: named[name] for name in binding.destinations}
         specs = {name: specs[name] for name in named}
@@ -95,9 +105,22 @@ def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader
         )
         binding.check()
     jobs = plan_reads(leaves, needs, how.devices)
-    search.touched = True
+    search.fills(binding.filled)
     read_bytes += fill(step, jobs, list(binding.destinations.values()), how=how)
     return ReadStep(path, binding, leaves, owner, read_bytes, shares)
+
+
+def _check_left(binding: Binding, search: Search, leaves: StepLeaves) -> None:
+    """Raise RestoreError if a step leaves places alone that hold bytes of one that was passed over."""
+    left = binding.left_of(search.places)
+    if left:
+        raise RestoreError(
+            f"{leaves.step.path} fits the state in part, and would leave {first_few(left)} with bytes of "
+            "a newer step that could not be restored. Build the state anew and ask for this step "
+            "(step=...), or for a part that both steps hold (only=...)",
+            step=leaves.step.manifest.step,
+            path=leaves.step.path,
+        )
 
 
 def borrowed_entries(read: ReadStep) -> list[str]:

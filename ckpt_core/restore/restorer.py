@@ -238,6 +238,7 @@ class Restorer:
         def finish() -> tuple[Any, Json]:
             if search.broadcast is not None and found.shares is not None:
                 search.broadcast.run(found.shares, found.binding.destinations)
+            search.fills(found.binding.finished)
             return found.binding.finish(), None
 
         # Order matters: nothing of the objects that load changes before every rank has its bytes.

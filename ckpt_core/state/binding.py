@@ -69,7 +69,8 @@ def bind(
     # What cannot be built must show before anything is filled.
     skeleton.builder(targets.shown, trusted=trusted, rehearsal=True).tree(skeleton.tree)
     plan = _Plan(rest, matcher.literals, matcher.loads, doubtful)
-    return Binding(skeleton, targets, plan, trusted=trusted, left_out=fit.left_out)
+    filled = frozenset(home.path for home in direct.values() if home.is_live)
+    return Binding(skeleton, targets, plan, trusted=trusted, fit=fit, filled=filled)
 
 
 class _Fit(NamedTuple):
@@ -78,6 +79,7 @@ class _Fit(NamedTuple):
     skeleton: Skeleton
     matcher: Matcher
     left_out: tuple[str, ...]
+    selection: Selection | None
 
 
 def _fit(
@@ -106,7 +108,7 @@ def _fit(
         selection = selection.without(units)
     if left_out and not (matcher.homes or matcher.loads or matcher.literals):
         raise _mismatch(left_out, skeleton)
-    return _Fit(part, matcher, tuple(left_out))
+    return _Fit(part, matcher, tuple(left_out), selection)
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ class Binding:
     Attributes:
         skeleton: of what is restored.
         left_out: places that differ and stay as they are, and how.
+        filled: places of the live tensors among the destinations.
         destinations: leaf name -> tensor of any strides and device; live where there is a live
             tensor of the same dtype and shape, else fresh. Its elements take the leaf's bytes in
             row-major order. No two of them overlap, so they may be filled in parallel.
@@ -158,9 +161,12 @@ class Binding:
         plan: _Plan,
         *,
         trusted: bool,
-        left_out: tuple[str, ...] = (),
+        fit: _Fit,
+        filled: frozenset[str],
     ) -> None:
-        self.left_out = left_out
+        self.left_out = fit.left_out
+        self.filled = filled
+        self._selection = fit.selection
         self.destinations = targets.tensors
         self.blocks = targets.blocks
         self.begins = targets.begins
@@ -171,6 +177,19 @@ class Binding:
         self._checked = False
         leaf = skeleton.refs.leaf
         self.doubtful = {leaf[home.number] for cluster in plan.doubtful for home in cluster}
+
+    @property
+    def finished(self) -> frozenset[str]:
+        """Places that `finish` fills or loads."""
+        homes = [home.path for home in self._plan.copies]
+        loads = [load.path for load in self._plan.loads]
+        return frozenset([*homes, *loads, *(path for path, *_ in self._plan.literals)])
+
+    def left_of(self, places: Iterable[str]) -> list[str]:
+        """Those of some places that are left out, in part or whole."""
+        if self._selection is None:
+            return []
+        return sorted(filter(self._selection.passes_over, places))
 
     def check(self) -> None:
         """Compare what was read of the `doubtful` leaves, where it would meet in live memory.

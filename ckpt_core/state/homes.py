@@ -32,6 +32,7 @@ class Home:
         block: the box of the occurrence that `tensor` takes; None for all of it.
         begin: of a FlatPart, the first element that it takes, in row-major order.
         array: the numpy array to fill instead, whose strides torch lacks.
+        is_live: False: the memory was made for it, and nothing of the live state has it yet.
     """
 
     number: Ref
@@ -41,6 +42,7 @@ class Home:
     block: Block | None = None
     array: Any = None
     begin: int | None = None
+    is_live: bool = True
 
     @property
     def is_part(self) -> bool:

@@ -193,7 +193,8 @@ class Matcher:
         if is_distributed(type(live)):
             if self._same(node, live, path):
                 # What load_state_dict copies from must be distributed like what it copies to.
-                self._distributed(node, live if self._fill else torch.empty_like(live), path)
+                into = live if self._fill else torch.empty_like(live)
+                self._distributed(node, into, path, is_live=self._fill)
             return
         if is_uninitialized(live):
             return  # The module's own load_state_dict gives it its shape.
@@ -209,7 +210,7 @@ class Matcher:
             found = self.homes if self._fill else self.loaded
             found.append(Home(node, live.detach() if plain else live, path))
 
-    def _distributed(self, number: Ref, live: Tensor, path: str) -> None:
+    def _distributed(self, number: Ref, live: Tensor, path: str, *, is_live: bool = True) -> None:
         """A home that is the local part of a DTensor."""
         try:
             local, placement = self._placer.place(live)
@@ -220,7 +221,7 @@ class Matcher:
             self._problem(path, "the live tensor has no memory: call to_empty() first")
             return
         block = None if placement.block.sizes == placement.shape else placement.block
-        self.homes.append(Home(number, local, path, live.detach(), block))
+        self.homes.append(Home(number, local, path, live.detach(), block, is_live=is_live))
 
     def _flat_part(self, node: Node, live: FlatPart, path: str) -> None:
         if not isinstance(node, Ref):
@@ -374,7 +375,7 @@ class Matcher:
         elif live is None and like is not None and self._is_made_there(number, like):
             # By way of host memory, load_state_dict would copy it again, and wait for each.
             fresh = torch.empty(shape, dtype=dtypes()[dtype], device=like.device)
-            self.homes.append(Home(number, fresh, path))
+            self.homes.append(Home(number, fresh, path, is_live=False))
         elif not isinstance(live, Tensor) or is_distributed(type(live)):
             model = live if isinstance(live, Tensor) else parameter
             self._distributed_slot(number, model, live, path)
@@ -396,4 +397,4 @@ class Matcher:
             self._distributed(number, model, path)
         elif shape:  # A number, such as how many steps were taken, is never distributed.
             fresh = torch.empty_like(model.detach(), dtype=dtypes()[dtype])
-            self._distributed(number, fresh, path)
+            self._distributed(number, fresh, path, is_live=False)

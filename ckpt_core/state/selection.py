@@ -92,6 +92,10 @@ class Selection:
             self._others.append(path)
         return any(_is_below(wanted, path) for wanted in self.only)
 
+    def passes_over(self, path: str) -> bool:
+        """Whether a place, or something below it, is left out for a difference."""
+        return any(_is_below(path, unit) or _is_below(unit, path) for unit in self.left)
+
     def is_whole(self, path: str) -> bool:
         """Whether all below a place that is taken is wanted."""
         return self._asks_for(path) and not any(_is_below(unit, path) for unit in self.left)

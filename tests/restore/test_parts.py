@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 import ckpt_core
-from ckpt_core import Checkpointer, ConfigError, StateMismatch
+from ckpt_core import Checkpointer, ConfigError, RestoreError, StateMismatch
 from ckpt_core.restore import RestoreWarning
+from tests.restore.harness import flip
 
 
 class Net(nn.Module):
@@ -286,3 +287,65 @@ def test_damage_in_what_is_left_out_is_no_matter(root: Path) -> None:
     found = restore(root, {"small": small}, only=["small"])
     assert found.step == 9 and torch.equal(small, big["small"])
     assert found.read_bytes < 0.8 * len(data)
+
+
+def _damage(path: Path) -> None:
+    """Turn over a bit of the last leaf of a step."""
+    (shard,) = path.glob("*.safetensors")
+    flip(shard, shard.stat().st_size - 4096)
+
+
+def _two_steps(root: Path, older: dict[str, Any], newer: dict[str, Any]) -> None:
+    with Checkpointer(root) as ck:
+        ck.save(8, older).committed.result(60)
+        path = ck.save(9, newer).committed.result(60)
+    _damage(path)
+
+
+OLDER: list[tuple[dict[str, Any], str]] = [
+    ({"weight": torch.ones(5000)}, "head"),
+    ({"weight": torch.ones(5000), "head": torch.ones(4)}, "head"),
+    ({"weight": torch.ones(2), "head": torch.ones(3)}, "weight"),
+]
+
+
+@pytest.mark.parametrize(("older", "left"), OLDER)
+def test_places_that_a_damaged_step_has_filled_are_not_said_to_stay_as_they_were(
+    tmp_path: Path, older: dict[str, Any], left: str
+) -> None:
+    newer = {"head": torch.full((3,), 9.0), "weight": torch.full((5000,), 9.0)}
+    _two_steps(tmp_path, older, newer)
+    live = {"weight": torch.zeros(5000), "head": torch.zeros(3)}
+    with (
+        pytest.warns(RestoreWarning, match="step 9 was not restored"),
+        pytest.raises(RestoreError, match=f"would leave {left} with bytes of a newer") as caught,
+    ):
+        restore(tmp_path, live, partial=True)
+    assert "Live tensors were overwritten" in caught.value.__notes__[0]
+    assert len(caught.value.__notes__) == 1
+    again = {"weight": torch.zeros(5000), "head": torch.zeros(3)}
+    with pytest.warns(RestoreWarning, match="fits the state in part"):
+        restore(tmp_path, again, partial=True, step=8)
+    assert not again[left].any()
+
+
+def test_an_optimizer_that_a_damaged_step_has_filled_is_not_said_to_stay(tmp_path: Path) -> None:
+    older, newer = made(1), {**made(3), "last": torch.ones(5000)}
+    older["optimizer"] = torch.optim.AdamW([nn.Parameter(torch.ones(2))])
+    _two_steps(tmp_path, {**older, "last": torch.ones(5000)}, newer)
+    live = {**made(2), "last": torch.zeros(5000)}
+    with (
+        pytest.warns(RestoreWarning),
+        pytest.raises(RestoreError, match=r"would leave optimizer\."),
+    ):
+        restore(tmp_path, live, partial=True)
+
+
+def test_what_no_try_has_filled_may_be_left_out_by_a_fallback(tmp_path: Path) -> None:
+    steps = [{"a": torch.full((5000,), step), "new": torch.ones(7)} for step in (8.0, 9.0)]
+    _two_steps(tmp_path, *steps)
+    live = {"a": torch.zeros(5000), "new": torch.zeros(3)}
+    with pytest.warns(RestoreWarning):
+        found = restore(tmp_path, live, partial=True)
+    assert found.step == 8 and torch.equal(live["a"], steps[0]["a"])
+    assert not live["new"].any() and len(found.left_out) == 1
