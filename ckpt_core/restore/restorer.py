@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -120,19 +118,31 @@ class Restorer:
         """
         request = request or RestoreRequest()
         search = Search(state, request.trusted, request.part)
+        try:
+            return self._search(search, request)
+        except Exception as exc:
+            if search.touched and TOUCHED not in f"{exc} {getattr(exc, '__notes__', ())}":
+                exc.add_note(TOUCHED)
+            raise
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _search(self, search: Search, request: RestoreRequest) -> RestoredStep | None:
         trail = Trail(self._root, request.step, request.strict)
         while (found := self._candidate(search, trail, request.broadcast)) is not None:
             step, attempt = found
             if not self._brought(step, attempt, trail):
                 continue
-            with self._reading(step, search):
+            hold = self._guard.protect(step)
+            try:
                 read = self._try(step, attempt, search, trail)
+            finally:
+                hold.release()
             if read is not None:
+                search.touched = False  # They hold this step, whole.
                 self._settle(trail.listings[self._info.rank], read[0], trail)
                 return self._result(step, *read, trail)
         return None
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _candidate(
         self, search: Search, trail: Trail, broadcast: ProcessGroup | bool
@@ -310,19 +320,6 @@ class Restorer:
             return found
 
         return undisturbed(path, read, timeout_s=self._how.timeout_s)
-
-    @contextmanager
-    def _reading(self, step: int, search: Search) -> Iterator[None]:
-        """While a step is read: it is protected, and errors say what happened to the live tensors."""
-        hold = self._guard.protect(step)
-        try:
-            yield
-        except RestoreError as exc:
-            if search.touched:
-                exc.add_note(TOUCHED)
-            raise
-        finally:
-            hold.release()
 
     def _suspect(self, step: int) -> None:
         if self._info.leads:

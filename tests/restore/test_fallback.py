@@ -19,6 +19,7 @@ import torch
 
 import ckpt_core
 from ckpt_core.errors import (
+    ConfigError,
     CorruptCheckpoint,
     NotCommitted,
     RestoreError,
@@ -27,6 +28,8 @@ from ckpt_core.errors import (
 )
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.restore import RestoredStep, RestoreRequest, RestoreWarning, load
+from ckpt_core.restore.trail import TOUCHED
+from ckpt_core.state import Selection
 from ckpt_core.store import StepStore
 from ckpt_core.system.files import Files
 from tests.restore.harness import (
@@ -197,6 +200,21 @@ def test_a_mismatch_of_an_older_step_says_that_tensors_were_touched(root: Path, 
     with pytest.raises(StateMismatch) as caught:
         passed_over(lambda: restore(root, live))
     assert "Live tensors were overwritten" in caught.value.__notes__[0]
+
+
+def test_whatever_ends_a_fallback_says_that_tensors_were_touched(
+    root: Path, steps: dict[int, Path], live: Any
+) -> None:
+    """Also what is no error of ours, and what comes between two steps."""
+    flip(steps[30] / SHARD, LAST_BYTES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RestoreWarning, match="step 30 was not restored") as caught:
+            restore(root, live)
+    assert [note for note in caught.value.__notes__ if "Live tensors" in note] == [TOUCHED]
+    with pytest.raises(ConfigError, match="nothing of that name") as other:
+        passed_over(lambda: restore(root, live, part=Selection.of("weight_of_30")))
+    assert not hasattr(other.value, "__notes__")
 
 
 def test_a_newer_format_is_not_passed_over(root: Path, steps: dict[int, Path], live: Any) -> None:
