@@ -21,7 +21,13 @@ from ckpt_core.state.homes import Home
 from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.leaf import dtype_name, dtypes
 from ckpt_core.state.nodes import Array, Map, Node, Obj, Opaque, Record, Ref, Seq
-from ckpt_core.state.objects import needs_load, parameters_of, steps_as_torch, takes
+from ckpt_core.state.objects import (
+    LIKE_PARAMETER,
+    needs_load,
+    parameters_of,
+    steps_as_torch,
+    takes,
+)
 from ckpt_core.state.pickled import Literal, Unlike, pair_up
 from ckpt_core.state.plain import (
     SEQUENCES,
@@ -37,13 +43,7 @@ from ckpt_core.state.plain import (
 from ckpt_core.state.selection import Difference, Selection
 from ckpt_core.state.skeleton import Skeleton
 from ckpt_core.state.special import is_uninitialized
-from ckpt_core.types import LeafSpec
-
-_LIKE_PARAMETER = frozenset(
-    "exp_avg exp_avg_sq exp_inf max_exp_avg_sq momentum_buffer square_avg acc_delta sum ax"
-    " grad_avg".split()
-)
-"""Names under which torch's optimizers keep tensors of the shape of their parameter."""
+from ckpt_core.types import LeafSpec, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,28 +211,29 @@ class Matcher:
             found.append(Home(node, live.detach() if plain else live, path))
 
     def _distributed(self, number: Ref, live: Tensor, path: str, *, is_live: bool = True) -> None:
-        """A home that is the local part of a DTensor."""
-        try:
-            local, placement = self._placer.place(live)
-        except Unplaced as exc:
-            self._problem(path, str(exc))
-            return
-        if local.is_meta or is_freed(local):
-            self._problem(path, "the live tensor has no memory: call to_empty() first")
-            return
-        block = None if placement.block.sizes == placement.shape else placement.block
-        self.homes.append(Home(number, local, path, live.detach(), block, is_live=is_live))
+        if placed := self._placed(live, path):
+            local, placement = placed
+            block = None if placement.block.sizes == placement.shape else placement.block
+            self.homes.append(Home(number, local, path, live.detach(), block, is_live=is_live))
 
     def _flat_part(self, node: Node, live: FlatPart, path: str) -> None:
         if not isinstance(node, Ref):
             self._differ(node, live, path)
-        elif self._same(node, live.tensor, path, tuple(live.shape)):
-            try:
-                local, placement = self._placer.place(live)
-            except Unplaced as exc:
-                self._problem(path, str(exc))
-                return
-            self.homes.append(Home(node, local, path, begin=placement.begin))
+        elif self._same(node, live.tensor, path, tuple(live.shape)) and (
+            placed := self._placed(live, path)
+        ):
+            self.homes.append(Home(node, placed[0], path, begin=placed[1].begin))
+
+    def _placed(self, live: Tensor | FlatPart, path: str) -> tuple[Tensor, Placement] | None:
+        try:
+            local, placement = self._placer.place(live)
+        except Unplaced as exc:
+            self._problem(path, str(exc))
+            return None
+        if local.is_meta or is_freed(local):
+            self._problem(path, "the live tensor has no memory: call to_empty() first")
+            return None
+        return local, placement
 
     def _same(
         self, number: Ref, live: Tensor, path: str, whole: tuple[int, ...] | None = None
@@ -320,9 +321,8 @@ class Matcher:
         for name in self._skeleton.leaf_names():
             spec = self._specs[name]
             shape, dtype = self._skeleton.check_spec(spec), dtypes()[spec.dtype]
-            made[name] = torch.zeros((), dtype=dtype, device="cpu").expand(
-                shape
-            )  # Takes no memory.
+            # It takes no memory.
+            made[name] = torch.zeros((), dtype=dtype, device="cpu").expand(shape)
         return self._skeleton.builder(made, trusted=False, rehearsal=True).tree(state)
 
     def _optimizer(self, state: Node, live: Optimizer, path: str) -> None:
@@ -347,8 +347,8 @@ class Matcher:
             where = f"{path}.state.{key}" if path else f"state.{key}"
             for name, row in fields_of(rows).items():
                 if isinstance(row, Ref):
-                    like = parameters.get(key) if name in _LIKE_PARAMETER else None
-                    pair = (mine.get(name), like if own else None)
+                    like = parameters.get(key) if own and name in LIKE_PARAMETER else None
+                    pair = mine.get(name), like
                     self._slot(row, pair, f"{where}.{name}", parameter=parameters.get(key))
 
     def _slot(

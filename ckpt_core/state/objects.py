@@ -38,6 +38,12 @@ _FSDP2 = "torch.distributed.fsdp._fully_shard."
 
 _STAND_IN_BYTES = 64 * 1024
 
+LIKE_PARAMETER = frozenset(
+    "exp_avg exp_avg_sq exp_inf max_exp_avg_sq momentum_buffer square_avg acc_delta sum ax"
+    " grad_avg prev step_size variance".split()
+)
+"""Names under which torch's optimizers keep tensors of the shape of their parameter."""
+
 
 def needs_load(module: Module, state: Any) -> bool:
     """Whether filling the tensors of its `state_dict()` might not be all that its load does.

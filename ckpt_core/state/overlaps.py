@@ -8,7 +8,7 @@ over one memory; different, one of them would overwrite the other in silence.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
@@ -95,7 +95,7 @@ def _look(home: Home, refs: RefTable, specs: Mapping[str, LeafSpec]) -> _Look:
     bits = {"c": tensor.is_conj(), "n": tensor.is_neg()}
     return _Look(
         (low, used),
-        (leaf, view, home.block),
+        (leaf, view, home.block, home.begin),
         low - offset if alike else None,
         frozenset(flag for flag, live in bits.items() if live != (flag in flags)),
     )
@@ -185,7 +185,7 @@ def _moved(home: Home, memory: Tensor, low: int) -> Home:
             memory, tensor.dtype, offset=offset, shape=tensor.shape, stride=tensor.stride()
         )
         tensor = put_bits(plain, flags)
-    return Home(home.number, tensor, home.path, home.whole, home.block, array)
+    return replace(home, tensor=tensor, array=array)
 
 
 def _held(home: Home) -> Tensor:

@@ -149,3 +149,40 @@ def test_another_shape_or_dtype_is_a_mismatch_before_anything_changes(root: Path
             with pytest.raises(StateMismatch, match="part: "):
                 ck.restore({"part": part})
     assert not live.any()
+
+
+def test_runs_that_meet_in_memory_are_filled_where_they_hold_the_same_and_refused_else(
+    root: Path,
+) -> None:
+    with Checkpointer(root, OPTIONS) as ck:
+        same, other = torch.arange(6.0), torch.arange(6.0) + 1
+        ck.save(1, {"a": same, "b": same.clone()}).committed.result()
+        ck.save(2, {"a": same, "b": other}).committed.result()
+        live = torch.zeros(3)
+        state = {"a": FlatPart(live, (6,), 2), "b": FlatPart(live, (6,), 2)}
+        ck.restore(state, step=1)
+        assert_same(live, same[2:5])
+        with pytest.raises(StateMismatch, match="a: shares memory with b here"):
+            ck.restore(state, step=2)
+        assert_same(live, same[2:5])
+
+
+def test_runs_at_other_places_of_one_leaf_are_not_taken_for_the_same(root: Path) -> None:
+    value = torch.arange(6.0)
+    with Checkpointer(root, OPTIONS) as ck:
+        ck.save(1, {"a": value, "tied": value}).committed.result()
+        live = torch.zeros(3)
+        with pytest.raises(StateMismatch):
+            ck.restore({"a": FlatPart(live, (6,), 0), "tied": FlatPart(live, (6,), 3)})
+    assert not live.any()
+
+
+@pytest.mark.parametrize("gone", ["freed", "meta"])
+def test_a_run_without_memory_is_refused_before_anything_changes(root: Path, gone: str) -> None:
+    live = torch.zeros(3, device="meta" if gone == "meta" else "cpu")
+    if gone == "freed":
+        live.untyped_storage().resize_(0)
+    with Checkpointer(root, OPTIONS) as ck:
+        ck.save(1, {"part": torch.ones(2, 3)}).committed.result()
+        with pytest.raises(StateMismatch, match="part: the live tensor has no memory"):
+            ck.restore({"part": FlatPart(live, (2, 3), 0)})

@@ -349,3 +349,22 @@ def test_what_no_try_has_filled_may_be_left_out_by_a_fallback(tmp_path: Path) ->
         found = restore(tmp_path, live, partial=True)
     assert found.step == 8 and torch.equal(live["a"], steps[0]["a"])
     assert not live["new"].any() and len(found.left_out) == 1
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Rprop, torch.optim.Adafactor])
+def test_moments_of_another_shape_are_left_as_those_of_any_optimizer(
+    tmp_path: Path, kind: type[torch.optim.Optimizer]
+) -> None:
+    def made(outputs: int) -> dict[str, Any]:
+        net = torch.nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, outputs)})
+        return {"model": net, "optimizer": kind(net.parameters())}  # type: ignore[call-arg]
+
+    saved, live = made(2), made(5)
+    saved["model"]["head"](torch.ones(3, 4)).sum().backward()
+    saved["optimizer"].step()
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, {**saved, "rate": 0.5}).committed.result()
+    with pytest.warns(RestoreWarning):
+        found = restore(tmp_path, {**live, "rate": None}, partial=True)
+    assert any("optimizer: left as a whole" in text for text in found.left_out)
+    assert not live["optimizer"].state
