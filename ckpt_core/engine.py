@@ -255,7 +255,7 @@ class Engine:
 
         Interrupted anywhere, it is called again.
         """
-        self.journal.sweep()
+        self.journal.sweep(of_all=True)
         self.flights.give_up_unsealed()
         deadline = time.monotonic() + self.options.timeout_s
         if not self.flights.wait_empty(deadline=deadline):

@@ -52,7 +52,7 @@ class Journal:
 
     Attributes:
         undo: told the error if the call that is under way fails, and again if that was interrupted.
-        thread: of the call that has noted it.
+        thread: of the call that noted last: no other one undoes it, or lets go of it.
     """
 
     stall: Stall = field(default_factory=Stall)
@@ -71,17 +71,27 @@ class Journal:
         self.thread = threading.get_ident()
         self.undo = undo
 
-    def sweep(self) -> None:
-        """Undo what an interrupted call has left. Every call begins with it."""
+    def sweep(self, *, of_all: bool = False) -> None:
+        """Undo what an interrupted call of this thread has left. Every call begins with it.
+
+        Args:
+            of_all: or of any other thread, none of which calls again.
+        """
+        me = threading.get_ident()
+        # Together, here and below: no other thread notes anything between the two.
+        thread, undo = self.thread, self.undo
+        if undo is not None and thread != me and not of_all:
+            return
         self.resume_collector()
-        undo, error = self.undo, self._error
         if undo is not None:
-            undo(error or KeyboardInterrupt())
-        self.undo = self._error = None
+            undo(self._error or KeyboardInterrupt())
+        if self.undo is undo:
+            self.undo = self._error = None
 
     def failed(self, error: BaseException) -> None:
-        """The call that is under way ends in this error."""
-        self._error = error
+        """The call of this thread that is under way ends in this error."""
+        if self.thread == threading.get_ident():
+            self._error = error
         self.sweep()
 
     def pause_collector(self, expected: int = 0) -> None:
@@ -119,8 +129,9 @@ def stalling(
     @functools.wraps(method)
     def counted(self: Any, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
         journal: Journal = self._journal
+        me = threading.get_ident()
         outer = journal.undo
-        if outer is not None and journal.thread != threading.get_ident():
+        if outer is not None and journal.thread != me:
             # A call of another thread is under way, which undoes its own work if it fails.
             return method(self, *args, **kwargs)
         if outer is not None and _is_inside(journal, sys._getframe(1)):
@@ -132,12 +143,15 @@ def stalling(
         began_s = time.monotonic()
         try:
             result = method(self, *args, **kwargs)
-            journal.resume_collector()
+            if journal.thread == me:
+                journal.resume_collector()
             stall = journal.stall
             stall.ended_s = now_s = time.monotonic()
             stall.seconds += now_s - began_s
             # Together: no interrupt comes between the two, so that the caller gets the result or the error.
-            journal.undo = None
+            if journal.thread == me:
+                # Else another thread's call has begun since, and this one has nothing to undo.
+                journal.undo = None
             return result
         except BaseException as exc:
             try:

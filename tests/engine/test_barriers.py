@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -312,3 +313,47 @@ def test_a_call_of_another_thread_leaves_a_save_that_is_being_made_alone(tmp_pat
         ck.save(1, {"slow": Slow()}).committed.result(60)
         other.join()
     assert committed_steps(tmp_path) == (1,)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_call_that_another_thread_began_before_a_save_leaves_it_alone(
+    tmp_path: Path, fails: bool
+) -> None:
+    entered, let_go = threading.Event(), threading.Event()
+    told: list[KeyError] = []
+
+    class Held:
+        """Names that are asked for when the call has begun."""
+
+        def __iter__(self) -> Iterator[str]:
+            entered.set()
+            assert let_go.wait(60)
+            if fails:
+                raise KeyError
+            return iter(())
+
+    class Slow:
+        def state_dict(self) -> dict[str, torch.Tensor]:
+            let_go.set()
+            other.join(60)
+            # If this save fails from here on, it is undone; and it is still undisturbed.
+            assert ck._engine.journal.undo is not None
+            assert not gc.isenabled()
+            return {"x": torch.ones(3)}
+
+        def load_state_dict(self, state: dict[str, torch.Tensor]) -> None: ...
+
+    def ask() -> None:
+        try:
+            ck.wait_staged(Held())
+        except KeyError as exc:
+            told.append(exc)
+
+    with Checkpointer(tmp_path) as ck:
+        other = threading.Thread(target=ask)
+        other.start()
+        assert entered.wait(60)
+        ck.save(1, {"slow": Slow()}).committed.result(60)
+    assert gc.isenabled()
+    assert committed_steps(tmp_path) == (1,)
+    assert len(told) == fails
