@@ -135,10 +135,7 @@ def stalling(
             # A call of another thread is under way, which undoes its own work if it fails.
             return method(self, *args, **kwargs)
         if outer is not None and _is_inside(journal, sys._getframe(1)):
-            try:
-                return method(self, *args, **kwargs)
-            finally:
-                journal.undo = outer
+            return _nested(journal, outer, functools.partial(method, self, *args, **kwargs))
         journal.sweep()
         began_s = time.monotonic()
         try:
@@ -165,6 +162,24 @@ def stalling(
             raise
 
     return counted
+
+
+def _nested(journal: Journal, outer: Undo, call: Callable[[], _Result]) -> _Result:
+    """A call inside another one, which goes on whatever becomes of it."""
+    try:
+        return call()
+    except BaseException as exc:
+        inner = journal.undo
+        if inner is not None and inner is not outer:
+            try:
+                inner(exc)
+            except BaseException:
+                # A second interrupt: what it cut short is done now, as for the outer one.
+                inner(exc)
+                raise
+        raise
+    finally:
+        journal.undo = outer
 
 
 def _is_inside(journal: Journal, frame: FrameType | None) -> bool:

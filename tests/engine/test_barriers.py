@@ -16,6 +16,7 @@ from engine_training import Run, clone, same
 
 import ckpt_core
 from ckpt_core import BarrierError, Checkpointer, ConfigError, Options, StagingError
+from ckpt_core.coordination import NoCoordination
 from ckpt_core.store import committed_steps
 from ckpt_core.system.files import Files
 
@@ -357,3 +358,25 @@ def test_a_call_that_another_thread_began_before_a_save_leaves_it_alone(
     assert gc.isenabled()
     assert committed_steps(tmp_path) == (1,)
     assert len(told) == fails
+
+
+def test_a_save_inside_another_one_that_fails_is_declined_at_once(tmp_path: Path) -> None:
+    class Ranks(NoCoordination):
+        def decline(self, attempt_id: str, step: int, error: BaseException) -> None:
+            declined.append((step, str(error)))
+
+    class Torn:
+        def state_dict(self) -> dict[str, torch.Tensor]:
+            with pytest.raises(ConfigError):
+                ck.save(2, {"x": torch.ones(3).to("meta")})
+            return {"x": torch.ones(3)}
+
+        def load_state_dict(self, state: dict[str, torch.Tensor]) -> None: ...
+
+    declined: list[tuple[int, str]] = []
+    with Checkpointer(tmp_path, coordination=Ranks()) as ck:
+        ck.save(1, {"torn": Torn()})
+        ck.wait()
+    assert committed_steps(tmp_path) == (1,)
+    assert [step for step, _ in declined] == [2]
+    assert "ConfigError" in declined[0][1]
