@@ -135,7 +135,9 @@ class Sharer:
         Raises:
             ConfigError: a distributed tensor is said to be private.
         """
-        key = (scope, flat.eager, dict(flat.placements))
+        alone = self._info.world_size == 1
+        # Whether a leaf is a buffer or of an RNG state is nothing that its spec tells.
+        key = (scope, flat.eager, dict(flat.placements), () if alone else flat.origin.owners())
         known = self._known
         # The specs are the very same objects while the structure is (SpecMemo): == is an identity test.
         if known is None or known[0] != flat.specs or known[1] != key:

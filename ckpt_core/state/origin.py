@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,6 +30,16 @@ class Origin:
 
     segments: Sequence[tuple[int, object]] = ()
     tensors: Sequence[Tensor] = ()
+
+    def owners(self) -> tuple[Hashable, ...]:
+        """Equal where the names of buffers and RNG states are the same, if those of all leaves are.
+
+        Of a few objects, not of each tensor.
+        """
+        return tuple(
+            (start, isinstance(owner, RngState), *map(weakref.ref, _modules(owner)))
+            for start, owner in self.segments
+        )
 
     def names_of_rng(self, leaf: Sequence[str]) -> frozenset[str]:
         """Leaves of `RngState` objects; `leaf` names that of each tensor."""
