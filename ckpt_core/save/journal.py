@@ -24,6 +24,8 @@ from operator import call
 from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from ckpt_core.system import collector
+
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
@@ -109,7 +111,7 @@ class Journal:
                 gc.collect(1)
             self._aging = expected >= _MANY
             self._collecting = True
-            gc.disable()
+            collector.pause()
 
     def resume_collector(self) -> None:
         """As it was before. Idempotent; at the latest when the call ends."""
@@ -117,7 +119,7 @@ class Journal:
             if self._aging and not gc.get_freeze_count():
                 # By one call that is written in C: between the two, nothing at all would be collected.
                 deque(map(call, (gc.freeze, gc.unfreeze)), maxlen=0)
-            gc.enable()
+            collector.resume()
             self._collecting = False
 
 

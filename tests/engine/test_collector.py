@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,3 +117,43 @@ def test_a_restore_is_not_interrupted_by_the_collector_and_leaves_it_as_it_was(
     assert enabled is collects
     assert len(during) <= 2, "more than the one behind it"
     assert fails or not live["leaf7"].any()
+
+
+def test_a_process_that_is_forked_while_a_save_has_paused_the_collector_has_one(
+    tmp_path: Path,
+) -> None:
+    entered, forked = threading.Event(), threading.Event()
+
+    class Slow:
+        def state_dict(self) -> dict[str, torch.Tensor]:
+            entered.set()
+            assert forked.wait(60)
+            assert not gc.isenabled()
+            return {"x": torch.ones(3)}
+
+        def load_state_dict(self, state: dict[str, torch.Tensor]) -> None: ...
+
+    with Checkpointer(tmp_path) as ck:
+        saving = threading.Thread(target=ck.save, args=(1, {"slow": Slow()}))
+        saving.start()
+        assert entered.wait(60)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if gc.isenabled() else 1)
+        forked.set()
+        saving.join(60)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert gc.isenabled()
+
+
+def test_a_fork_leaves_a_collector_off_that_the_program_has_switched_off(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, {"x": torch.ones(3)})
+        gc.disable()
+        try:
+            child = os.fork()
+            if child == 0:
+                os._exit(1 if gc.isenabled() else 0)
+        finally:
+            gc.enable()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
