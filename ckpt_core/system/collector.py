@@ -13,7 +13,6 @@ from ckpt_core.system.interrupts import putting_back
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
-
 _paused = False
 
 
@@ -52,6 +51,10 @@ def uncollected(call: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
 
         if not gc.isenabled():
             return call(*args, **kwargs)
-        return putting_back(undisturbed, resume)
+        try:
+            # Not `resume`: what is written in C is done or not begun, also for a second interrupt.
+            return putting_back(undisturbed, gc.enable)
+        finally:
+            resume()
 
     return called
