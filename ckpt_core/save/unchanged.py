@@ -11,7 +11,7 @@ import ctypes
 import difflib
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import nbytes
@@ -107,11 +107,16 @@ class NoSharing:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A structure: bytes of the lazy leaves that this rank stores, and which of them lie in still files."""
+    """A structure: bytes of the lazy leaves that this rank stores, and which of them lie in still files.
+
+    Attributes:
+        replaced: groups that are no longer among them, and may hold files yet.
+    """
 
     share: Share | None
     sizes: Mapping[str, int]
     groups: tuple[StillGroup, ...]
+    replaced: tuple[StillGroup, ...] = ()
 
 
 class Unchanged(NoSharing):
@@ -140,11 +145,14 @@ class Unchanged(NoSharing):
         self._saves += 1
         made = self._moved(known) if known.share is share else self._first(flat, share, others)
         if made is not known:
-            self._known = made
-            for group in known.groups:
-                if group not in made.groups:
-                    group.forget(closed=True)
-        return made.groups
+            gone = [group for group in known.groups if group not in made.groups]
+            # Together: an interrupt must leave none that is replaced and still holds its file.
+            self._known = known = replace(made, replaced=(*known.replaced, *gone))
+        if known.replaced:
+            for group in known.replaced:
+                group.forget(closed=True)
+            self._known = replace(known, replaced=())
+        return known.groups
 
     def glance(
         self, flat: FlatState, arrangement: Arrangement, groups: Sequence[StillGroup]
@@ -212,7 +220,7 @@ class Unchanged(NoSharing):
 
     def close(self) -> None:
         """See `NoSharing.close`."""
-        for group in self._known.groups:
+        for group in (*self._known.groups, *self._known.replaced):
             group.forget(closed=True)
 
     # -- inside ----------------------------------------------------------------------------------
