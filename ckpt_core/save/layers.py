@@ -34,6 +34,49 @@ from ckpt_core.types import LeafSpec, RankInfo
 from ckpt_core.units import count_text
 
 
+class Given:
+    """The tensors that `begin` was given, as leaves of where they lie now: `tensor.data = new` moves them.
+
+    Args:
+        leaf_of: name that the caller gave -> leaf of `flat`.
+
+    Attributes:
+        leaves: of the flat state; changed in place by `now`.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], flat: FlatState, leaf_of: Mapping[str, Leaf]
+    ) -> None:
+        self.leaves = list(flat.leaves)
+        index = {leaf.spec.name: number for number, leaf in enumerate(flat.leaves)}
+        self._of = {
+            name: (tensor, index[leaf_of[name].spec.name], _form(tensor))
+            for name, tensor in tensors.items()
+        }
+
+    def now(self, name: str) -> Leaf:
+        """The leaf of a name. Called on the training thread as it is staged.
+
+        Raises:
+            ConfigError: its tensor has another shape, dtype or strides since.
+        """
+        tensor, index, form = self._of[name]
+        leaf, now = self.leaves[index], _form(tensor)
+        if now != form:
+            raise ConfigError(
+                f"stage: {name!r} has (dtype, shape, strides) {now} and had {form} at begin(): abort() this "
+                f"save and begin a new one"
+            )
+        if tensor.data_ptr() != leaf.tensor.data_ptr():
+            (found,) = flatten({name: tensor}, eager_leaf_bytes=0).leaves
+            leaf = self.leaves[index] = Leaf(leaf.spec, found.tensor, leaf.eager)
+        return leaf
+
+
+def _form(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]:
+    return tensor.dtype, tensor.shape, tensor.stride()
+
+
 @dataclass(frozen=True)
 class LayerwisePlan:
     """Tensors that will be staged one by one.
@@ -41,6 +84,7 @@ class LayerwisePlan:
     Attributes:
         flat: the tensors as a flat state.
         leaf_of: name that the caller gave -> leaf (two names of one tensor share a leaf).
+        given: these leaves where they lie now.
         share: what this rank stores of them.
         builder: places each part when its leaf is staged.
         pool: the memory for it.
@@ -48,6 +92,7 @@ class LayerwisePlan:
 
     flat: FlatState
     leaf_of: Mapping[str, Leaf]
+    given: Given
     share: Share
     builder: LayoutBuilder
     pool: StagingPool
@@ -114,7 +159,8 @@ class LayerPlanner:
         builder = LayoutBuilder([part.stored for part in share.parts])
         demand = self._demand(builder, self._tail_bytes)
         pool = self._pipeline.pool_for(demand)
-        return LayerwisePlan(flat, leaf_of, share, builder, pool)
+        given = Given(tensors, flat, leaf_of)
+        return LayerwisePlan(flat, leaf_of, given, share, builder, pool)
 
     def tail(self, plan: LayerwisePlan, state: Any, scope: Scope, *, turn: int) -> Tail:
         """What the state at the end of a save has beside the tensors that are staged already.
@@ -122,7 +168,7 @@ class LayerPlanner:
         Raises:
             ConfigError: one of these is nowhere in the state, or something in it cannot be saved.
         """
-        pipeline, staged = self._pipeline, plan.flat.leaves
+        pipeline, staged = self._pipeline, plan.given.leaves
         flat = flatten(state, eager_leaf_bytes=pipeline.eager_leaf_bytes, staged=staged)
         missing = {leaf.spec.name for leaf in staged} - flat.skeleton.leaf_names()
         if missing:

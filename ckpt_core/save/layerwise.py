@@ -69,7 +69,7 @@ class LayerwiseSave(OpenSave):
         self._left = {leaf.spec.name for leaf in plan.flat.leaves}
         self._parts = {part.stored.name: part for part in plan.share.parts}
         self._placed: dict[str, Placed] = {}
-        leaves, self._turn = plan.flat.leaves, auditor.turn(inflight.step)
+        leaves, self._turn = plan.given.leaves, auditor.turn(inflight.step)
         self._audit = auditor.audit(plan.share, leaves, self._turn)
         self._devices, self._streams = pipeline.devices, pipeline.streams
         self._watch, self._tail_watch = pipeline.watch_for(inflight), pipeline.watch_for(inflight)
@@ -91,7 +91,8 @@ class LayerwiseSave(OpenSave):
         Returns at once. They may change again after `Checkpointer.wait_staged(names)`.
 
         Raises:
-            ConfigError: a name was not given to `begin`, or the save is sealed.
+            ConfigError: a name was not given to `begin`, or its tensor has another shape, dtype or strides
+                since, or the save is sealed.
         """
         self._check_open()
         self._journal.note(partial(self._take_back, self._plan.builder.mark()))
@@ -99,7 +100,7 @@ class LayerwiseSave(OpenSave):
         # Of what other ranks store of these tensors, this one looks at a little.
         looked_at = self._audit.names([leaf.spec.name for leaf in leaves])
         placed = [self._place(leaf) for leaf in leaves if leaf.spec.name in self._parts]
-        named = items_of(self._plan.flat.leaves, placed)
+        named = items_of(self._plan.given.leaves, placed)
         staged, items = [name for name, _ in named], tuple([item for _, item in named])
         watched = partial(self._watch.keep, staged, items, self._watch.look(items))
         devices = self._devices
@@ -161,7 +162,7 @@ class LayerwiseSave(OpenSave):
             if leaf is None:
                 raise ConfigError(f"stage: {name!r} was not among the tensors given to begin()")
             if leaf.spec.name in self._left:  # a second name of one tensor is staged already
-                leaves[leaf.spec.name] = leaf
+                leaves[leaf.spec.name] = self._plan.given.now(name)
         return list(leaves.values())
 
     def _place(self, leaf: Leaf) -> Placed:
