@@ -73,7 +73,8 @@ class Pipeline:
         Raises:
             ConfigError, StagingError: see `StagingMemory.pool_for`.
         """
-        return self.memory.pool_for(demand, deadline=time.monotonic() + self.options.timeout_s)
+        deadline = time.monotonic() + self.options.timeout_s
+        return self.memory.pool_for(demand, deadline=deadline, is_open=_is_open)
 
     def lock_behind(self, pool: StagingPool, device: torch.device) -> None:
         """Have a pool page-locked on the stager thread, between what else it has to do; returns at once."""
@@ -128,3 +129,8 @@ class Pipeline:
         self.writers.close(timeout_s=timeout_s)
         self.kept.close()
         self.memory.close(deadline=time.monotonic() + timeout_s)
+
+
+def _is_open(owner: object) -> bool:
+    """Whether a save waits for its caller, who cannot end it while he waits for its memory."""
+    return isinstance(owner, InFlight) and owner.open_ended and not owner.failed()

@@ -247,6 +247,11 @@ class StagingPool:
             self._leases.discard(owner)
             self._changed.notify_all()
 
+    def owners(self) -> tuple[object, ...]:
+        """Those who have a lease."""
+        with self._changed.lock:
+            return tuple(self._leases)
+
     def wait_idle(self, *, deadline: float) -> bool:
         """Wait until every chunk is back and no more are wanted; False when the deadline passed first."""
         return self._changed.wait_for(

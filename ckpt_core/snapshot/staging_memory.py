@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ckpt_core.errors import StagingError
+from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.options import Options
 from ckpt_core.snapshot.planning import PoolDemand, PoolPlan, budget_bytes, plan_pool, too_small
 from ckpt_core.snapshot.pool import StagingPool
@@ -77,11 +77,20 @@ class StagingMemory:
         return PoolDemand(nbytes, 0, self._options.in_flight)
 
     @_making()
-    def pool_for(self, demand: PoolDemand, *, deadline: float) -> StagingPool:
+    def pool_for(
+        self,
+        demand: PoolDemand,
+        *,
+        deadline: float,
+        is_open: Callable[[object], bool] = lambda owner: False,
+    ) -> StagingPool:
         """The pool for checkpoints of this size; blocks only when it has to be replaced.
 
+        Args:
+            is_open: whether an owner of a lease keeps it until this very thread ends it.
+
         Raises:
-            ConfigError: `staging_bytes` is too small.
+            ConfigError: `staging_bytes` is too small, or the pool has to be replaced while it is kept open.
             StagingError: the old pool was still in use at the deadline, or memory is used up.
         """
         if self._pool is not None and (self._fits(demand) or self._served_lately(demand)):
@@ -93,6 +102,12 @@ class StagingMemory:
         plan = self._plan(demand, free_bytes=self._free_bytes())
         if old is not None and self._serves(old, plan, demand):
             return old
+        if old is not None and any(map(is_open, old.owners())):
+            raise ConfigError(
+                f"a save of {demand.file_bytes} bytes needs more staging memory while a save that was begun "
+                f"is open and uses it: seal() or abort() that one first, or prepare() the larger state "
+                f"before begin"
+            )
         # The old memory goes before the new comes, so that the bound holds meanwhile too.
         self.close(deadline=deadline)
         self._pool = StagingPool(plan, self._devices)
