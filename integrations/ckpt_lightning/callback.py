@@ -38,6 +38,7 @@ from ckpt_lightning.texts import Teller, tell
 from ckpt_lightning.traps import (
     AveragingSchedule,
     StepCounter,
+    warn_about_finetuning,
     warn_about_loaders,
     warn_about_skipped_hooks,
 )
@@ -236,6 +237,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
             self._counter.watch(trainer.optimizers)
         if (saved := self._resumed) is not None:
             resuming.announce(trainer, saved, trainer.ckpt_path or self.root)
+            warn_about_finetuning(trainer, self._teller)
             resuming.put_back(trainer, pl_module, saved)
             self._averaging = AveragingSchedule(trainer)
             if not saved["boundary"]:

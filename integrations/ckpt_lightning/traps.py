@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     Callback,
     GradientAccumulationScheduler,
     StochasticWeightAveraging,
@@ -48,6 +49,18 @@ def warn_about_skipped_hooks(trainer: Trainer, module: LightningModule, teller: 
             f"{type(owner).__name__}.{_SKIPPED} is not called for the rest of this epoch: Lightning calls it "
             f"when an epoch begins, not when one is resumed. Keep what it sets up in {where}"
         )
+
+
+def warn_about_finetuning(trainer: Trainer, teller: Teller) -> None:
+    """Called in on_train_start of a run that resumes."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, BaseFinetuning):
+            teller.once(
+                f"{type(callback).__name__} freezes its layers again in a run that resumes, and unfreezes "
+                f"them when the epoch for that begins: layers that were trained already are not trained any more, "
+                f"and what it does as an epoch begins is done once more. Set requires_grad and rates in the "
+                f"module's on_train_start"
+            )
 
 
 def _begins_epochs(callback: Callback) -> bool:

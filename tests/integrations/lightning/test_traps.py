@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
     Callback,
     GradientAccumulationScheduler,
     LambdaCallback,
@@ -234,6 +235,29 @@ def test_trap_9_a_schedule_of_accumulation_holds_for_the_rest_of_a_resumed_epoch
 
     options = {"callbacks": schedule, "val": models.val_loader(), "val_check_interval": 2}
     assert not _wrong_steps(root, tmp_path, make, models.train_loader, **options)
+
+
+def test_trap_11_layers_that_a_resumed_run_freezes_again_are_told(root: Path) -> None:
+    class Tuned(models.Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = self.net[0]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.01)
+
+        def on_train_end(self) -> None:
+            trained.append(self.backbone.weight.requires_grad)
+
+    def tuning() -> Callback:
+        return BackboneFinetuning(unfreeze_backbone_at_epoch=1)
+
+    trained: list[bool] = []
+    fit(Tuned, models.train_loader, saver(root, every_n_steps=8), tuning(), max_epochs=3)
+    options = {"ckpt_path": str(step_path(root, 8)), "max_epochs": 3}
+    with pytest.warns(CheckpointWarning, match="BackboneFinetuning freezes its layers again"):
+        fit(Tuned, models.train_loader, saver(root), tuning(), **options)
+    assert trained == [True, False], "as the warning says"
 
 
 def _swa() -> list[Any]:
