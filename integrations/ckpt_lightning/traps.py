@@ -57,9 +57,9 @@ def warn_about_finetuning(trainer: Trainer, teller: Teller) -> None:
         if isinstance(callback, BaseFinetuning):
             teller.once(
                 f"{type(callback).__name__} freezes its layers again in a run that resumes, and unfreezes "
-                f"them when the epoch for that begins: layers that were trained already are not trained any more, "
-                f"and what it does as an epoch begins is done once more. Set requires_grad and rates in the "
-                f"module's on_train_start"
+                f"them when the epoch for that begins: layers that were trained already are trained no more, "
+                f"and what it does as an epoch begins is done once more. Set requires_grad and rates in "
+                f"the module's on_train_start"
             )
 
 
