@@ -255,3 +255,25 @@ def test_one_process_reads_what_two_ranks_wrote_in_parts(
     assert cli("import", tmp_path / "two", tmp_path / "r").code == 0
     tree = ckpt_core.load(tmp_path / "r")
     assert torch.equal(tree["w"], torch.arange(35.0).reshape(7, 5)) and tree["step"] == 9
+
+
+@pytest.mark.parametrize("wrong", ["gap", "none", "outside"])
+def test_a_dcp_directory_whose_chunks_do_not_make_up_a_tensor_is_refused(
+    cli: Cli, tmp_path: Path, wrong: str
+) -> None:
+    folder = tmp_path / "checkpoint"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"step": 3, "w": torch.ones(4, 3)}, checkpoint_id=folder)
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    entry = metadata.state_dict_metadata["w"]
+    if wrong == "gap":
+        entry.size = torch.Size([6, 3])
+    elif wrong == "none":
+        entry.chunks = []
+    else:
+        entry.chunks[0].offsets = torch.Size([2, 0])
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    answer = cli("import", folder, tmp_path / "r")
+    assert answer.code == 2 and "of w" in answer.err
+    assert not (tmp_path / "r").exists()

@@ -6,6 +6,7 @@ that knows DCP's own data classes alone, the others with `weights_only`.
 
 from __future__ import annotations
 
+import math
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ from ckpt_core.cli.importing.torch_file import (
     untrusted,
 )
 from ckpt_core.errors import CkptError
+from ckpt_core.layout import uncovered
+from ckpt_core.types import Block, Slice
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -69,7 +72,7 @@ def _load(asked: Asked) -> tuple[dict[str, Any], Mapping[str, tuple[Any, ...]]]:
     try:
         metadata = reader.read_metadata()
         entries = metadata.state_dict_metadata.items()
-        flat = {name: _room(entry) for name, entry in entries}
+        flat = {name: _room(name, entry) for name, entry in entries}
         with warnings.catch_warnings():
             # It takes one process to be meant, and it is.
             warnings.filterwarnings("ignore", "torch.distributed is")
@@ -86,14 +89,32 @@ def _told(path: Path, exc: BaseException) -> CkptError:
     return exc if isinstance(exc, CkptError) else damaged(path, exc)
 
 
-def _room(entry: Any) -> Any:
-    """Where an entry is read to: a tensor of its whole size; what is none comes by itself."""
+def _room(name: str, entry: Any) -> Any:
+    """Where an entry is read to: a tensor of its whole size; what is none comes by itself.
+
+    Raises ValueError where chunks leave a part of it out: nothing would be read there.
+    """
     import torch
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     if not isinstance(entry, TensorStorageMetadata):
         return None
-    return torch.empty(entry.size, dtype=entry.properties.dtype)
+    shape = tuple(entry.size)
+    blocks = [Block(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
+    if not all(_lies_within(block, shape) for block in blocks):
+        raise ValueError(f"a chunk of {name} lies outside of {list(shape)}")
+    dtype = entry.properties.dtype
+    slices = [Slice(0, math.prod(block.sizes) * dtype.itemsize, block) for block in blocks]
+    if gap := uncovered(shape, dtype.itemsize, slices):
+        raise ValueError(f"no chunk of {name} holds {gap}")
+    return torch.empty(entry.size, dtype=dtype)
+
+
+def _lies_within(block: Block, shape: tuple[int, ...]) -> bool:
+    if not len(block.offsets) == len(block.sizes) == len(shape):
+        return False
+    rows = zip(block.offsets, block.sizes, shape, strict=True)
+    return all(offset >= 0 and size >= 0 and offset + size <= most for offset, size, most in rows)
 
 
 def _doors(asked: Asked) -> tuple[Any, Any]:
