@@ -71,7 +71,12 @@ def place(files: Files, attempt: Attempt, target: Path) -> Path | None:
         FileExistsError: `target` is no directory, so it is not one of ours.
     """
     if is_real_dir(target):
-        return _exchange(files, attempt, target)
+        try:
+            return _exchange(files, attempt, target)
+        except FileNotFoundError:
+            # Somebody may have removed it by hand since: then the name is free.
+            if is_real_dir(target) or not is_real_dir(attempt.path):
+                raise
     if target.is_symlink() or target.exists():
         kind = "step" if attempt.destination is None else "directory"
         raise FileExistsError(

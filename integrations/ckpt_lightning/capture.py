@@ -44,6 +44,7 @@ class Moment:
         stepped: what Lightning's counter of logged steps must be when the next batch starts.
         owed: plateau schedulers of the batch are still to be stepped: "batch", or "validation" if Lightning
             does that by itself on resume, provided that it would validate here; "" if they are not.
+        stopped: training has ended within an epoch, which Lightning has counted as over.
     """
 
     boundary: bool

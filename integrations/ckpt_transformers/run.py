@@ -254,10 +254,8 @@ class Run:
             if best:
                 try:
                     self.checkpointer.pin(best)
-                except (
-                    NotCommitted
-                ):  # its save failed, so the one before it is the best that is there
-                    return
+                except NotCommitted:
+                    return  # its save failed, so that the one before it is the best that is there
             # Once: somebody may have pinned it again since.
             if before and before not in (best, self._let_go):
                 self.checkpointer.unpin(before)

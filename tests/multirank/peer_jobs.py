@@ -109,14 +109,18 @@ def save_and_reach(
     return {"begun": begun, "url": gauge.url, "newest": gauge.newest}
 
 
+def _save_four(ck: Checkpointer, who: Rank, name: str) -> None:
+    for step in (1, 2, 3, 4):
+        handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
+        handle.committed.result(_REACHED_S)
+    ck.wait(level=name)
+
+
 def go_back(who: Rank, place: str, shape: str = "") -> list[int]:
     """Save, go back to an older step in the same process, and wait for what is due; go on from there."""
     name = name_of(shape)
     with open_here(who, place, shape, keep_last=4, every=2) as ck:
-        for step in (1, 2, 3, 4):
-            handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
-            handle.committed.result(_REACHED_S)
-        ck.wait(level=name)
+        _save_four(ck, who, name)
         found = ck.restore(blank(make_state(who.rank, 1)), step=1)
         assert found is not None
         ck.wait(level=name)
@@ -133,10 +137,7 @@ def go_back_unseen(who: Rank, place: str, shape: str = "") -> bool:
     """
     name = name_of(shape)
     with open_here(who, place, shape, keep_last=4, every=2) as ck:
-        for step in (1, 2, 3, 4):
-            handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
-            handle.committed.result(_REACHED_S)
-        ck.wait(level=name)
+        _save_four(ck, who, name)
         agent = agent_of(ck.root)
         assert agent is not None
         os.kill(agent, signal.SIGSTOP)

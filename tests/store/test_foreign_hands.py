@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from pathlib import Path
@@ -9,14 +10,9 @@ from pathlib import Path
 import pytest
 
 from ckpt_core.errors import CommitError, PersistError, RootBusy
-from ckpt_core.store import RootLock, StepStore, committed_steps
+from ckpt_core.store import RootLock, StepStore, committed_steps, step_path
 from ckpt_core.system.files import Files
-from tests.store.harness import (
-    fill,
-    left,
-    make_store,
-    save,
-)
+from tests.store.harness import QuickFiles, fill, left, make_store, mark_of, save
 
 
 def test_a_root_that_was_removed_is_made_anew_by_the_next_save(
@@ -139,4 +135,24 @@ def test_a_root_given_as_a_link_works(root: Path, tmp_path: Path) -> None:
     store.open()
     save(store, 1)
     assert committed_steps(root) == committed_steps(tmp_path / "link") == (1,)
+    store.close()
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_step_that_is_removed_right_when_a_save_replaces_it_fails_no_save(
+    root: Path, can_exchange: bool
+) -> None:
+    class Removed(QuickFiles):
+        def exchange(self, first: Path, second: Path) -> None:
+            shutil.rmtree(second)
+            if not can_exchange:
+                raise OSError(errno.EINVAL, "no exchange of names here")
+            super().exchange(first, second)
+
+    store = make_store(root, files=Removed())
+    store.open()
+    save(store, 2, mark=1)
+    save(store, 2, mark=2)
+    assert store.steps() == (2,)
+    assert mark_of(step_path(root, 2)) == 2
     store.close()

@@ -237,7 +237,7 @@ def test_trap_9_a_schedule_of_accumulation_holds_for_the_rest_of_a_resumed_epoch
     assert not _wrong_steps(root, tmp_path, make, models.train_loader, **options)
 
 
-def test_trap_11_layers_that_a_resumed_run_freezes_again_are_told(root: Path) -> None:
+def test_layers_that_a_resumed_run_freezes_again_are_told(root: Path) -> None:
     class Tuned(models.Net):
         def __init__(self) -> None:
             super().__init__()
