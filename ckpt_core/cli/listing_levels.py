@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,11 @@ class LevelRow:
     total_bytes: int = 0
     problem: str | None = None
     since_unix_s: float | None = None
+
+    def having(self, there: Mapping[int, str]) -> LevelRow:
+        """With these saves whole there: step -> attempt."""
+        steps = sorted(there)
+        return replace(self, steps=tuple(steps), attempts=tuple([there[step] for step in steps]))
 
 
 @dataclass(frozen=True)
@@ -102,20 +108,16 @@ def _rows(plan: Plan, status: Status | None) -> tuple[LevelRow, ...]:
 
 
 def _row(number: int, level: Level, status: LevelStatus | None) -> LevelRow:
+    row = LevelRow(number, level.url, level.every)
     if status is None:
-        return LevelRow(number, level.url, level.every)
-    steps = sorted(status.steps)
-    return LevelRow(
-        number,
-        level.url,
-        level.every,
-        tuple(steps),
-        tuple([status.steps[step] for step in steps]),
-        status.sending,
-        status.sent_bytes,
-        status.total_bytes,
-        status.problem or None,
-        status.since_s or None,
+        return row
+    return replace(
+        row.having(status.steps),
+        sending=status.sending,
+        sent_bytes=status.sent_bytes,
+        total_bytes=status.total_bytes,
+        problem=status.problem or None,
+        since_unix_s=status.since_s or None,
     )
 
 

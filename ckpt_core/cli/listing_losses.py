@@ -87,10 +87,7 @@ class Losses:
 
     def _asked(self, row: LevelRow) -> LevelRow:
         there = self.seen.get(row.url)
-        if there is None:
-            return row
-        steps = sorted(there)
-        return replace(row, steps=tuple(steps), attempts=tuple([there[step] for step in steps]))
+        return row if there is None else row.having(there)
 
 
 def losses_of(root: Path, *, ask: bool) -> Losses | None:

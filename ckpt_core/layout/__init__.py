@@ -40,7 +40,7 @@ from ckpt_core.layout.names import (
     shard_name,
 )
 from ckpt_core.layout.parse import HeaderEntry, header_length, parse_header
-from ckpt_core.layout.rules import MAX_MANIFEST_BYTES
+from ckpt_core.layout.rules import MAX_MANIFEST_BYTES, check_block
 from ckpt_core.layout.shard import BuilderMark, Extent, LayoutBuilder, ShardLayout
 from ckpt_core.layout.share import share_leaves, structure_hash
 
@@ -70,6 +70,7 @@ __all__ = [
     "ShardLayout",
     "SliceEntry",
     "Storage",
+    "check_block",
     "header_length",
     "in_header",
     "is_directory_name",

@@ -134,7 +134,7 @@ def _check_slice(entry: SliceEntry, files: Sequence[int]) -> _Place:
     room = _check_spec(spec)
     whose, unit = f"of the slice of leaf {brief(spec.name)}", STORAGE[spec.dtype].itemsize
     if part.block is not None:
-        room = _check_block(part.block, spec.shape, whose) * unit
+        room = check_block(part.block, spec.shape, whose) * unit
     begin = bounded(part.begin, f"begin {whose}", 0, room)
     size = bounded(part.nbytes, f"nbytes {whose}", 0, room - begin)
     place = _check_place(spec.name, (entry.file, entry.offset, size), files)
@@ -144,8 +144,8 @@ def _check_slice(entry: SliceEntry, files: Sequence[int]) -> _Place:
     return place
 
 
-def _check_block(block: Block, shape: tuple[int, ...], whose: str) -> int:
-    """How many elements the block has; it lies inside the shape."""
+def check_block(block: Block, shape: tuple[int, ...], whose: str) -> int:
+    """How many elements the block has; raises `Invalid` unless it lies inside the shape."""
     if not len(block.offsets) == len(block.sizes) == len(shape):
         got = note(f"{len(block.offsets)} offsets and {len(block.sizes)} sizes")
         raise Invalid(f"block {whose}", expected=f"{len(shape)} of each", got=got)

@@ -12,6 +12,11 @@ def meets(step: int, level: Level) -> bool:
     return step % level.every == 0
 
 
+def but_for(saves: Mapping[int, str], apart: Collection[str]) -> dict[int, str]:
+    """Saves, without the attempts that training has gone back behind: no parity is made of those."""
+    return {step: attempt for step, attempt in saves.items() if attempt not in apart}
+
+
 def newest_of(here: Mapping[int, str]) -> tuple[str, ...]:
     """The attempt of the newest step, if there is one."""
     return (here[max(here)],) if here else ()

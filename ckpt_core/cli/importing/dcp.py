@@ -6,7 +6,6 @@ that knows DCP's own data classes alone, the others with `weights_only`.
 
 from __future__ import annotations
 
-import math
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from ckpt_core.cli.importing.torch_file import (
     untrusted,
 )
 from ckpt_core.errors import CkptError
-from ckpt_core.layout import uncovered
+from ckpt_core.layout import check_block, uncovered
 from ckpt_core.types import Block, Slice
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def _told(path: Path, exc: BaseException) -> CkptError:
 def _room(name: str, entry: Any) -> Any:
     """Where an entry is read to: a tensor of its whole size; what is none comes by itself.
 
-    Raises ValueError where chunks leave a part of it out: nothing would be read there.
+    Raises ValueError, or `Invalid`, where chunks leave a part of it out: nothing would be read there.
     """
     import torch
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -100,21 +99,12 @@ def _room(name: str, entry: Any) -> Any:
     if not isinstance(entry, TensorStorageMetadata):
         return None
     shape = tuple(entry.size)
+    dtype, whose = entry.properties.dtype, f"of a chunk of {name}"
     blocks = [Block(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
-    if not all(_lies_within(block, shape) for block in blocks):
-        raise ValueError(f"a chunk of {name} lies outside of {list(shape)}")
-    dtype = entry.properties.dtype
-    slices = [Slice(0, math.prod(block.sizes) * dtype.itemsize, block) for block in blocks]
+    slices = [Slice(0, check_block(one, shape, whose) * dtype.itemsize, one) for one in blocks]
     if gap := uncovered(shape, dtype.itemsize, slices):
         raise ValueError(f"no chunk of {name} holds {gap}")
     return torch.empty(entry.size, dtype=dtype)
-
-
-def _lies_within(block: Block, shape: tuple[int, ...]) -> bool:
-    if not len(block.offsets) == len(block.sizes) == len(shape):
-        return False
-    rows = zip(block.offsets, block.sizes, shape, strict=True)
-    return all(offset >= 0 and size >= 0 and offset + size <= most for offset, size, most in rows)
 
 
 def _doors(asked: Asked) -> tuple[Any, Any]:

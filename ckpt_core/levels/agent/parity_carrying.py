@@ -31,7 +31,7 @@ from ckpt_core.levels.parity.holds import held_steps, hold, let_go
 from ckpt_core.levels.parity.meeting import Met
 from ckpt_core.levels.parity.objects import step_of
 from ckpt_core.levels.parity.parts import read_part
-from ckpt_core.levels.wants import lasting, meets, newest_of, wanted
+from ckpt_core.levels.wants import but_for, lasting, meets, newest_of, wanted
 from ckpt_core.options import Level
 from ckpt_core.store import pinned_steps
 from ckpt_core.system.files import Files, advice
@@ -76,7 +76,7 @@ class ParityCarrier(Carrier):
         # Order matters: what is let go from here on is chosen by this, and whoever reads that relies on it.
         agreed = self._agreed = agreement(self._root, plan, self.url)
         self._board.goes_by(self.url, plan, agreed.order, never=self._damaged)
-        here = {step: one for step, one in self._here(level).items() if one not in apart}
+        here = but_for(self._here(level), apart)
         there = met.own.directories()
         kept = {
             step: attempt

@@ -33,7 +33,7 @@ from ckpt_core.levels.mailbox import (
 )
 from ckpt_core.levels.trainer.joining import claim_here, write_run
 from ckpt_core.levels.trainer.places import check_places, same_disk
-from ckpt_core.levels.wants import wanted
+from ckpt_core.levels.wants import but_for, wanted
 from ckpt_core.options import Level
 from ckpt_core.store import RootLock, committed_steps, pinned_steps, unpinned_marks, writer_of
 from ckpt_core.system.files import Files
@@ -126,10 +126,8 @@ def due_steps(root: Path, plan: Plan, status: Status) -> dict[str, tuple[int, ..
     found = {}
     for level in plan.levels:
         seen = known.get(level.url) or LevelStatus(level.url)
-        # No parity is made of what training has gone back behind.
         apart = plan.apart if level.parity else ()
-        ours = {step: one for step, one in here.items() if one not in apart}
-        there = {step: one for step, one in seen.steps.items() if one not in apart}
+        ours, there = but_for(here, apart), but_for(seen.steps, apart)
         steps = wanted(ours, level, there=there, last=last)
         found[level.url] = tuple(step for step in steps if seen.skipped.get(step) != ours[step])
     return found

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import xxhash
-
 from ckpt_core.errors import (
     ConfigError,
     CorruptCheckpoint,
@@ -25,11 +23,12 @@ from ckpt_core.errors import (
     PersistError,
     RestoreError,
 )
-from ckpt_core.layout import MANIFEST_NAME, FileEntry, Manifest, RankEntry, RankManifest
+from ckpt_core.layout import MANIFEST_NAME, FileEntry, Manifest, RankManifest
 from ckpt_core.levels.bring.fetching import PATIENCE_S, RANGE_BYTES, Wanted, fetch
 from ckpt_core.levels.bring.named_bringing import Wish, bring_named
 from ckpt_core.levels.errands import Progress
 from ckpt_core.levels.far.door import Copy, Far
+from ckpt_core.levels.far.looking import files_in, named_files
 from ckpt_core.levels.far.opening import open_far
 from ckpt_core.levels.named import NamedFiles
 from ckpt_core.store import (
@@ -327,18 +326,12 @@ def _is_whole(path: Path) -> bool:
     """Whether the files of all ranks are there, each of its length. Their bytes are for `verify`."""
     with suppress(OSError, RestoreError):
         manifest = Manifest.decode((path / MANIFEST_NAME).read_bytes(), path=path / MANIFEST_NAME)
-        return len(manifest.ranks) == manifest.world_size and all(
-            _has_files(path, row) for row in manifest.ranks
+        named = named_files(path, manifest, files=Files())
+        return (
+            len(manifest.ranks) == manifest.world_size
+            and named.items() <= dict(files_in(path)).items()
         )
     return False
-
-
-def _has_files(path: Path, row: RankEntry) -> bool:
-    data = (path / row.file).read_bytes()
-    if xxhash.xxh3_64_hexdigest(data) != row.xxh3:
-        return False
-    entries = RankManifest.decode(data, path=path / row.file).files
-    return all(os.lstat(path / entry.name).st_size == entry.nbytes for entry in entries)
 
 
 def _is_checked(entry: FileEntry) -> bool:

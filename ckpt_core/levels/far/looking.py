@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import xxhash
+
 from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, RankManifest
 from ckpt_core.levels.far.door import Away
@@ -139,20 +141,20 @@ _NEVER = -1
 def named_files(folder: Path, manifest: Manifest, *, files: Files) -> dict[str, int]:
     """What must lie in a folder for it to be whole: rank manifests and all that these name, with lengths.
 
-    A rank manifest that cannot be read there has a length that no file has.
+    A rank manifest that is not there as it was written has a length that no file has.
 
     Raises:
         OSError: it cannot be told.
+        UnknownFormat: a newer release wrote a rank manifest.
     """
     named: dict[str, int] = {}
     for rank in manifest.ranks:
         data = read_whole(folder / rank.file, MAX_MANIFEST_BYTES, files=files)
-        try:
-            found = RankManifest.decode(data or b"", path=folder / rank.file)
-        except CkptError:
+        if data is None or xxhash.xxh3_64_hexdigest(data) != rank.xxh3:
             named[rank.file] = _NEVER
             continue
         named[rank.file] = rank.nbytes
+        found = RankManifest.decode(data, path=folder / rank.file)
         named |= {entry.name: entry.nbytes for entry in found.files}
     return named
 

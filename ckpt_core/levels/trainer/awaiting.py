@@ -11,7 +11,7 @@ from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.far.looking import Looked
 from ckpt_core.levels.mailbox import LevelStatus
 from ckpt_core.levels.named import NamedFiles, newest_directories, wanted_directories
-from ckpt_core.levels.wants import lasting, wanted
+from ckpt_core.levels.wants import but_for, lasting, wanted
 from ckpt_core.options import Level
 from ckpt_core.store import committed_steps, pinned_steps
 from ckpt_core.system.files import Files
@@ -40,9 +40,8 @@ def awaited(
         there = {} if status is None else status.steps
         open_ones = {step: attempt for step, attempt in here.items() if held.get(step) != attempt}
         if level.parity is not None:
-            open_ones = {step: one for step, one in here.items() if one not in apart}
-            # The agent may not have looked again since training has gone back behind them.
-            there = {step: one for step, one in there.items() if one not in apart}
+            # The agent may not have looked again since training has gone back.
+            open_ones, there = but_for(here, apart), but_for(there, apart)
             lasts = lasting(open_ones, level, there=there)
             stay.update(() if lasts is None else {lasts})
         stay.update(wanted(open_ones, level, there=there))
@@ -93,7 +92,7 @@ class Due:
         """
         committed = committed_steps(self._root)
         steps = self._attempts.of(committed if apart else committed[-1:])
-        ours = [step for step, attempt in steps.items() if attempt not in apart]
+        ours = [*but_for(steps, apart)]
         steps = {step: steps[step] for step in {*committed[-1:], *ours[-1:]}}
         named = [one.copy for one in newest_directories(self._named.look())]
         return (*[Copy(step, attempt) for step, attempt in steps.items() if attempt], *named)
@@ -122,9 +121,8 @@ class Due:
         found = self._attempts.of(committed_steps(self._root))
         if not level.parity:
             apart = ()
-        here = {step: one for step, one in found.items() if one not in apart}
-        # The agent may not have looked again since training has gone back behind them.
-        there = {step: one for step, one in seen.steps.items() if one not in apart}
+        # The agent may not have looked again since training has gone back.
+        here, there = but_for(found, apart), but_for(seen.steps, apart)
         lasts = [
             one for one in last if one.attempt not in apart and _is_missing(one, level, seen, there)
         ]
