@@ -67,7 +67,7 @@ def test_a_save_that_needs_more_memory_than_an_open_one_leaves_is_refused_at_onc
     begin: Callable[[Checkpointer, dict[str, torch.Tensor]], LayerwiseSave | FilesSave],
 ) -> None:
     small, large = {"w": torch.ones(3000)}, {"w": torch.ones(4 << 20)}
-    with Checkpointer(tmp_path, Options(chunk_bytes=4096, timeout=8)) as ck:
+    with Checkpointer(tmp_path, Options(chunk_bytes=4096, timeout=60)) as ck:
         save = begin(ck, small)
         with pytest.raises(ConfigError, match="a save that was begun is open"):
             ck.save(2, large)
