@@ -11,8 +11,9 @@ logger = logging.getLogger(__name__)
 
 _TEXT = (
     "step %d is saved while %s holds step %d: a restart resumes from step %d, not from this one. To go on "
-    "from here, remove what is newer (ckpt-core rm %s --after %d) or use another root. Until then the "
-    "last save of this run is kept beside the newest steps"
+    "from here, use another root, or remove what is newer than the last save of this run once it has ended "
+    "(ckpt-core rm %s --after N, N being the step of that save). Until then the last save of this run is "
+    "kept beside the newest steps"
 )
 
 _REMEMBERED = 1024
@@ -54,7 +55,7 @@ class Rewinds:
         if newest <= step:
             return
         if not self._attempts:
-            logger.warning(_TEXT, step, self._root, newest, newest, self._root, step)
+            logger.warning(_TEXT, step, self._root, newest, newest, self._root)
         self._attempts.add(attempt_id)
 
     def published(self, attempt_id: str, step: int) -> None:

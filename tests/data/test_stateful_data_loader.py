@@ -38,3 +38,25 @@ def test_the_order_goes_on_after_every_batch(workers: int) -> None:
         resumed = make(workers)
         resumed.load_state_dict(state)
         assert ids(take(resumed, 3)) == ids(whole[done : done + 3]), f"after {done} batches"
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loop_of_the_docs_ends_where_it_would_have_ended_after_every_batch(workers: int) -> None:
+    epochs = 3
+
+    def train(state: Any = None, step: int = 0) -> tuple[list[Any], list[Any]]:
+        loader, seen, states = make(workers), [], []
+        if state is not None:
+            loader.load_state_dict(state)
+        for _ in range(step // len(loader), epochs):
+            for batch in loader:
+                seen.append(batch)
+                states.append(loader.state_dict())
+        return seen, states
+
+    whole, states = train()
+    assert len(whole) == epochs * PER_EPOCH
+    for done, state in enumerate(states, 1):
+        rest, _ = train(state, done)
+        assert ids(rest) == ids(whole[done:]), f"after {done} batches"
