@@ -151,9 +151,9 @@ class RootLock:
             return
         raise RootBusy(
             f"{self.root} is already open for writing in this process (pid {os.getpid()}, "
-            f"since {other._since}): use that Checkpointer, or close() it first. One that no name refers to any "
-            "more, as after an error in a function or a notebook cell, is open until the process ends: restart "
-            "it, and use `with`",
+            f"since {other._since}): use that Checkpointer, or close() it first. One that no name refers to "
+            "any more, as after an error in a function or a notebook cell, is open until the process ends: "
+            "restart it, and use `with`",
             path=self.root,
         )
 
