@@ -6,6 +6,7 @@ import base64
 import binascii
 import datetime as dt
 import pathlib
+import re
 import struct
 import uuid
 from collections import OrderedDict
@@ -20,6 +21,18 @@ from ckpt_core.state.leaf import dtype_name, dtypes
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
 _BIG_INT_BITS = 8192
 """Python refuses to print or parse ints of more than 4300 digits; those travel as hex."""
+
+_NAME = re.compile(r"[a-z]\w{0,39}\Z", re.ASCII)
+
+
+class NotHere(Exception):
+    """Another torch has what is named; the text is what. No ValueError: nothing is malformed."""
+
+
+def check_here(name: str, kind: str) -> None:
+    """Raise NotHere for a name that may be one of another torch, and is nothing in this one."""
+    if _NAME.match(name) and name not in vars(torch):
+        raise NotHere(f"the {kind} {name!r}")
 
 
 def float_to_hex(value: float) -> str:
@@ -94,6 +107,7 @@ def _parse_path(value: Any) -> pathlib.PurePath:
 
 def _parse_dtype(value: Any) -> torch.dtype:
     if _text(value) not in dtypes():
+        check_here(value, "dtype")
         raise ValueError(f"this torch has no dtype {value[:40]!r}")
     return dtypes()[value]
 
@@ -102,12 +116,14 @@ def _parse_device(value: Any) -> torch.device:
     try:
         return torch.device(_text(value))
     except RuntimeError as exc:
+        check_here(value.partition(":")[0], "device")
         raise ValueError(f"{value[:40]!r} is no device") from exc
 
 
 def _parse_enum_like(cls: type, value: Any) -> Any:
     found = vars(torch).get(_text(value))  # an attribute of torch may be a module that it imports
     if not isinstance(found, cls):
+        check_here(value, cls.__name__)
         raise ValueError(f"{value[:40]!r} is no {cls.__name__}")
     return found
 
@@ -245,6 +261,7 @@ def parse_atom(tag: str, value: Any) -> Any:
 
     Raises:
         ValueError: malformed.
+        NotHere: it names what this torch does not have.
     """
     try:
         return CODEC[tag].parse(value)

@@ -101,6 +101,7 @@ class Builder:
         Raises:
             CorruptCheckpoint: parts do not belong together.
             UntrustedData: it needs a type that is not there, or a pickle that is not harmless.
+            RestoreError: a type is there and is another one than was saved.
         """
         if type(node) in PLAIN:
             return node
@@ -163,12 +164,20 @@ class Builder:
             try:
                 return cls(node.value)
             except ValueError as exc:
-                raise self.corrupt(f"{node.value} as a member of {node.type_name}") from exc
+                raise self._no_member(node) from exc
         cls = self._type(node.type_name, "Enum type", lambda c: issubclass(c, enum.Enum))
         members: Mapping[str, Any] = cls.__members__
         if node.name not in members:
-            raise self.corrupt(f"{node.name!r} as a member of {node.type_name}, which has no such")
+            raise self._no_member(node)
         return members[node.name]
+
+    def _no_member(self, node: Member) -> RestoreError:
+        member, name = repr(node.value if node.name is None else node.name), node.type_name
+        return RestoreError(
+            f"the checkpoint holds the member {member[:_SHOWN]} of {name[:_SHOWN]}, which has no such here. "
+            "Nothing is damaged, and nothing was changed: restore it with the class as it was",
+            path=self._path,
+        )
 
     def opaque(self, node: Opaque) -> Any:
         return open_opaque(node, trusted=self._trusted, path=self._path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_core.state.atoms import parse_atom
+from ckpt_core.state.atoms import check_here, parse_atom
 from ckpt_core.state.leaf import dtypes
 from ckpt_core.state.nodes import MAX_SIZE, Ref
 from ckpt_core.state.special import LAYOUTS, QUANTIZED, subbyte_dtypes
@@ -59,6 +59,7 @@ def check_meta(kind: str, meta: dict[str, Any], parts: dict[str, Ref]) -> dict[s
         made["dtype"] = want(meta, "dtype", str)
         allowed = subbyte_dtypes() if kind == "bits" else QUANTIZED.keys()
         if dtypes().get(made["dtype"]) not in allowed:
+            check_here(made["dtype"], "dtype")
             raise Malformed("a dtype of another kind")
     if kind == "quantized" and "scales" in parts:
         made["axis"] = sizes([meta.get("axis")])[0]

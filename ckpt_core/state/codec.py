@@ -14,6 +14,7 @@ from typing import Any
 
 from ckpt_core.state.atoms import (
     CODEC,
+    check_here,
     float_to_hex,
     from_base64,
     has_surrogates,
@@ -220,6 +221,7 @@ class Decoder:
 
         Raises:
             Malformed: it is not what an Encoder writes.
+            NotHere: it names what this torch does not have.
         """
         if depth > 2 * MAX_DEPTH:
             raise Malformed("nested too deeply")
@@ -344,8 +346,11 @@ class Decoder:
         self._flags(number, value)
         if "view" in value:
             row = want(value, "view", list)
-            if len(row) != 4 or not isinstance(row[0], str) or row[0] not in dtypes():
+            if len(row) != 4 or not isinstance(row[0], str):
                 raise Malformed("a view of unknown form")
+            if row[0] not in dtypes():
+                check_here(row[0], "dtype")
+                raise Malformed("a view of no dtype")
             shape, stride = sizes(row[2]), sizes(row[3])
             if len(shape) != len(stride):
                 raise Malformed("a view with other numbers of sizes and strides")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ckpt_core.errors import ConfigError, CorruptCheckpoint, UntrustedData
+from ckpt_core.errors import ConfigError, CorruptCheckpoint, RestoreError, UntrustedData
 from ckpt_core.state.building import Refused
 from ckpt_core.state.generators import reduce_torch
 from ckpt_core.state.keys import TooMuchWork
@@ -72,7 +72,8 @@ def open_opaque(node: Opaque, *, trusted: bool, path: str) -> Any:
     Raises:
         UntrustedData: it needs a global outside the list, or more work than its bytes are worth, and
             `trusted` is False.
-        CorruptCheckpoint: the bytes are no pickle.
+        CorruptCheckpoint: the bytes are no harmless pickle.
+        RestoreError: `trusted`, and this program cannot open it: a class is another one than was saved.
     """
     name = node.type_name[:_SHOWN]
     try:
@@ -94,6 +95,12 @@ def open_opaque(node: Opaque, *, trusted: bool, path: str) -> Any:
             path=path,
         ) from exc
     except Exception as exc:
+        if trusted:
+            raise RestoreError(
+                f"the pickled {name} cannot be opened here: {type(exc).__name__}: {str(exc)[:_SHOWN]}. "
+                "Nothing was changed: restore it with the class as it was, where it was",
+                path=path,
+            ) from exc
         raise CorruptCheckpoint(
             f"the pickled {name} cannot be read: {type(exc).__name__}: {str(exc)[:_SHOWN]}",
             path=path,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ckpt_core.errors import CorruptCheckpoint, RestoreError
+from ckpt_core.state.atoms import NotHere
 from ckpt_core.state.build import Builder
 from ckpt_core.state.checks import Malformed, sizes, want
 from ckpt_core.state.codec import Decoder, Encoder
@@ -70,6 +71,7 @@ class Skeleton:
 
         Raises:
             CorruptCheckpoint: it is not such a result. Nothing was allocated.
+            RestoreError: it names what this torch does not have; likewise.
         """
         try:
             if not isinstance(obj, dict) or "tree" not in obj:
@@ -77,6 +79,12 @@ class Skeleton:
             decoder = Decoder()
             tree = decoder.decode(obj["tree"])
             return cls(tree, decoder.refs, _decode_leaves(obj), path=path)
+        except NotHere as exc:
+            raise RestoreError(
+                f"this checkpoint holds {exc}, which torch {torch.__version__} does not have here. Nothing "
+                "is damaged, and nothing was changed: restore it with the torch that saved it",
+                path=path,
+            ) from exc
         except (ValueError, RecursionError) as exc:
             raise CorruptCheckpoint(
                 f"the skeleton of this checkpoint has {exc}: it was damaged, or not written by us",

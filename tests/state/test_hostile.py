@@ -61,7 +61,8 @@ def nested(depth: int) -> Any:
         {"!": "bytes", "v": "***"},
         {"!": "dtype", "v": "load"},
         {"!": "layout", "v": "load"},
-        {"!": "device", "v": "nowhere"},
+        {"!": "device", "v": "no where"},
+        {"!": "device", "v": "cuda:x"},
         {"!": "timedelta", "v": [10**30, 0, 0]},
         {"!": "uuid", "v": "x"},
         {"!": "path", "v": ["Popen", "aa"]},
@@ -112,6 +113,28 @@ def nested(depth: int) -> Any:
 def test_hostile_trees_are_corrupt(tree: Any) -> None:
     with pytest.raises(CorruptCheckpoint) as caught:
         load(tree)
+    assert str(caught.value.path) == "evil.json"
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"!": "dtype", "v": "float3_e1m1"},
+        {"!": "layout", "v": "sparse_other"},
+        {"!": "device", "v": "npu:0"},
+        T | {"view": ["float3_e1m1", 0, [1], [1]]},
+        {
+            "!": "composite",
+            "kind": "bits",
+            "parts": {"values": T},
+            "meta": {"dtype": "uint9"},
+        },
+    ],
+)
+def test_names_of_another_torch_are_not_called_damage(tree: Any) -> None:
+    with pytest.raises(RestoreError, match="Nothing is damaged") as caught:
+        load(tree)
+    assert not isinstance(caught.value, CorruptCheckpoint)
     assert str(caught.value.path) == "evil.json"
 
 
