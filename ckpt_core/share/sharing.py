@@ -133,7 +133,7 @@ class Sharer:
         """This rank's share, the same object while the structure is. Called on the training thread.
 
         Raises:
-            ConfigError: a distributed tensor is said to be private.
+            ConfigError: a distributed tensor is said to be private, or a part of one to be all there is.
         """
         alone = self._info.world_size == 1
         # Whether a leaf is a buffer or of an RNG state is nothing that its spec tells.
@@ -146,7 +146,7 @@ class Sharer:
 
     def _share(self, flat: FlatState, scope: Scope) -> Share:
         if self._info.world_size == 1:
-            specs = flat.specs
+            specs = _alone(flat) if flat.placements else flat.specs
             parts = build_many(Part, range(len(specs)), specs, repeat(None), repeat(None))
             return Share(tuple(parts), "", (), NO_AUDIT)
         rng = flat.names_of_rng()
@@ -205,6 +205,21 @@ class Sharer:
             return [_part(index, spec, whole, Slice(place[0], place[1], placement.block))]
         begin = placement.begin * itemsize(spec.dtype) + place[0]
         return [_part(index, whole, whole, Slice(begin, place[1], placement.block))]
+
+
+def _alone(flat: FlatState) -> list[LeafSpec]:
+    """Specs of leaves that nobody else has a part of: a distributed one must be the whole."""
+    specs = []
+    for spec in flat.specs:
+        placement = flat.placements.get(spec.name)
+        whole = spec if placement is None else LeafSpec(spec.name, spec.dtype, placement.shape)
+        if prod(spec.shape) != prod(whole.shape):
+            raise ConfigError(
+                f"{spec.name!r} is a part of a tensor of {list(whole.shape)}, and no other rank saves with "
+                "this Checkpointer: give it coordination= on all ranks, or save the whole tensor"
+            )
+        specs.append(whole)
+    return specs
 
 
 def _size(leaf: Leaf) -> tuple[int, int]:

@@ -141,6 +141,17 @@ def test_a_part_that_is_no_run_of_the_whole_is_refused(root: Path) -> None:
     refused(FlatPart(torch.nn.Parameter(torch.zeros(2)), (2, 3), 0))
 
 
+def test_one_process_saves_runs_only_where_they_are_the_whole(root: Path) -> None:
+    _refused(FlatPart(torch.zeros(3), (2, 3), 0), "'part' is a part of .* give it coordination=", root)
+    part, tensor = FlatPart(torch.zeros(6), (2, 3), 0), torch.zeros(2, 3)
+    with Checkpointer(root, OPTIONS) as ck:
+        ck.save(1, {"part": FlatPart(torch.arange(6.0), (2, 3), 0)}).committed.result(60)
+        ck.restore({"part": part})
+        ck.restore({"part": tensor})
+    assert_same(part.tensor, torch.arange(6.0))
+    assert_same(tensor, torch.arange(6.0).view(2, 3))
+
+
 def test_another_shape_or_dtype_is_a_mismatch_before_anything_changes(root: Path) -> None:
     live = torch.zeros(3)
     with Checkpointer(root, OPTIONS) as ck:
