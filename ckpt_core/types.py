@@ -123,6 +123,7 @@ class Placement:
         kind: mesh and placements as text, the same on every rank.
         begin: which row-major element of the block the local part begins with, if it is a run of them; None:
             it is the block.
+        ranks: of the mesh that the tensor is on, with all that it is a part of; None: it is on none.
     """
 
     shape: tuple[int, ...]
@@ -131,6 +132,7 @@ class Placement:
     replicas: int
     kind: str
     begin: int | None = None
+    ranks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,7 +248,7 @@ def _replicas(
     boxes: dict[str, Any] = {}
     for name in names:
         place = flat.placements.get(name)
-        if place is not None and place.replicas > 1:
+        if place is not None and _has_others(place, world_size):
             # Ranks at one place of the mesh, seen along the dimensions that split, have all these boxes.
             digest = boxes.setdefault(place.kind, xxhash.xxh3_64())
             digest.update(repr((name, place.block.offsets, place.block.sizes)).encode())
@@ -257,7 +257,12 @@ def _replicas(
         place = flat.placements.get(name)
         if place is None and name not in buffers:
             found.append(Replica(index, row, world_size, "all"))
-        elif place is not None and place.replicas > 1:
+        elif place is not None and _has_others(place, world_size):
             group = boxes[place.kind].hexdigest()
             found.append(Replica(index, row, place.replicas, group))
     return tuple(found)
+
+
+def _has_others(place: Placement, world_size: int) -> bool:
+    """Whether other ranks may hold this box: replicas, or ranks of another mesh of the same form."""
+    return place.replicas > 1 or (place.ranks is not None and place.ranks < world_size)

@@ -159,7 +159,8 @@ def _placement(mesh: Any, placements: Sequence[Any], shape: torch.Size) -> Place
     for index, count in copies:
         replica, replicas = replica * count + index, replicas * count
     block = Block(tuple([begin for begin, _ in box]), tuple([size for _, size in box]))
-    return Placement(tuple(shape), block, replica, replicas, kind)
+    ranks = int(_root(mesh).mesh.numel())
+    return Placement(tuple(shape), block, replica, replicas, kind, ranks=ranks)
 
 
 def _kind(mesh: Any, placements: Sequence[Any]) -> str:

@@ -123,13 +123,10 @@ def skips_one(who: Rank, root: str) -> list[str]:
     return outcomes
 
 
-def mesh(who: Rank, root: str, how: str) -> list[str]:
-    """DTensors: four ranks are two replicas of two shards; rank 3's replica drifts in its box."""
+def _join(who: Rank) -> None:
     from datetime import timedelta
 
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Replicate, Shard
 
     base = dist.TCPStore("127.0.0.1", who.port, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group(
@@ -139,6 +136,39 @@ def mesh(who: Rank, root: str, how: str) -> list[str]:
         world_size=who.world_size,
         timeout=timedelta(seconds=60),
     )
+
+
+def meshes(who: Rank, root: str, how: str) -> list[str]:
+    """DTensors on two meshes made by hand, each of two ranks; those of rank 2 and 3 drift."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    _join(who)
+    outcomes = []
+    grid = [DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [2, 3])][who.rank // 2]
+    with Checkpointer(root, options(on_error="warn"), coordination=who.meet()) as ck:
+        for step in (1, 2, 3):
+            torch.manual_seed(step * 2 + who.rank % 2)
+            local = torch.randn(400, 300)
+            if who.rank > 1 and step == 3 and how == "drifts":
+                local += 1
+            split = DTensor.from_local(local, grid, [Shard(0)], run_check=False)
+            try:
+                outcomes.append(ck.save(step, {"split": split}).committed.result(60).name)
+            except CkptError as exc:
+                outcomes.append(f"{type(exc).__name__}: {exc}")
+    dist.destroy_process_group()
+    return outcomes
+
+
+def mesh(who: Rank, root: str, how: str) -> list[str]:
+    """DTensors: four ranks are two replicas of two shards; rank 3's replica drifts in its box."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    _join(who)
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "part"))
     outcomes = []
     with Checkpointer(root, options(on_error="warn"), coordination=who.meet()) as ck:

@@ -123,3 +123,13 @@ def test_boxes_of_distributed_tensors_are_compared_among_their_replicas(
         assert all(said[2].startswith("step-") for said in found), found
     else:
         assert named(found, 3, "split"), found
+
+
+@pytest.mark.parametrize("how", ["stays", "drifts"])
+def test_boxes_of_meshes_that_know_nothing_of_each_other_are_compared(
+    warm: Warm, tmp_path: Path, how: str
+) -> None:
+    found = run(warm, "meshes", 4, root=str(tmp_path), how=how)
+    assert all(one.startswith("step-") for said in found for one in said[:2]), found
+    last = "step-" if how == "stays" else "CommitError"
+    assert all(said[2].startswith(last) for said in found), found

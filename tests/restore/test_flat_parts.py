@@ -142,7 +142,9 @@ def test_a_part_that_is_no_run_of_the_whole_is_refused(root: Path) -> None:
 
 
 def test_one_process_saves_runs_only_where_they_are_the_whole(root: Path) -> None:
-    _refused(FlatPart(torch.zeros(3), (2, 3), 0), "'part' is a part of .* give it coordination=", root)
+    _refused(
+        FlatPart(torch.zeros(3), (2, 3), 0), "'part' is a part of .* give it coordination=", root
+    )
     part, tensor = FlatPart(torch.zeros(6), (2, 3), 0), torch.zeros(2, 3)
     with Checkpointer(root, OPTIONS) as ck:
         ck.save(1, {"part": FlatPart(torch.arange(6.0), (2, 3), 0)}).committed.result(60)
