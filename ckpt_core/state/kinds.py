@@ -109,7 +109,7 @@ def _counter(items: dict[Any, Any], _: Any) -> Counter[Any]:
 _ROWS = (
     Kind("list", Seq, loose="list", ends="[]", homes=True),
     Kind("tuple", Seq, loose="tuple", ends="()", homes=True),
-    Kind("Size", Seq, "torch", loose="Size", ends="[]", homes=True, fits=_are_sizes),
+    Kind("Size", Seq, "torch", loose="Size", ends="[]", fits=_are_sizes),
     Kind("set", Seq, loose="set", ends="{}", hashed=True),
     Kind("frozenset", Seq, loose="set", ends="{}", hashed=True),
     Kind(

@@ -256,6 +256,15 @@ def test_what_makes_no_sense_is_refused_before_anything_changes(
     assert same(plain(state), before)
 
 
+def test_a_part_of_a_shape_is_nothing_that_could_be_restored(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, {"shape": torch.Size([2, 3]), "w": torch.ones(3)}).committed.result(60)
+        with pytest.raises(ConfigError, match=r"only=.shape\.0.: nothing of that name"):
+            ck.restore({"shape": None, "w": torch.zeros(3)}, only=["shape.0"])
+        assert ck.restore({"shape": None}, only=["shape"]).state == {"shape": torch.Size([2, 3])}
+    assert not (tmp_path / ".corrupt").exists()
+
+
 def test_a_name_that_is_on_one_side_alone_is_a_difference(root: Path) -> None:
     state = made(2)
     del state["model"]
