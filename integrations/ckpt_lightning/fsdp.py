@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from ckpt_core import ConfigError
 from ckpt_lightning.cutting import Cuts, Form, Kept, State, merged
-from ckpt_lightning.runs import RunParts, is_filled
+from ckpt_lightning.runs import Offered, RunParts, is_filled
 
 _KNOWN = "_ckpt_lightning_cuts"
 
@@ -184,9 +184,9 @@ class Into:
         for optimizer, saved in zip(self._optimizers, groups, strict=False):
             _check_groups(optimizer.param_groups, saved)
         if isinstance(self._parts, Parts):
-            self._parts.load(groups, strict=strict)
+            self._parts.load(states, strict=strict)
             return
-        self._parts.load()
+        self._parts.load(states)
         for optimizer, saved in zip(self._optimizers, groups, strict=False):
             _set_groups(_bare(optimizer).param_groups, saved)
 
@@ -220,15 +220,20 @@ class Parts:
         if optimizers:
             states = [_distributed(_by_number(state)) for _, state in self._optimizers]
             # Rates and the like are whatever was saved.
-            self.tree["optimizer_states"] = [{**state, "param_groups": None} for state in states]
+            self.tree["optimizer_states"] = [
+                {"state": Offered(state["state"]), "param_groups": None} for state in states
+            ]
 
-    def load(self, groups: list[list[State]], *, strict: bool) -> None:
-        """Let FSDP take what the engine has filled in, with the saved groups of each optimizer."""
+    def load(self, saved: list[State], *, strict: bool) -> None:
+        """Let FSDP take what the engine has filled in, of what was saved of each optimizer."""
         model = _model_of(self._strategy)
         with _sharded(model):
             model.load_state_dict(self._model, strict=strict)
-            for (optimizer, state), saved in zip(self._optimizers, groups, strict=False):
-                _set_groups(state["param_groups"], saved)
+            for (optimizer, state), theirs in zip(self._optimizers, saved, strict=False):
+                _set_groups(state["param_groups"], theirs["param_groups"])
+                for number, name in enumerate(_names(state)):
+                    if number not in theirs["state"]:
+                        state["state"].pop(name, None)
                 optimizer.load_state_dict(Fsdp.optim_state_dict_to_load(model, optimizer, state))
 
 
@@ -263,10 +268,13 @@ def _model_of(strategy: FSDPStrategy) -> torch.nn.Module:
     return strategy.model
 
 
+def _names(state: State) -> list[str]:
+    return [name for group in state["param_groups"] for name in group["params"]]
+
+
 def _by_number(state: State) -> State:
     """FSDP calls parameters by their names; all other optimizers count them."""
-    names = [name for group in state["param_groups"] for name in group["params"]]
-    number = {name: at for at, name in enumerate(names)}
+    number = {name: at for at, name in enumerate(_names(state))}
     groups = [
         {**g, "params": [number[name] for name in g["params"]]} for g in state["param_groups"]
     ]

@@ -6,7 +6,7 @@ is no model's. That takes no collective, where FSDP's own way takes one for each
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp
 from torch.distributed.fsdp._common_utils import clean_tensor_name
 
-from ckpt_core import FlatPart
+from ckpt_core import ConfigError, FlatPart
 from ckpt_lightning.cutting import Cuts, Form, Kept, Kind, Run, State, What
 
 _METHODS = (
@@ -31,6 +31,13 @@ _HOOKS = (
 def is_filled(model: nn.Module) -> bool:
     """Whether its load_state_dict does nothing but fill its memory, in every module."""
     return all(isinstance(module, Fsdp) or _is_usual(module) for module in model.modules())
+
+
+class Offered(dict[Any, Any]):
+    """A mapping that shows none of its entries: what a step does not have of them is no difference."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
 
 class RunParts:
@@ -51,16 +58,25 @@ class RunParts:
         if kept:
             self.tree["optimizer_states"] = [_places(one, form) for one, form in self._kept]
 
-    def load(self) -> None:
-        """Copy what the engine has filled in."""
+    def load(self, saved: Sequence[State]) -> None:
+        """Copy what the engine has filled in; `saved` are the states of optimizers that the step has.
+
+        Raises:
+            ConfigError: of what lies in one flat parameter the step has states in part; nothing is changed.
+        """
+        for (kept, _), state in zip(self._kept, saved, strict=False):
+            _check_flat(kept, state["state"])
         model = self.tree["state_dict"]
         for name, run in self._cuts.runs.items():
             run.part_of(run.stretch).tensor.copy_(model[name].tensor)
         for name, buffer in self._buffers.items():
             buffer.detach().copy_(model[name])
-        rows = zip(self._kept, self.tree.get("optimizer_states", ()), strict=True)
-        for (kept, forms), filled in rows:
+        rows = zip(self._kept, self.tree.get("optimizer_states", ()), saved, strict=False)
+        for (kept, forms), filled, state in rows:
             for number, (name, run) in enumerate(kept.named):
+                if number not in state["state"]:
+                    kept.optimizer.state.pop(run.owner, None)
+                    continue
                 for kind in forms.get(name, ()):
                     _put(kept, run, kind, filled["state"][number][kind.key])
 
@@ -92,7 +108,18 @@ def _places(kept: Kept, forms: Mapping[str, Form]) -> State:
         for number, (name, run) in enumerate(kept.named)
         if forms.get(name)
     }
-    return {"state": states, "param_groups": None}
+    return {"state": Offered(states), "param_groups": None}
+
+
+def _check_flat(kept: Kept, saved: Mapping[int, Any]) -> None:
+    sides: tuple[set[int], set[int]] = (set(), set())
+    for number, (_, run) in enumerate(kept.named):
+        sides[number in saved].add(id(run.owner))
+    if sides[0] & sides[1]:
+        raise ConfigError(
+            "the step has no state of the optimizer for some of the parameters that FSDP keeps as one: "
+            "resume it with FSDPStrategy(use_orig_params=True)"
+        )
 
 
 def _place(kept: Kept, run: Run, kind: Kind) -> Any:

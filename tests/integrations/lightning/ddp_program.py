@@ -144,6 +144,14 @@ class ByHand:
             self.optimizers().step()
 
 
+class Resting:
+    """Before one of the modules: it has a layer, a unit of FSDP, that no forward pass comes to."""
+
+    def __init__(self: Any, *args: Any) -> None:
+        super().__init__(*args)
+        self.spare = nn.Linear(8, 8)
+
+
 _FLAT = {"plain": Flat, "drifting": Drifting, "own state": OwnState, "in flat": InFlat}
 
 
@@ -180,6 +188,8 @@ class Rank:
         )
         if job.get("by_hand"):
             kind = type(f"{kind.__name__}ByHand", (ByHand, kind), {})
+        if job.get("resting"):
+            kind = type(f"{kind.__name__}Resting", (Resting, kind), {})
         mine = {**job, **job.get("mine", {}).get(str(self.rank), {})}
         module = kind(mine.get("stop_at"), mine.get("pause_at"), job.get("width", 0))
         module.paused = Path(f"{job['out']}.paused{self.rank}")

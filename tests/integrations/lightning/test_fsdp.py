@@ -86,6 +86,28 @@ def test_other_forms_go_on_bit_for_bit(pair: Crew, root: Path, form: str) -> Non
     _assert_same_ending(undisturbed, resumed)
 
 
+@pytest.mark.parametrize("form", ["usual", *FORMS])
+def test_layers_without_a_state_of_their_optimizer_go_on_bit_for_bit(
+    pair: Crew, root: Path, form: str
+) -> None:
+    job = {**FORMS.get(form, FSDP), "resting": True}
+    undisturbed = pair.fit(**job)
+    stopped = pair.fit(root=root, saving=EVERY_2, stop_at=3, **job)
+    cut = [False] if form == "own state" else [True, True]
+    assert [row["cut"] for row in stopped.rows] == [cut] * 2
+    (states,) = load(step_path(root, 2))["optimizer_states"]
+    assert len(states["state"]) < sum(len(group["params"]) for group in states["param_groups"])
+    resumed = pair.fit(root=root, saving=EVERY_2, seed=99, **job)
+    assert resumed.steps() == list(range(2, STEPS))
+    _assert_same_ending(undisturbed, resumed)
+    begin, other = root.parent / "begin", root.parent / "other"
+    by_hand = {**job, "fsdp": {**job["fsdp"], "state_dict_type": "sharded"}}
+    pair.fit(save_to={"step": 0, "path": begin}, root=other, stop_at=1, **by_hand)
+    anew = pair.fit(ckpt_path=begin, root=other, saving={"every_n_steps": 99}, seed=99, **job)
+    for rank in range(2):
+        assert not differences(undisturbed.tensors(rank)["begin"], anew.tensors(rank)["begin"])
+
+
 def test_a_buffer_that_each_step_replaces_is_saved_as_it_is_then(pair: Crew, root: Path) -> None:
     job = {**FSDP, "flat": "drifting"}
     undisturbed = pair.fit(**job)
