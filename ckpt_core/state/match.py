@@ -21,13 +21,7 @@ from ckpt_core.state.homes import Home
 from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.leaf import dtype_name, dtypes
 from ckpt_core.state.nodes import Array, Map, Node, Obj, Opaque, Record, Ref, Seq
-from ckpt_core.state.objects import (
-    LIKE_PARAMETER,
-    needs_load,
-    parameters_of,
-    steps_as_torch,
-    takes,
-)
+from ckpt_core.state.objects import kept_shape, needs_load, parameters_of, takes
 from ckpt_core.state.pickled import Literal, Unlike, pair_up
 from ckpt_core.state.plain import (
     SEQUENCES,
@@ -338,8 +332,6 @@ class Matcher:
             return
         live_states = live.state_dict().get("state", {})
         parameters = parameters_of(live)
-        # Other classes may keep moments of any shape, such as those of a projection to a low rank.
-        own = steps_as_torch(live)
         for key, rows in zip(states.keys, states.values, strict=True):
             if not isinstance(rows, Map) or type(key) is not int:
                 continue
@@ -347,23 +339,23 @@ class Matcher:
             where = f"{path}.state.{key}" if path else f"state.{key}"
             for name, row in fields_of(rows).items():
                 if isinstance(row, Ref):
-                    like = parameters.get(key) if own and name in LIKE_PARAMETER else None
-                    pair = mine.get(name), like
-                    self._slot(row, pair, f"{where}.{name}", parameter=parameters.get(key))
+                    owner = parameters.get(key)
+                    pair = mine.get(name), kept_shape(live, name, owner)
+                    self._slot(row, pair, f"{where}.{name}", parameter=owner)
 
     def _slot(
-        self, number: Ref, pair: tuple[Any, Tensor | None], path: str, *, parameter: Tensor | None
+        self, number: Ref, pair: tuple[Any, Any], path: str, *, parameter: Tensor | None
     ) -> None:
         """One tensor of an optimizer: filled in place if it is there already, else allocated.
 
         Args:
-            pair: the live tensor, if any, and the parameter if it must have the shape of that.
+            pair: the live tensor, if any, and the shape that it must have, if that is known.
             parameter: that it belongs to.
         """
-        live, like = pair
+        live, wanted = pair
         dtype, shape = self._refs.signature(number, self._specs)
-        if like is not None and shape != tuple(like.shape):
-            self._problem(path, f"shape {list(shape)} in the checkpoint, {list(like.shape)} here")
+        if wanted is not None and shape != wanted:
+            self._problem(path, f"shape {list(shape)} in the checkpoint, {list(wanted)} here")
         elif (
             type(live) is Tensor
             and self._fill
@@ -372,21 +364,21 @@ class Matcher:
             and self._refs.form(number, self._specs) == live_form(live) == "strided"
         ):
             self.homes.append(Home(number, live.detach(), path))
-        elif live is None and like is not None and self._is_made_there(number, like):
+        elif live is None and wanted is not None and (device := self._device(number, parameter)):
             # By way of host memory, load_state_dict would copy it again, and wait for each.
-            fresh = torch.empty(shape, dtype=dtypes()[dtype], device=like.device)
+            fresh = torch.empty(shape, dtype=dtypes()[dtype], device=device)
             self.homes.append(Home(number, fresh, path, is_live=False))
         elif not isinstance(live, Tensor) or is_distributed(type(live)):
             model = live if isinstance(live, Tensor) else parameter
             self._distributed_slot(number, model, live, path)
 
-    def _is_made_there(self, number: Ref, like: Tensor) -> bool:
-        """Whether a slot of a fresh optimizer is made on the device of its parameter."""
-        plain = (
-            type(like) in (Tensor, torch.nn.Parameter)
-            and self._refs.form(number, self._specs) == "strided"
-        )
-        return plain and self._fill and not (like.is_cpu or like.is_meta)
+    def _device(self, number: Ref, like: Tensor | None) -> torch.device | None:
+        """Where a slot of a fresh optimizer is made, if that is the device of its parameter."""
+        if like is None or like.is_cpu or like.is_meta or not self._fill:
+            return None
+        plain = type(like) in (Tensor, torch.nn.Parameter)
+        strided = self._refs.form(number, self._specs) == "strided"
+        return like.device if plain and strided else None
 
     def _distributed_slot(self, number: Ref, model: Tensor | None, live: Any, path: str) -> None:
         """A slot that is a DTensor, or becomes one because its parameter is and has its shape."""

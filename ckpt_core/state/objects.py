@@ -38,11 +38,20 @@ _FSDP2 = "torch.distributed.fsdp._fully_shard."
 
 _STAND_IN_BYTES = 64 * 1024
 
-LIKE_PARAMETER = frozenset(
+_LIKE_PARAMETER = (
     "exp_avg exp_avg_sq exp_inf max_exp_avg_sq momentum_buffer square_avg acc_delta sum ax"
     " grad_avg prev step_size variance".split()
 )
-"""Names under which torch's optimizers keep tensors of the shape of their parameter."""
+_Shape = tuple[int, ...]
+_KEPT: dict[str, Callable[[_Shape], _Shape]] = {
+    **dict.fromkeys(_LIKE_PARAMETER, lambda shape: shape),
+    "row_var": lambda shape: (*shape[:-1], 1),
+    "col_var": lambda shape: (*shape[:-2], 1, *shape[-1:]),
+}
+"""Shapes of the tensors that torch's optimizers keep, by their names, from that of the parameter."""
+
+_FLAT = frozenset({"d", "prev_flat_grad"})
+"""Names of those that LBFGS keeps for the first parameter, of all of them together."""
 
 
 def needs_load(module: Module, state: Any) -> bool:
@@ -161,6 +170,15 @@ def parameters_of(optimizer: Optimizer) -> dict[Any, Tensor]:
     }
 
 
-def steps_as_torch(optimizer: Optimizer) -> bool:
-    """Whether its update is one of torch's own, which keep moments of the shape of their parameter."""
-    return type(optimizer).step.__module__.partition(".")[0] == "torch"
+def kept_shape(optimizer: Optimizer, name: str, parameter: Tensor | None) -> _Shape | None:
+    """Shape of what one of torch's own optimizers keeps under a name; None: any.
+
+    Other classes may keep moments of any shape, such as those of a projection to a low rank.
+    """
+    if parameter is None or type(optimizer).step.__module__.partition(".")[0] != "torch":
+        return None
+    if name in _FLAT and isinstance(optimizer, torch.optim.LBFGS):
+        given = optimizer.param_groups[0]["params"]
+        flat = not any(map(is_uninitialized, given))
+        return (sum(one.numel() * (1 + one.is_complex()) for one in given),) if flat else None
+    return _KEPT[name](tuple(parameter.shape)) if name in _KEPT else None

@@ -360,17 +360,20 @@ def test_what_no_try_has_filled_may_be_left_out_by_a_fallback(tmp_path: Path) ->
     assert not live["new"].any() and len(found.left_out) == 1
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Rprop, torch.optim.Adafactor])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", [torch.optim.Rprop, torch.optim.Adafactor, torch.optim.LBFGS])
 def test_moments_of_another_shape_are_left_as_those_of_any_optimizer(
-    tmp_path: Path, kind: type[torch.optim.Optimizer]
+    tmp_path: Path, kind: type[torch.optim.Optimizer], bias: bool
 ) -> None:
     def made(outputs: int) -> dict[str, Any]:
-        net = torch.nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, outputs)})
+        head = nn.Linear(4, outputs, bias=bias)
+        net = torch.nn.ModuleDict({"body": nn.Linear(4, 4, bias=bias), "head": head})
         return {"model": net, "optimizer": kind(net.parameters())}  # type: ignore[call-arg]
 
     saved, live = made(2), made(5)
-    saved["model"]["head"](torch.ones(3, 4)).sum().backward()
-    saved["optimizer"].step()
+    loss = saved["model"]["head"](torch.ones(3, 4)).sum()
+    loss.backward()
+    saved["optimizer"].step(lambda: loss)
     with Checkpointer(tmp_path) as ck:
         ck.save(1, {**saved, "rate": 0.5}).committed.result()
     with pytest.warns(RestoreWarning):
