@@ -94,7 +94,8 @@ class StepLeaves:
         if self.step.manifest.world_size == 1:
             return self.shared
         leaves = {name: leaf for name, leaf in self.shared.items() if name in names}
-        leaves.update(self.private[owner.rank])
+        own = self.private[owner.rank]
+        leaves.update({name: leaf for name, leaf in own.items() if name in names})
         if self.is_partial:
             lost = [name for name in names if name not in leaves]
             if whole:

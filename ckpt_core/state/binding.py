@@ -39,7 +39,7 @@ def bind(
     """Pair a checkpoint with a live state; changes nothing yet. Called by `restore`.
 
     Args:
-        specs: every leaf of the checkpoint, by name, of its whole shape if ranks store it in parts.
+        specs: every wanted leaf of the checkpoint, by name, of its whole shape if ranks store it in parts.
         live: the state tree to fill, of the structure that was saved. A plain value in it takes
             whatever was saved, in the tree that `finish` returns. A DTensor or FlatPart takes its local part
             of a leaf of its whole shape, whether the leaf was one when it was saved or not.

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from ckpt_core import Checkpointer
 from ckpt_core.errors import (
     CorruptCheckpoint,
 )
 from ckpt_core.layout import RankManifest, SliceEntry
 from ckpt_core.restore import load, verify
 from ckpt_core.types import Block, Slice
+from tests.restore.harness import assert_same, zeros_like
 from tests.restore.ranks import (
     Ranks,
     boxes,
@@ -89,6 +91,24 @@ def test_a_slice_that_is_listed_nowhere_is_named(
     assert any("shared.weight" in text for text in verify(steps[30]).problems)
     lives = live()
     assert Ranks([root] * 3).restore(lives).steps() == [20] * 3
+
+
+def test_what_is_listed_nowhere_is_no_matter_to_a_restore_of_something_else(root: Path) -> None:
+    both = {"a": torch.ones(3000), "b": torch.ones(300_000)}
+    two = job(world=2, replicated=both, private=lambda rank: {})
+    path = write_ranks(root, 1, two)
+
+    def drop(manifest: RankManifest) -> RankManifest:
+        kept = [x for x in manifest.slices if manifest.rank != 1 or x.spec.name != "shared.b"]
+        return replace(manifest, slices=tuple(kept))
+
+    edit_ranks(path, 1, two, drop)
+    states = [zeros_like(two.state(rank)) for rank in range(2)]
+    with Checkpointer(root) as ck:
+        assert ck.restore(states[0], only=["shared.a"]) is not None
+        with pytest.raises(CorruptCheckpoint, match=r"shared\.b.*bytes"):
+            ck.restore(states[1], step=1, only=["shared.b"])
+    assert_same(states[0]["shared"], {"a": both["a"], "b": torch.zeros(300_000)})
 
 
 def test_a_rank_manifest_that_is_not_there_is_a_corrupt_step(
