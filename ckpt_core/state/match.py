@@ -251,10 +251,13 @@ class Matcher:
             if isinstance(node, Ref | Map | Record | Obj | Seq):
                 self._differ(node, live, path)
             return
-        tensor = as_tensor(live) if live.flags.writeable else None
-        if tensor is None or not live.size:
+        if not live.flags.writeable:
             return  # Delivered in the tree that is returned, as plain values are.
-        if self._same(node.ref, tensor, path) and self._fill:
+        tensor = as_tensor(live)
+        if tensor is None:
+            dtype, _ = self._refs.signature(node.ref, self._specs)
+            self._problem(path, f"dtype {dtype} in the checkpoint, {live.dtype} here")
+        elif self._same(node.ref, tensor, path) and self._fill and live.size:
             alias = tensor.data_ptr() == live.ctypes.data
             self.homes.append(Home(node.ref, tensor, path, array=None if alias else live))
 

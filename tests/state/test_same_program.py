@@ -245,6 +245,22 @@ def test_arrays_of_any_strides_are_filled_in_place(make: Any) -> None:
     assert live.tolist() == saved.tolist() == back.tolist()
 
 
+@pytest.mark.parametrize(
+    ("live", "text"),
+    [
+        (np.zeros(0), r"shape \[5\] in the checkpoint, \[0\] here"),
+        (np.zeros(7), r"shape \[5\]"),
+        (np.zeros(5, "f4"), "dtype float64 in the checkpoint, float32 here"),
+        (np.zeros(5, np.dtype("f8").newbyteorder()), "dtype float64 in the checkpoint, [<>]f"),
+        (np.zeros(5, "U5"), "dtype float64 in the checkpoint, .U5"),
+    ],
+)
+def test_an_array_that_cannot_take_what_was_saved_is_a_mismatch(live: Any, text: str) -> None:
+    with pytest.raises(StateMismatch, match=text):
+        restore({"it": np.arange(5.0)}, {"it": live})
+    assert restore({"it": np.zeros((0, 3))}, {"it": np.zeros((0, 3))})["it"].shape == (0, 3)
+
+
 class Mute:
     def state_dict(self) -> dict[str, Any]:
         return {"a": 1}
