@@ -48,20 +48,22 @@ def as_tensor(array: Any) -> Tensor | None:
 
 
 def pack_array(array: Any) -> tuple[Any, list[int], bytes] | None:
-    """(dtype description, shape, bytes) for the skeleton; None for arrays of Python objects."""
-    if array.dtype.hasobject:
-        return None
-    return describe_dtype(array.dtype), list(array.shape), array.tobytes()
+    """(dtype description, shape, bytes) for the skeleton; None where the dtype has no description."""
+    described = describe_dtype(array.dtype)
+    return None if described is None else (described, list(array.shape), array.tobytes())
 
 
 def describe_dtype(dtype: Any) -> Any:
-    """JSON form of a dtype without objects: its text, or a list of fields."""
+    """JSON form of a dtype: its text, or a list of fields; None for objects, and fields out of order."""
     from numpy.lib import format as npy
 
     def plain(value: Any) -> Any:
         return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
-    return plain(npy.dtype_to_descr(dtype))
+    try:
+        return None if dtype.hasobject else plain(npy.dtype_to_descr(dtype))
+    except ValueError:  # of fields that overlap or are in another order than in memory
+        return None
 
 
 def parse_dtype(described: Any) -> Any:

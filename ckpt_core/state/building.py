@@ -338,9 +338,11 @@ def _put_dtype(target: Any, state: Any, work: Work) -> None:
     if type(state) is not tuple or len(state) not in (8, 9) or target.fields is not None:
         raise ValueError("unexpected dtype state")
     version, order, *parts, size, alignment, flags = state[:8]
+    if any(part is not None for part in parts):
+        raise Refused("numpy.dtype of fields")
     # Danger: with the flags of another dtype, raw bytes would be taken for objects.
     known = version in (3, 4) and order in ("<", ">", "=", "|") and type(flags) is int
-    if not known or parts != [None, None, None] or flags != target.flags:
+    if not known or flags != target.flags:
         raise ValueError("unexpected dtype state")
     if type(size) is not int or not -1 <= size < 2**31 or type(alignment) is not int:
         raise ValueError("unexpected dtype state")

@@ -361,15 +361,15 @@ def _object(walker: Walker, value: Any, path: str) -> Node:
 
 
 def _npscalar(walker: Walker, value: Any, path: str) -> Node:
-    if value.dtype.hasobject:
+    described = arrays.describe_dtype(value.dtype)
+    if described is None:
         return pickle_opaque(value, shown(path))
-    return Atom("npscalar", (arrays.describe_dtype(value.dtype), value.tobytes()))
+    return Atom("npscalar", (described, value.tobytes()))
 
 
 def _npdtype(walker: Walker, value: Any, path: str) -> Node:
-    if value.hasobject:
-        return pickle_opaque(value, shown(path))
-    return Atom("npdtype", arrays.describe_dtype(value))
+    described = arrays.describe_dtype(value)
+    return pickle_opaque(value, shown(path)) if described is None else Atom("npdtype", described)
 
 
 def _record(walker: Walker, value: Any, path: str, kind: str, fields: Sequence[str]) -> Node:

@@ -103,6 +103,36 @@ def test_a_class_that_is_harmless_by_itself_is_no_factory(tmp_path: Path) -> Non
         ckpt_core.load(tmp_path)
 
 
+ODD = np.dtype({"names": ["b", "a"], "formats": ["i4", "f4"], "offsets": [4, 0]})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.ones(3, ODD),
+        np.ones(1, ODD)[0],
+        ODD,
+        np.ones(2, {"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [0, 0]}),
+        np.array([(None, 2)], [("a", object), ("b", "i4")]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_structures_that_have_no_description_are_told_of_and_need_trust(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: Any
+) -> None:
+    assert "numpy.dtype of fields" in _told(tmp_path, caplog, {"it": value})[0]
+    with Checkpointer(tmp_path) as ck:
+        with pytest.raises(UntrustedData, match=r"numpy\.dtype of fields"):
+            ck.restore({"it": None, "w": None})
+        found = ck.restore({"it": None, "w": None}, trusted=True)
+    assert found is not None
+    back = found.state["it"]
+    assert str(back) == str(value) and getattr(back, "dtype", back) == getattr(
+        value, "dtype", value
+    )
+    assert not (tmp_path / ".corrupt").exists()
+
+
 @pytest.mark.parametrize("typed", [False, True])
 def test_a_storage_is_refused_when_it_is_saved(typed: bool, tmp_path: Path) -> None:
     tensor = torch.ones(3)
