@@ -32,8 +32,10 @@ from ckpt_core.state.plain import (
     is_plain,
     is_plain_live,
     live_form,
+    numpy_differs,
     shown,
 )
+from ckpt_core.state.rng import RngState
 from ckpt_core.state.selection import Difference, Selection
 from ckpt_core.state.skeleton import Skeleton
 from ckpt_core.state.special import is_uninitialized
@@ -278,6 +280,8 @@ class Matcher:
                 self._unit = path
                 self._optimizer(state, live, path)
                 self._unit = None
+            if isinstance(live, RngState) and (text := numpy_differs(state)):
+                self._problem(path, text)
             self.loads.append(Load(state, live, path))
 
     def _module(self, state: Node, live: torch.nn.Module, path: str) -> None:

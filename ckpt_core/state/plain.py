@@ -14,7 +14,7 @@ from ckpt_core.state.generators import is_generator
 from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.nodes import PLAIN, Array, Map, Node, Obj, Record, Ref, Seq
 from ckpt_core.state.records import type_name
-from ckpt_core.state.rng import RngState
+from ckpt_core.state.rng import RngState, numpy_kind
 
 SEQUENCES = (list, tuple)
 
@@ -59,6 +59,16 @@ def is_plain(node: Node) -> bool:
 def is_generators(node: Node) -> bool:
     """Whether it is an `RngState`."""
     return isinstance(node, Obj) and node.type_name == type_name(RngState)
+
+
+def numpy_differs(node: Node) -> str | None:
+    """Why NumPy's global generator cannot take what an `RngState` has saved of it; None: it can."""
+    saved, here = fields_of(node).get("numpy"), numpy_kind()
+    items = saved.items if isinstance(saved, Seq) else [fields_of(saved).get("bit_generator")]
+    kind = next(iter(items), None)
+    if kind is None or here in (None, kind):
+        return None
+    return f"NumPy's {str(kind)[:40]} in the checkpoint, {here} here"
 
 
 def holds_generators(node: Node) -> bool:

@@ -49,13 +49,26 @@ class RngState:
             ValueError: these are no states of such generators; nothing was put back.
         """
         check_states(state)
-        random.setstate(state["python"])
+        saved: Any = state.get("numpy")
+        here = None if saved is None else numpy_kind()
+        kind = saved["bit_generator"] if isinstance(saved, dict) else saved and saved[0]
+        if here is not None and kind != here:
+            raise ValueError(f"NumPy's global generator was a {kind}, and is a {here}")
+        # Order matters: torch refuses a state of another length, before it takes it.
         torch.set_rng_state(state["torch"])
-        if "numpy" in state:
-            try:
-                import numpy as np
-            except ImportError:
-                pass
-            else:
-                np.random.set_state(state["numpy"])
+        random.setstate(state["python"])
+        if here is not None:
+            import numpy as np
+
+            np.random.set_state(saved)
         self._devices.set_generators({key: state[key] for key in state.keys() - NO_DEVICES})
+
+
+def numpy_kind() -> str | None:
+    """Name of the bit generator below NumPy's global one; None where NumPy is not installed."""
+    try:
+        import numpy as np
+    except ImportError:
+        return None
+    found: str = np.random.get_state(legacy=False)["bit_generator"]
+    return found

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from ckpt_core import Checkpointer
+from ckpt_core import Checkpointer, StateMismatch
 from ckpt_core.state import RngState
 from ckpt_core.system.devices import Devices
 
@@ -132,3 +134,31 @@ def test_generators_are_asked_for_through_the_door_that_is_given(tmp_path: Path)
     assert [int(state[0]) for state in door.state] == [7]
     plain = pickle.loads(pickle.dumps(RngState()))
     assert KIND not in plain.state_dict()
+
+
+def test_another_bit_generator_of_numpys_is_found_before_anything_is_put_back(
+    tmp_path: Path,
+) -> None:
+    other, torchs = np.random.PCG64(5), torch.get_rng_state()
+    usual = np.random.get_bit_generator()
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, {"rng": RngState(), "w": torch.ones(3)}).committed.result(60)
+        saved = RngState().state_dict()
+        random.seed(7)
+        torch.manual_seed(8)
+        before, live = (random.getstate(), torch.get_rng_state()), torch.zeros(3)
+        np.random.set_bit_generator(other)
+        try:
+            with pytest.raises(StateMismatch, match=r"rng: NumPy's MT19937 in the .*, PCG64 here"):
+                ck.restore({"rng": RngState(), "w": live})
+            with pytest.raises(ValueError, match="was a MT19937, and is a PCG64"):
+                RngState().load_state_dict(saved)
+        finally:
+            np.random.set_bit_generator(usual)
+        assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+        assert not live.any()
+        with pytest.raises(RuntimeError):
+            RngState().load_state_dict(saved | {"torch": torchs[:7].clone()})
+        assert random.getstate() == before[0]
+        ck.restore({"rng": RngState(), "w": live})
+    assert random.getstate() == saved["python"] and torch.equal(torch.get_rng_state(), torchs)
