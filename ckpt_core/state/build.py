@@ -135,7 +135,16 @@ class Builder:
         )
 
     def record(self, node: Record) -> Any:
-        cls = self._type(node.type_name, f"{node.kind} type", _is_record(node))
+        kept = _FIELDS[node.kind]
+        cls = self._type(node.type_name, f"{node.kind} type", lambda c: kept(c) is not None)
+        here = kept(cls) or []
+        if here != list(node.fields):
+            raise RestoreError(
+                f"the checkpoint holds a {node.type_name[:_SHOWN]} with the fields "
+                f"{', '.join(node.fields)[:_SHOWN]}; here it has {', '.join(here)}. Nothing is damaged, and "
+                "nothing was changed: restore it with the class as it was, or leave it out with only=",
+                path=self._path,
+            )
         values = [self.build(value) for value in node.values]
         if node.kind == "namedtuple":
             return tuple.__new__(cls, values)
@@ -204,9 +213,11 @@ class Builder:
         except (KeyError, TypeError):
             found = None
         if not isinstance(found, type) or not fits(found):
+            advice = "import its module first, or pass trusted=True to let us import it"
+            if self._trusted:
+                advice = "restore it with the class where it was, or leave it out with only="
             raise UntrustedData(
-                f"the checkpoint holds a {shown}, but no {kind} of that name with the same fields is"
-                " loaded: import its module first, or pass trusted=True to let us import it",
+                f"the checkpoint holds a {shown}, but no {kind} of that name is loaded: {advice}",
                 type_name=shown.replace(":", "."),
                 path=self._path,
             )
@@ -312,12 +323,14 @@ def check_view(view: View, leaf_bytes: int, name: str, path: str) -> None:
         )
 
 
-def _is_record(node: Record) -> Callable[[Any], bool]:
-    def fits(cls: Any) -> bool:
-        if node.kind == "namedtuple":
-            return issubclass(cls, tuple) and list(getattr(cls, "_fields", ())) == list(node.fields)
-        if not dataclasses.is_dataclass(cls):
-            return False
-        return [field.name for field in dataclasses.fields(cls)] == list(node.fields)
+def _fields_of_dataclass(cls: Any) -> list[str] | None:
+    return [one.name for one in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else None
 
-    return fits
+
+def _fields_of_namedtuple(cls: Any) -> list[str] | None:
+    found = getattr(cls, "_fields", None) if issubclass(cls, tuple) else None
+    return None if found is None else list(found)
+
+
+_FIELDS = {"dataclass": _fields_of_dataclass, "namedtuple": _fields_of_namedtuple}
+"""Names of the fields of a type, by the kind of record that its values are; None: it is no such type."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,6 +28,26 @@ class Mine:
         self.x = 1
 
 
+@dataclasses.dataclass
+class Settings:
+    rate: int = 1
+
+
+class Pair(NamedTuple):
+    left: int
+
+
+@dataclasses.dataclass
+class OtherSettings:
+    rate: int = 1
+    decay: int = 2
+
+
+class OtherPair(NamedTuple):
+    left: int
+    right: int
+
+
 class OtherPhase(enum.Enum):
     FULL = 2
 
@@ -38,7 +59,14 @@ class OtherBits(enum.Flag):
 @pytest.mark.parametrize("trusted", [False, True])
 @pytest.mark.parametrize(
     ("name", "value", "other"),
-    [("Phase", Phase.MAIN, OtherPhase), ("Bits", Bits.HIGH, OtherBits), ("Mine", Mine(), None)],
+    [
+        ("Phase", Phase.MAIN, OtherPhase),
+        ("Bits", Bits.HIGH, OtherBits),
+        ("Mine", Mine(), None),
+        ("Settings", Settings(), None),
+        ("Settings", Settings(), OtherSettings),
+        ("Pair", Pair(1), OtherPair),
+    ],
 )
 def test_what_a_class_of_today_cannot_hold_is_not_called_damaged(
     tmp_path: Path,
@@ -60,6 +88,8 @@ def test_what_a_class_of_today_cannot_hold_is_not_called_damaged(
         with pytest.raises(RestoreError, match=name) as caught:
             ck.restore(live, trusted=trusted)
         assert not isinstance(caught.value, CorruptCheckpoint)
+        assert ("trusted=True" in str(caught.value)) == (other is None and not trusted)
+        assert ("with the fields" in str(caught.value)) == (other in (OtherSettings, OtherPair))
         ck.save(2, {"w": torch.ones(3)}).committed.result(60)
         assert ck.steps() == (1, 2)
     assert not live["w"].any() and not (tmp_path / ".corrupt").exists()
