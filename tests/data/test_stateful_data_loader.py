@@ -42,7 +42,9 @@ def test_the_order_goes_on_after_every_batch(workers: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_loop_of_the_docs_ends_where_it_would_have_ended_after_every_batch(workers: int) -> None:
+def test_the_loop_of_the_docs_ends_where_it_would_have_ended_after_every_batch(
+    workers: int,
+) -> None:
     epochs = 3
 
     def train(state: Any = None, step: int = 0) -> tuple[list[Any], list[Any]]:
