@@ -112,6 +112,58 @@ def test_load_gives_what_was_saved(
     assert torch.equal(listed[0]["w"], torch.ones(2)) and listed[1] == 3
 
 
+def save_dcp(saved: dict[str, Any], path: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(saved, checkpoint_id=path)
+    return path
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_an_optimizer_without_a_state_is_gone_on_from(
+    named: bool, cli: Cli, tmp_path: Path
+) -> None:
+    model, _ = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    weights, moments = get_state_dict(model, optimizer)
+    plain = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    saved = {"model": weights, "optimizer": moments} if named else plain
+    answer = cli("import", save_dcp(saved, tmp_path / "dcp"), tmp_path / "r", "--step", 1)
+    assert answer.code == 0 and "optimizer (" in answer.err and "state is empty" in answer.err
+    other, _ = network(seed=1)
+    restored = torch.optim.SGD(other.parameters(), lr=0.5)
+    with Checkpointer(tmp_path / "r") as ck:
+        ck.restore({"model": other, "optimizer": restored})
+    assert restored.state_dict() == optimizer.state_dict()
+    assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+
+
+def test_optimizers_in_a_list_know_parameters_by_number(cli: Cli, tmp_path: Path) -> None:
+    model, optimizer = network()
+    train(model, optimizer, range(2))
+    rows = optimizer.state_dict()
+    cli("import", save_dcp({"all": [rows], "step": 2}, tmp_path / "dcp"), tmp_path / "r")
+    (found,) = ckpt_core.load(tmp_path / "r")["all"]
+    assert [*found["state"]] == [*rows["state"]]
+    assert found["param_groups"] == rows["param_groups"]
+
+
+def test_items_of_a_list_keep_their_places_where_dcp_leaves_one_out(
+    cli: Cli, tmp_path: Path
+) -> None:
+    saved = {
+        "lst": [{}, {"a": torch.ones(2)}, [], torch.zeros(1)],
+        "buf": [{"x": {}}, {"x": {"y": torch.ones(1)}}],
+        "step": 5,
+    }
+    source = save_dcp(saved, tmp_path / "dcp")
+    answer = cli("import", source, tmp_path / "r", "--json")
+    tree = ckpt_core.load(tmp_path / "r")
+    assert tree["lst"] == [{}, {"a": tree["lst"][1]["a"]}, [], torch.zeros(1)]
+    assert tree["buf"] == [{}, {"x": {"y": torch.ones(1)}}]
+    assert [*json.loads(answer.out)["changed"]] == ["lst.0", "buf.0"]
+
+
 def test_what_is_no_dict_gets_a_key_and_what_says_no_step_is_told_it(
     cli: Cli, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeGuard
 
 from ckpt_core.cli.importing.source import Asked, Source, Tree
 from ckpt_core.cli.importing.torch_file import (
@@ -57,8 +57,8 @@ def _recognises(path: Path) -> bool:
 
 def _read(asked: Asked) -> Tree:
     flat, places = _load(asked)
-    tree = _nested(flat, places)
     changed: dict[str, str] = {}
+    tree = _with_lists(_nested(flat, places), "", changed)
     return placed(asked, _by_number(tree, "", changed), changed=changed)
 
 
@@ -163,8 +163,8 @@ class _Safe(pickle.Unpickler):
 # -- the tree --------------------------------------------------------------------------------------
 
 
-def _nested(flat: Mapping[str, Any], places: Mapping[str, tuple[Any, ...]]) -> Any:
-    """The tree that was flattened: DCP notes where each entry was."""
+def _nested(flat: Mapping[str, Any], places: Mapping[str, tuple[Any, ...]]) -> dict[Any, Any]:
+    """The tree that was flattened, lists as dicts of numbers: DCP notes where each entry was."""
     tree: dict[Any, Any] = {}
     for name, value in flat.items():
         *path, last = places.get(name, (name,))
@@ -172,41 +172,56 @@ def _nested(flat: Mapping[str, Any], places: Mapping[str, tuple[Any, ...]]) -> A
         for key in path:
             inner = inner.setdefault(key, {})
         inner[last] = value
-    return _with_lists(tree)
+    return tree
 
 
-def _with_lists(tree: Any) -> Any:
+def _with_lists(tree: Any, path: str, changed: dict[str, str]) -> Any:
     """Places in a list are numbers there; keys of a dict are always text."""
     if not isinstance(tree, dict):
         return tree
-    made = {key: _with_lists(value) for key, value in tree.items()}
-    if made and all(type(key) is int for key in made):
-        return [made[key] for key in sorted(made)]
-    return made
+    made = {key: _with_lists(value, _join(path, key), changed) for key, value in tree.items()}
+    if not made or not all(type(key) is int for key in made):
+        return made
+    places = range(max(made) + 1)
+    # What holds nothing has no entry; the items after it keep their numbers.
+    changed |= {_join(path, key): "DCP kept nothing of it: {}" for key in places if key not in made}
+    return [made.get(key, {}) for key in places]
 
 
 def _by_number(tree: Any, path: str, changed: dict[str, str]) -> Any:
     """The same with states of optimizers as torch's own have them, which know parameters by number.
 
-    DCP's `get_state_dict` names them instead; and where it is given numbers, it makes text of them.
+    DCP's `get_state_dict` names them instead; and where it is given numbers, it makes text of them. A
+    state that holds nothing yet it leaves out.
     """
+    if isinstance(tree, list):
+        return [_by_number(one, _join(path, key), changed) for key, one in enumerate(tree)]
     if not isinstance(tree, dict):
         return tree
-    groups, rows = tree.get("param_groups"), tree.get("state")
-    if isinstance(groups, list) and isinstance(rows, dict):
-        names = [str(name) for group in groups for name in group.get("params", ())]
+    groups, rows = tree.get("param_groups"), tree.get("state", {})
+    if _are_groups(groups) and isinstance(rows, dict):
+        names = [str(name) for group in groups for name in group["params"]]
         number = {name: place for place, name in enumerate(names)}
         if len(number) == len(names) and rows.keys() <= number.keys():
-            changed[path] = "parameters by number, not by name"
+            empty = "" if rows else "; state is empty"
+            changed[path] = f"parameters by number, not by name{empty}"
             return {
                 **tree,
                 "state": _numbered(rows, number),
                 "param_groups": _renamed(groups, number),
             }
-    return {
-        key: _by_number(value, f"{path}.{key}" if path else str(key), changed)
-        for key, value in tree.items()
-    }
+    return {key: _by_number(value, _join(path, key), changed) for key, value in tree.items()}
+
+
+def _are_groups(found: Any) -> TypeGuard[list[dict[str, Any]]]:
+    """Whether these are the groups of an optimizer."""
+    return isinstance(found, list) and all(
+        isinstance(one, dict) and isinstance(one.get("params"), list) for one in found
+    )
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
 
 
 def _numbered(rows: Mapping[str, Any], number: Mapping[str, int]) -> dict[int, Any]:
