@@ -20,15 +20,17 @@ class Ticket(NamedTuple):
 
     Attributes:
         stream: the number that all random numbers of its epoch start from.
+        number: of the batch, in the iteration.
         samples: indices into the dataset.
     """
 
     stream: int
+    number: int
     samples: list[int]
 
 
 class Fetcher(Dataset[Any]):
-    """Turns tickets into finished batches; it takes the place of the dataset in a DataLoader.
+    """Turns tickets into numbered, finished batches; it takes the place of the dataset in a DataLoader.
 
     A sample's augmentation depends on (seed, epoch, sample) alone: not on the worker that makes it,
     on what that worker did before, on the batch, or on the number of ranks. That is what makes it
@@ -48,15 +50,15 @@ class Fetcher(Dataset[Any]):
         self._batched = batched
         self._seeded = seeded
 
-    def __getitem__(self, ticket: Ticket) -> Any:
+    def __getitem__(self, ticket: Ticket) -> tuple[int, Any]:
         # A worker's generators are its own; those of the training process belong to training.
         guarded = self._seeded and get_worker_info() is None
         if not guarded:
-            return self._batch(ticket)
+            return ticket.number, self._batch(ticket)
         # No `with`: an interrupt between its calls would put them back when the garbage is collected.
         put_back = _generators()
         try:
-            return self._batch(ticket)
+            return ticket.number, self._batch(ticket)
         finally:
             try:
                 put_back()

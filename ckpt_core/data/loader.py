@@ -146,6 +146,7 @@ class _Iteration(Iterator[Any]):
         self._loader = loader
         self._begun: tuple[Share, Iterator[Any]] | None = None
         self._count = 0
+        self._failed = False
 
     def __iter__(self) -> Self:
         return self
@@ -156,21 +157,29 @@ class _Iteration(Iterator[Any]):
         share, source = self._begun
         taken = self._count * (self._loader.batch_size or 1)
         if taken >= len(share.samples):
-            self._begun = (
-                share,
-                iter(()),
-            )  # Lets go of the workers, which have nothing left to do.
+            self._begun = share, iter(())  # Lets go of the workers, which have nothing left to do.
             raise StopIteration
         # Invariant: the sampler's position is behind the last batch that was handed out. Checked
         # before the next one is, since workers that persist may be fetching for a newer iteration.
         self._loader.sampler.check_current(share)
-        batch = next(source)
-        self._count += 1
-        self._loader.sampler.consume(share, samples=self._samples(share), batches=self._count)
+        try:
+            # Its number, since one that failed counts only when the loop gets a later one, or the end:
+            # a job that the error ends begins again at it.
+            number, batch = next(source)
+        except StopIteration:
+            if self._failed:  # The last one; it was asked for, and passed over.
+                self._consume(share, len(share.samples))
+            raise
+        except Exception:
+            self._failed = True
+            raise
+        self._consume(share, number + 1)
         return batch
 
-    def _samples(self, share: Share) -> int:
-        return min(self._count * (self._loader.batch_size or 1), len(share.samples))
+    def _consume(self, share: Share, batches: int) -> None:
+        self._count = batches
+        samples = min(batches * (self._loader.batch_size or 1), len(share.samples))
+        self._loader.sampler.consume(share, samples=samples, batches=batches)
 
 
 class _Tickets(Sampler[Ticket]):
@@ -185,8 +194,9 @@ class _Tickets(Sampler[Ticket]):
         return self._of(self.share)
 
     def _of(self, share: Share) -> Iterator[Ticket]:
-        for begin in range(0, len(share.samples), self.batch_size):
-            yield Ticket(share.stream, share.samples[begin : begin + self.batch_size].tolist())
+        for number, begin in enumerate(range(0, len(share.samples), self.batch_size)):
+            samples = share.samples[begin : begin + self.batch_size].tolist()
+            yield Ticket(share.stream, number, samples)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -339,6 +339,26 @@ def test_an_error_in_the_dataset_reaches_the_loop_and_restores_the_generators() 
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("options", WORKERS)
+@pytest.mark.parametrize("broken", [2, 7])
+def test_a_loop_that_passes_over_an_error_gets_the_next_batch_and_the_position_is_behind_it(
+    options: dict[str, Any], broken: int
+) -> None:
+    loader = ResumableLoader(_BrokenAt(8, broken), batch_size=2, **options)
+    source, seen = iter(loader), []
+    for _ in range(4):
+        try:
+            seen.append((ids([next(source)]), loader.epoch, loader.sampler.consumed))
+        except ZeroDivisionError:
+            seen.append(([], loader.epoch, loader.sampler.consumed))
+    assert next(source, None) is None
+    ends = ([6, 7], 1, 0) if broken == 2 else ([], 0, 6)
+    second = ([], 0, 2) if broken == 2 else ([2, 3], 0, 4)
+    assert seen == [([0, 1], 0, 2), second, ([4, 5], 0, 6), ends]
+    assert (loader.epoch, loader.sampler.consumed) == (1, 0)
+    assert ids([next(iter(loader))]) == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -395,6 +415,15 @@ class _Broken(Noisy):
         return torch.tensor(1 // 0)
 
 
+class _BrokenAt(Noisy):
+    def __init__(self, length: int, broken: int) -> None:
+        super().__init__(length)
+        self.broken = broken
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) / (index != self.broken or 1 // 0)
+
+
 class _Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))
@@ -407,7 +436,7 @@ def test_a_fetch_that_is_interrupted_anywhere_leaves_the_generators_of_training_
     None
 ):
     def fetch() -> Any:
-        return Fetcher(Noisy(LENGTH), torch.stack, batched=True, seeded=True)[Ticket(5, [0, 1])]
+        return Fetcher(Noisy(LENGTH), torch.stack, batched=True, seeded=True)[Ticket(5, 0, [0, 1])]
 
     def generators() -> tuple[Any, ...]:
         name, keys, *rest = np.random.get_state()
