@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ckpt_core.cli.exported import replacing
+from ckpt_core.cli.exported import replacing, with_its_reason
 from ckpt_core.cli.places import seen
 from ckpt_core.cli.steps import find_step
 from ckpt_core.cli.text import say, say_json
@@ -92,7 +92,7 @@ def _write(target: Target, step: str, request: ExportRequest) -> None:
         assert target.write_directory is not None
         target.write_directory(step, request.file)
         return
-    with replacing(request.file, force=request.force) as file:
+    with replacing(request.file, force=request.force) as file, with_its_reason():
         target.write_file(step, file)
 
 

@@ -6,6 +6,7 @@ form or is left out. Then the file is opened the same way as its readers will, w
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import IO
 
 import torch
 
-from ckpt_core.cli.exported import Exported, check_room
+from ckpt_core.cli.exported import Exported, check_room, with_its_reason
 from ckpt_core.cli.parts import Part
 from ckpt_core.cli.tensors import fill
 from ckpt_core.cli.tree import Json, children_of, key_text, kind_of, read_tree, walk
@@ -62,12 +63,16 @@ def write_torch(file: IO[bytes], part: Part, leaves: RankLeaves, made: Exported)
         tensors = skeleton.allocate(specs)
         for name in specs:
             fill(tensors[name], made.told(leaves.blocks(name), of_bytes=total))
-        torch.save(skeleton.unflatten(tensors, trusted=False), file)
+        with with_its_reason():
+            torch.save(skeleton.unflatten(tensors, trusted=False), file)
         file.flush()
+        # Torch opens no name that is not UTF-8.
+        opened = f"/proc/self/fd/{file.fileno()}"
         with warnings.catch_warnings():
             # torch tells of the time that looking at sparse tensors takes.
             warnings.simplefilter("ignore", UserWarning)
-            torch.load(file.name, weights_only=True, mmap=True)
+            name = opened if os.path.exists(opened) else file.name
+            torch.load(name, weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError) as exc:
         text = f"torch cannot hold this step in one file: {' '.join(str(exc).split())[:300]}"
         raise RestoreError(text) from exc

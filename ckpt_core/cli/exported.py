@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.system.files import Files
@@ -47,13 +48,13 @@ def replacing(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     """A file beside `path` to write to; it gets the name `path`, durably, when the body succeeds.
 
     Raises:
-        ConfigError: `path` is there and `force` is not given, or it is a directory.
-        OSError: it cannot be written.
+        ConfigError: `path` is there and `force` is not given, or it is no file.
+        OSError: it cannot be written; names `path`.
     """
     _check_free(path, force=force)
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(temporary, "x+b") as file:
+        with io.BufferedRandom(_Named(temporary, path)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -66,9 +67,42 @@ def replacing(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     Files().sync_dir(Path(os.path.realpath(path.parent)))
 
 
+class _Named(io.FileIO):
+    """A new file; what it cannot write is told by the name that it will have."""
+
+    def __init__(self, temporary: Path, path: Path) -> None:
+        super().__init__(temporary, "x+")
+        self._path = path
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as exc:
+            exc.filename = str(self._path)
+            raise
+
+
+@contextmanager
+def with_its_reason() -> Iterator[None]:
+    """Around `torch.save`: an error of a write, or Ctrl-C in it, is raised as what it is.
+
+    Torch completes its archive even then, and raises a RuntimeError of the place that it finds itself at.
+    """
+    try:
+        yield
+    except RuntimeError as exc:
+        reason: BaseException | None = exc
+        while reason and not isinstance(reason, OSError | MemoryError | KeyboardInterrupt):
+            reason = reason.__context__
+        if reason is None:
+            raise
+        raise reason from None
+
+
 def _check_free(path: Path, *, force: bool) -> None:
-    if path.is_dir():
-        raise ConfigError(f"{path} is a directory: name the file to write", path=path)
+    if path.exists() and not path.is_file():
+        what = "a directory" if path.is_dir() else "no file"
+        raise ConfigError(f"{path} is {what}: name the file to write", path=path)
     if os.path.lexists(path) and not force:
         raise ConfigError(f"{path} is there already: --force replaces it", path=path)
     if not path.parent.is_dir():

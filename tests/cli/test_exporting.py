@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 import ckpt_core
 from ckpt_core.cli import exported
+from ckpt_core.system.interrupts import Terminated
 from tests.cli.conftest import Tied, make_state
 
 Cli = Callable[..., Any]
@@ -422,5 +423,45 @@ def test_a_file_that_cannot_grow_is_one_clear_line(ckpts: Path, tmp_path: Path, 
     assert made.returncode == 2, made.stderr
     # torch may tell of itself, with a prefix of its own.
     (line,) = [line for line in made.stderr.splitlines() if ".py:" not in line]
-    assert line.startswith("ckpt-core: ")
+    assert line == f"ckpt-core: {tmp_path / name}: File too large"
     assert os.listdir(tmp_path) == ["ckpts"]
+
+
+@BOTH
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_what_interrupts_a_write_ends_the_export_as_what_it_is(
+    cli: Cli,
+    ckpts: Path,
+    tmp_path: Path,
+    name: str,
+    error: type[BaseException],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupted(exported._Named):
+        def write(self, data: Any) -> int:
+            raise error
+
+    monkeypatch.setattr(exported, "_Named", Interrupted)
+    assert cli("export", ckpts, tmp_path / name).code == code
+    assert os.listdir(tmp_path) == ["ckpts"]
+
+
+@BOTH
+def test_a_name_that_is_no_text_is_written_to(
+    cli: Cli, ckpts: Path, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / f"\udcff{name}"
+    assert cli("export", ckpts, path).code == 0
+    assert path.stat().st_size > 1000
+
+
+@BOTH
+@pytest.mark.parametrize("how", [[], ["--force"]])
+def test_what_is_no_file_is_not_replaced(
+    cli: Cli, ckpts: Path, tmp_path: Path, name: str, how: list[str]
+) -> None:
+    os.mkfifo(tmp_path / name)
+    answer = cli("export", ckpts, tmp_path / name, *how)
+    assert answer.code == 2 and "is no file: name the file to write" in answer.err
+    assert (tmp_path / name).is_fifo()
