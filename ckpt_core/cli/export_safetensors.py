@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ckpt_core.cli.exported import Exported, check_room
+from ckpt_core.cli.exported import Exported, check_room, unique
 from ckpt_core.cli.parts import Part
 from ckpt_core.cli.tree import Item, TensorRef, read_tree, walk
 from ckpt_core.cli.values import value_text
@@ -105,11 +105,7 @@ def _spec(item: Item, leaf: StoredLeaf, name: str) -> LeafSpec:
 
 def _unique(name: str, used: set[str]) -> str:
     """A name that safetensors and UTF-8 can hold, and that no other tensor has."""
-    name = name.encode("utf-8", "backslashreplace").decode() or "tensor"
-    number, made = 0, name
-    while made in used:
-        number += 1
-        made = f"{name}~{number}"
+    made = unique(name.encode("utf-8", "backslashreplace").decode() or "tensor", used)
     used.add(made)
     return made
 

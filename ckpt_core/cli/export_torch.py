@@ -14,7 +14,7 @@ from typing import IO
 
 import torch
 
-from ckpt_core.cli.exported import Exported, check_room, with_its_reason
+from ckpt_core.cli.exported import Exported, check_room, unique, with_its_reason
 from ckpt_core.cli.parts import Part
 from ckpt_core.cli.tensors import fill
 from ckpt_core.cli.tree import Json, children_of, key_text, kind_of, read_tree, walk
@@ -35,6 +35,8 @@ _ATOMS = (
     "device",
     "layout",
     "versions",
+    "tensor",
+    "composite",
 )
 
 
@@ -105,7 +107,10 @@ class _Rewriter:
             return _GONE
         if len(self._found) == 1 and not self._part.name(self._found[0][0]):
             return self._found[0][1]
-        return {"!": "dict", "v": {self._part.name(path): node for path, node in self._found}}
+        named: dict[str, Json] = {}
+        for path, node in self._found:
+            named[unique(self._part.name(path) or path.rpartition(".")[2], named)] = node
+        return {"!": "dict", "v": named}
 
     def _chosen(self, node: Json, path: str) -> Json:
         if self._is_chosen(path):
@@ -118,9 +123,10 @@ class _Rewriter:
         if isinstance(node, dict) and node.get("!") == "object":
             return self._chosen(node.get("state"), path)
         rows = [
-            [key, made]
+            [name, made]
             for key, child in _children(node)
             if (made := self._chosen(child, _join(path, key_text(key)))) is not _GONE
+            and (name := key if self._part.strip else self._key(key, path)) is not _GONE
         ]
         return {"!": "dict", "items": rows} if rows else _GONE
 
@@ -135,7 +141,7 @@ class _Rewriter:
             return self._items(node, path)
         tag = node.get("!") if isinstance(node, dict) else None
         tag = tag if isinstance(tag, str) else ""
-        if tag in _ATOMS or tag in ("tensor", "composite"):
+        if tag and _is_atom(node):
             return node
         kind = kind_of(node)
         if kind is not None and kind.loose:
@@ -145,13 +151,26 @@ class _Rewriter:
         if tag == "array":
             self._note(path, "numpy array", "tensor")
             return node.get("leaf")
-        self._made.left_out[path] = value_text(node)
+        return self._leave_out(path, value_text(node))
+
+    def _key(self, node: Json, path: str) -> Json:
+        """As it is, or _GONE: in another form, a key might have no hash, or be equal to another one."""
+        if _is_key(node):
+            return node
+        return self._leave_out(_join(path, key_text(node)), f"key {value_text(node)}")
+
+    def _leave_out(self, path: str, what: str) -> Json:
+        self._made.left_out[unique(path, self._made.left_out)] = what
         return _GONE
 
     def _container(self, node: dict[str, Json], kind: Kind, path: str) -> Json:
         self._note(path, kind.tag, kind.loose)
         if kind.form is Seq:
-            return {"!": kind.loose, "v": self._items(node["v"], path)}
+            if kind.hashed:
+                kept = [item for item in node["v"] if self._key(item, path) is not _GONE]
+            else:
+                kept = self._items(node["v"], path)
+            return {"!": kind.loose, "v": kept}
         made: dict[str, Json] = {"!": kind.loose}
         made["items"] = list(self._rows(_children(node), path))
         if isinstance(node.get("attrs"), dict) and kind.loose == "OrderedDict":
@@ -160,10 +179,10 @@ class _Rewriter:
 
     def _rows(self, rows: list[tuple[Json, Json]], path: str) -> Iterator[list[Json]]:
         for key, child in rows:
-            inner = _join(path, key_text(key))
-            pair = [self._plain(key, inner), self._plain(child, inner)]
-            if _GONE not in pair:
-                yield pair
+            if self._key(key, path) is not _GONE:
+                made = self._plain(child, _join(path, key_text(key)))
+                if made is not _GONE:
+                    yield [key, made]
 
     def _items(self, items: list[Json], path: str) -> list[Json]:
         made = [self._plain(item, _join(path, str(index))) for index, item in enumerate(items)]
@@ -179,6 +198,20 @@ def _children(node: Json) -> list[tuple[Json, Json]]:
     """Key and value nodes below a container that torch takes in some form."""
     kind = kind_of(node)
     return children_of(node) if kind is not None and kind.loose else []
+
+
+def _is_key(node: Json) -> bool:
+    """Whether it can be a key of a dict, or be in a set, where torch loads it."""
+    if not isinstance(node, dict):
+        return not isinstance(node, list)
+    if node.get("!") in ("tuple", "Size") and kind_of(node) is not None:
+        return all(map(_is_key, node["v"]))
+    return _is_atom(node)
+
+
+def _is_atom(node: Json) -> bool:
+    # No bytes at all are pickled as a call of `bytes`, which is refused.
+    return node.get("!") in _ATOMS and (node["!"], node.get("v")) != ("bytes", "")
 
 
 def _join(path: str, key: str) -> str:

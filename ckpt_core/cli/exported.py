@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,15 @@ class Exported:
             yield block
             self._taken += len(block)
             self.show(self._taken, of_bytes)
+
+
+def unique(name: str, used: Container[str]) -> str:
+    """The name, with a number where it is used already."""
+    number, made = 0, name
+    while made in used:
+        number += 1
+        made = f"{name}~{number}"
+    return made
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import enum
 import json
 import os
 import subprocess
@@ -190,6 +191,7 @@ def test_values_that_weights_only_refuses_change_or_stay_out(
         "list": [1, argparse.Namespace(a=1), 3],
         "path": Path("/x"),
         "bytes": b"ab",
+        "no bytes": b"",
         "complex": 1j,
         "dtype": torch.float16,
         "size": torch.Size([1]),
@@ -214,8 +216,48 @@ def test_values_that_weights_only_refuses_change_or_stay_out(
         assert loaded[key] == state[key]
     for key in ("sparse", "z", "view"):
         assert torch.equal(loaded[key].to_dense(), state[key].to_dense())
-    assert set(told["left_out"]) == {"namespace", "list.1", "path"}
+    assert set(told["left_out"]) == {"namespace", "list.1", "path", "no bytes"}
     assert told["changed"]["deque"] == "deque as list"
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@pytest.mark.parametrize(
+    ("held", "left", "paths"),
+    [
+        ({point(1, 2): 1, 5: 6}, {5: 6}, 1),
+        ({(point(1, 2), 3): 1, (1, (2, None)): 6}, {(1, (2, None)): 6}, 1),
+        ({(frozenset({1}), 3): 1, torch.Size([1]): 6}, {torch.Size([1]): 6}, 1),
+        ({(Color.RED, 1): 1, (Color.BLUE, 1): 2}, {}, 2),
+        ({("a" * 99, Color.RED): 1, ("a" * 99, Color.BLUE): 2}, {}, 2),
+        ({point(1, 2), 5}, {5}, 1),
+        ({frozenset({1}), (5, b"x")}, {(5, b"x")}, 1),
+        ({(Color.RED, 1), (Color.BLUE, 1)}, set(), 2),
+    ],
+)
+def test_keys_that_weights_only_refuses_are_left_out_one_by_one(
+    cli: Cli, save: Save, tmp_path: Path, held: Any, left: Any, paths: int
+) -> None:
+    step = save({"held": held, "w": torch.ones(2)})
+    answer = cli("export", step, tmp_path / "out.pt", "--json")
+    assert answer.code == 0, answer.err
+    assert _load(tmp_path / "out.pt")["held"] == left
+    told = json.loads(answer.out)["left_out"]
+    assert len(told) == paths and all(path.startswith("held.") for path in told)
+
+
+def test_places_of_one_name_are_all_there_where_names_are_stripped(
+    cli: Cli, save: Save, tmp_path: Path
+) -> None:
+    step = save({"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}})
+    path = tmp_path / "out.pt"
+    assert cli("export", step, path, "--only", "a.b", "--strip").code == 0
+    assert _load(path) == {"b": torch.ones(1), "b~1": torch.zeros(1)}
+    assert cli("export", step, path, "--prefix", "a.", "--strip", "--force").code == 0
+    assert _load(path) == {"b": torch.ones(1), "a": {"b": torch.zeros(1)}}
 
 
 @dataclasses.dataclass
