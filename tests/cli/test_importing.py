@@ -247,6 +247,38 @@ def test_a_damaged_source_is_told_and_nothing_is_published(
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize("how", ["directory", "method", "front", "disks"])
+@pytest.mark.parametrize("kind", ["auto", "torch"])
+def test_a_damaged_archive_is_told_whichever_format_is_asked_for(
+    how: str, kind: str, cli: Cli, tmp_path: Path, halfway: tuple[Path, list[torch.Tensor]]
+) -> None:
+    whole = bytearray((halfway[0] / "last.pt").read_bytes())
+    rows = whole.rindex(b"PK\1\2")
+    if how == "directory":
+        whole[rows : rows + 4] = b"oops"
+    elif how == "method":
+        first = whole.index(b"PK\1\2")
+        whole[first + 10 : first + 12] = b"\x62\0"
+    elif how == "disks":
+        whole[whole.rindex(b"PK\6\7") + 16] = 9
+    source = tmp_path / "s.pt"
+    source.write_bytes(whole[100:] if how == "front" else whole)
+    answer = cli("import", source, tmp_path / "r", "--format", kind)
+    assert answer.code == 2 and "cannot be read, and nothing was imported" in answer.err
+    assert not (tmp_path / "r").exists()
+
+
+def test_what_is_not_of_the_format_that_is_asked_for_is_told(
+    cli: Cli, tmp_path: Path, halfway: tuple[Path, list[torch.Tensor]]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for source in (halfway[0] / "last.pt", tmp_path / "empty"):
+        answer = cli("import", source, tmp_path / "r", "--format", "dcp")
+        assert answer.code == 2 and "it has no .metadata" in answer.err
+    answer = cli("import", halfway[0] / "named", tmp_path / "r", "--format", "torch")
+    assert answer.code == 2 and "is no file of torch.save: it is a directory" in answer.err
+
+
 def test_a_step_that_is_there_and_one_that_nobody_would_go_on_from_are_refused(
     cli: Cli, ckpts: Path, tmp_path: Path, halfway: tuple[Path, list[torch.Tensor]]
 ) -> None:

@@ -20,7 +20,7 @@ from ckpt_core.cli.importing.torch_file import (
     refused_by,
     untrusted,
 )
-from ckpt_core.errors import CkptError
+from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.layout import check_block, uncovered
 from ckpt_core.types import Block, Slice
 
@@ -56,6 +56,11 @@ def _recognises(path: Path) -> bool:
 
 
 def _read(asked: Asked) -> Tree:
+    if not _recognises(asked.path):
+        text = (
+            f"{asked.path} is no directory of torch.distributed.checkpoint: it has no {_METADATA}"
+        )
+        raise ConfigError(text, path=asked.path)
     flat, places = _load(asked)
     changed: dict[str, str] = {}
     tree = _with_lists(_nested(flat, places), "", changed)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_core.cli.importing.choosing import chosen
+from ckpt_core.cli.importing.choosing import AUTO, chosen
 from ckpt_core.cli.importing.source import Asked, NamedFiles, Source, Tree
 from ckpt_core.cli.places import directory_of
 from ckpt_core.cli.text import note, say, say_json, shorten
@@ -51,7 +51,8 @@ def import_source(request: ImportRequest) -> bool:
     root = directory_of(request.root, command="ckpt-core import")
     asked = Asked(request.source, request.step, request.key, request.trusted)
     source = chosen(request.format, asked.path)
-    note(f"{asked.path} is {source.what} ({source.name})")
+    if request.format == AUTO:
+        note(f"{asked.path} is {source.what} ({source.name})")
     with redirect_stdout(sys.stderr):  # some frameworks talk when they are imported
         found = _read(source, asked)
     path = _written(found, root, force=request.force)

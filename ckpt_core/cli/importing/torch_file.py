@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,11 +22,15 @@ _SHOWN = 5
 
 
 def holds_pickle(path: Path, text: bytes = b"") -> bool:
-    """Whether it is a file of `torch.save`, in whose structure this text occurs. Nothing is unpickled."""
+    """Whether it is a file of `torch.save`, in whose structure this text occurs. Nothing is unpickled.
+
+    Raises:
+        CorruptCheckpoint: it is an archive, and damaged.
+    """
     if not path.is_file():
         return False
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
+    if _is_archive(path):
+        with _archive(path) as archive:
             found = [name for name in archive.namelist() if name.endswith(_PICKLE)]
             return any(text in archive.read(name) for name in found)
     with open(path, "rb") as file:
@@ -48,7 +51,7 @@ def load_torch(path: Path, *, trusted: bool) -> Any:
     import torch
 
     _check_bytes(path)
-    mapped = zipfile.is_zipfile(path)
+    mapped = _is_archive(path)
     try:
         with arrays_allowed():
             return torch.load(path, map_location="cpu", weights_only=not trusted, mmap=mapped)
@@ -94,16 +97,29 @@ def damaged(path: Path, exc: BaseException) -> CorruptCheckpoint:
 
 def _check_bytes(path: Path) -> None:
     """Compare what is in the archive with its checksums, which torch writes and does not look at."""
-    if not zipfile.is_zipfile(path):
+    if not _is_archive(path):
         return
+    with _archive(path) as archive:
+        # Where they are turned off, and in files of ours, there is none, which is said by 0.
+        for entry in (entry for entry in archive.infolist() if entry.CRC):
+            with archive.open(entry) as record:
+                while record.read(_BLOCK_BYTES):
+                    pass
+
+
+def _is_archive(path: Path) -> bool:
+    with suppress(zipfile.BadZipFile):
+        return zipfile.is_zipfile(path)
+    return True  # one that zipfile can make nothing of
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """To read it; whatever zipfile then raises, it is damaged."""
     try:
         with zipfile.ZipFile(path) as archive:
-            # Where they are turned off, and in files of ours, there is none, which is said by 0.
-            for entry in (entry for entry in archive.infolist() if entry.CRC):
-                with archive.open(entry) as record:
-                    while record.read(_BLOCK_BYTES):
-                        pass
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as exc:
+            yield archive
+    except Exception as exc:
         raise damaged(path, exc) from exc
 
 
@@ -140,6 +156,10 @@ def _recognises(path: Path) -> bool:
 
 
 def _read(asked: Asked) -> Tree:
+    if asked.path.is_dir():
+        raise ConfigError(
+            f"{asked.path} is no file of torch.save: it is a directory", path=asked.path
+        )
     value = load_torch(asked.path, trusted=asked.trusted)
     return placed(asked, value, changed={})
 
