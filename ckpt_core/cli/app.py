@@ -303,11 +303,12 @@ def simulate(request: SimulateRequest) -> bool:
 
 def main() -> None:
     """Run the command of `sys.argv`. Called by the `ckpt-core` script; always ends the process."""
-    for stream in (sys.stdout, sys.stderr):
-        # A name may hold what this terminal's encoding lacks.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
     try:
+        _fill_streams()
+        for stream in (sys.stdout, sys.stderr):
+            # A name may hold what this terminal's encoding lacks.
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
         try:
             _command()(prog_name="ckpt-core")
         finally:
@@ -326,6 +327,19 @@ def main() -> None:
         _fail("this checkpoint nests deeper than any that ckpt-core writes")
     except MemoryError:
         _fail("not enough memory for this")
+
+
+def _fill_streams() -> None:
+    """Where a standard stream is closed (`2>&-`), what goes there is nothing's.
+
+    A file that is opened would have its number else, and take what a library writes to standard error.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 @functools.cache

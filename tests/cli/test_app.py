@@ -156,6 +156,20 @@ def test_a_reader_that_goes_away_is_no_crash(ckpts: Path, reader: str, read: str
     assert made.stderr == ""
 
 
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("words", "code"), [("ls .", 0), ("diff {0}10 {0}20", 1), ("show . --step 7", 2)]
+)
+def test_the_exit_code_is_right_where_a_stream_is_closed(
+    ckpts: Path, closed: str, words: str, code: int
+) -> None:
+    command = f"{sys.executable} -m ckpt_core {words.format('step-0000000000')} {closed}"
+    made = subprocess.run(
+        ["bash", "-c", command], cwd=ckpts, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (made.returncode, "Traceback" in made.stderr) == (code, False), made.stderr
+
+
 def test_python_dash_m_is_the_same_command(process: Cli, ckpts: Path) -> None:
     answer = process("ls", ckpts, "--json")
     assert [row["step"] for row in json.loads(answer.out)["steps"]] == [10, 20, 30]
