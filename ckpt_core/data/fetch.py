@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, StackDataset, Subset, get_worker_info
 
 from ckpt_core.data.order import mix
 
@@ -72,10 +72,9 @@ class Fetcher(Dataset[Any]):
         return self._collate(samples if self._batched else samples[0])
 
     def _samples(self, ticket: Ticket) -> list[Any]:
-        fetch_all = getattr(self.dataset, "__getitems__", None) if self._batched else None
-        if fetch_all is not None:
+        if self._batched and _fetches_batches(self.dataset):
             self._seed(ticket.stream, ticket.samples[0])
-            samples: list[Any] = fetch_all(ticket.samples)
+            samples: list[Any] = self.dataset.__getitems__(ticket.samples)  # type: ignore[attr-defined]
             return samples
         samples = []
         for sample in ticket.samples:
@@ -91,6 +90,17 @@ class Fetcher(Dataset[Any]):
         torch.default_generator.manual_seed(mix(*words, _TORCH))
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(mix(*words, _NUMPY) & 0xFFFFFFFF)
+
+
+def _fetches_batches(dataset: object) -> bool:
+    """Whether it makes samples of a batch together: torch's wrappers do if what they wrap does."""
+    fetch_all = getattr(type(dataset), "__getitems__", None)
+    if isinstance(dataset, Subset) and fetch_all is Subset.__getitems__:
+        return _fetches_batches(dataset.dataset)
+    if isinstance(dataset, StackDataset) and fetch_all is StackDataset.__getitems__:
+        held = dataset.datasets
+        return any(map(_fetches_batches, held.values() if isinstance(held, dict) else held))
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 class WorkerInit:

@@ -12,7 +12,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    get_worker_info,
+)
 
 from ckpt_core import ConfigError
 from ckpt_core.data import ResumableLoader, ResumableSampler
@@ -45,6 +52,10 @@ WORKERS = [
 def make(**options: Any) -> ResumableLoader:
     settings = {"batch_size": SIZE, "shuffle": True, "seed": 4} | options
     return ResumableLoader(settings.pop("dataset", Noisy(LENGTH)), **settings)
+
+
+def _subset(dataset: Any) -> Subset[Any]:
+    return Subset(Subset(dataset, range(LENGTH)), range(1, LENGTH))
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +148,34 @@ def test_augmentation_is_the_same_whatever_the_number_of_ranks_and_workers() -> 
     for row in lockstep(crew):
         for sample in torch.cat(row):
             assert torch.equal(sample, one[int(sample[0])])
+
+
+@pytest.mark.parametrize("options", WORKERS[:2])
+@pytest.mark.parametrize("wrap", [_subset, StackDataset], ids=["subset", "stack"])
+def test_augmentation_of_a_subset_does_not_depend_on_the_batch(
+    wrap: Any, options: dict[str, Any]
+) -> None:
+    def rows(size: int) -> dict[int, torch.Tensor]:
+        loader = make(dataset=wrap(Noisy(LENGTH)), batch_size=size, collate_fn=list, **options)
+        samples = [row if wrap is _subset else row[0] for batch in loader for row in batch]
+        return {int(row[0]): row for row in samples}
+
+    one, other = rows(2), rows(5)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[sample], other[sample]) for sample in one)
+
+
+@pytest.mark.parametrize("wrap", [_subset, StackDataset], ids=["subset", "stack"])
+def test_what_wraps_a_dataset_that_fetches_batches_asks_it_for_batches(wrap: Any) -> None:
+    class Asked(Batched):
+        asked = 0
+
+        def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+            self.asked += 1
+            return super().__getitems__(indices)
+
+    dataset = Asked(LENGTH)
+    assert len(list(make(dataset=wrap(dataset)))) == dataset.asked
 
 
 def test_augmentation_differs_between_samples_and_epochs() -> None:
