@@ -119,7 +119,10 @@ def list_steps(request: ListRequest) -> bool:
 
 def survey(root: Path) -> Listing:
     """What is in a root, as of now, but for what can be lost; raises as `list_steps`."""
-    if parse_step_dir(root.name) is not None and (root / MANIFEST_NAME).exists():
+    if (
+        parse_step_dir(os.path.basename(os.path.realpath(root))) is not None
+        and (root / MANIFEST_NAME).exists()
+    ):
         raise ConfigError(f"{root} is one step, not a root: `ckpt-core show {root}` shows it")
     if not root.exists():
         raise NotCommitted(f"{root}: there is no such directory", path=root)

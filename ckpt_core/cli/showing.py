@@ -40,21 +40,22 @@ def show_step(request: ShowRequest) -> bool:
     """
     with opened(request.path, request.step) as reader:
         leaves, step = reader.leaves, reader.leaves.step
-        alone = step.manifest.world_size == 1
-        chosen = None if request.rank is None and not alone else rank_of(step, request.rank)
-        if request.json:
-            say_json(_as_json(leaves, step.ranks if chosen is None else (chosen,)))
-            return True
-        if chosen is None and request.depth is not None:
-            raise ConfigError("--depth cuts the tree of one rank: add --rank N")
-        _say_summary(leaves)
-        if chosen is None:
-            say_tables(leaves, offsets=request.offsets)
-        else:
-            if not alone:
-                say("")
-                say(f"as rank {chosen.rank} has it")
-            _show_rank(chosen, leaves, request)
+    # Printed when nothing is read any more: a step that is retired meanwhile is shown whole.
+    alone = step.manifest.world_size == 1
+    chosen = None if request.rank is None and not alone else rank_of(step, request.rank)
+    if request.json:
+        say_json(_as_json(leaves, step.ranks if chosen is None else (chosen,)))
+        return True
+    if chosen is None and request.depth is not None:
+        raise ConfigError("--depth cuts the tree of one rank: add --rank N")
+    _say_summary(leaves)
+    if chosen is None:
+        say_tables(leaves, offsets=request.offsets)
+    else:
+        if not alone:
+            say("")
+            say(f"as rank {chosen.rank} has it")
+        _show_rank(chosen, leaves, request)
     return True
 
 

@@ -6,11 +6,18 @@ from collections.abc import Hashable, Iterator
 from pathlib import Path
 
 from ckpt_core.cli.same_files import identity
-from ckpt_core.cli.tree import Item, read_tree, walk
+from ckpt_core.cli.tree import Item, read_tree
 from ckpt_core.cli.values import value_text
 from ckpt_core.restore import LeafReader, StoredLeaf
 
 _FLAGS = {"p": "parameter", "g": "requires grad", "c": "conjugated", "n": "negated"}
+
+
+def _with_keys(item: Item, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Item]]:
+    """All places, with the keys on the way to them."""
+    yield keys, item
+    for child in item.children:
+        yield from _with_keys(child, (*keys, child.key))
 
 
 class Side:
@@ -29,9 +36,15 @@ class Side:
         self._leaves = reader.of_rank(owner)
         self.items: dict[str, Item] = {}
         self._first: dict[str, str] = {}
-        for item in walk(read_tree(owner.skeleton)):
-            path, number = item.path, 0
-            while path in self.items:  # {"a.b": ..., "a": {"b": ...}}
+        rows = list(_with_keys(read_tree(owner.skeleton)))
+        alike: dict[str, list[tuple[str, ...]]] = {}
+        for keys, item in sorted(rows, key=lambda row: row[0]):
+            alike.setdefault(item.path, []).append(keys)
+        for keys, item in rows:
+            # {"a.b": ..., "a": {"b": ...}}: numbered by their keys, whichever comes first.
+            number = alike[item.path].index(keys)
+            path = f"{item.path}~{number}" if number else item.path
+            while path in self.items:
                 number += 1
                 path = f"{item.path}~{number}"
             self.items[path] = item

@@ -45,6 +45,13 @@ def test_two_steps_of_training_differ_in_what_training_changed(cli: Cli, ckpts: 
     assert cli("diff", ckpts / "step-000000000010", ckpts).code == 1
 
 
+def test_places_of_one_path_are_compared_whatever_their_order(cli: Cli, save: Save) -> None:
+    outer = {"a.b": {"c": torch.ones(1)}}
+    inner = {"a": {"b.c": torch.zeros(1), "b": {"c": torch.full((1,), 2.0)}}}
+    a, b = save({**outer, **inner}, "a"), save({**inner, **outer}, "b")
+    assert _diff(cli, a, b)["same"]
+
+
 def test_how_far_two_tensors_are_apart(cli: Cli, save: Save) -> None:
     a = torch.zeros(1000, 3)
     b = a.clone()

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ckpt_core import Checkpointer, Options
 
 Cli = Callable[..., Any]
@@ -113,6 +115,16 @@ def test_a_step_is_no_root(cli: Cli, ckpts: Path) -> None:
     answer = cli("ls", ckpts / "step-000000000010")
     assert answer.code == 2
     assert "ckpt-core show" in answer.err
+
+
+def test_a_step_is_no_root_however_it_is_named(
+    cli: Cli, ckpts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "latest").symlink_to(ckpts / "step-000000000010")
+    monkeypatch.chdir(ckpts / "step-000000000010")
+    for name in (".", tmp_path / "latest"):
+        answer = cli("ls", name)
+        assert answer.code == 2 and "is one step, not a root" in answer.err
 
 
 def test_a_file_is_no_root(cli: Cli, tmp_path: Path) -> None:

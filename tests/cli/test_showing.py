@@ -8,6 +8,9 @@ import datetime
 import http
 import json
 import pathlib
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ import torch
 from ckpt_core.layout import RankManifest
 
 Cli = Callable[..., Any]
+TOP = Path(__file__).parents[2]
 
 
 def test_a_root_means_its_newest_step_and_step_chooses(cli: Cli, ckpts: Path) -> None:
@@ -141,3 +145,17 @@ def test_a_damaged_manifest_is_one_clear_line(
 
 def test_steps_without_checksums_say_so(cli: Cli, save: Callable[..., Path]) -> None:
     assert "without checksum" in cli("show", save({"x": torch.ones(9)}, checksum=False)).out
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_step_that_is_retired_while_it_is_printed_is_shown_whole(
+    save: Callable[..., Path], options: list[str]
+) -> None:
+    step = save({f"leaf {number}": number for number in range(3000)})
+    command = [sys.executable, "-m", "ckpt_core", "show", str(step), *options]
+    with subprocess.Popen(command, cwd=TOP, stdout=subprocess.PIPE) as made:
+        assert made.stdout is not None
+        first = made.stdout.read(1)  # more than a pipe takes is yet to come
+        shutil.rmtree(step)
+        shown = first + made.stdout.read()
+    assert made.returncode == 0 and b"leaf 2999" in shown
