@@ -104,9 +104,10 @@ def seconds(text: str, *, field: str) -> float:
         ConfigError: it is no time.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)\s*", text)
-    if match is None or match[2] not in _UNITS:
+    found = math.inf if match is None else float(match[1]) * _UNITS.get(match[2], math.inf)
+    if not math.isfinite(found):
         raise ConfigError(f"{field}={text!r} is not a time: write it like 90s, 6min, 1.5h or 30d")
-    return float(match[1]) * _UNITS[match[2]]
+    return found
 
 
 def study_of(request: SimulateRequest) -> Study:
@@ -147,6 +148,9 @@ def loads_of(request: SimulateRequest) -> Iterator[tuple[Strategy, Load]]:
     """
     setting = _setting(request, _measured(request))
     restart_s = seconds(request.restart or "0", field="restart")
+    service_s = seconds(request.job_time, field="job_time")
+    if not service_s:
+        raise ConfigError(f"job_time={request.job_time!r} must be above 0")
     for strategy in _strategies(request):
         costs = costs_of(strategy, setting)
         behind = (costs.snapshot_s, costs.persist_s)
@@ -155,7 +159,7 @@ def loads_of(request: SimulateRequest) -> Iterator[tuple[Strategy, Load]]:
             strategy,
             Load(
                 tasks=request.jobs or 1,
-                mean_service_s=seconds(request.job_time, field="job_time"),
+                mean_service_s=service_s,
                 mean_gap_s=seconds(request.job_gap or "0", field="job_gap"),
                 switches=((save_s, restart_s + costs.load_s),),
             ),
@@ -180,7 +184,7 @@ def _measured(request: SimulateRequest) -> Measured | None:
         return None
     try:
         report = json.loads(request.bench.read_text())
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ConfigError(f"{str(request.bench)!r} is not JSON: {exc}") from exc
     if not isinstance(report, dict):
         raise ConfigError(f"{str(request.bench)!r} is not what `ckpt-core bench --json` writes")
@@ -272,7 +276,7 @@ def _level(text: str, nodes: int | None) -> list[FurtherLevel]:
         )
     redundancy = _redundancy(given, nodes)
     everys = given["every"].split("/")
-    if not all(every.isdigit() for every in everys):
+    if not all(every.isdecimal() for every in everys):
         raise ConfigError(f"every={given['every']!r} is no number of iterations, or several with /")
     return [
         FurtherLevel(

@@ -200,6 +200,11 @@ def test_an_import_that_nothing_needs_is_told(look: Cli) -> None:
     assert look(None, START).one("import")[0] == "note"
 
 
+@pytest.mark.parametrize("text", ["import torch\n", "from .deepspeed import x\n"])
+def test_scripts_without_deepspeed_need_no_import(look: Cli, text: str) -> None:
+    assert look(None, text).of("import") == []
+
+
 def test_a_script_that_is_no_python_is_told(look: Cli) -> None:
     level, text = look(KEY, "print 'x'\n", "import ckpt_deepspeed\n").one("script")
     assert level == "warning"

@@ -185,6 +185,8 @@ def test_a_figure_of_a_paper_is_a_table_of_both(cli: Cli, trace: Path) -> None:
         ([*JOB, "--plot", "picture.txt"], "is no picture"),
         (["--paper", "nature"], "choose of pccheck-5.2.3"),
         (["--paper", "pccheck-fig9", "--mtbf", "1h"], "--paper does not go with --mtbf"),
+        ([*JOB, "--jobs", "3", "--job-time", "0"], "job_time='0' must be above 0"),
+        ([*JOB, "--mtbf", "9e999"], "mtbf='9e999' is not a time"),
         ([*JOB, "--jobs", "3", "--round", "5s"], "round_s=5 is no longer than a switch"),
     ],
 )
@@ -199,7 +201,7 @@ def test_a_wrong_option_is_one_line_that_says_what_to_do(
     assert why in answer.err
 
 
-@pytest.mark.parametrize("text", ["not json", "[1]", "{}"])
+@pytest.mark.parametrize("text", ["not json", "[1]", "{}", "[" * 100_000])
 def test_a_bench_file_that_is_none_is_told(cli: Cli, tmp_path: Path, text: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(text)
@@ -289,6 +291,7 @@ def test_groups_that_do_not_come_out_even_are_refused(cli: Cli) -> None:
         ("--level", "every=10", "restore, seconds, survives is missing"),
         ("--level", "every=10,seconds=1,restore=1,survives=node,often=2", "often is missing or"),
         ("--level", "every=x,seconds=1,restore=1,survives=node", "no number of iterations"),
+        ("--level", "every=\u00b2,seconds=1,restore=1,survives=node", "no number of iterations"),
         ("--level", "every=0,seconds=1,restore=1,survives=node", "every=0"),
         (
             "--level",

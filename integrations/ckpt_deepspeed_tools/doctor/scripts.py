@@ -55,6 +55,7 @@ class Scripts:
         files: how many were parsed.
         unparsed: files that are no Python of this version, with the reason.
         attached: places that call `ckpt_deepspeed.attach`.
+        deepspeed: whether one imports DeepSpeed.
     """
 
     files: int = 0
@@ -62,6 +63,12 @@ class Scripts:
     imports: list[Import] = field(default_factory=list)
     named: list[Named] = field(default_factory=list)
     attached: list[str] = field(default_factory=list)
+    deepspeed: bool = False
+
+    @property
+    def concerned(self) -> bool:
+        """Whether any of them has to do with DeepSpeed."""
+        return bool(self.deepspeed or self.imports or self.named)
 
 
 def read_scripts(paths: Sequence[Path]) -> Scripts:
@@ -175,11 +182,14 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
+            self._note_deepspeed(alias.name)
             if _is_package(alias.name):
                 self._aliases.add(alias.asname or _PACKAGE)
                 self._note_import(node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.level == 0:
+            self._note_deepspeed(node.module or "")
         if node.level == 0 and _is_package(node.module or ""):
             names = [alias.asname or alias.name for alias in node.names if alias.name == "attach"]
             self._attach.update(names)
@@ -208,6 +218,9 @@ class _Reader(ast.NodeVisitor):
             if isinstance(target, ast.Subscript):
                 self._note_key(_text([target.slice]), node.value)
         self.generic_visit(node)
+
+    def _note_deepspeed(self, module: str) -> None:
+        self._found.deepspeed |= module.split(".")[0] == "deepspeed"
 
     def _note_import(self, node: ast.stmt | ast.expr) -> None:
         self._imports.append(_Seen(node.lineno, self._scope, self._swallowed))

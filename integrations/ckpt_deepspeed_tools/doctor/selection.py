@@ -24,7 +24,7 @@ def check_selection(config: ConfigReport | None, scripts: Scripts | None) -> lis
     found = [] if scripts is None else [*_unparsed(scripts), *_written(scripts)]
     if config is not None and not config.has_key:
         found += _absent(config, scripts)
-    if scripts is not None:
+    if scripts is not None and (config is not None or scripts.concerned):
         found.append(_imported(config, scripts))
     elif config is not None and config.has_key:
         text = "DeepSpeed ignores the key unless the program imports ckpt_deepspeed"
