@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from ckpt_core import ConfigError, committed_steps
+from ckpt_core.cli import exported
 from ckpt_core.cli.exporting import export_step
 from ckpt_core.cli.importing import import_source
 from ckpt_core.cli.requests import ExportRequest, ImportRequest
@@ -96,11 +99,23 @@ def test_a_run_changes_over_in_its_middle(
     assert committed_steps(tmp_path / "r")[-1] == 15
 
 
-def test_a_step_goes_back_to_lightning(place: int, stock: Any, tmp_path: Path) -> None:
+class _Full(exported._Named):
+    def write(self, data: Any, /) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_step_goes_back_to_lightning(
+    place: int, stock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     every, loader = saver(tmp_path / "ckpts", every_n_steps=1, save_last=False), loader_of(place)
     fit(Sure, loader, every, val=loader())
     file = tmp_path / "back.ckpt"
-    export_step(ExportRequest(str(tmp_path / "ckpts"), file, to="lightning", step=place))
+    request = ExportRequest(str(tmp_path / "ckpts"), file, to="lightning", step=place)
+    with monkeypatch.context() as full:
+        full.setattr(exported, "_Named", _Full)
+        with pytest.raises(OSError, match="No space left"):
+            export_step(request)
+    export_step(request)
     assert b"ckpt_lightning" not in file.read_bytes()
     back = ending(*_stock(tmp_path / "s", Sure, place, ckpt_path=str(file)))
     assert differences(_sure(back), _sure(stock[Sure][1])) == []
