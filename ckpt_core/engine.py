@@ -68,7 +68,7 @@ class Engine:
         self.files = files
         self.coordination = coordination
         self.events = EventLog()
-        self.failures = Failures(OnError(options.on_error), self.events)
+        self.failures = Failures(OnError(options.on_error))
         self.pipeline = Pipeline(options, devices, files=files, neighbours=info.neighbours)
         self.store = make_store(root, options, info, files=files, kept=self.pipeline.kept)
         self.journal = Journal()

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ckpt_core.errors import CkptError
 from ckpt_core.observe.event import Event, EventName
 
 
@@ -106,7 +105,7 @@ class Meter:
         began_s = time.monotonic() if began_s is None else began_s
         try:
             yield
-        except CkptError:
+        except BaseException:
             self._refused(step, stall_s=time.monotonic() - began_s)
             raise
         self._begun(step, stall_s=time.monotonic() - began_s)

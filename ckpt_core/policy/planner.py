@@ -10,6 +10,7 @@ A cached profile leads from MEASURING to RUNNING at once, and back to PROBING if
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from enum import Enum, auto
 from statistics import median
@@ -151,7 +152,7 @@ class Planner:
             return step
         coming = self._saved_at + self.interval.steps
         if coming <= step and self._needs_idle():
-            return step + _LOOK_AGAIN
+            return max(min(step + _LOOK_AGAIN, self._latest(self._saved_at)), step)
         return max(coming, step)
 
     # -- inside ----------------------------------------------------------------------------------
@@ -180,6 +181,11 @@ class Planner:
     def _interval_for(self, cost: float, base: Base) -> Interval:
         persist_s = self._meter.activity.persist_s
         return choose_interval(Costs(base.seconds, cost * base.seconds, persist_s), self._limits)
+
+    def _latest(self, saved_at: int) -> int:
+        """The last step that may be saved next, whatever is yet to be measured."""
+        most = self._limits.max_steps
+        return sys.maxsize if most is None else saved_at + most
 
     def _needs_idle(self) -> bool:
         """Whether the base has not been measured for so long that a save must wait for it."""

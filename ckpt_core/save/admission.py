@@ -79,6 +79,8 @@ class Admission:
         inflight.created_unix_s = self._now_unix_s()
         if inflight.destination is None:
             self._around.store.admitted(inflight.attempt_id)
+        # Order matters: whatever interrupts the telling, whoever has heard of a begin hears of its end.
+        inflight.begun = True
         self._around.events.tell(EventName.BEGIN, inflight.step)
 
     def _now_unix_s(self) -> float:

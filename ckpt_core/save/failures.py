@@ -6,7 +6,6 @@ import contextlib
 import logging
 
 from ckpt_core.errors import CommitError
-from ckpt_core.observe import EventLog, EventName
 from ckpt_core.types import RAISED_TO_CALLER, OnError
 
 _log = logging.getLogger("ckpt_core")
@@ -15,19 +14,17 @@ _log = logging.getLogger("ckpt_core")
 class Failures:
     """Saves that failed in the background and were not raised yet. Thread-safe."""
 
-    def __init__(self, on_error: OnError, events: EventLog) -> None:
+    def __init__(self, on_error: OnError) -> None:
         self._raises = on_error is OnError.RAISE
-        self._events = events
         self._errors: list[BaseException] = []
 
     def note(self, step: int, error: BaseException) -> None:
-        """Log it and tell of it, and remember it for `report`.
+        """Log it, and remember it for `report`.
 
         But for the mere echo of another rank that raised an older one in `save`: raised again, it would
         make the ranks take turns in refusing.
         """
         _log.error("save of step %d failed: %s", step, error)
-        self._events.tell(EventName.FAILED, step, detail=str(error))
         if self._raises and not _is_echo(error):
             self._errors.append(error)
 

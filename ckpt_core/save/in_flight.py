@@ -83,6 +83,7 @@ class InFlight:
         images: everything that may hold chunks for it.
         open_ended: it waits for its caller, and only the stager touches its images.
         stills: the files of it that later ones may share, who keeps them, and how some leaves look.
+        begun: BEGIN is told of it, so that its end must be too.
         created_unix_s: when it was let in, later than the one before it.
     """
 
@@ -100,7 +101,7 @@ class InFlight:
         self.attempt: Attempt | None = None
         self.error: BaseException | None = None
         self.contents: Contents | None = None
-        self.reported = False
+        self.begun = self.reported = False
         self.voted = False
         self._around = around
         self._lock = threading.Lock()
@@ -184,6 +185,8 @@ class InFlight:
             told, self.reported = self.reported, True
             # Now: whoever seals it from here on finds it failed, and leaves its end to us.
             left_open = self.open_ended
+        if self.begun or not told:
+            self._around.events.tell(EventName.FAILED, self.step, detail=str(error))
         if not told:
             # Order matters: whoever has waited for a future finds the failure at the next save.
             self._around.failures.note(self.step, error)

@@ -65,3 +65,18 @@ def test_a_call_that_raises_counts_as_a_save_only_where_one_had_begun() -> None:
             save(told)
     assert "1 save failed" in meter.summary()
     assert not meter.take()
+
+
+def test_a_save_that_is_tried_again_after_any_error_is_counted_by_itself() -> None:
+    meter = Meter()
+
+    def save() -> None:
+        with meter.saving(3):
+            tell(meter, EventName.FAILED, 0.2)
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        save()
+    begin(meter, 3)
+    tell(meter, EventName.COMMITTED, 0.2)
+    assert len(meter.take()) == 1

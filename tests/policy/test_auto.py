@@ -289,6 +289,15 @@ def test_max_steps_bounds_what_a_failure_can_cost(tmp_path: Path) -> None:
     assert max(b - a for a, b in zip(world.saves, world.saves[1:], strict=False)) <= 30
 
 
+def test_no_measurement_is_waited_for_longer_than_max_steps(tmp_path: Path) -> None:
+    load = Load(persist_s=20.0, slowdown=0.0, stall_s=0.001, noise=0.01)
+    world = World(tmp_path / "root", load, in_flight=20)
+    policy = watching(world, max_steps=30)
+    world.run(policy, range(1, 4000))
+    saves = [step for step in world.saves if step > 1000]
+    assert max(end - begin for begin, end in pairwise(saves)) == 30
+
+
 def test_without_an_engine_to_watch_it_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"policy\.watch\(checkpointer\)"):
         Auto().should_save(1)

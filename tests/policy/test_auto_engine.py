@@ -12,6 +12,10 @@ import pytest
 import torch
 
 from ckpt_core import Auto, Checkpointer, ConfigError, EverySeconds, Options
+from ckpt_core.observe import Event, EventName
+from ckpt_core.observe.figures import Figures
+from ckpt_core.policy.activity import Activity
+from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from tests.crash.layers import CHANGES, hooked
 from tests.crash.warm import Warm
@@ -87,6 +91,56 @@ def test_saves_that_fail_neither_stop_the_policy_nor_count_as_under_way(tmp_path
         ck.wait()
         assert [step for step in asked if 20 <= step < 80], "it went on asking"
         assert max(ck.steps()) > 80, "and saved again when it could"
+
+
+class Refusing(Devices):
+    """Has no memory for a while."""
+
+    refuses = False
+
+    def queued(self, *args: Any) -> Any:
+        if self.refuses:
+            raise MemoryError
+        return super().queued(*args)
+
+
+@pytest.mark.parametrize("how", ["abort", "error", "interrupt"])
+def test_saves_that_the_training_thread_gives_up_are_over(tmp_path: Path, how: str) -> None:
+    state, devices, activity, struck = _state(), Refusing(), Activity(), []
+
+    def interrupt(event: Event) -> None:
+        if how == "interrupt" and event.step == 5 and not struck:
+            struck.append(event.step)
+            raise KeyboardInterrupt
+
+    options = Options(chunk_bytes="64KiB", writers=2, keep_last=None, timeout=60)
+    with Checkpointer(tmp_path / "ckpts", options, devices=devices) as ck:
+        figures = Figures(ck.events, root="", rank=0, waited_s=float, levels=tuple)
+        ck.events.subscribe(activity.hear)
+        ck.events.subscribe(interrupt, only=[EventName.BEGIN])
+        policy = Auto(1.0, cache=False)
+        policy.watch(ck)
+        for step in range(1, 60):
+            ck.wait_staged()
+            _iterate(state, step)
+            if step == 5 and how == "abort":
+                ck.begin(step, {"weights": state["weights"]}).abort()
+            elif step == 5:
+                devices.refuses = how == "error"
+                with pytest.raises((MemoryError, KeyboardInterrupt)):
+                    ck.save(step, state)
+                devices.refuses = False
+            if policy.should_save(step):
+                ck.save(step, state)
+        ck.wait()
+        activity.take()
+        assert activity.under_way == 0 and len(ck.steps()) > 2
+        assert figures.samples()["in_flight"][0].endswith(" 0\n")
+        told = [(event.name, event.step) for event in ck.events.events()]
+        begun = [step for name, step in told if name == EventName.BEGIN]
+        assert 5 in begun
+        over = [step for name, step in told if name in (EventName.COMMITTED, EventName.FAILED)]
+        assert sorted(over) == begun
 
 
 @pytest.fixture(scope="module")
