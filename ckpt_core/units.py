@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import html
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
@@ -57,6 +58,21 @@ def parse_duration(value: timedelta | float | int, *, field: str) -> timedelta:
         raise ConfigError(f"{field}={value!r} is not a finite duration") from exc
     if duration <= timedelta(0):
         raise ConfigError(f"{field}={value!r} must be above zero")
+    return duration
+
+
+def parse_timeout(value: timedelta | float | int, *, field: str) -> timedelta:
+    """As `parse_duration`, no longer than the system can wait.
+
+    Raises:
+        ConfigError: it is no such duration.
+    """
+    duration = parse_duration(value, field=field)
+    if duration.total_seconds() > threading.TIMEOUT_MAX:
+        raise ConfigError(
+            f"{field}={value!r} is longer than the system can wait: name at most "
+            f"{threading.TIMEOUT_MAX:.0f} seconds"
+        )
     return duration
 
 

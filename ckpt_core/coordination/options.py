@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
-from ckpt_core.units import parse_duration
+from ckpt_core.units import parse_timeout
 
 _BEATS = 5
 _LONGEST_BEAT_S = 5.0
@@ -36,17 +36,17 @@ class StoreOptions:
 
     def __post_init__(self) -> None:
         for field in ("dead_after", "timeout"):
-            object.__setattr__(self, field, parse_duration(getattr(self, field), field=field))
+            object.__setattr__(self, field, parse_timeout(getattr(self, field), field=field))
 
     @property
     def dead_after_s(self) -> float:
         """`dead_after` in seconds."""
-        return parse_duration(self.dead_after, field="dead_after").total_seconds()
+        return parse_timeout(self.dead_after, field="dead_after").total_seconds()
 
     @property
     def timeout_s(self) -> float:
         """`timeout` in seconds."""
-        return parse_duration(self.timeout, field="timeout").total_seconds()
+        return parse_timeout(self.timeout, field="timeout").total_seconds()
 
     @property
     def beat_s(self) -> float:

@@ -17,7 +17,14 @@ from ckpt_core.options.addresses import parse_metrics
 from ckpt_core.options.level import Level, check_collapsed, parse_levels, scheme_of
 from ckpt_core.options.presets import preset_fields
 from ckpt_core.types import DirectIO, Mode, OnError
-from ckpt_core.units import ALIGN_BYTES, html_table, known_names, parse_bytes, parse_duration
+from ckpt_core.units import (
+    ALIGN_BYTES,
+    html_table,
+    known_names,
+    parse_bytes,
+    parse_duration,
+    parse_timeout,
+)
 
 ENV_PREFIX = "CKPT_CORE_"
 _SIZES = ("staging_bytes", "chunk_bytes", "eager_leaf_bytes")
@@ -297,7 +304,8 @@ def _checked(name: str, value: Any) -> Any:
         # The loop may change its working directory before the file is opened.
         return os.path.abspath(os.fspath(value))
     assert name in _DURATIONS, name
-    return parse_duration(value, field=name)
+    parse = parse_timeout if name == "timeout" else parse_duration
+    return parse(value, field=name)
 
 
 def _paths(value: Any) -> tuple[str, ...]:

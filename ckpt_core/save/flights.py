@@ -21,6 +21,7 @@ from ckpt_core.system.threads import Monitor, Worker, join_all, start_all
 _log = logging.getLogger("ckpt_core")
 
 _CHORE_S = 2.0
+_LOOK_S = 3600.0
 
 
 class Flights:
@@ -246,7 +247,8 @@ class Flights:
         with self._changed.lock:
             deadlines = [flight.deadline for flight in self._active]
             self._looks_at = nearest = min(deadlines, default=math.inf)
-        return max(nearest - time.monotonic(), 0.0) if deadlines else None
+        # No longer: the queue takes no wait of years.
+        return min(max(nearest - time.monotonic(), 0.0), _LOOK_S) if deadlines else None
 
     def _expire(self) -> None:
         now = time.monotonic()

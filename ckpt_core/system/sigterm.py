@@ -38,7 +38,7 @@ from types import FrameType
 from typing import Any
 
 from ckpt_core.errors import ConfigError, StagingError
-from ckpt_core.units import parse_duration
+from ckpt_core.units import parse_timeout
 
 _log = logging.getLogger("ckpt_core")
 _SIGACTION_BYTES = 1024
@@ -63,7 +63,7 @@ class SigtermGuard:
     """
 
     def __init__(self, grace: timedelta | float) -> None:
-        self.grace_s = parse_duration(grace, field="sigterm_grace").total_seconds()
+        self.grace_s = parse_timeout(grace, field="sigterm_grace").total_seconds()
         self.asked = False
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError(

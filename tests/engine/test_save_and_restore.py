@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from engine_training import Run, bytes_of, same
 
 import ckpt_core
 from ckpt_core import Checkpointer, ConfigError, Mode, Options, StateMismatch, verify
+from ckpt_core.coordination.options import StoreOptions
 
 SMALL = Options(chunk_bytes=8192, staging_bytes="256KiB", in_flight=2)
 
@@ -187,6 +189,16 @@ def test_the_callers_mistakes_are_named_and_lose_nothing(tmp_path: Path) -> None
         Checkpointer(tmp_path, {"in_flight": 2})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="on_sigterm="):
         Checkpointer(tmp_path, on_sigterm="exit")  # type: ignore[arg-type]
+
+
+def test_a_timeout_of_years_is_waited_with_and_a_longer_one_refused(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, Options(timeout=threading.TIMEOUT_MAX)) as ck:
+        ck.begin(1, {"w": torch.ones(3)}).abort()
+        ck.save(2, {"w": torch.ones(3)}).committed.result(timeout=60)
+    for bad in (timedelta.max, 1e10):
+        for make in (Options, StoreOptions):
+            with pytest.raises(ConfigError, match="timeout="):
+                make(timeout=bad)
 
 
 def test_too_little_staging_memory_is_said_before_anything_starts(tmp_path: Path) -> None:
