@@ -8,6 +8,8 @@
 one, or without an optimizer at the end of each `wait_staged`: that is where iterations can be told apart.
 `time_s` is the monotonic clock of the machine; `unix_s` in "opened" is the same moment for all machines.
 `waited_s` is how long training has been inside the engine so far. All ranks may name the same file.
+
+One thread writes, so that neither training nor a save waits for storage that hangs.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import json
 import logging
 import os
 import platform
-import threading
+import queue
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,8 +27,13 @@ from typing import Any
 from ckpt_core.errors import ConfigError
 from ckpt_core.observe.event import Event
 from ckpt_core.observe.log import EventLog
+from ckpt_core.system.threads import Worker
 
 logger = logging.getLogger(__name__)
+
+_MOST_LINES = 10_000
+"""That wait to be written: with more, storage hangs."""
+_END_S = 2.0
 
 
 class NoEventFile:
@@ -55,6 +62,7 @@ class EventFile(NoEventFile):
 
         Raises:
             ConfigError: the file cannot be opened.
+            PersistError: the system gives no more threads.
         """
         self._rank, self._waited_s = rank, waited_s
         try:
@@ -65,38 +73,66 @@ class EventFile(NoEventFile):
             raise ConfigError(
                 f"events_file={os.fspath(path)!r} {text}", path=os.fspath(path)
             ) from exc
-        self._failed = False
-        self._mutex = threading.Lock()
+        self._pid = os.getpid()
+        self._ended = False
+        # In C: an interrupt of the training thread leaves no lock taken.
+        self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._worker = Worker(self._run, name="ckpt-events")
         moment = {"time_s": time.monotonic(), "unix_s": time.time(), "host": platform.node()}
-        self._write({"name": "opened"} | moment | dict(opened))
+        # As opening does, this waits for storage, before training.
+        self._write(self._full({"name": "opened"} | moment | dict(opened)))
+        try:
+            self._worker.start()
+        except BaseException:
+            os.close(self._fd)
+            raise
         self._unsubscribe: Callable[[], None] = log.subscribe(self._event)
 
     def barrier(self) -> None:
         """Training passed a barrier."""
-        self._write({"name": "barrier", "time_s": time.monotonic()})
+        self._tell({"name": "barrier", "time_s": time.monotonic()})
 
     def close(self) -> None:
-        """Write no more. Idempotent."""
+        """Have written what was told, unless storage hangs, and write no more. Idempotent."""
         self._unsubscribe()
-        with self._mutex:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)
+        self._ended = True
+        self._lines.put(None)
+        if not self._worker.join(deadline=time.monotonic() + _END_S):
+            logger.warning("the last events are left to a thread that hangs")
 
     def _event(self, event: Event) -> None:
-        self._write(dataclasses.asdict(event))
+        self._tell(dataclasses.asdict(event))
 
-    def _write(self, line: dict[str, Any]) -> None:
-        line = line | {"rank": self._rank, "waited_s": self._waited_s()}
-        text = json.dumps(line, default=str) + "\n"
-        with self._mutex:
-            if self._failed or self._fd < 0:
-                return
-            try:
-                os.write(self._fd, text.encode())
-            except OSError as exc:
-                self._failed = True
-                logger.warning("events are not written down any more: %s", exc)
+    def _tell(self, line: dict[str, Any]) -> None:
+        # The thread stays behind in a fork.
+        if self._ended or os.getpid() != self._pid:
+            return
+        if self._lines.qsize() >= _MOST_LINES:
+            self._give_up(f"{_MOST_LINES} lines wait for storage that hangs")
+            return
+        self._lines.put(self._full(line))
+
+    def _full(self, line: dict[str, Any]) -> dict[str, Any]:
+        return line | {"rank": self._rank, "waited_s": self._waited_s()}
+
+    def _give_up(self, why: object) -> None:
+        self._ended = True
+        logger.warning("events are not written down any more: %s", why)
+
+    def _run(self) -> None:
+        try:
+            while (line := self._lines.get()) is not None and self._write(line):
+                pass
+        finally:
+            os.close(self._fd)
+
+    def _write(self, line: dict[str, Any]) -> bool:
+        try:
+            os.write(self._fd, (json.dumps(line, default=str) + "\n").encode())
+        except OSError as exc:
+            self._give_up(exc)
+            return False
+        return True
 
 
 def event_file(

@@ -7,14 +7,20 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from ckpt_core.errors import PersistError
+from ckpt_core.system.threads import Worker
+
 _log = logging.getLogger("ckpt_core")
 
 VERSION = 1
+_PATIENCE_S = 2.0
+"""For storage, once: training waits no longer for one that hangs."""
 _TOLERANCE = 1.5
 """By how much iterations may have become faster or slower for old numbers to serve as a start."""
 
@@ -60,9 +66,29 @@ class ProfileCache:
     def __init__(self, root: Path, machine: Mapping[str, Any]) -> None:
         self.path = root.with_name(f"{root.name}.profile.json")
         self._machine = dict(machine)
+        self._worker: Worker | None = None
 
     def read(self) -> Profile | None:
-        """The profile of this machine; None if there is none, or it cannot be read."""
+        """The profile of this machine; None if there is none, or it cannot be read soon."""
+        found: list[Profile | None] = []
+        self._behind(lambda: found.append(self._read()))
+        return found[0] if found else None
+
+    def write(self, profile: Profile) -> None:
+        """Keep a profile; one that cannot be written is logged, and none is while an earlier one hangs."""
+        self._behind(lambda: self._write(profile))
+
+    def _behind(self, act: Callable[[], None]) -> None:
+        """Called on the training thread; `act` is left behind if storage hangs."""
+        if self._worker is not None and not self._worker.join(deadline=time.monotonic()):
+            return
+        worker = Worker(act, name="ckpt-profile")
+        with contextlib.suppress(PersistError):
+            worker.start()
+            self._worker = worker
+            worker.join(deadline=time.monotonic() + _PATIENCE_S)
+
+    def _read(self) -> Profile | None:
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
             if found["version"] != VERSION or found["machine"] != self._machine:
@@ -71,8 +97,7 @@ class ProfileCache:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def write(self, profile: Profile) -> None:
-        """Keep a profile; one that cannot be written is logged."""
+    def _write(self, profile: Profile) -> None:
         found = {
             "version": VERSION,
             "machine": self._machine,

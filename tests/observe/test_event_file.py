@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,37 @@ def test_a_full_disk_ends_the_file_and_not_the_run(caplog: pytest.LogCaptureFixt
     file.barrier()
     file.close()
     assert caplog.text.count("not written down any more") == 1
+
+
+def test_a_file_that_takes_nothing_more_stops_neither_training_nor_close(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "events"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def train() -> None:
+        file = event_file(path, EventLog(), rank=0, opened={})
+        for _ in range(20_000):
+            file.barrier()
+        file.close()
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    alive = thread.is_alive()
+    os.close(reader)  # whoever still writes gets an error
+    assert not alive
+    assert "lines wait for storage that hangs" in caplog.text
+
+
+def test_lines_keep_their_order_and_are_all_there_after_close(tmp_path: Path) -> None:
+    log, path = EventLog(), tmp_path / "events.jsonl"
+    file = event_file(path, log, rank=0, opened={})
+    for step in range(2000):
+        log.emit(Event(EventName.BEGIN, 1.0, step))
+    file.close()
+    assert [line.get("step") for line in lines_of(path)] == [None, *range(2000)]
 
 
 @pytest.mark.parametrize("path", ["", 7, b"x"])

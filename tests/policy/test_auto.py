@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
+import threading
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
@@ -242,6 +244,20 @@ def test_a_damaged_cache_is_no_error(tmp_path: Path, text: str) -> None:
     world = World(tmp_path / "root")
     world.run(watching(world), range(1, 100))
     assert world.saves[:2] == [9, 17]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_cache_on_storage_that_hangs_does_not_stop_training(tmp_path: Path, reads: bool) -> None:
+    name = "root.profile.json" if reads else f".root.profile.json.{os.getpid()}"
+    os.mkfifo(tmp_path / name)  # opening it waits for somebody at its other end
+    world = World(tmp_path / "root")
+    thread = threading.Thread(target=lambda: world.run(watching(world), range(1, 300)), daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    alive = thread.is_alive()
+    # Lets go of whoever waits, at either end.
+    os.close(os.open(tmp_path / name, os.O_RDWR | os.O_NONBLOCK))
+    assert not alive and len(world.saves) > 5
 
 
 def test_nothing_is_written_without_a_cache(tmp_path: Path) -> None:
