@@ -67,6 +67,7 @@ class Planner:
         self._untried: list[str] = []
         self._tried: dict[str, float] = {}
         self._warm = False
+        self._wished = False
         self._cycles_without_idle = 0
 
     def plan(self, step: int) -> int:
@@ -77,7 +78,10 @@ class Planner:
         if self.phase is Phase.MEASURING:
             return self._measure(step)
         if self.phase is Phase.PROBING:
-            return self._probe(step)
+            # Another policy may have to agree first: until then there is nothing to measure.
+            coming = step if self._wished else self._probe(step)
+            self._wished = coming == step
+            return coming
         return self._run(step)
 
     def saved(self, step: int) -> None:
@@ -89,7 +93,7 @@ class Planner:
         else:
             self._cycles_without_idle += 1
         self._ledger.begin_cycle()
-        self._saved_at = step
+        self._saved_at, self._wished = step, False
         self._held = None if self.interval is None else self.interval.steps
 
     def go_back(self) -> None:
@@ -130,10 +134,12 @@ class Planner:
             # Allocations of the first save are paid once.
             self._ledger.drop_cycle()
             self._untried = list(gauges.modes(self._meter.activity.state_bytes)) or [gauges.mode]
-        else:
+        elif self._ledger.cycle() is not None:
             self._tried[gauges.mode] = self._ledger.costs()[-1]
         if self._untried:
             gauges.prefer(self._untried.pop(0))
+            return step
+        if not self._tried:
             return step
         best = min(self._tried, key=lambda mode: self._tried[mode])
         gauges.prefer(best)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_core import Auto, ConfigError, EverySeconds
+from ckpt_core import Auto, ConfigError, EveryNSteps, EverySeconds, LastStep
 from ckpt_core.policy.interval import Reason
 from tests.policy.world import Load, World
 
@@ -295,6 +295,23 @@ def test_in_a_combination_saves_of_the_other_part_are_measured_too(tmp_path: Pat
     policy.watch(world)
     world.run(policy, range(1, 200))
     assert len(world.saves) >= 15
+
+
+@pytest.mark.parametrize("choices", [(), ("device", "host")])
+def test_a_wish_that_another_part_must_share_lasts_until_a_save_is_made(
+    tmp_path: Path, choices: tuple[str, ...]
+) -> None:
+    world = World(tmp_path / "root", choices=choices)
+    auto = watching(world)
+    world.run(auto & EveryNSteps(50), range(1, 1000))
+    assert world.saves == list(range(50, 1000, 50))
+    assert auto.interval is not None and auto.interval.steps == 28
+
+
+def test_all_that_is_measured_may_be_saved_at_the_last_step_alone(tmp_path: Path) -> None:
+    world = World(tmp_path / "root")
+    world.run(watching(world) & LastStep(500), range(1, 521))
+    assert world.saves == [500]
 
 
 def test_max_steps_bounds_what_a_failure_can_cost(tmp_path: Path) -> None:
