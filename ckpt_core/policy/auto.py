@@ -12,7 +12,7 @@ from typing import Any
 from ckpt_core.errors import ConfigError
 from ckpt_core.policy.base import Policy
 from ckpt_core.policy.interval import Interval, Limits, Reason
-from ckpt_core.policy.meter import Gauges, Meter
+from ckpt_core.policy.meter import Meter, gauges_of
 from ckpt_core.policy.planner import Planner
 from ckpt_core.policy.profile import Profile, ProfileCache
 from ckpt_core.units import parse_duration
@@ -83,11 +83,7 @@ class Auto(Policy):
         Raises:
             ConfigError: it is no Checkpointer.
         """
-        gauges: Gauges | None = getattr(checkpointer, "gauges", None)
-        if gauges is None:
-            raise ConfigError(
-                f"watch: {checkpointer!r} is no Checkpointer: pass the one that saves"
-            )
+        gauges = gauges_of(checkpointer)
         if self._meter is not None:
             self._meter.close()
         cache = ProfileCache(gauges.root, gauges.machine()) if self._caches else None

@@ -35,7 +35,7 @@ class Policy(ABC):
         """A save of `step` starts, wanted by this policy or by one that it is combined with."""
 
     def watch(self, checkpointer: Any, *, agree: bool = True) -> None:  # noqa: B027
-        """For policies that measure, see `Auto.watch`; others take no notice."""
+        """For policies that measure or read a clock, see `Auto.watch`; others take no notice."""
 
     def __or__(self, other: object) -> Policy:
         """Save when either wants to; a save counts for both."""

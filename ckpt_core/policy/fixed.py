@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.policy.base import Policy
+from ckpt_core.policy.meter import Gauges, gauges_of
 from ckpt_core.types import check_step
 from ckpt_core.units import parse_duration
+
+_MOST_GROWTH = 2
 
 
 class EveryNSteps(Policy):
@@ -67,6 +71,9 @@ class EverySeconds(Policy):
 
     Resume: the first question sets the origin, so time spent before training is not counted, and
     the first save comes one `duration` later.
+
+    Several ranks: clocks differ, and all must save the same steps: `watch(checkpointer)` before the first
+    step, as with `Auto`, lets the first rank decide. Integrations see to that themselves.
     """
 
     def __init__(
@@ -76,14 +83,50 @@ class EverySeconds(Policy):
         self.duration = parse_duration(duration, field="duration")
         self._clock = clock
         self._since_s: float | None = None
+        self._gauges: Gauges | None = None
+        self._met: tuple[int, float] | None = None
+        self._next = 0
+        self._is_due = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy sees no engine."""
+        return {**self.__dict__, "_gauges": None}
 
     def __repr__(self) -> str:
         return f"EverySeconds({self.duration.total_seconds():g})"
 
+    def watch(self, checkpointer: Any, *, agree: bool = True) -> None:
+        gauges = gauges_of(checkpointer) if agree else None
+        self._gauges = gauges if gauges is not None and gauges.world_size > 1 else None
+        self._met, self._next, self._is_due = None, 0, False
+
     def due(self, step: int) -> bool:
-        if self._since_s is None:
-            self._since_s = self._clock()
-        return self._clock() - self._since_s >= self.duration.total_seconds()
+        """Raises CoordinationTimeout, CommitError: of several ranks, the first one did not say."""
+        if self._gauges is None:
+            return self._left_s(self._clock()) <= 0
+        if self._met is not None and step < self._met[0]:
+            self._met, self._next = None, step  # training went back, on every rank
+        if not self._is_due and step >= self._next:
+            self._meet(self._gauges, step)
+        return self._is_due
 
     def saved(self, step: int) -> None:
         self._since_s = self._clock()
+        self._next, self._is_due = step + 1, False
+
+    def _left_s(self, now_s: float) -> float:
+        if self._since_s is None:
+            self._since_s = now_s
+        return self._since_s + self.duration.total_seconds() - now_s
+
+    def _meet(self, gauges: Gauges, step: int) -> None:
+        """The first rank says whether a save is due, and at which step it is to be asked again."""
+        now_s = self._clock()
+        left_s, ahead = self._left_s(now_s), 1
+        if self._met is not None and self._met[0] < step:
+            steps, passed_s = step - self._met[0], now_s - self._met[1]
+            # Few meetings, and none so far away that slower iterations make the save late by much.
+            most = _MOST_GROWTH * steps
+            ahead = min(max(int(left_s * steps / passed_s), 1), most) if passed_s > 0 else most
+        self._is_due, ahead = gauges.of_first_rank("seconds", [left_s <= 0, ahead])
+        self._met, self._next = (step, now_s), step + ahead

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+from ckpt_core.errors import ConfigError
 from ckpt_core.policy.activity import Activity
 from ckpt_core.policy.ledger import Ledger
 from ckpt_core.policy.profile import Profile
@@ -72,6 +73,18 @@ class Gauges(Protocol):
 
     def of_first_rank(self, topic: str, value: Any) -> Any:
         """What the first rank gives."""
+
+
+def gauges_of(checkpointer: object) -> Gauges:
+    """What a Checkpointer shows to a policy that is told to `watch` it.
+
+    Raises:
+        ConfigError: it is no Checkpointer.
+    """
+    gauges: Gauges | None = getattr(checkpointer, "gauges", None)
+    if gauges is None:
+        raise ConfigError(f"watch: {checkpointer!r} is no Checkpointer: pass the one that saves")
+    return gauges
 
 
 class Meter:

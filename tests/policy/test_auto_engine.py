@@ -185,6 +185,36 @@ def test_the_first_rank_decides_and_all_save_the_same_steps(
     assert others == [first, first]
 
 
+def save_by_the_clock(who: Rank, root: str) -> list[int]:
+    """One rank of a run whose clocks do not go alike."""
+    policy = EverySeconds(0.05, clock=lambda: time.monotonic() * (1 + who.rank) + 1000 * who.rank)
+    state, saved = _state(), []
+    with Checkpointer(root, SMALL, coordination=who.meet()) as ck:
+        policy.watch(ck)
+        for step in range(1, 200):
+            ck.wait_staged()
+            _iterate(state, step)
+            if policy.should_save(step):
+                ck.save(step, state)
+                saved.append(step)
+        ck.wait()
+    return saved
+
+
+def test_ranks_whose_clocks_differ_save_the_same_steps_every_few_seconds(
+    warm: Warm, tmp_path: Path
+) -> None:
+    outcomes = warm.call(
+        "tests.multirank.crew:run_ranks",
+        call="tests.policy.test_auto_engine:save_by_the_clock",
+        world_size=2,
+        nodes=None,
+        arguments={"root": str(tmp_path / "ckpts")},
+    )
+    first, other = all_well(outcomes)
+    assert len(first) >= 2 and other == first
+
+
 def test_decisions_take_no_time_to_speak_of(tmp_path: Path) -> None:
     """Work, not time: between two looks a question reads the clock once and asks nobody."""
     with Checkpointer(tmp_path / "ckpts", SMALL) as ck:
