@@ -288,11 +288,7 @@ class _Rank:
         spans = tuple((save.begin_s, save.until_s) for save in found.saves)
         trace = tuning.Trace(spans, tuple(self._iterations))
         found.clean_s = tuning.clean_iteration_s(trace)
-        found.beside_s = [
-            end - begin
-            for begin, end in self._iterations[1:]
-            if any(begin < save_end and save_begin < end for save_begin, save_end in spans)
-        ]
+        _, found.beside_s = tuning.beside(trace)
         if not found.knows_calls:
             found.waited_s = sum(end - begin for begin, end in found.waits)
         return found
@@ -377,6 +373,8 @@ def _number(line: Line, key: str) -> float | None:
 
 def saves_of(ranks: Iterable[RankFacts]) -> dict[int, list[tuple[int, Save]]]:
     """Steps in ascending order, with every save of them and its rank."""
-    pairs = [(rank.rank, save) for rank in ranks for save in rank.saves]
-    steps = sorted({save.step for _, save in pairs})
-    return {step: [pair for pair in pairs if pair[1].step == step] for step in steps}
+    found: dict[int, list[tuple[int, Save]]] = {}
+    for rank in ranks:
+        for save in rank.saves:
+            found.setdefault(save.step, []).append((rank.rank, save))
+    return dict(sorted(found.items()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from ckpt_core.policy.tuning import (
     as_environment,
     as_options,
     as_values,
+    beside,
     clean_iteration_s,
     iterations_of,
     kept_interval,
@@ -71,6 +74,21 @@ def test_time_lost_is_told_from_iterations_without_a_save() -> None:
     assert timing.clean_s == clean_iteration_s(trace) == 1.0
     assert timing.lost_s == pytest.approx(2.0, rel=0.1)
     assert typical_loss_s([timing]) == timing.lost_s
+
+
+@given(
+    saves=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=12),
+    lengths=st.lists(st.integers(1, 5), max_size=20),
+)
+def test_an_iteration_is_beside_a_save_if_any_save_overlaps_it(
+    saves: list[tuple[int, int]], lengths: list[int]
+) -> None:
+    spans = tuple((float(begin), float(begin + length)) for begin, length in saves)
+    iterations = tuple(pairwise(accumulate(map(float, lengths), initial=0.0)))
+    found: tuple[list[float], list[float]] = [], []
+    for begin, end in iterations[1:]:
+        found[any(begin < last and first < end for first, last in spans)].append(end - begin)
+    assert beside(Trace(spans, iterations)) == found
 
 
 def test_a_full_pipeline_tells_nothing_of_what_a_save_costs_by_itself() -> None:

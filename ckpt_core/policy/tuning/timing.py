@@ -88,10 +88,21 @@ def timing_of(trace: Trace, *, warmups: int) -> Timing | None:
 
 def clean_iteration_s(trace: Trace) -> float:
     """Median of the iterations beside which no save was under way, after the first one; 0 if none."""
+    clean, _ = beside(trace)
+    return statistics.median(clean) if clean else 0.0
+
+
+def beside(trace: Trace) -> tuple[list[float], list[float]]:
+    """Seconds of the iterations after the first one: those beside no save, and those beside one."""
     union = _union(trace.saves)
+    ends = [end for _, end in union]
+    lengths: tuple[list[float], list[float]] = [], []
     # The first iteration compiles, allocates, and fills caches.
-    clean = [span for span in trace.iterations[1:] if not any(_touch(span, u) for u in union)]
-    return statistics.median(_lengths(clean)) if clean else 0.0
+    for begin, end in trace.iterations[1:]:
+        # They lie apart and in order: of those that end after its begin, the first one begins first.
+        at = bisect.bisect(ends, begin)
+        lengths[at < len(union) and union[at][0] < end].append(end - begin)
+    return lengths
 
 
 def iterations_of(
@@ -143,10 +154,6 @@ def _union(spans: Sequence[Span]) -> list[Span]:
 def _clipped(span: Span, window: Span) -> Span | None:
     begin, end = max(span[0], window[0]), min(span[1], window[1])
     return (begin, end) if begin < end else None
-
-
-def _touch(one: Span, other: Span) -> bool:
-    return one[0] < other[1] and other[0] < one[1]
 
 
 def _lengths(spans: Sequence[Span]) -> list[float]:
