@@ -19,7 +19,7 @@ from ckpt_core.engine import Engine, Looks
 from ckpt_core.errors import ConfigError
 from ckpt_core.options import Level, Options, checked_options, checked_root
 from ckpt_core.restore import RestoredStep, RestoreRequest
-from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle, stalling
+from ckpt_core.save import FilesSave, LayerwiseSave, OnClose, SaveHandle, stalling
 from ckpt_core.state import Selection
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
@@ -75,7 +75,7 @@ class Checkpointer(Looks):
         self.root = checked_root(root)
         self._pid = os.getpid()
         self._closing = self._closed = False
-        self._on_close: list[Callable[[], None]] = []
+        self._on_close = OnClose()
         self._guard: SigtermGuard | None = None
         ranks = coordination or NoCoordination()
         engine = Engine(self.root, checked, ranks, files or Files(), devices or Devices())
@@ -318,8 +318,9 @@ class Checkpointer(Looks):
         """Have `callback` called when `close` begins, so that it can seal a save that it holds open.
 
         Not called where a `with` block ends in an error, nor at exit: the state is that of no step then.
+        What it raises `close` raises, at its end. Interrupted, it is called again by the next `close`.
         """
-        self._on_close.append(callback)
+        self._on_close.add(callback)
 
     def close(self) -> None:
         """Finish what is in flight, within `timeout`, then end the threads and unlock the root. Idempotent.
@@ -332,13 +333,10 @@ class Checkpointer(Looks):
         """
         if self._closed or os.getpid() != self._pid:
             return
-        try:
-            while self._on_close:
-                self._on_close.pop(0)()
-        except Exception:
-            self._end(self._engine.close)
-            raise
+        error = self._on_close.call()
         self._end(self._engine.close)
+        if error is not None:
+            raise error
         self._engine.failures.report()
 
     def _unmake(self) -> None:

@@ -15,11 +15,12 @@ plain | layerwise, layers | named_files    what the caller does: one call, or be
 journal       undoes what an interrupt cut short      barriers   what training waits for
 failures      told once, to the next call             opening    the root, on all ranks or none
 gauges        what a policy may ask                   handle     what the caller is given
-further       what is asked of levels beyond the root
+further       what is asked of levels beyond        closing    who is told of the end
 """
 
 from ckpt_core.save.admission import Admission
 from ckpt_core.save.barriers import Barriers
+from ckpt_core.save.closing import OnClose
 from ckpt_core.save.commit import Committer
 from ckpt_core.save.failures import Failures
 from ckpt_core.save.flights import Flights
@@ -52,6 +53,7 @@ __all__ = [
     "LayerwiseSaves",
     "LevelGauge",
     "NoLevels",
+    "OnClose",
     "Pipeline",
     "PlainSaves",
     "Reaching",

@@ -291,6 +291,39 @@ def test_a_close_goes_on_when_whom_it_tells_raises(tmp_path: Path) -> None:
         assert (again.rank, again.world_size) == (0, 1)
 
 
+def test_one_that_raises_does_not_keep_the_next_one_from_sealing(tmp_path: Path) -> None:
+    ck, state = Checkpointer(tmp_path), big()
+    save = ck.begin(1, state)
+    save.stage(state)
+    ck.on_close(lambda: 1 / 0)
+    ck.on_close(save.seal)
+    with pytest.raises(ZeroDivisionError):
+        ck.close()
+    assert ckpt_core.committed_steps(tmp_path) == (1,)
+
+
+def test_a_seal_that_is_interrupted_is_made_at_the_next_close(tmp_path: Path) -> None:
+    ck, state, interrupts = Checkpointer(tmp_path), big(), [KeyboardInterrupt()]
+    save = ck.begin(1, state)
+    save.stage(state)
+
+    def seal() -> None:
+        if interrupts:
+            raise interrupts.pop()
+        save.seal()
+
+    ck.on_close(seal)
+    with pytest.raises(KeyboardInterrupt):
+        ck.close()
+    ck.close()
+    assert ckpt_core.committed_steps(tmp_path) == (1,)
+
+
+def test_what_cannot_be_called_is_refused_before_the_close(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as ck, pytest.raises(ckpt_core.ConfigError, match="on_close"):
+        ck.on_close(5)  # type: ignore[arg-type]
+
+
 def test_a_call_of_another_thread_leaves_a_save_that_is_being_made_alone(tmp_path: Path) -> None:
     entered, asked = threading.Event(), threading.Event()
 

@@ -1,0 +1,53 @@
+"""Who is told that a Checkpointer closes: those that hold a save open, and seal it then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ckpt_core.errors import ConfigError
+
+Callback = Callable[[], object]
+
+
+class OnClose:
+    """Used on the training thread."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callback] = []
+        self._called: Callback | None = None
+
+    def add(self, callback: Callback) -> None:
+        """Call it at the end.
+
+        Raises:
+            ConfigError: it cannot be called.
+        """
+        if not callable(callback):
+            raise ConfigError(f"on_close({callback!r}): give a function without arguments")
+        self._callbacks.append(callback)
+
+    def clear(self) -> None:
+        """Call none of them."""
+        self._callbacks.clear()
+
+    def call(self) -> Exception | None:
+        """Call each, in their order; the first error, with a note of the others.
+
+        One that is interrupted is called again at the next call, and so are those after it. One that calls
+        this itself is not called again.
+        """
+        error: Exception | None = None
+        while self._callbacks and self._called is not self._callbacks[0]:
+            try:
+                self._called = self._callbacks[0]
+                self._called()
+            except Exception as exc:
+                if error is None:
+                    error = exc
+                else:
+                    error.add_note(f"Then also: {exc}")
+            finally:
+                self._called = None
+            # Order matters: an interrupt above leaves it in its place.
+            del self._callbacks[0]
+        return error
