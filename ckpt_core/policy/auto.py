@@ -13,7 +13,7 @@ from ckpt_core.errors import ConfigError
 from ckpt_core.policy.base import Policy
 from ckpt_core.policy.interval import Interval, Limits, Reason
 from ckpt_core.policy.meter import Meter, gauges_of
-from ckpt_core.policy.planner import Planner
+from ckpt_core.policy.planner import Planner, next_look
 from ckpt_core.policy.profile import Profile, ProfileCache
 from ckpt_core.units import parse_duration
 
@@ -140,7 +140,7 @@ class Auto(Policy):
         if not self._agrees:
             self._next = self._planner.after(step)
         elif self.interval is not None:
-            self._next = step + self.interval.steps
+            self._next = next_look(self.interval, saved_at=step, now=step)
         else:
             self._next = step + 1
 

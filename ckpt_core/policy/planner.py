@@ -28,6 +28,8 @@ _LOOK_AGAIN = 2
 _MOST_GROWTH = 16
 """By how much one cycle alone may lengthen the interval that it began with, however often it is looked at: an
 odd measurement must not leave a run unsaved. With less, a load that makes saves much dearer is met later."""
+_FIRST_LOOK = 16
+"""Steps after a save at which its interval is looked at again while it runs; then after twice as many."""
 _KEEP_WITHIN = 1.1
 _MARGIN = 1.0
 """Standard errors by which the cost of saves is taken to be above its mean: the bound is one from above."""
@@ -43,6 +45,12 @@ class Phase(Enum):
     MEASURING = auto()
     PROBING = auto()
     RUNNING = auto()
+
+
+def next_look(interval: Interval, *, saved_at: int, now: int) -> int:
+    """The step at which an interval ends, or is looked at before that."""
+    look = max(_FIRST_LOOK, 1 << (now - saved_at).bit_length())
+    return max(saved_at + min(interval.steps, look), now)
 
 
 class Planner:
@@ -66,6 +74,7 @@ class Planner:
         self._held: int | None = None
         self._untried: list[str] = []
         self._tried: dict[str, float] = {}
+        self._cost_s = 0.0
         self._warm = False
         self._wished = False
         self._cycles_without_idle = 0
@@ -103,7 +112,7 @@ class Planner:
     def after(self, step: int) -> int:
         """The next step with something to do, once `step` is being saved."""
         if self.phase is Phase.RUNNING and self.interval is not None:
-            return step + self.interval.steps
+            return next_look(self.interval, saved_at=step, now=step)
         return step + _LOOK_AGAIN
 
     # -- phases ----------------------------------------------------------------------------------
@@ -145,21 +154,27 @@ class Planner:
         gauges.prefer(best)
         self._ledger.restart(self._tried[best])
         self.phase = Phase.RUNNING
-        return self._run(step)
+        return self._end_interval(step)
 
     def _run(self, step: int) -> int:
         if not self._start_fits():
             self.phase, self._saved_at = Phase.PROBING, None
             self._ledger.restart()
             return step
+        assert self.interval is not None
+        if self._saved_at is None or step >= self._saved_at + self.interval.steps:
+            return self._end_interval(step)
+        self._shorten()
+        return next_look(self.interval, saved_at=self._saved_at, now=step)
+
+    def _end_interval(self, step: int) -> int:
         self._choose()
         assert self.interval is not None
         if self._saved_at is None:
             return step
-        coming = self._saved_at + self.interval.steps
-        if coming <= step and self._needs_idle():
+        if self._saved_at + self.interval.steps <= step and self._needs_idle():
             return max(min(step + _LOOK_AGAIN, self._latest(self._saved_at)), step)
-        return max(coming, step)
+        return next_look(self.interval, saved_at=self._saved_at, now=step)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -171,7 +186,7 @@ class Planner:
         # One cycle alone may be odd; when it is not, the next one says so too.
         usual = self._interval_for(max(median(costs), min(costs[-2:])), base)
         chosen = self._interval_for(max(costs[-2:]), base)
-        before = self.interval
+        before, self._cost_s = self.interval, max(costs[-2:]) * base.seconds
         if before is not None:
             held = self._held or before.steps
             grows = self._interval_for(costs[-1], base).steps > held
@@ -180,9 +195,26 @@ class Planner:
             if chosen.steps <= before.steps <= chosen.steps * _KEEP_WITHIN:
                 return
         if before is None or chosen.steps != before.steps:
-            _log.info("saving every %d steps (%s)", chosen.steps, chosen.reason)
-            self.interval = chosen
-            self._keep()
+            self._set(chosen)
+
+    def _shorten(self) -> None:
+        """Look at an interval while it runs: where iterations are much slower by now, it lasts too long.
+
+        What made them slower may make saves dearer too: the next one shows that.
+        """
+        base = self._ledger.base()
+        if base is None or self._ledger.idle_in_row < IDLE_AFTER:
+            return
+        found = self._interval_for(self._cost_s / base.seconds, base)
+        # Not for less: what only differs by noise would have intervals end early, and none late.
+        if self.interval is not None and found.steps <= self.interval.steps / 2:
+            self._ledger.restart(self._cost_s / base.seconds)
+            self._set(found)
+
+    def _set(self, chosen: Interval) -> None:
+        _log.info("saving every %d steps (%s)", chosen.steps, chosen.reason)
+        self.interval = chosen
+        self._keep()
 
     def _interval_for(self, cost: float, base: Base) -> Interval:
         persist_s = self._meter.activity.persist_s

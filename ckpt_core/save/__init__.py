@@ -15,7 +15,7 @@ plain | layerwise, layers | named_files    what the caller does: one call, or be
 journal       undoes what an interrupt cut short      barriers   what training waits for
 failures      told once, to the next call             opening    the root, on all ranks or none
 gauges        what a policy may ask                   handle     what the caller is given
-further       what is asked of levels beyond        closing    who is told of the end
+further       what is asked of levels beyond         closing    who is told of the end
 """
 
 from ckpt_core.save.admission import Admission

@@ -53,6 +53,20 @@ def test_steps_that_nobody_asks_about_are_iterations_without_saves(
     assert policy.interval.steps == pytest.approx(before.steps, rel=0.2)
 
 
+def test_a_first_interval_ends_sooner_where_iterations_become_slower(tmp_path: Path) -> None:
+    """As where data come from a cache at first. By those, it would be of 8,000 steps."""
+    world = World(tmp_path / "root", Load(iteration_s=0.01, stall_s=0.5, slowdown=0))
+    policy = Auto(max_overhead=BOUND, mtbf=7200, clock=world.clock, cache=False)
+    policy.watch(world)
+    world.run(policy, range(1, 60))
+    slow = Load(iteration_s=1.0, stall_s=0.5, slowdown=0)
+    world.run(policy, range(60, 3000), load=lambda step: slow)
+    gaps = [end - begin for begin, end in itertools.pairwise(world.saves)]
+    assert max(gaps) <= 128
+    assert policy.interval is not None
+    assert policy.interval.steps == pytest.approx(85, rel=0.1)
+
+
 def test_one_save_that_hangs_does_not_leave_the_run_unsaved(tmp_path: Path) -> None:
     world = World(tmp_path / "root", Load(noise=0.02))
     policy = watching(world)
