@@ -158,13 +158,16 @@ class Auto(Policy):
         assert self._meter is not None and self._planner is not None
         if not self._agrees:
             return self._planner.plan(step)
-        mine = None
-        if self._meter.gauges.rank == 0:
+        mine, gauges = None, self._meter.gauges
+        if gauges.rank == 0:
             coming, found = self._planner.plan(step), self._planner.interval
-            mine = [coming, None if found is None else [found.steps, found.reason.value]]
-        told = self._meter.gauges.of_first_rank("policy", mine)
-        self._told = None if told[1] is None else Interval(told[1][0], Reason(told[1][1]))
-        return int(told[0])
+            interval = None if found is None else [found.steps, found.reason.value]
+            mine = [coming, interval, self._planner.preferred]
+        coming, interval, mode = gauges.of_first_rank("policy", mine)
+        self._told = None if interval is None else Interval(interval[0], Reason(interval[1]))
+        if gauges.rank and mode not in (None, gauges.mode):
+            gauges.prefer(mode)
+        return int(coming)
 
 
 def _checked_share(value: object) -> float:

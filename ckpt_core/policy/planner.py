@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from statistics import median
@@ -60,11 +61,15 @@ class Planner:
         meter: what is measured.
         limits: what the user allows.
         cache: of profiles; None keeps none.
+
+    Attributes:
+        preferred: the way of staging that is tried or chosen; None where there is no choice.
     """
 
     def __init__(self, meter: Meter, limits: Limits, cache: ProfileCache | None) -> None:
         self.phase = Phase.SETTLING
         self.interval: Interval | None = None
+        self.preferred: str | None = None
         self._meter = meter
         self._ledger = meter.ledger
         self._limits = limits
@@ -72,6 +77,7 @@ class Planner:
         self._start: Profile | None = None
         self._saved_at: int | None = None
         self._held: int | None = None
+        self._choices: Sequence[str] = ()
         self._untried: list[str] = []
         self._tried: dict[str, float] = {}
         self._cost_s = 0.0
@@ -125,7 +131,7 @@ class Planner:
             self.phase = Phase.PROBING
             return step
         self.phase = Phase.RUNNING
-        self._meter.gauges.prefer(self._start.mode)
+        self._prefer(self._start.mode, self._meter.gauges.modes(self._start.state_bytes))
         self._meter.activity.seed(self._start.persist_s)
         self._ledger.restart(self._start.save_s / self._start.iteration_s)
         self._choose()
@@ -142,16 +148,17 @@ class Planner:
             self._warm = True
             # Allocations of the first save are paid once.
             self._ledger.drop_cycle()
-            self._untried = list(gauges.modes(self._meter.activity.state_bytes)) or [gauges.mode]
+            self._choices = gauges.modes(self._meter.activity.state_bytes)
+            self._untried = [*self._choices] or [gauges.mode]
         elif self._ledger.cycle() is not None:
             self._tried[gauges.mode] = self._ledger.costs()[-1]
         if self._untried:
-            gauges.prefer(self._untried.pop(0))
+            self._prefer(self._untried.pop(0), self._choices)
             return step
         if not self._tried:
             return step
         best = min(self._tried, key=lambda mode: self._tried[mode])
-        gauges.prefer(best)
+        self._prefer(best, self._choices)
         self._ledger.restart(self._tried[best])
         self.phase = Phase.RUNNING
         return self._end_interval(step)
@@ -177,6 +184,11 @@ class Planner:
         return next_look(self.interval, saved_at=self._saved_at, now=step)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _prefer(self, mode: str, choices: Sequence[str]) -> None:
+        self._meter.gauges.prefer(mode)
+        # Without a choice each rank has its own way, as its root asks for.
+        self.preferred = mode if choices else None
 
     def _choose(self) -> None:
         """Set the interval from what recent saves have cost."""

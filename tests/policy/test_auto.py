@@ -209,6 +209,35 @@ def test_the_mode_that_costs_less_is_chosen(tmp_path: Path) -> None:
     assert policy.profile is not None and policy.profile.mode == "host"
 
 
+def test_the_mode_that_the_first_rank_tries_or_chooses_is_every_ranks(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    class Second(World):
+        def of_first_rank(self, topic: str, value: Any) -> Any:
+            return told[-1]
+
+    class First(World):
+        def of_first_rank(self, topic: str, value: Any) -> Any:
+            told.append(value)
+            return value
+
+    worlds = [
+        kind(tmp_path / "root", rank=rank, world_size=2, choices=("device", "host"))
+        for rank, kind in enumerate((First, Second))
+    ]
+    policies = [watching(world, cache=False) for world in worlds]
+    for world in worlds:
+        world.stall_of = {"device": 0.3, "host": 0.02}
+    modes = []
+    for step in range(1, 200):
+        for world, policy in zip(worlds, policies, strict=True):
+            world.run(policy, range(step, step + 1))
+        modes.append(tuple(world.mode for world in worlds))
+    assert worlds[0].preferred == ["device", "host", "host"]
+    assert set(modes) == {("host", "host"), ("device", "device")}
+    assert worlds[0].saves == worlds[1].saves
+
+
 def test_an_mtbf_lengthens_the_interval(tmp_path: Path) -> None:
     world = World(tmp_path / "root")
     policy = watching(world, mtbf=timedelta(hours=3))
