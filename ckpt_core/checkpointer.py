@@ -299,7 +299,8 @@ class Checkpointer(Looks):
                 `state`; or a function from the one to the other.
 
         Raises:
-            ConfigError: `only` or `rename` does not fit; nothing was changed.
+            ConfigError: `only` or `rename` does not fit, or a save is begun and not sealed; nothing was
+                changed.
             StateMismatch: names, shapes or dtypes differ, or nothing fits; nothing was changed.
             CorruptCheckpoint: no step is valid (or the one asked for is not).
             NotCommitted: `step` is not there, or no step is held by every node.

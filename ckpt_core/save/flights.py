@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from ckpt_core.errors import CkptError, PersistError, StagingError
+from ckpt_core.errors import CkptError, ConfigError, PersistError, StagingError
 from ckpt_core.save.in_flight import InFlight, Phase
 from ckpt_core.system.threads import Monitor, Worker, join_all, start_all
 
@@ -187,6 +187,18 @@ class Flights:
     def _of(self, before: int | None) -> list[InFlight]:
         return [flight for flight in self.active() if before is None or flight.step < before]
 
+    def refuse_unsealed(self) -> None:
+        """Before the caller waits for what only the caller can end.
+
+        Raises:
+            ConfigError: a save was begun and neither sealed nor aborted.
+        """
+        for inflight in self.active():
+            if inflight.open_ended and not inflight.failed():
+                raise ConfigError(
+                    f"the save of step {inflight.step} was begun and is not sealed: seal or abort it first"
+                )
+
     def give_up_unsealed(self) -> None:
         """Fail the open ones whose caller never ended them."""
         for inflight in self.active():
@@ -275,6 +287,12 @@ def _overdue(inflight: InFlight) -> CkptError:
             f"step {inflight.step} may be committed or not (look at `steps()`): storage is stuck or too "
             f"slow, or another rank is: {seconds:.1f} s are over, and `timeout`. Earlier steps are "
             f"untouched; training may go on",
+            step=inflight.step,
+        )
+    if inflight.open_ended:
+        return PersistError(
+            f"step {inflight.step} was given up after {seconds:.1f} s: it was begun and not sealed within "
+            f"`timeout`: seal or abort what is begun. Earlier steps are untouched; training may go on",
             step=inflight.step,
         )
     return PersistError(

@@ -245,13 +245,28 @@ def test_closing_gives_up_a_layerwise_save_that_was_never_sealed(tmp_path: Path)
         assert ck.steps() == ()
 
 
+def test_a_restore_does_not_wait_for_a_save_that_only_its_caller_can_end(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, Options(timeout=600)) as ck:
+        ck.save(1, state := big())
+        save = ck.begin(2, state)
+        with pytest.raises(ConfigError, match="step 2 was begun and is not sealed"):
+            ck.restore(state)
+        save.abort()
+        found = ck.restore(state)
+        assert found is not None and found.step == 1
+        files = ck.begin_files(3, "tag")
+        with pytest.raises(ConfigError, match="step 3 was begun"):
+            ck.restore(state)
+        files.abort()
+
+
 def test_a_layerwise_save_given_up_by_the_watchdog_gives_its_memory_back(tmp_path: Path) -> None:
     options = Options(timeout=8, in_flight=1, chunk_bytes=4096, staging_bytes="64KiB")
     with Checkpointer(tmp_path, options) as ck:
         save = ck.begin(1, big())
         save.stage("ab")
         ck.save(2, big())  # waits for the place of step 1, and does not know of its failure yet
-        with pytest.raises(ckpt_core.PersistError, match="given up"):
+        with pytest.raises(ckpt_core.PersistError, match=r"given up .* not sealed"):
             ck.save(3, big())
         ck.save(3, {"w": torch.ones(10)}).committed.result(timeout=60)
         assert ck.steps()[-1] == 3
