@@ -176,4 +176,6 @@ def url_of(place: Place) -> str | None:
 
 def local(place: Place) -> Path:
     """A place that `url_of` says is a directory."""
-    return Path(place) if scheme_of(place) is None else Path(Level(os.fspath(place)).url)
+    return (
+        Path(place).expanduser() if scheme_of(place) is None else Path(Level(os.fspath(place)).url)
+    )

@@ -25,6 +25,8 @@ from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
 from ckpt_core.system.threads import at_exit
+from ckpt_core.types import RankInfo
+from ckpt_core.units import parse_timeout
 
 _log = logging.getLogger("ckpt_core")
 
@@ -37,7 +39,7 @@ class Checkpointer(Looks):
     copy of its small leaves; everything else happens behind it.
 
     Args:
-        root: directory of this run's checkpoints; made if it is missing.
+        root: directory of this run's checkpoints, made if it is missing; "~" is the home directory.
         options: see `Options`.
         levels: more roots, to which committed steps are taken behind training: `options.levels` in short.
         coordination: how the ranks of one job agree; None for one process. One for each Checkpointer,
@@ -77,7 +79,12 @@ class Checkpointer(Looks):
         self._closing = self._closed = False
         self._on_close = OnClose()
         self._guard: SigtermGuard | None = None
-        ranks = coordination or NoCoordination()
+        parse_timeout(sigterm_grace, field="sigterm_grace")
+        ranks = NoCoordination() if coordination is None else coordination
+        if not isinstance(getattr(ranks, "info", None), RankInfo):
+            raise ConfigError(
+                f"coordination={ranks!r} is none: give a TorchStore, or None for one process"
+            )
         engine = Engine(self.root, checked, ranks, files or Files(), devices or Devices())
         self._engine, self._journal = engine, engine.journal
         self.events, self.gauges = engine.events, engine.gauges

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import deque
 from collections.abc import Iterable
@@ -50,14 +51,19 @@ def check_step(step: object) -> int:
     Raises:
         ConfigError: it is not an integer, or out of range.
     """
-    if isinstance(step, bool) or not hasattr(step, "__index__"):
-        raise ConfigError(
-            f"step={step!r} is not an integer: pass the optimizer step, counted from 0"
-        )
-    number = int(step.__index__())
+    try:
+        number = int(operator.index(step))  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError) as exc:
+        raise _no_step(step) from exc
+    if isinstance(step, bool):
+        raise _no_step(step)
     if not 0 <= number < 10**18:
         raise ConfigError(f"step={number} is out of range: steps are 0 .. 10**18-1")
     return number
+
+
+def _no_step(step: object) -> ConfigError:
+    return ConfigError(f"step={step!r} is not an integer: pass the optimizer step, counted from 0")
 
 
 def step_dir_name(step: int) -> str:

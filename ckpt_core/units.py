@@ -26,7 +26,7 @@ def parse_bytes(value: int | str, *, field: str) -> int:
     """Bytes from an int or from text such as "2GiB", "16 MiB" or "4096".
 
     Raises:
-        ConfigError: the text is no size, or the size is negative.
+        ConfigError: the text is no size, or the size is negative, or 8 EiB or more.
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ConfigError(
@@ -38,7 +38,10 @@ def parse_bytes(value: int | str, *, field: str) -> int:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
         if match is None or match[2].lower() not in _UNITS:
             raise ConfigError(f"{field}={value!r} is not a size: write it like '16MiB' or '2GiB'")
-        size = int(float(match[1]) * _UNITS[match[2].lower()])
+        # The least that is refused stands for all that is larger, infinity too.
+        size = int(min(float(match[1]) * _UNITS[match[2].lower()], 2.0**63))
+    if size >= 2**63:
+        raise ConfigError(f"{field}={value!r} is more than any machine has: a size is below 8 EiB")
     if size < 0:
         raise ConfigError(f"{field}={value!r} is negative: a size is 0 or more bytes")
     return size

@@ -95,7 +95,7 @@ class Level:
                 raise ConfigError(f"url={self.url!r} and peers={self.peers!r}: give one of them")
             _check_peers(self)
             object.__setattr__(self, "url", PEERS)
-            object.__setattr__(self, "dir", _absolute(self.dir))
+            object.__setattr__(self, "dir", absolute(self.dir))
         try:
             self._check_rest()
         except ConfigError as exc:
@@ -121,7 +121,7 @@ class Level:
         _check_shape(self.parity)
         _check_nodes(self, f"parity={self.parity!r}")
         object.__setattr__(self, "url", self.url or PARITY)
-        object.__setattr__(self, "dir", _absolute(self.dir))
+        object.__setattr__(self, "dir", absolute(self.dir))
 
     @property
     def of_nodes(self) -> bool:
@@ -169,7 +169,7 @@ def parse_levels(value: object) -> tuple[Level, ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise ConfigError(
                 f"levels={value!r} is no JSON: write it like "
                 '[{"url": "s3://bucket/run", "every": 100}]'
@@ -197,7 +197,7 @@ def _level(value: object, number: int) -> Level:
             for name in value:
                 if name not in known:
                     raise ConfigError(
-                        f"{name!r} is no field of a level: {known_names(name, known)}"
+                        f"{name!r} is no field of a level: {known_names(str(name), known)}"
                     )
             if not value.keys() & {"url", "peers", "parity"}:
                 raise ConfigError(
@@ -219,7 +219,7 @@ def _checked_url(url: object) -> str:
     if match is None:
         check_collapsed(text, "url")
         # The loop may change its working directory before anything goes there.
-        return _absolute(text)
+        return absolute(text)
     scheme, rest = match[1].lower(), match[2].rstrip("/")
     if scheme == "file":
         return os.path.abspath("/" + rest.lstrip("/"))
@@ -264,7 +264,8 @@ def _did_you_mean(scheme: str) -> str:
     return f"did you mean {scheme}://bucket/run?"
 
 
-def _absolute(path: str | os.PathLike[str] | None) -> str:
+def absolute(path: str | os.PathLike[str] | None) -> str:
+    """A path that later changes of the working directory do not concern; "~" is the home."""
     return os.path.abspath(os.path.expanduser(os.fspath(path or "")))
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.options.addresses import parse_metrics
-from ckpt_core.options.level import Level, check_collapsed, parse_levels, scheme_of
+from ckpt_core.options.level import Level, absolute, check_collapsed, parse_levels, scheme_of
 from ckpt_core.options.presets import preset_fields
 from ckpt_core.types import DirectIO, Mode, OnError
 from ckpt_core.units import (
@@ -363,5 +363,8 @@ def checked_root(root: object) -> Path:
             f"root={os.fspath(root)!r} is a URL: the first level is a directory. Name one here, and take its "
             f"steps there with levels=[Level(...)]"
         )
-    check_collapsed(str(os.fspath(root)), "root")
-    return Path(os.path.abspath(os.fspath(root)))
+    text = os.fsdecode(root)
+    if "\0" in text:
+        raise ConfigError(f"root={text!r} has a null character, and no path has: leave it out")
+    check_collapsed(text, "root")
+    return Path(absolute(text))

@@ -79,7 +79,13 @@ class Barriers:
             self._hook.remove()
 
     def leave_to_owner(self, optimizer: Optimizer) -> None:
-        """Steps of this optimizer do not wait: whoever makes them sees to the barrier."""
+        """Steps of this optimizer do not wait: whoever makes them sees to the barrier.
+
+        Raises:
+            ConfigError: it is no optimizer.
+        """
+        if not callable(getattr(optimizer, "step", None)):
+            raise ConfigError(f"leave_barrier_to_owner({optimizer!r}): give an optimizer")
         self._meet(optimizer)
         self._left.add(id(optimizer))
 

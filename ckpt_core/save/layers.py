@@ -213,6 +213,9 @@ class LayerPlanner:
 
 
 def _flat(tensors: Mapping[str, torch.Tensor]) -> FlatState:
+    given: object = tensors
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"tensors={given!r}: begin() takes a mapping of tensors by name")
     untyped: Mapping[object, object] = dict(tensors.items())
     for name, tensor in untyped.items():
         if not (isinstance(name, str) and isinstance(tensor, torch.Tensor)):

@@ -66,8 +66,8 @@ class Scope:
 def _paths(field: str, paths: Iterable[str] | None, state: Any) -> tuple[str, ...] | None:
     if paths is None:
         return None
-    if isinstance(paths, str):
-        raise ConfigError(f"{field}={paths!r} must be a list of paths, such as [{paths!r}]")
+    if isinstance(paths, str) or not isinstance(paths, Iterable):
+        raise ConfigError(f"{field}={paths!r} must be a list of paths, such as ['{paths}']")
     found = tuple(paths)
     untyped: tuple[object, ...] = found
     for path in untyped:

@@ -66,12 +66,17 @@ class Selection:
         """
         if only is None and not partial and rename is None:
             return None
-        paths = (only,) if isinstance(only, str) else () if only is None else tuple(only)
+        listed = tuple(only) if isinstance(only, Iterable) else ()
+        paths = (only,) if isinstance(only, str) else listed
         if only is not None and not (paths and all(type(path) is str and path for path in paths)):
             raise ConfigError(f"only={only!r}: name entries of the state, such as ['model']")
         if not (rename is None or callable(rename) or isinstance(rename, Mapping)):
             text = "give a mapping {path in the checkpoint: path here}, or a function of the former"
             raise ConfigError(f"rename={rename!r}: {text}")
+        if isinstance(rename, Mapping):
+            for path in (*rename, *rename.values()):
+                if not isinstance(path, str):
+                    raise ConfigError(f"rename={rename!r}: {path!r} is no path: name text by text")
         return cls(paths, partial, rename)
 
     def without(self, units: Iterable[str]) -> Selection:

@@ -17,8 +17,8 @@ STATE_KEY = "ckpt_lightning.AsyncCheckpoint"
 
 def latest(root: str | os.PathLike[str]) -> str | None:
     """The newest committed step directory of a root; None when there is none (yet)."""
-    steps = committed_steps(Path(root))
-    return str(step_path(Path(root), steps[-1])) if steps else None
+    steps = committed_steps(place := Path(root).expanduser())
+    return str(step_path(place, steps[-1])) if steps else None
 
 
 def best(root: str | os.PathLike[str], *, monitor: str | None = None) -> str | None:
@@ -34,15 +34,16 @@ def best(root: str | os.PathLike[str], *, monitor: str | None = None) -> str | N
         ConfigError: another metric was monitored.
         CkptError: there are steps, and none can be read.
     """
-    steps, error = committed_steps(Path(root)), None
+    place = Path(root).expanduser()
+    steps, error = committed_steps(place), None
     for step in reversed(steps):
         try:
-            noted = _noted(step_path(Path(root), step))
+            noted = _noted(step_path(place, step))
         except CkptError as exc:
             error = error or exc
             continue
-        found = _best_of(noted, steps, monitor, Path(root))
-        return None if found is None else str(step_path(Path(root), found))
+        found = _best_of(noted, steps, monitor, place)
+        return None if found is None else str(step_path(place, found))
     if error is not None:
         raise error
     return None

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engine_training import Run, bytes_of, same
 
 import ckpt_core
-from ckpt_core import Checkpointer, ConfigError, Mode, Options, StateMismatch, verify
+from ckpt_core import Checkpointer, ConfigError, EveryNSteps, Mode, Options, StateMismatch, verify
 from ckpt_core.coordination.options import StoreOptions
 
 SMALL = Options(chunk_bytes=8192, staging_bytes="256KiB", in_flight=2)
@@ -189,6 +191,52 @@ def test_the_callers_mistakes_are_named_and_lose_nothing(tmp_path: Path) -> None
         Checkpointer(tmp_path, {"in_flight": 2})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="on_sigterm="):
         Checkpointer(tmp_path, on_sigterm="exit")  # type: ignore[arg-type]
+
+
+NO_STEPS = (torch.tensor(5.5), torch.ones(2), np.array(5.5), np.arange(2), None)
+
+
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        *[("step=", lambda ck, bad=bad: ck.save(bad, {})) for bad in NO_STEPS],
+        *[("step=", lambda ck, bad=bad: ck.restore({}, step=bad)) for bad in NO_STEPS[:-1]],
+        *[("step=", lambda ck, bad=bad: ck.pin(bad)) for bad in NO_STEPS],
+        *[("step=", lambda _, bad=bad: EveryNSteps(2).should_save(bad)) for bad in NO_STEPS],
+        ("coordination=", lambda ck: Checkpointer(ck.root, coordination="torch")),
+        ("coordination=", lambda ck: Checkpointer(ck.root, coordination=5)),
+        ("tensors=", lambda ck: ck.begin(5, [torch.ones(3)])),
+        ("per_rank=", lambda ck: ck.save(5, {}, per_rank=5)),
+        ("replicated=", lambda ck: ck.save(5, {}, replicated=5)),
+        ("only=", lambda ck: ck.restore({}, only=5)),
+        ("rename=", lambda ck: ck.restore({}, rename={"model": 5})),
+        ("rename=", lambda ck: ck.restore({}, rename={5: "model"})),
+        ("leave_barrier_to_owner", lambda ck: ck.leave_barrier_to_owner(5)),
+        ("staging_bytes=", lambda _: Options(staging_bytes="9" * 400)),
+        ("staging_bytes=", lambda _: Options(staging_bytes=1 << 63)),
+        ("levels: number 1: 1 is no field", lambda _: Options(levels=[{1: 2}])),
+        ("levels=", lambda _: Options.from_env({"CKPT_CORE_LEVELS": "[" * 100_000})),
+        ("root=", lambda _: Checkpointer("a\0b")),
+        ("sigterm_grace=", lambda ck: Checkpointer(ck.root, sigterm_grace=-1)),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(
+    tmp_path: Path, field: str, call: Callable[[Checkpointer], object]
+) -> None:
+    with Checkpointer(tmp_path, SMALL) as ck:
+        ck.save(1, {"model": torch.ones(3)}).committed.result(timeout=60)
+        with pytest.raises(ConfigError, match=field):
+            call(ck)
+
+
+def test_a_root_in_the_home_is_found_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with Checkpointer("~/ckpts", SMALL) as ck:
+        assert ck.root == tmp_path / "ckpts"
+        ck.save(1, {"w": torch.ones(3)}).committed.result(timeout=60)
+    assert ckpt_core.committed_steps("~/ckpts") == (1,)
+    assert not (tmp_path / "~").exists()
 
 
 def test_a_timeout_of_years_is_waited_with_and_a_longer_one_refused(tmp_path: Path) -> None:
