@@ -8,6 +8,7 @@ Without an attached module, "model" is a dict of the named parameters; buffers a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import NoneType
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from ckpt_core import ConfigError, RngState
 
 _OWN = ("optimizer", "parameters")
+_PLAIN = (bool, int, float, str, NoneType)
 
 
 class StateTree:
@@ -67,24 +69,25 @@ class StateTree:
         """
         place = self._places().get(id(param))
         found = {} if place is None else {place: param.detach()}
-        state = self._state_of(param)
-        return found | {name: value for name, value in state.items() if value.dim() > 0}
+        return found | {
+            name: value
+            for name, value in self._state_of(param)
+            if isinstance(value, Tensor) and value.dim() > 0
+        }
 
     def names(self, param: Tensor) -> tuple[str, ...]:
         """Of all leaves that an update of this parameter changes."""
-        return tuple(self.layer(param) | self._state_of(param))
+        return tuple(self.layer(param) | dict(self._state_of(param)))
 
-    def _state_of(self, param: Tensor) -> dict[str, Tensor]:
+    def _state_of(self, param: Tensor) -> list[tuple[str, Any]]:
+        """What the optimizer may change in place of a parameter's state, by name."""
         if id(param) not in self._numbers:  # first of all, or a group was added
             self._numbers = {id(p): number for number, p in enumerate(self._optimizer_params())}
         number = self._numbers[id(param)]
         # .get: the state is a defaultdict, and asking must not make an entry.
         state = self._optimizer.state.get(param, {})
-        return {
-            f"optimizer.state.{number}.{key}": value
-            for key, value in state.items()
-            if isinstance(value, Tensor)
-        }
+        found = _inside(f"optimizer.state.{number}", state)
+        return [(name, value) for name, value in found if not isinstance(value, _PLAIN)]
 
     def _check(self, parts: Mapping[str, Any]) -> None:
         taken = [name for name in parts if name in _OWN]
@@ -112,6 +115,18 @@ class StateTree:
         return {
             name: param.detach() for param, name in self._names.items() if id(param) not in held
         }
+
+
+def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What lies in dicts, lists and tuples, however deep, under the names of the saved tree.
+
+    A name that no save knows (an object that is saved by its `state_dict`) is waited for as all leaves.
+    """
+    if not isinstance(value, dict | list | tuple):
+        yield name, value
+        return
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _inside(f"{name}.{key}", item)
 
 
 def _names_of(model: Any, names: Mapping[Tensor, str]) -> dict[int, str]:

@@ -85,7 +85,7 @@ CASES: dict[str, Case] = {
         },
         splits=False,
     ),
-    **_own("PlainOwn", "ToyLamb", splits=True),
+    **_own("PlainOwn", "NestedState", "ToyLamb", splits=True),
     **_own("GlobalNorm", "GroupCounter", "SelfCounter", "RandomDraws", "ClippingSGD", splits=False),
 }
 
@@ -113,6 +113,7 @@ DELAYED: dict[str, dict[str, Any]] = {
     "AdamW": {"optimizer": "AdamW", "options": {"foreach": True}},
     "amsgrad-fused": {"optimizer": "Adam", "options": {"amsgrad": True, "fused": True}},
     "Adafactor": {"optimizer": "Adafactor"},
+    "NestedState": {"optimizer": "NestedState"},
 }
 
 

@@ -36,6 +36,20 @@ class PlainOwn(_Own):
             param.add_(self._momentum(param, grad), alpha=-group["lr"])
 
 
+class NestedState(_Own):
+    """Keeps what it knows of a parameter deeper in its state (as Shampoo and SOAP do): separable."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        for group, param, grad in self._with_gradients():
+            state = self.state[param]
+            if not state:
+                state["factors"] = [torch.zeros_like(param), {"second": torch.zeros_like(param)}]
+            first, second = state["factors"][0], state["factors"][1]["second"]
+            second.mul_(0.5).add_(first.mul_(0.9).add_(grad))
+            param.add_(second, alpha=-group["lr"])
+
+
 class ToyLamb(_Own):
     """A trust ratio for each parameter: separable."""
 
