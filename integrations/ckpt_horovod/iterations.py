@@ -72,6 +72,8 @@ class Iterations:
         self._layered = self._prepares = False
         self._layers: LayerSave | None = None
         self._refused: CkptError | None = None
+        # One that was due while gradients were accumulated.
+        self._deferred = self._told_deferred = False
         self._forgives: Callable[[CkptError], bool] = lambda error: False
 
     def forgive(self, which: Callable[[CkptError], bool]) -> None:
@@ -83,7 +85,7 @@ class Iterations:
         self.checkpointer = checkpointer
         self._decisions.forget()
         self._layers, self._refused = None, None
-        self._stepped, self._layered = False, False
+        self._stepped, self._layered, self._deferred = False, False, False
         # Layers that are enqueued in the step need memory of another form.
         self._prepares = checkpointer is not None and not self._in_step and _on_device(self._tree)
         if checkpointer is not None:
@@ -198,6 +200,7 @@ class Iterations:
             raise ConfigError("commit() inside iteration(): commit after the block")
         if self._stepped:
             return self._end(parts, save=True)
+        self._refuse_accumulating(self._stepper.has_gradients())
         return self._save(self.count, parts)
 
     @property
@@ -213,8 +216,16 @@ class Iterations:
         step = self.count + 1
         # Asked in every case: on several ranks each question has its broadcast.
         due = self._decisions.is_due(step)
-        self.count, self._stepped, self._ended_by = step, False, None
+        stepped, self._stepped = self._stepped, False
+        self.count, self._ended_by = step, None
         try:
+            # Not by what gradients there are: a rank may have had none in this pass.
+            if self._stepper.accumulates and not stepped:
+                self._refuse_accumulating(bool(save) and self.checkpointer is not None)
+                self._defer(due and save is None)
+                due = False
+            elif save is None:
+                due, self._deferred = due or self._deferred, False
             if self.checkpointer is None or not (due if save is None else save):
                 self._prepare(parts)
                 return None
@@ -223,6 +234,24 @@ class Iterations:
             self._drop_layers()
             self._layered = False
             self._decisions.ahead(step + 1)
+
+    def _refuse_accumulating(self, saves: bool) -> None:
+        if saves:
+            raise ConfigError(
+                f"iteration {self.count} cannot be saved: gradients are being accumulated "
+                f"(backward_passes_per_step), and are in no checkpoint. Save after step()"
+            )
+
+    def _defer(self, due: bool) -> None:
+        """The same on every rank: what is accumulated would be missing in a checkpoint of now."""
+        if due and not self._told_deferred and self.checkpointer is not None:
+            self._told_deferred = True
+            _log.warning(
+                "iteration %d is due, and gradients are being accumulated, which are in no checkpoint: "
+                "the iteration of the next step() is saved instead, now and later",
+                self.count,
+            )
+        self._deferred = self._deferred or due
 
     def _prepare(self, parts: Mapping[str, Any]) -> None:
         """Once, when the optimizer has its state: the first save finds memory that is page-locked."""
@@ -283,7 +312,7 @@ class Iterations:
             raise ConfigError("restore: this optimizer was given checkpointer=None")
         self._drop_layers()
         self._stepped, self._ended_by, self._refused = False, None, None
-        self._layered = False
+        self._layered = self._deferred = False
         found = self.checkpointer.restore(self._tree.of(parts), **how)
         if found is not None:
             self.count = found.step

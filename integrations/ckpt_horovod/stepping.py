@@ -76,6 +76,17 @@ class Stepper:
             for hook in getattr(torch_optimizer, name, {}).values()
         )
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether a step takes several backward passes, which may lie in as many iterations."""
+        passes: int = self._optimizer.backward_passes_per_step
+        return passes > 1
+
+    def has_gradients(self) -> bool:
+        """Whether this rank holds gradients of some of the passes of a step."""
+        passes, left = self._optimizer.backward_passes_per_step, self._optimizer._allreduce_delay
+        return self.accumulates and any(count != passes for count in left.values())
+
     def reduces_in_step(self) -> bool:
         """Whether all-reduces end within this step, so that layers become final one after the other."""
         optimizer = self._optimizer

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import horovod.torch as hvd
+
 from ckpt_core import ConfigError, committed_steps
 from tests.integrations.horovod.jobs_policies import saving
+from tests.integrations.horovod.jobs_saved import warnings_logged
 from tests.integrations.horovod.training import Recipe, Training
 
 
@@ -75,6 +78,46 @@ def skipped_block(root: str) -> dict[str, Any]:
             training.iterate(2)
         ck.wait()
         return {"ended": training.optimizer.iterations, "steps": ck.steps()}
+
+
+def accumulated(root: str, mode: str) -> dict[str, Any]:
+    """Two iterations for each step, and every third is due; goes back to 4, and on to the same bits."""
+    recipe = Recipe(name=f"accumulated{mode}", horovod={"backward_passes_per_step": 2})
+    with saving(root, keep_last=None) as ck, warnings_logged() as warned:
+        assert ck is not None
+        training = Training(recipe, {**_options(ck, mode), "every_n_steps": 3})
+        training.attach()
+        optimizer = training.optimizer
+
+        def iterate(number: int, save: bool | None = None) -> None:
+            with optimizer.iteration(save=save):
+                if hvd.rank() == 0 or number % 2:  # a pass may leave a rank without gradients
+                    training.backward(number)
+                if number % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        for number in range(8):
+            iterate(number)
+        expected = training.digest(buffers=False)
+        ck.wait()
+        optimizer.restore(step=4)
+        for number in range(optimizer.iterations, 8):
+            iterate(number)
+        found = training.digest(buffers=False)
+        problem = ""
+        try:
+            iterate(8, save=True)
+        except ConfigError as exc:
+            problem = str(exc)
+        iterate(9, save=True)
+        ck.wait()
+        return {
+            "same": found == expected,
+            "steps": ck.steps(),
+            "warnings": warned,
+            "problem": problem,
+        }
 
 
 def _options(checkpointer: Any, mode: str) -> dict[str, Any]:

@@ -56,3 +56,13 @@ def test_a_forward_for_evaluation_ends_nothing(pair: Outcome, mode: str) -> None
 def test_a_block_without_a_step_is_an_iteration(pair: Outcome) -> None:
     for found in pair.of("skipped_block"):
         assert found == {"ended": 3, "steps": [1, 2, 3]}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_checkpoint_is_made_between_the_passes_of_one_step(pair: Outcome, mode: str) -> None:
+    for found in pair.of(f"accumulated-{mode}"):
+        assert found["same"]
+        assert found["steps"] == [4, 6, 10]
+        assert len(found["warnings"]) == 1
+        assert "iteration 3 is due, and gradients are being accumulated" in found["warnings"][0]
+        assert "Save after step()" in found["problem"]
