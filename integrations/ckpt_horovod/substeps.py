@@ -14,6 +14,9 @@ from torch import Tensor
 
 from ckpt_core import ConfigError
 
+_ONCE = ("_need_device_dtype_check_for_fused", "_warned_capturable_if_run_uncaptured")
+"""What torch's optimizers note in their first step: a check or a warning that is not to come again."""
+
 
 def unhooked(step: Any) -> Any:
     """A `step` without torch's hooks around it: a step in parts calls them once for each part otherwise."""
@@ -57,6 +60,9 @@ class SubSteps:
             {**groups[number], "params": part} for number, part in sorted(chosen.items())
         ]
         self._update(view)
+        noted = {key: view.__dict__[key] for key in _ONCE if key in view.__dict__}
+        self._optimizer.__dict__.update(noted)
+        self._known.update(noted)
         for number, used in zip(sorted(chosen), view.param_groups, strict=True):
             self._check(groups[number], used, "its groups")
         self._check(self._known, view.__dict__, "itself")

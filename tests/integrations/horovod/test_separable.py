@@ -145,6 +145,17 @@ def test_a_step_in_parts_leaves_state_in_the_order_of_a_whole_one(name: str) -> 
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(other["state"][number][key]))
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_the_first_step_of_a_fused_optimizer_may_be_made_in_parts(name: str) -> None:
+    whole, parts = (getattr(torch.optim, name)(params(), fused=True) for _ in range(2))
+    for _ in range(2):
+        stepped(whole, lambda optimizer: optimizer.step())
+        stepped(parts, in_parts)
+    for one, other in zip(*(run.param_groups[0]["params"] for run in (whole, parts)), strict=True):
+        assert torch.equal(one, other)
+    assert vars(whole).keys() == vars(parts).keys()
+
+
 def test_state_that_comes_later_keeps_its_place_behind_the_older() -> None:
     mine = params()
     optimizer = torch.optim.SGD(mine, momentum=0.9)
