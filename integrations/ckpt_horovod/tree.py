@@ -2,7 +2,8 @@
 
     {"model": the module, "optimizer": the optimizer, "rng": RngState(), ...what was attached or given}
 
-Without an attached module, "model" is a dict of the named parameters; buffers are then nobody's.
+Without an attached model, "model" is a dict of the named parameters; buffers are then nobody's. Parameters
+that an attached one lacks are under "parameters".
 """
 
 from __future__ import annotations
@@ -51,25 +52,29 @@ class StateTree:
             ConfigError: a name is taken.
         """
         self._check(parts)
-        tree: dict[str, Any] = {"model": self._model(), "optimizer": self._optimizer}
-        tree |= self._parts
-        tree |= parts
-        orphans = self._orphans(tree["model"])
+        given = self._parts | dict(parts)
+        model = {name: param.detach() for param, name in self._names.items()}
+        tree: dict[str, Any] = {"model": model, "optimizer": self._optimizer} | given
+        held = self._held(given)
+        orphans = {
+            name: param.detach() for param, name in self._all_names() if id(param) not in held
+        }
         return tree | ({"parameters": orphans} if orphans else {})
 
     def layers(self) -> list[Tensor]:
-        """The optimizer's parameters, in its order."""
-        return list(self._optimizer_params())
+        """The optimizer's parameters, in its order; their names are those that its groups give from now on."""
+        params = list(self._optimizer_params())
+        numbers = {id(param): number for number, param in enumerate(params)}
+        if numbers != self._numbers:
+            self._numbers, self._known_places = numbers, {}
+        return params
 
     def layer(self, param: Tensor) -> dict[str, Tensor]:
         """A parameter and the state that the optimizer keeps of it, by name.
 
-        Scalars are left out: they are copied at the end of the iteration. So is a parameter that is in no
-        tree: it came to the optimizer after it was wrapped, and has no name.
+        Scalars are left out: they are copied at the end of the iteration.
         """
-        place = self._places().get(id(param))
-        found = {} if place is None else {place: param.detach()}
-        return found | {
+        return {self._places()[id(param)]: param.detach()} | {
             name: value
             for name, value in self._state_of(param)
             if isinstance(value, Tensor) and value.dim() > 0
@@ -82,7 +87,7 @@ class StateTree:
     def _state_of(self, param: Tensor) -> list[tuple[str, Any]]:
         """What the optimizer may change in place of a parameter's state, by name."""
         if id(param) not in self._numbers:  # first of all, or a group was added
-            self._numbers = {id(p): number for number, p in enumerate(self._optimizer_params())}
+            self.layers()
         number = self._numbers[id(param)]
         # .get: the state is a defaultdict, and asking must not make an entry.
         state = self._optimizer.state.get(param, {})
@@ -99,22 +104,32 @@ class StateTree:
     def _optimizer_params(self) -> Iterator[Tensor]:
         return (param for group in self._optimizer.param_groups for param in group["params"])
 
-    def _model(self) -> dict[str, Tensor]:
-        return {name: param.detach() for param, name in self._names.items()}
+    def _all_names(self) -> Iterator[tuple[Tensor, str]]:
+        """Parameters and names; one that came after wrapping is named by its place in the groups."""
+        yield from self._names.items()
+        for number, group in enumerate(self._optimizer.param_groups):
+            for place, param in enumerate(group["params"]):
+                if param not in self._names:
+                    yield param, f"group.{number}.{place}"
 
     def _places(self) -> dict[int, str]:
         """Where each parameter stands in the tree, by identity."""
         if not self._known_places:
-            places = {id(param): f"parameters.{name}" for param, name in self._names.items()}
-            self._known_places = places | _names_of(self.of({})["model"], self._names)
+            places = {id(param): f"parameters.{name}" for param, name in self._all_names()}
+            self._known_places = places | self._held(self._parts)
         return self._known_places
 
-    def _orphans(self, model: Any) -> dict[str, Tensor]:
-        """Parameters of the optimizer that the attached module lacks."""
-        held = _names_of(model, self._names)
-        return {
-            name: param.detach() for param, name in self._names.items() if id(param) not in held
-        }
+    def _held(self, parts: Mapping[str, Any]) -> dict[int, str]:
+        """Where parameters stand in "model", by identity; the others are saved as "parameters"."""
+        if "model" not in parts:
+            return {id(param): f"model.{name}" for param, name in self._names.items()}
+        found: dict[int, str] = {}
+        for name, item in _inside("model", parts["model"]):
+            if isinstance(item, nn.Module):
+                found |= {id(param): f"{name}.{key}" for key, param in item.named_parameters()}
+            elif isinstance(item, Tensor):
+                found[id(item)] = name
+        return found
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -127,9 +142,3 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         yield from _inside(f"{name}.{key}", item)
-
-
-def _names_of(model: Any, names: Mapping[Tensor, str]) -> dict[int, str]:
-    if isinstance(model, nn.Module):
-        return {id(param): f"model.{name}" for name, param in model.named_parameters()}
-    return {id(param): f"model.{name}" for param, name in names.items()}
