@@ -189,7 +189,9 @@ class Checkpointer(Looks):
         return self._engine.named.begin(step, directory, pointer=pointer)
 
     @stalling
-    def wait_staged(self, names: Iterable[str] | None = None, *, before: int | None = None) -> None:
+    def wait_staged(
+        self, names: Iterable[str] | None = None, *, before: int | LayerwiseSave | None = None
+    ) -> None:
         """Block until training may change the leaves of every started snapshot, on this thread.
 
         What this thread asks of a device from then on, in its current streams, runs behind copies that are
@@ -199,13 +201,14 @@ class Checkpointer(Looks):
         Args:
             names: wait for these leaves alone; None for all. A name that a save does not know waits for
                 all leaves of that save.
-            before: of snapshots of lower steps than this alone; None for all.
+            before: of snapshots of lower steps than this alone, or of all besides this save, which is open;
+                None for all.
 
         Raises:
             StagingError: not within `timeout`.
         """
         self._check_process()
-        self._engine.barriers.wait(names, before=before)
+        self._engine.barriers.wait(names, before=_in_flight(before))
 
     def leave_barrier_to_owner(self, optimizer: torch.optim.Optimizer) -> None:
         """Let steps of this optimizer wait for nothing: whoever makes them calls `wait_staged`.
@@ -214,10 +217,12 @@ class Checkpointer(Looks):
         """
         self._engine.barriers.leave_to_owner(optimizer)
 
-    def is_staged(self, names: Iterable[str] | None = None, *, before: int | None = None) -> bool:
+    def is_staged(
+        self, names: Iterable[str] | None = None, *, before: int | LayerwiseSave | None = None
+    ) -> bool:
         """Whether `wait_staged` with the same arguments would return at once; where so, it has been done."""
         self._check_process()
-        return self._engine.flights.is_staged(names, before=before)
+        return self._engine.flights.is_staged(names, before=_in_flight(before))
 
     @stalling
     def wait(self, *, level: int | str | None = None, last: bool = False) -> None:
@@ -396,3 +401,7 @@ class Checkpointer(Looks):
                 f"the Checkpointer of {self.root} was made in process {self._pid}, and this is a fork of "
                 f"it: make one in this process, with a root of its own"
             )
+
+
+def _in_flight(before: int | LayerwiseSave | None) -> Any:
+    return before.inflight if isinstance(before, LayerwiseSave) else before

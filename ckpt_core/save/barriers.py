@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from ckpt_core.errors import ConfigError
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.save.flights import Flights
+from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.journal import Stall
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.snapshot import Snapshot
@@ -89,7 +90,7 @@ class Barriers:
         self._meet(optimizer)
         self._left.add(id(optimizer))
 
-    def wait(self, names: Iterable[str] | None, *, before: int | None) -> None:
+    def wait(self, names: Iterable[str] | None, *, before: int | InFlight | None) -> None:
         """See `Checkpointer.wait_staged`."""
         self._refuse_capture()
         began = time.monotonic()

@@ -163,13 +163,15 @@ class Flights:
         """Whether as many are in flight as may be. Takes no lock: only one thread starts any."""
         return len(self._active) >= self._limit
 
-    def is_staged(self, names: Iterable[str] | None, *, before: int | None) -> bool:
-        """Whether training may change these leaves (None: all) of those of steps below `before` now."""
+    def is_staged(self, names: Iterable[str] | None, *, before: int | InFlight | None) -> bool:
+        """Whether training may change these leaves (None: all) of those of steps below `before` now, or of
+        all but that one.
+        """
         names = None if names is None else tuple(names)
         return all(inflight.snapshot.is_clear(names) for inflight in self._of(before))
 
     def wait_staged(
-        self, names: Iterable[str] | None, *, before: int | None, deadline: float
+        self, names: Iterable[str] | None, *, before: int | InFlight | None, deadline: float
     ) -> bool:
         """Wait until `is_staged`; whether it took a wait.
 
@@ -184,8 +186,10 @@ class Flights:
                 inflight.snapshot.wait(names, deadline=deadline)
         return waited
 
-    def _of(self, before: int | None) -> list[InFlight]:
-        return [flight for flight in self.active() if before is None or flight.step < before]
+    def _of(self, before: int | InFlight | None) -> list[InFlight]:
+        if isinstance(before, int):
+            return [flight for flight in self.active() if flight.step < before]
+        return [flight for flight in self.active() if flight is not before]
 
     def refuse_unsealed(self) -> None:
         """Before the caller waits for what only the caller can end.

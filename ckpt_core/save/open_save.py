@@ -62,6 +62,11 @@ class OpenSave:
         """The step it is of."""
         return self._inflight.step
 
+    @property
+    def inflight(self) -> InFlight:
+        """What is in flight of it."""
+        return self._inflight
+
     def abort(self, raised: BaseException | None = None) -> None:
         """Give the checkpoint up; nothing of it becomes visible. Idempotent.
 

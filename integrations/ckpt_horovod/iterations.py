@@ -123,9 +123,7 @@ class Iterations:
                 result = self._stepper.whole(checkpointer, None)
                 save.stage(self._tree.layers())
                 return result
-            # The aborted save of a second step in one iteration counts as an earlier one here.
-            number = self.count + (1 if self._layers is save else 2)
-            return self._stepper.in_layers(checkpointer, number, save)
+            return self._stepper.in_layers(checkpointer, save)
         except BaseException:
             self._drop_layers()
             raise

@@ -19,6 +19,9 @@ class LayerSave:
         step: number that the iteration will have.
         tree: names the tensors.
 
+    Attributes:
+        open: what was begun.
+
     Raises:
         CkptError: as for `Checkpointer.begin`.
     """
@@ -30,7 +33,7 @@ class LayerSave:
         self._left = dict.fromkeys(flat)
         self._versions: list[tuple[Tensor, int]] = []
         self._problem: str | None = None
-        self._save = checkpointer.begin(step, flat)
+        self.open = checkpointer.begin(step, flat)
 
     def stage(self, params: Sequence[Tensor]) -> None:
         """These parameters are final for the step, and so is the state that the optimizer keeps of them."""
@@ -68,7 +71,7 @@ class LayerSave:
         # Parameters that this step did not update: without a gradient on any rank.
         self._stage(list(self._left))
         try:
-            return self._save.seal(tree, per_rank=per_rank)
+            return self.open.seal(tree, per_rank=per_rank)
         except BaseException as exc:
             # Nobody will seal it again, and it would keep its place until `timeout`.
             self.abort(exc)
@@ -76,12 +79,12 @@ class LayerSave:
 
     def abort(self, raised: BaseException | None = None) -> None:
         """Give it up; `raised` is what the caller is told instead. Idempotent."""
-        self._save.abort(raised)
+        self.open.abort(raised)
 
     def _stage(self, names: Sequence[str]) -> None:
         for name in names:
             self._left.pop(name, None)
-        self._save.stage(names)
+        self.open.stage(names)
 
 
 def _same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import optimizer as torch_optimizer
 
-from ckpt_core import Checkpointer
+from ckpt_core import Checkpointer, LayerwiseSave
 from ckpt_horovod.layers import LayerSave
 from ckpt_horovod.reductions import POLL_S, Reductions
 from ckpt_horovod.substeps import SubSteps, unhooked
@@ -47,6 +47,7 @@ class Stepper:
         self._base = stock.__bases__[0]
         self._tree = tree
         self._separable = separable
+        self._known = list(map(id, tree.layers()))
         # Adasum updates inside backward; what is called `synchronize` there does nothing.
         self._reduces = hasattr(optimizer, "process_set")
         self.reductions = Reductions(optimizer, stock)
@@ -110,7 +111,7 @@ class Stepper:
             checkpointer.wait_staged()
         return unhooked(self._stock.step)(self._optimizer, closure)
 
-    def in_layers(self, checkpointer: Checkpointer, step: int, save: LayerSave | None) -> None:
+    def in_layers(self, checkpointer: Checkpointer, save: LayerSave | None) -> None:
         """The same step, layer by layer; each layer goes to `save` once it is updated.
 
         Raises:
@@ -119,16 +120,21 @@ class Stepper:
             ConfigError: the optimizer turned out not to be separable.
         """
         optimizer = self._optimizer
-        barrier = _Barrier(checkpointer, step, self._tree)
+        # By identity, and not by step: a save by hand may have any number.
+        own = None if save is None else save.open
+        trained = self._trained(checkpointer, own)
+        barrier = _Barrier(checkpointer, own, self._tree)
         parts = SubSteps(optimizer, self._base)
         reduces = self.reduces_in_step()
         if reduces:
             self.reductions.issue_missing()
-        ready = self._ready_at_once(reduces)
+        ready = self._ready_at_once(trained, reduces)
         while ready or (reduces and self.reductions.under_way()):
             if reduces:
                 for key in self.reductions.finished():
-                    ready += self.reductions.complete(key)
+                    # Horovod goes on to reduce what was taken out of its group.
+                    done = self.reductions.complete(key)
+                    ready += [param for param in done if id(param) in trained]
             chunk = barrier.take(ready)
             if chunk:
                 parts.update(chunk)
@@ -141,14 +147,23 @@ class Stepper:
         parts.finish()
         optimizer._synchronized = False
         # The user may change now what the optimizer does not: frozen parameters, averages of weights.
-        checkpointer.wait_staged(before=step)
+        checkpointer.wait_staged(before=own)
 
-    def _ready_at_once(self, reduces: bool) -> list[Tensor]:
+    def _trained(self, checkpointer: Checkpointer, own: LayerwiseSave | None) -> dict[int, Tensor]:
+        """What is in the optimizer's groups now, by identity.
+
+        Where that has changed, saves that are under way have other names for it: all of them are waited for.
+        """
+        found = {id(param): param for param in self._tree.layers()}
+        if list(found) != self._known:
+            checkpointer.wait_staged(before=own)
+            self._known = list(found)
+        return found
+
+    def _ready_at_once(self, trained: dict[int, Tensor], reduces: bool) -> list[Tensor]:
         """Parameters with a gradient that this step does not reduce, such as those of a group added since."""
         reduced = self._optimizer._requires_update if reduces else ()
-        groups = self._optimizer.param_groups
-        params = [param for group in groups for param in group["params"]]
-        return [param for param in params if param.grad is not None and param not in reduced]
+        return [p for p in trained.values() if p.grad is not None and p not in reduced]
 
 
 def _is_foreign(hook: Any) -> bool:
@@ -157,11 +172,13 @@ def _is_foreign(hook: Any) -> bool:
 
 
 class _Barrier:
-    """Which layers may be updated: those that no snapshot of an earlier step still reads."""
+    """Which layers may be updated: those that no snapshot but the step's own still reads."""
 
-    def __init__(self, checkpointer: Checkpointer, step: int, tree: StateTree) -> None:
+    def __init__(
+        self, checkpointer: Checkpointer, own: LayerwiseSave | None, tree: StateTree
+    ) -> None:
         self._checkpointer = checkpointer
-        self._step = step
+        self._own = own
         self._tree = tree
         self._names: dict[int, tuple[str, ...]] = {}
         self._all_clear = False
@@ -169,7 +186,7 @@ class _Barrier:
     def take(self, ready: list[Tensor]) -> list[Tensor]:
         """Remove from `ready`, and return, layers that may be updated now: a chunk of them, or none."""
         if not self._all_clear:
-            self._all_clear = self._checkpointer.is_staged(before=self._step)
+            self._all_clear = self._checkpointer.is_staged(before=self._own)
         taken: list[Tensor] = []
         left: list[Tensor] = []
         size = 0
@@ -184,11 +201,11 @@ class _Barrier:
 
     def wait(self, param: Tensor) -> None:
         """Block until this layer may be updated."""
-        self._checkpointer.wait_staged(self._names_of(param), before=self._step)
+        self._checkpointer.wait_staged(self._names_of(param), before=self._own)
 
     def _is_clear(self, param: Tensor) -> bool:
         return self._all_clear or self._checkpointer.is_staged(
-            self._names_of(param), before=self._step
+            self._names_of(param), before=self._own
         )
 
     def _names_of(self, param: Tensor) -> tuple[str, ...]:

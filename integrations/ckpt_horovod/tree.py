@@ -62,7 +62,7 @@ class StateTree:
         return tree | ({"parameters": orphans} if orphans else {})
 
     def layers(self) -> list[Tensor]:
-        """The optimizer's parameters, in its order; their names are those that its groups give from now on."""
+        """The optimizer's parameters, in its order; from now on their names are by its groups of now."""
         params = list(self._optimizer_params())
         numbers = {id(param): number for number, param in enumerate(params)}
         if numbers != self._numbers:
