@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ckpt_core import RngState
 from ckpt_horovod.elastic_settings import ATTRIBUTES, paths_of
 from ckpt_horovod.iterations import Iterations
-from ckpt_horovod.optimizer import _forget_reductions
+from ckpt_horovod.optimizer import _forget_reductions, keeping_groups
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,11 @@ class Parts:
         """Make everything what it was at construction, where that is kept."""
         if self._initial is None:
             return
-        for handler in self._handlers.values():
-            handler.restore()
-            # Loading may put the copy itself into use, and training would change it.
-            handler.save()
+        with keeping_groups([handler.value for handler in self._of(Optimizer).values()]):
+            for handler in self._handlers.values():
+                handler.restore()
+                # Loading may put the copy itself into use, and training would change it.
+                handler.save()
         self.set_values(copy.deepcopy(self._initial.values))
         RngState().load_state_dict(self._initial.rng)
         self._iterations.count = self._initial.count

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import horovod.torch as hvd
@@ -167,11 +167,12 @@ class Checkpoints:
             RestoreError: as for `Checkpointer.restore`.
         """
         how = {"step": step, "strict": strict, "trusted": trusted}
-        groups = list(self.param_groups)
-        found = self._iterations.restore(parts, **how)
+        wrapped = self._tree.wrapped(parts)
+        with keeping_groups(wrapped):
+            found = self._iterations.restore(parts, **how)
         if found is not None:
-            _keep_groups(self, groups)
-            _forget_reductions(self)
+            for optimizer in wrapped:
+                _forget_reductions(optimizer)
         return found
 
     def checkpoint_tree(self, **parts: Any) -> dict[str, Any]:
@@ -278,16 +279,20 @@ def _names_of(wrapped: Any) -> dict[Tensor, str]:
     return names
 
 
-def _keep_groups(optimizer: Any, groups: list[dict[str, Any]]) -> None:
-    """Let the groups be the objects that they were before a restore.
+@contextmanager
+def keeping_groups(optimizers: Iterable[Any]) -> Iterator[None]:
+    """Whatever is loaded in the block, the groups are the objects that they were before.
 
     A scheduler that was made before the optimizer was wrapped sets the learning rate of those.
     """
-    for group, restored in zip(groups, optimizer.param_groups, strict=True):
-        if group is not restored:
-            group.clear()
-            group.update(restored)
-    optimizer.param_groups[:] = groups
+    kept = [(optimizer, list(optimizer.param_groups)) for optimizer in optimizers]
+    yield
+    for optimizer, groups in kept:
+        for group, restored in zip(groups, optimizer.param_groups, strict=True):
+            if group is not restored:
+                group.clear()
+                group.update(restored)
+        optimizer.param_groups[:] = groups
 
 
 def _forget_reductions(optimizer: Any) -> None:

@@ -61,6 +61,11 @@ class StateTree:
         }
         return tree | ({"parameters": orphans} if orphans else {})
 
+    def wrapped(self, parts: Mapping[str, Any]) -> list[Any]:
+        """The optimizer, and others in the tree that Horovod wraps."""
+        found = _inside("", self.of(parts))
+        return [item for _, item in found if hasattr(item, "_allreduce_delay")]
+
     def layers(self) -> list[Tensor]:
         """The optimizer's parameters, in its order; from now on their names are by its groups of now."""
         params = list(self._optimizer_params())

@@ -1,4 +1,4 @@
-"""Every parameter of the optimizer is in the checkpoint, wherever it comes from."""
+"""Every parameter of the optimizer is in the checkpoint, and its groups stay the objects that they are."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 
 import ckpt_horovod
 from ckpt_core import Checkpointer
+from ckpt_horovod.elastic import TorchState
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,3 +94,48 @@ def test_parameters_of_a_group_that_was_added_later_are_saved(tmp_path: Path, at
         optimizer.add_param_group({"params": list(other.parameters())})
         iterate(optimizer, one, other, save=True)
         assert come_back(optimizer, one, other)
+
+
+def scheduled(model: nn.Module, prefix: str, checkpointer: Checkpointer | None) -> tuple[Any, Any]:
+    """A wrapped optimizer, and a scheduler that was made before."""
+    plain = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+    wrapped = ckpt_horovod.DistributedOptimizer(
+        plain, named_parameters=model.named_parameters(prefix), checkpointer=checkpointer
+    )
+    return wrapped, scheduler
+
+
+def rates(*optimizers: Any) -> list[float]:
+    return [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")  # torch looks at the plain one
+def test_schedulers_made_before_wrapping_go_on_for_attached_optimizers(tmp_path: Path) -> None:
+    one, other = pair()
+    with Checkpointer(tmp_path) as ck:
+        optimizer, first = scheduled(one, "one", ck)
+        second, its = scheduled(other, "other", None)
+        optimizer.attach(model=one, other=other, more=[second], schedulers=[first, its])
+        for number in range(3):
+            iterate(optimizer, one, other, save=number == 0)
+            first.step()
+            its.step()
+            if number == 1:
+                ck.wait()
+                optimizer.restore()
+                assert rates(optimizer, second) == [1.0, 1.0]
+        assert rates(optimizer, second) == [0.5, 0.5]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")  # torch looks at the plain one
+def test_schedulers_made_before_wrapping_go_on_after_all_was_lost(tmp_path: Path) -> None:
+    one, _ = pair()
+    optimizer, scheduler = scheduled(one, "one", None)
+    with TorchState(one, optimizer, root=tmp_path, scheduler=scheduler) as state:
+        for _ in range(2):
+            state.sync()
+            scheduler.step()
+            assert rates(optimizer) == scheduler.get_last_lr() == [0.5]
+            state.restore()
+            state.on_reset()
