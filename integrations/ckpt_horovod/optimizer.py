@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import horovod.torch as hvd
+import torch
 from torch import Tensor, nn
 
 from ckpt_core import Checkpointer, ConfigError, RestoredStep, SaveHandle
@@ -182,7 +183,8 @@ class Checkpoints:
     # -- inside ---------------------------------------------------------------------------------
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if module.training:
+        # A compiled forward must not take the save into its graph; zero_grad or step ends the iteration.
+        if not torch.compiler.is_compiling() and module.training:
             self._iterations.end_implicitly("the next forward")
 
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import horovod.torch as hvd
+import pytest
+import torch
+
+import ckpt_horovod
+from ckpt_core import Checkpointer
 from tests.integrations.horovod.cases import ENDS, MODES
 from tests.integrations.horovod.launch import Outcome
 from tests.integrations.horovod.test_consistency import check
@@ -66,3 +72,28 @@ def test_no_checkpoint_is_made_between_the_passes_of_one_step(pair: Outcome, mod
         assert len(found["warnings"]) == 1
         assert "iteration 3 is due, and gradients are being accumulated" in found["warnings"][0]
         assert "Save after step()" in found["problem"]
+
+
+def test_a_compiled_forward_ends_nothing_and_has_no_save_in_its_graph(tmp_path: Path) -> None:
+    hvd.init()
+    model = torch.nn.Linear(8, 8)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with Checkpointer(tmp_path) as ck:
+        optimizer = ckpt_horovod.DistributedOptimizer(
+            torch.optim.SGD(model.parameters()),
+            named_parameters=model.named_parameters(),
+            checkpointer=ck,
+            every_n_steps=2,
+        )
+        optimizer.attach(model=model)
+        ended = []
+        for _ in range(5):
+            loss = compiled(torch.ones(2, 8)).sum()
+            ended.append(optimizer.iterations)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        ck.wait()
+        assert ended == [0, 0, 1, 2, 3]
+        assert ck.steps() == (2, 4)
+    hvd.shutdown()
