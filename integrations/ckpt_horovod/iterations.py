@@ -167,6 +167,9 @@ class Iterations:
             # What the block has done belongs to no iteration: nobody is to save it.
             self._drop_layers()
             self._stepped, self._layered = False, False
+            refused, self._refused = self._refused, None
+            if refused is not None:
+                _log.warning("iteration %d could not be saved: %s", self.count + 1, refused)
             raise
         finally:
             self._inside = False
@@ -224,7 +227,9 @@ class Iterations:
                 due = False
             elif save is None:
                 due, self._deferred = due or self._deferred, False
-            if self.checkpointer is None or not (due if save is None else save):
+            # What was refused in the step is told here in any case, and not by a later save.
+            saves = self._refused is not None or (due if save is None else save)
+            if self.checkpointer is None or not saves:
                 self._prepare(parts)
                 return None
             return self._save(step, parts)

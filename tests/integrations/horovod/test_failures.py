@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import errno
+import time
+from pathlib import Path
 
-from ckpt_core import committed_steps, verify
+import horovod.torch as hvd
+import pytest
+import torch
+
+import ckpt_horovod
+from ckpt_core import Checkpointer, PersistError, committed_steps, verify
+from tests.faults.layers import FaultAt
 from tests.integrations.horovod.cases import FAILURES
 from tests.integrations.horovod.launch import Outcome
 
@@ -52,3 +60,45 @@ def test_a_parameter_that_one_rank_alone_touched_costs_that_step_and_no_other(
     for found in pair.of("edited"):
         assert found["ended"] == [1, 2, 3, 4, 5]
         assert found["steps"] == [1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("how", ["not wanted", "broken"])
+def test_what_is_refused_in_a_step_is_told_with_its_iteration_and_with_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """The save of iteration 1 fails behind training, so that of 2 is refused inside of step()."""
+    hvd.init()
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")  # one rank reduces as well
+    model = torch.nn.Linear(40, 40)
+    fault = FaultAt(0, errno.ENOSPC, lasting=True, names=("pwrite",))
+    with Checkpointer(tmp_path, files=fault.files()) as ck:
+        optimizer = ckpt_horovod.DistributedOptimizer(
+            torch.optim.Adam(model.parameters()),
+            named_parameters=model.named_parameters(),
+            checkpointer=ck,
+            every_n_steps=1,
+            layerwise="in_step",
+        )
+
+        def iterate(*, save: bool | None = None, breaks: bool = False) -> None:
+            with optimizer.iteration(save=save):
+                optimizer.zero_grad()
+                model(torch.ones(2, 40)).sum().backward()
+                optimizer.step()
+                if breaks:
+                    raise KeyError("a bad batch")
+
+        iterate()
+        while ck._engine.flights.active():
+            time.sleep(0.002)
+        fault.mend()
+        if how == "broken":
+            with pytest.raises(KeyError):
+                iterate(breaks=True)
+            assert "iteration 2 could not be saved" in caplog.text
+        else:
+            with pytest.raises(PersistError, match="No space left"):
+                iterate(save=False)
+        iterate()
+    assert committed_steps(tmp_path) == (optimizer.iterations,)
+    hvd.shutdown()
