@@ -154,7 +154,8 @@ class Engine:
     def restore(self, state: Any, request: RestoreRequest) -> RestoredStep | None:
         """Fill a state once nothing is in flight; what came of it is told. As `Checkpointer.restore`."""
         self.flights.refuse_unsealed()
-        self.wait_empty()
+        if self.wait_empty():
+            self.store.gone_back()
         began = time.monotonic()
         found = self._restorer().restore(state, request)
         if found is not None:

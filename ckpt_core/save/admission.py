@@ -83,6 +83,12 @@ class Admission:
         inflight.begun = True
         self._around.events.tell(EventName.BEGIN, inflight.step)
 
+    def sealed(self, inflight: InFlight) -> None:
+        """Its caller has ended it: from now on it is the latest save of its step. May be called twice."""
+        self._flights.sealed(inflight)
+        if inflight.destination is None:
+            self._around.store.admitted(inflight.attempt_id)
+
     def _now_unix_s(self) -> float:
         """Later for each save, since directories of files are ordered by it.
 

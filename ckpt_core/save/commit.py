@@ -122,6 +122,10 @@ class Committer:
             attempt = inflight.directory()
             with self._mapped(inflight, attempt):
                 entry = self._write_rank_manifest(inflight, attempt, contents)
+            if inflight.failed():
+                # Given up while storage hung: with this vote it could still be published.
+                assert inflight.error is not None
+                raise inflight.error
         except BaseException as exc:
             # Looked for first: once this rank has declined, it hears of no other.
             reason = inflight.explained(exc)

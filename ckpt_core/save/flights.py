@@ -125,6 +125,13 @@ class Flights:
                 return
         self._ready.put(inflight)
 
+    def sealed(self, inflight: InFlight) -> None:
+        """Its caller has ended it: it is younger than what was started meanwhile. Idempotent."""
+        with self._changed.lock:
+            if inflight in self._active:
+                # One assignment: no interrupt comes within it, and whoever takes no lock sees a whole list.
+                self._active = [*(one for one in self._active if one is not inflight), inflight]
+
     def _overtakes(self, inflight: InFlight) -> bool:
         """Whether an older save of the step is in flight; directories have an order of their own."""
         if inflight.destination is not None or inflight not in self._active:

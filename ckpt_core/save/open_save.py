@@ -116,6 +116,7 @@ class OpenSave:
             self._carry_out(self._errand)
 
     def _note_sealed(self) -> None:
+        self._admission.sealed(self._inflight)
         self._sealed = True
 
     def _sealed_handle(self, began: float) -> SaveHandle:

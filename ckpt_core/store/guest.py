@@ -124,6 +124,9 @@ class GuestStore:
     def admitted(self, attempt_id: str) -> None:
         """The leader's."""
 
+    def gone_back(self) -> None:
+        """The leader's."""
+
     def quarantine_suspects(self) -> None:
         """The leader's."""
 

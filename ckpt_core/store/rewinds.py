@@ -1,4 +1,4 @@
-"""Saves below the newest step: training went back by hand, and goes on from an older one."""
+"""The order of saves: which are below the newest step, since training went back, and which come too late."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import itertools
 import logging
 from collections.abc import Collection
 from pathlib import Path
+
+from ckpt_core.errors import CommitError
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +36,41 @@ class Rewinds:
         self._order = itertools.count(1)
         self._admitted: dict[str, int] = {}
         self._placed: dict[int, int] = {}
+        self._turns: dict[str, int] = {}
+        self._newest: dict[int, int] = {}
+        self._line = 0
 
     def admitted(self, attempt_id: str) -> None:
-        """Note that training has asked for a save; `begun` does it for one that nobody announced.
+        """Note that training has asked for a save, or has now ended one that it held open.
 
-        The one call that needs no turn: each line is atomic, and training must not wait for names.
+        `begun` does it for one that nobody announced. This and `gone_back` need no turn: each line is
+        atomic, and training must not wait for names.
         """
-        self._admitted[attempt_id] = next(self._order)
-        if len(self._admitted) > _REMEMBERED:  # saves that failed before they began
-            self._admitted.pop(next(iter(self._admitted)), None)
+        self._turns[attempt_id] = turn = next(self._order)
+        self._admitted.setdefault(attempt_id, turn)
+        if len(self._admitted) > _REMEMBERED:  # saves that failed
+            oldest = next(iter(self._admitted))
+            self._turns.pop(oldest, None)
+            self._admitted.pop(oldest, None)
+
+    def gone_back(self) -> None:
+        """Training goes on from a step that it restores, with no save in flight: what is late is old."""
+        self._line = next(self._order)
+
+    def check_turn(self, attempt_id: str, step: int) -> None:
+        """Called before a save gets its name. One that never began here was brought, and is never late.
+
+        Raises:
+            CommitError: it was given up, and has been overtaken.
+        """
+        turn = self._turns.get(attempt_id)
+        if turn is not None and max(self._newest.get(step, 0), self._line) > turn:
+            raise CommitError(
+                f"step {step} was not published: a later save of it has been, or training has gone back "
+                f"since. Committed steps are untouched",
+                step=step,
+                path=self._root,
+            )
 
     def begun(self, attempt_id: str, step: int, *, committed: Collection[int]) -> None:
         """Note the start of a save; the first one below the newest step is told to the user."""
@@ -63,6 +91,10 @@ class Rewinds:
         if attempt_id not in self._admitted:
             return
         self._placed[step] = self._admitted.pop(attempt_id, 0)
+        self._newest.pop(step, None)
+        self._newest[step] = self._turns.pop(attempt_id, 0)
+        if len(self._newest) > _REMEMBERED:
+            self._newest.pop(next(iter(self._newest)))
         self._last = step if attempt_id in self._attempts else None
 
     def kept(self) -> set[int]:

@@ -123,8 +123,12 @@ class StepStore(KeptSteps):
     # -- one save ------------------------------------------------------------------------------
 
     def admitted(self, attempt_id: str) -> None:
-        """Note the order in which training asks for saves; `begin` may come in any other. Never waits."""
+        """Note the order in which training asks for saves, or ends those it holds open. Never waits."""
         self._rewinds.admitted(attempt_id)
+
+    def gone_back(self) -> None:
+        """Publish no save from before this call. Called before a restore, while no save is in flight."""
+        self._rewinds.gone_back()
 
     def begin(
         self,
@@ -189,9 +193,10 @@ class StepStore(KeptSteps):
     def publish(self, attempt: Attempt) -> Path:
         """Make a complete attempt the committed step; once this returns it survives a power loss.
 
-        Called by the engine when every rank has persisted: all files in the attempt are durable and
-        the manifest is among them. A step of that number is replaced atomically. An older step may
-        be published after a newer one and never becomes the latest.
+        Called by the engine when every rank has persisted: all files in the attempt are durable and the
+        manifest is among them. A step of that number is replaced atomically, but not by a save from before
+        it, or from before `gone_back`. An older step may be published after a newer one and never becomes
+        the latest.
 
         A directory of files replaces whatever directory has its name, and then moves its pointer. If a
         younger one was published first, this one counts as replaced at once.
@@ -249,6 +254,7 @@ class StepStore(KeptSteps):
         self._files.sync_dir(attempt.path)
         self._slots.sync()
         self._ours.check()
+        self._rewinds.check_turn(attempt.id, attempt.step)
         self._unsettled.add(attempt.id)
         replaced = place(self._files, attempt, target)
         self._unsettled.discard(attempt.id)

@@ -8,6 +8,7 @@ ranks' requests is visited. Besides them, up to `faults` times:
     deadline  a rank gives up a wait, or holds the one it waits for to be dead, rightly or not
     decline   a rank votes no from another thread, at any moment before it may publish
     repeat    a rank counts its vote twice
+    late      a leader hangs as it publishes: the attempt is given up, and it wakes at any later time
 
 When nobody can move any more, deadlines pass without limit: a wait ends, always.
 
@@ -41,6 +42,7 @@ class Bug(Enum):
     RESTORE_IGNORES_THE_ATTEMPT = auto()
     NO_DEADLINE_FOR_THE_DECISION = auto()
     MEMBER_TAKES_GO_FOR_THE_VERDICT = auto()
+    LATE_PUBLICATION_REPLACES_A_LATER_ONE = auto()
 
 
 class Board(NamedTuple):
@@ -145,9 +147,16 @@ class Model:
         if rank.pc == "count":
             board = self._board(state, r)
             yield f"rank {r}: repeat", self._write(state, r, board._replace(count=board.count + 1))
+        if rank.pc == "publish" and rank.attempt + 1 < self.attempts:
+            yield f"rank {r}: hangs as it publishes", self._hang(state, r)
         going = rank.pc in ("publish", "report", "reports?", "judge") or rank.said == GO
         if not rank.own and not going:
             yield f"rank {r}: decline", self._decline(state, r)
+
+    def _hang(self, state: State, r: int) -> State:
+        k = state.ranks[r].attempt
+        late, told = state.late | {Late("publish", k, r, GO)}, state.told | {(k, r, "late")}
+        return self._rank(state._replace(late=late, told=told), r, Rank(k + 1))
 
     def _decline(self, state: State, r: int) -> State:
         k = state.ranks[r].attempt
@@ -306,6 +315,8 @@ class Model:
         state = state._replace(late=state.late - {late})
         k = self._index(late.attempt)
         board = state.boards[k]
+        if late.key == "publish":
+            return self._publish_late(state, late)
         if late.key == "count":
             board = board._replace(count=board.count + 1)
         elif late.key == "abort":
@@ -318,6 +329,14 @@ class Model:
         else:
             board = self._put(board, late.key, late.rank, late.value)
         return state._replace(boards=(*state.boards[:k], board, *state.boards[k + 1 :]))
+
+    def _publish_late(self, state: State, late: Late) -> State:
+        r, k = late.rank, late.attempt
+        wrong = Bug.LATE_PUBLICATION_REPLACES_A_LATER_ONE in self.bugs
+        if not wrong and any(one[0] == r and one[1] > k for one in state.published):
+            return state
+        kept = tuple(one for one in state.published if one[0] != r)
+        return state._replace(published=(*kept, (r, k)))
 
     def _request(self, state: State, r: int) -> set[Late]:
         rank = state.ranks[r]

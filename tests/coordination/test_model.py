@@ -99,7 +99,11 @@ def test_without_faults_everybody_is_told_that_it_is_committed() -> None:
         check_all(Model(model.groups, model.attempts, faults=0))
 
 
-SHOWN_BY = {Bug.ATTEMPTS_SHARE_THEIR_KEYS: TWICE, Bug.RESTORE_IGNORES_THE_ATTEMPT: PAIR}
+SHOWN_BY = {
+    Bug.ATTEMPTS_SHARE_THEIR_KEYS: TWICE,
+    Bug.RESTORE_IGNORES_THE_ATTEMPT: PAIR,
+    Bug.LATE_PUBLICATION_REPLACES_A_LATER_ONE: TWICE,
+}
 
 
 @pytest.mark.parametrize("bug", Bug)

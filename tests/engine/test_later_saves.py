@@ -130,6 +130,23 @@ def test_a_save_that_is_still_open_holds_up_no_other_of_its_step(tmp_path: Path)
     assert torch.equal(load(step_path(tmp_path, 5))["big"], torch.zeros(50000))
 
 
+def test_a_save_that_is_ended_behind_one_of_its_step_takes_its_place_however_late_that_is(
+    tmp_path: Path,
+) -> None:
+    disk = GatedFiles()
+    with Checkpointer(tmp_path, Options(writers=4, in_flight=3, timeout=60), files=disk) as ck:
+        opened = ck.begin(5, {"big": torch.zeros(50000)})
+        other = ck.save(5, {"big": torch.ones(50000)})
+        assert disk.holds.wait(60)
+        opened.stage(["big"])
+        ended = opened.seal()
+        assert not ended.committed.done()
+        disk.gate.set()
+        for handle in (other, ended):
+            handle.committed.result(60)
+    assert torch.equal(load(step_path(tmp_path, 5))["big"], torch.zeros(50000))
+
+
 def test_small_leaves_are_read_where_they_are_at_each_save(tmp_path: Path) -> None:
     state = {f"w{index}": torch.full((50,), float(index)) for index in range(400)}
     with Checkpointer(tmp_path, Options(keep_last=20)) as ck:

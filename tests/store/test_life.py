@@ -50,10 +50,59 @@ def test_saves_of_one_step_have_directories_of_their_own(store: StepStore) -> No
     assert first.path != second.path
     fill(store, first, mark=1)
     fill(store, second, mark=2)
-    store.publish(second)
     store.publish(first)
     assert mark_of(step_path(store.root, 5)) == 1
+    store.publish(second)
+    assert mark_of(step_path(store.root, 5)) == 2
     assert left(store.root) == []
+
+
+@pytest.mark.parametrize("since", ["a later save", "a later one, retired", "a restore"])
+def test_a_save_that_was_given_up_does_not_take_the_place_of_what_came_since(
+    store: StepStore, since: str
+) -> None:
+    ids = [f"{5:012d}-{number:08x}" for number in range(2)]
+    for name in ids:
+        store.admitted(name)
+    late, young = (store.begin(5, name) for name in ids)
+    fill(store, late, mark=1)
+    fill(store, young, mark=2)
+    if since == "a restore":
+        store.gone_back()
+        store.abandon(young)
+    else:
+        store.publish(young)
+    if since == "a later one, retired":
+        save(store, 6)
+        save(store, 7)
+        assert store.retire() == (5,)
+    there = store.steps()
+    with pytest.raises(CommitError, match="step 5 was not published: a later save"):
+        store.publish(late)
+    store.abandon(late)
+    assert store.steps() == there
+    assert since != "a later save" or mark_of(step_path(store.root, 5)) == 2
+    assert left(store.root) == []
+
+
+def test_a_step_that_is_brought_is_never_late(store: StepStore) -> None:
+    brought = store.begin(5, brought=True)
+    fill(store, brought, mark=1)
+    save(store, 5, mark=2)
+    store.gone_back()
+    store.publish(brought)
+    assert mark_of(step_path(store.root, 5)) == 1
+
+
+def test_a_save_that_is_ended_after_a_later_one_of_its_step_replaces_it(store: StepStore) -> None:
+    name = f"{5:012d}-{1:08x}"
+    store.admitted(name)
+    opened = store.begin(5, name)
+    save(store, 5, mark=2)
+    store.admitted(name)  # as a layer-wise save that is sealed
+    fill(store, opened, mark=1)
+    store.publish(opened)
+    assert mark_of(step_path(store.root, 5)) == 1
 
 
 def test_an_older_step_published_late_never_becomes_the_latest(store: StepStore) -> None:
