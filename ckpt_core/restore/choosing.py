@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from ckpt_core.store import committed_steps, resolve, step_path
 from ckpt_core.system.files import Files
 
 _SHOWN = 12
-_SEEN_WITHIN_S = 10.0
+SEEN_WITHIN_S = 10.0
 _LOOK_AGAIN_S = 0.1
 
 
@@ -109,9 +109,28 @@ def list_attempts(root: Path, node: int, *, files: Files, timeout_s: float) -> L
     return found
 
 
+def unseen(listings: Sequence[Listing]) -> dict[int, dict[int, str]]:
+    """What ranks see of a root that not all do which share it, by the rank that leads them; it knows best."""
+    seen: dict[int, dict[int, str]] = {}
+    for listing in (*listings, *(listings[one.node] for one in listings)):
+        seen.setdefault(listing.node, {}).update(listing.steps)
+    behind = {listing.node for listing in listings if listing.steps != seen[listing.node]}
+    return {node: seen[node] for node in behind}
+
+
+def list_until(look: Callable[[], Listing], wanted: dict[int, str]) -> Listing:
+    """Give a network filesystem a moment to show steps that other ranks see; what is seen then."""
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    while True:
+        found = look()
+        if wanted.items() <= found.steps.items() or time.monotonic() >= deadline:
+            return found
+        time.sleep(_LOOK_AGAIN_S)
+
+
 def wait_for_save(path: Path, attempt: str, *, files: Files) -> None:
     """Give a network filesystem a moment to show a step that the rank that leads has put there."""
-    deadline = time.monotonic() + _SEEN_WITHIN_S
+    deadline = time.monotonic() + SEEN_WITHIN_S
     while time.monotonic() < deadline:
         with contextlib.suppress(CkptError):
             if read_manifest(path, files=files).attempt == attempt:

@@ -4,7 +4,8 @@ Every exchange is one gather under a name, made by every rank on every path: a r
 part with its error instead, so nobody waits for it. What each rank concludes is a function of the answers of
 all, which are the same everywhere; so all of them go on, go back or raise together.
 
-States of a restore:  listing --a common step--> reading --all ok--> in force --all ok--> restored
+States of a restore:  listing --ranks of one root see different steps--> listing again, once
+                      listing --a common step--> reading --all ok--> in force --all ok--> restored
                       listing --a root lacks that step--> bringing --all ok--> reading
                       reading --damaged or in part, and a further level has it--> listing --> bringing, once
                       reading or bringing --a rank found it bad or gone--> listing, without that step

@@ -12,13 +12,16 @@ from ckpt_core.coordination import Coordination, Json, NoCoordination
 from ckpt_core.errors import CorruptCheckpoint, RestoreError
 from ckpt_core.restore.broadcast import Broadcast, check_groups
 from ckpt_core.restore.choosing import (
+    SEEN_WITHIN_S,
     Listing,
     alone_beside_levels,
     common_step,
     levels_shared,
     list_alone,
     list_attempts,
+    list_until,
     nodes_without,
+    unseen,
     wait_for_save,
 )
 from ckpt_core.restore.deadline import within
@@ -185,7 +188,26 @@ class Restorer:
             raise RestoreError(text, path=self._root)
         trail.strict = any(strict for _, _, strict in rows)
         trail.listings = levels_shared([Listing.from_json(listing) for listing, _, _ in rows])
+        if wanted := unseen(trail.listings):
+            trail.listings = self._look_again(trail, wanted)
         return list(trail.listings)
+
+    def _look_again(self, trail: Trail, wanted: dict[int, dict[int, str]]) -> list[Listing]:
+        """What every rank sees once those that share a root have waited for what others see there."""
+        mine, timeout_s = trail.listings[self._info.rank], self._how.timeout_s
+
+        def look() -> Listing:
+            return within(timeout_s, lambda: self._look(trail.asked, mine.further), path=self._root)
+
+        def see() -> tuple[None, Json]:
+            found = list_until(look, wanted.get(mine.node, {}))
+            return None, replace(found, away=mine.away).to_json()
+
+        exchange = self._together.exchange(
+            "restore.seen", see, timeout_s=timeout_s + 2 * SEEN_WITHIN_S
+        )
+        self._raise_if_bad(None, exchange, *_BAD)
+        return levels_shared([Listing.from_json(answer.data) for answer in exchange.answers])
 
     def _look(self, asked: int | None, further: dict[int, str]) -> Listing:
         alone, how = self._info.world_size == 1, self._how

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_core.errors import CorruptCheckpoint, NotCommitted, RestoreError
-from ckpt_core.restore.choosing import Listing, known_steps, reason, table
+from ckpt_core.restore.choosing import Listing, common_step, known_steps, reason, table
 from ckpt_core.restore.results import RestoreWarning
 
 logger = logging.getLogger("ckpt_core")
@@ -78,10 +78,12 @@ class Trail:
 
     def pass_over_lost(self, listings: Sequence[Listing], candidate: int) -> None:
         """Leave every step newer than the candidate that not all ranks hold."""
+        leaders = [listings[node] for node in {listing.node for listing in listings}]
         lost = {step for step in known_steps(listings) if step > candidate} - self.tried
         for step in sorted(lost, reverse=True):
             why = f"not every node holds it: {reason(listings, step)}"
-            self.suspects.add(step)
+            if common_step(leaders, asked=step, tried=()) is None:
+                self.suspects.add(step)  # Else it is whole, and some rank merely does not see it.
             self.pass_over(step, NotCommitted(why, step=step, path=self.root))
 
     def texts(self) -> tuple[tuple[int, str], ...]:

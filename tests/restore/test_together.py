@@ -15,6 +15,7 @@ from ckpt_core.errors import (
     UntrustedData,
 )
 from ckpt_core.layout import MANIFEST_NAME, RankManifest
+from ckpt_core.system.files import Files
 from tests.restore.harness import FailingReads, assert_same, flip, zeros_like
 from tests.restore.ranks import (
     Crew,
@@ -252,6 +253,41 @@ def test_a_manifest_that_no_rank_can_read_is_passed_over_with_the_reason(
     assert "step 30 was not restored" in first
     assert "rank 0 cannot read it" in first
     assert outcomes.witnesses[0].suspects == [30]
+
+
+class LateNames(Files):
+    """The client of a network filesystem that shows a file of another host only at the n-th look."""
+
+    def __init__(self, part: str, looks: int) -> None:
+        self._part, self._left = part, looks
+
+    def open_read(self, path: Path, *args: Any, **settings: Any) -> int:
+        if self._part in str(path) and self._left > 0:
+            self._left -= 1
+            raise FileNotFoundError(errno.ENOENT, "not shown yet", str(path))
+        return super().open_read(path, *args, **settings)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_sees_the_newest_step_of_a_shared_root_late_looks_again(
+    root: Path, steps: dict[int, Path], late: int
+) -> None:
+    files = {late: LateNames(f"{steps[30].name}/{MANIFEST_NAME}", 3)}
+    outcomes = Ranks([root] * 3, files=files).restore(live())
+    assert outcomes.steps() == [30] * 3
+    assert not outcomes.texts
+    assert all(not witness.suspects for witness in outcomes.witnesses)
+
+
+@pytest.mark.parametrize("files", [LateNames("30/manifest", 10**9), FailingReads("30/manifest")])
+def test_a_step_that_one_rank_never_sees_is_passed_over_and_not_suspect(
+    root: Path, steps: dict[int, Path], files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckpt_core.restore.choosing.SEEN_WITHIN_S", 0.1)
+    outcomes = Ranks([root] * 3, files={1: files}).restore(live())
+    assert outcomes.steps() == [20] * 3
+    assert all("step 30 was not restored" in text for text in outcomes.texts)
+    assert all(not witness.suspects for witness in outcomes.witnesses)
 
 
 def test_when_every_step_is_corrupt_no_rank_starts_from_scratch(
