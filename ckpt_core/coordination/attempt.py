@@ -333,6 +333,8 @@ class Attempt:
 
     def finish(self, channel: Channel) -> None:
         """This rank will not look at the attempt again; the last one to say so deletes its keys."""
+        # Rank 0 keeps the attempt until it is reaped, and these hold a whole state.
+        self.own = self.reference = self.aside = None
         rank = self._info.rank
         channel.delete([self.keys.votes[rank], *([self.keys.details[rank]] if self.showed else [])])
         if channel.count(self.keys.acks) >= self._info.world_size:

@@ -45,7 +45,7 @@ class Cause:
         """A rank that others hold for dead, or that was late."""
         return cls("CoordinationTimeout", text, None, True)
 
-    def error(self, rank: int) -> BaseException:
+    def error(self, rank: int | None) -> BaseException:
         """The error again, as far as another process can have it."""
         if self.code is not None:
             return OSError(self.code, self.text)
@@ -56,6 +56,33 @@ class Cause:
 
     def __str__(self) -> str:
         return self.text if self.absent or not self.kind else f"{self.kind}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What an error says, to be raised again: the error itself holds frames, and with them a whole state."""
+
+    cause: Cause
+    step: int | None
+    rank: int | None
+    nowhere: bool
+    causes: Mapping[int, Cause]
+
+    @classmethod
+    def of(cls, error: CkptError) -> Words:
+        """Of an error with which an attempt ended."""
+        found = error.failures.items() if isinstance(error, CommitError) else ()
+        causes = {rank: Cause.of(failure) for rank, failure in found}
+        return cls(Cause.of(error), error.step, error.rank, error.nowhere, causes)
+
+    def error(self) -> CkptError:
+        """The error anew."""
+        made = self.cause.error(self.rank)
+        assert isinstance(made, CkptError)
+        made.step, made.nowhere = self.step, self.nowhere
+        if isinstance(made, CommitError):
+            made.failures = {rank: cause.error(rank) for rank, cause in self.causes.items()}
+        return made
 
 
 @dataclass(frozen=True, slots=True)

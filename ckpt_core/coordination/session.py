@@ -23,6 +23,7 @@ from ckpt_core.coordination.gathering import Gathering
 from ckpt_core.coordination.heartbeat import Heartbeat, Liveness
 from ckpt_core.coordination.meeting import Run
 from ckpt_core.coordination.options import StoreOptions
+from ckpt_core.coordination.outcome import Words
 from ckpt_core.errors import CkptError, CommitError, ConfigError, CoordinationTimeout
 from ckpt_core.system.threads import at_exit
 from ckpt_core.types import RankInfo
@@ -73,7 +74,7 @@ class Session:
         self._lock = threading.Lock()
         self._closed = self._lingered = self._left = False
         self._live: dict[str, _Part] = {}
-        self._ended: OrderedDict[str, CkptError | None] = OrderedDict()
+        self._ended: OrderedDict[str, Words | None] = OrderedDict()
         self._times: OrderedDict[int, int] = OrderedDict()
         self._gathered: Counter[str] = Counter()
         self._unreaped: deque[Attempt | Gathering] = deque()
@@ -250,7 +251,7 @@ class Session:
             part = self._live.pop(attempt_id, None)
             if part is None:
                 return
-            self._ended[attempt_id] = error
+            self._ended[attempt_id] = None if error is None else Words.of(error)
             while len(self._ended) > _REMEMBERED:
                 self._ended.popitem(last=False)
         if part.cut_off:
@@ -366,9 +367,9 @@ class Session:
         return CommitError(text, failures={self.info.rank: attempt.own}, step=attempt.step)
 
     def _over(self, attempt_id: str, step: int) -> CkptError:
-        error = self._ended[attempt_id]
-        if error is not None:
-            return error
+        words = self._ended[attempt_id]
+        if words is not None:
+            return words.error()
         return CommitError(
             f"step {step}: the attempt {attempt_id} has ended before, well", step=step
         )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import gc
+import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckpt_core import Checkpointer, Options, load
+from ckpt_core import Checkpointer, CommitError, Options, load
 from ckpt_core.layout import MANIFEST_NAME, rank_manifest_name
 from ckpt_core.system.files import Files
 from tests.coordination.conftest import Ranks, no_name_server, ranks
@@ -34,6 +39,15 @@ class Hanging(Files):
             self.step = -1
             self.reached.set()
             assert self.gate.wait(LONG_S)
+        super().write_new(path, data)
+
+
+class Full(Files):
+    """Storage that has no room for what this rank says of its files."""
+
+    def write_new(self, path: Path, data: Any) -> None:
+        if path.name == rank_manifest_name(1):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         super().write_new(path, data)
 
 
@@ -151,4 +165,28 @@ def test_a_save_that_was_given_up_never_comes_back_behind_a_restore(
     disk.gate.set()
     await_nothing_in_flight(tmp_path)
     assert job.parts[0].steps() == (5, 6)
+    job.close()
+
+
+def test_saves_that_failed_keep_nothing_of_their_state(
+    tmp_path: Path, ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "ckpt_core")  # what is captured would keep the errors
+    job = Job(ranks(nodes="aa"), [tmp_path] * 2, {1: Full()})
+    tensors: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+
+    def save(rank: int, step: int) -> None:
+        tensor = torch.full((100_000,), float(step))
+        tensors.add(tensor)
+        with pytest.raises(CommitError, match="No space left"):
+            job.parts[rank].save(step, {"w": tensor}).committed.result(LONG_S)
+
+    for step in range(8):
+        job.do(lambda rank, step=step: save(rank, step))
+    until = time.monotonic() + LONG_S
+    while (
+        len(tensors) > 4
+    ):  # what the last save has left, and what its threads are about to let go of
+        assert time.monotonic() < until, len(tensors)
+        gc.collect()
     job.close()
