@@ -1,7 +1,7 @@
 """Every rank gets the values of all: rank 0 collects them and writes them down as one.
 
 Keys: value/<r> by rank r, or by rank 0 for a rank that is lost; all by rank 0, or by whoever holds rank 0 for
-dead; acks by everybody, of whom the last deletes the keys.
+dead or has waited in vain; acks by everybody, of whom the last deletes the keys.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Gathering:
             [self._all], lambda: self._watch_rank_0(channel), put_first=own
         )
         if texts is None:
-            raise self._error(self._late(channel))
+            # Not without a word: the others would go on with what this rank has not got.
+            return self._end(channel, self._late(channel))
         if not texts:
             rank = self._crew.info.rank
             raise CommitError(f"gather of {self._topic!r} had ended before, without rank {rank}")
@@ -101,7 +102,11 @@ class Gathering:
     def _watch_rank_0(self, channel: Channel) -> None:
         lost = self._crew.liveness.look(channel, [0])
         if lost:
-            channel.put_first(self._all, json.dumps({"lost": lost, "values": []}))
+            self._end(channel, lost)
+
+    def _end(self, channel: Channel, lost: dict[int, str]) -> str:
+        """Any other rank: let nobody have the values, unless all may have them already; what stands."""
+        return channel.put_first(self._all, json.dumps({"lost": lost, "values": []}))
 
     def _error(self, lost: dict[int, str]) -> CoordinationTimeout:
         ranks = "; ".join(f"rank {rank}: {why}" for rank, why in sorted(lost.items())[:8])

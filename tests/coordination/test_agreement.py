@@ -356,6 +356,23 @@ def test_a_rank_with_an_earlier_deadline_than_rank_0_names_the_rank_that_does_no
         assert error.rank == 1 and "rank 1: it has not called" in str(error)
 
 
+def test_a_rank_that_has_waited_in_vain_lets_nobody_else_go_on(ranks: Make) -> None:
+    crew = ranks(3)
+    waited = threading.Event()
+
+    def come(store: TorchStore) -> object:
+        if store.info.rank == 0:
+            assert waited.wait(LONG_S)
+        try:
+            return store.gather("steps", 1, 1.0 if store.info.rank == 1 else LONG_S)
+        finally:
+            if store.info.rank == 1:
+                waited.set()
+
+    for error in crew.do(come):
+        assert isinstance(error, CoordinationTimeout) and error.rank == 0
+
+
 def test_where_rank_0_has_given_a_rank_up_and_says_no_more_that_rank_is_named(
     ranks: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
