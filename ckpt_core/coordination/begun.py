@@ -8,7 +8,6 @@ from collections import OrderedDict
 from ckpt_core.coordination.heartbeat import Liveness
 
 _REMEMBERED = 1024
-_TOLD = 8
 
 
 class Begun:
@@ -32,9 +31,9 @@ class Begun:
                 self._ended[attempt_id] = True
 
     def under_way(self) -> list[str]:
-        """Those that have not ended; the last few."""
+        """Those that have not ended, all of them: one that is not told counts as not begun."""
         with self._lock:
-            return [name for name, ended in self._ended.items() if not ended][-_TOLD:]
+            return [name for name, ended in self._ended.items() if not ended]
 
     def unknown(self, attempts: tuple[str, ...]) -> list[str]:
         """Those of another rank that this one has not begun."""

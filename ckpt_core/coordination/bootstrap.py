@@ -67,13 +67,13 @@ class Torchrun:
         """From the environment.
 
         Raises:
-            ConfigError: a variable is missing or no number.
+            ConfigError: a variable is missing, no number, or no port.
         """
         return cls(
             rank=_number(environment, "RANK"),
             world_size=_number(environment, "WORLD_SIZE"),
             host=_text(environment, "MASTER_ADDR"),
-            port=_number(environment, "MASTER_PORT"),
+            port=_port(environment, "MASTER_PORT"),
             node=environment.get("GROUP_RANK") or socket.gethostname(),
             agent=environment.get("TORCHELASTIC_USE_AGENT_STORE") == str(True),
             run=environment.get("TORCHELASTIC_RUN_ID", ""),
@@ -95,6 +95,13 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     if not text.isdecimal():
         raise ConfigError(f"{name}={text!r} is not a number")
     return int(text)
+
+
+def _port(environment: Mapping[str, str], name: str) -> int:
+    number = _number(environment, name)
+    if number >= 2**16:
+        raise ConfigError(f"{name}={number} is no TCP port: give 1 to 65535")
+    return number
 
 
 class MasterPort:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from ckpt_core.coordination.address import Address
 from ckpt_core.coordination.line import cut, open_sockets, opened_since
+from ckpt_core.errors import PersistError
 from ckpt_core.system.threads import Monitor, Worker, at_exit, join_all
 
 Store = Any
@@ -325,7 +326,10 @@ class Clients:
 
     def _new(self) -> Connection:
         self._check_usable()
-        connection = Connection(self.address, self.patience_s)
+        try:
+            connection = Connection(self.address, self.patience_s)
+        except PersistError as exc:  # no more threads, at this moment
+            raise StoreGone(f"the store at {self.address} cannot be asked: {exc}") from exc
         self._all.add(connection)
         return connection
 

@@ -7,7 +7,6 @@ the first time after a minute, does not take everybody else for dead.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
@@ -84,8 +83,12 @@ class Heartbeat:
 
     def _say(self, text: str) -> None:
         # The next beat tries again; whoever waits for the store learns by itself that it is gone.
-        with contextlib.suppress(StoreGone):
+        try:
             self._channel().put(self._key, text)
+        except StoreGone:
+            pass
+        except Exception:  # without a thread that beats, the others take this rank for dead
+            _log.exception("the other ranks could not be told that this one lives")
 
 
 @dataclass(slots=True)

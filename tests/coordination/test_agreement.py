@@ -116,6 +116,51 @@ def test_ranks_that_save_different_steps_hear_so_long_before_the_deadline(
     assert all(isinstance(one, tuple) for one in again), again
 
 
+def test_a_rank_that_is_one_save_ahead_of_many_saves_the_same_steps(ranks: Make) -> None:
+    crew = ranks(2, dead_after=1.5)
+    liveness, ahead = crew.stores[0]._session._crew.liveness, threading.Event()
+
+    def save(store: TorchStore) -> None:
+        rank = store.info.rank
+        attempts = [store.attempt_id(step) for step in range(10 + rank)]
+        if rank == 1:
+            ahead.set()
+            seen = set[str]()
+            until = time.monotonic() + LONG_S
+            while len(seen) < 4:  # rank 0 has looked at some beats of this one meanwhile
+                assert time.monotonic() < until
+                seen.add(liveness.seen(1)[0])
+        assert ahead.wait(LONG_S)
+        store.agree(attempts[0], 0, Ballot("plan", None), LONG_S)
+        store.settle(attempts[0], 0, None, LONG_S)
+
+    assert crew.do(save) == [None, None]
+
+
+def test_a_moment_without_threads_does_not_end_the_heartbeat(
+    ranks: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = ranks(2, dead_after=1.5).stores[1]._session
+    start, refused = threading.Thread.start, threading.Event()
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("ckpt-store"):
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for connection in session._clients._idle:
+            connection.idle_since -= 1000.0  # it needs a new one
+        assert refused.wait(LONG_S)
+    beats, until = set[str | None](), time.monotonic() + LONG_S
+    while len(beats) < 3:
+        assert time.monotonic() < until
+        beats.add(session._channel(LONG_S).read(session._heart._key))
+        time.sleep(0.01)
+
+
 class Names:
     """A Reference of one name, which is its own mark."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ckpt_core.coordination import StoreOptions, TorchStore, client
+from ckpt_core.errors import ConfigError
 
 LONG_S = 50.0
 
@@ -29,6 +30,14 @@ class SlowToHear:
             return action(*given)
 
         return late if callable(action) else action
+
+
+def test_a_master_port_that_is_none_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "70000"}
+    for name, value in there.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"MASTER_PORT=70000 is no TCP port: give 1 to 65535"):
+        TorchStore.from_env()
 
 
 def test_rank_0_may_close_as_soon_as_it_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
