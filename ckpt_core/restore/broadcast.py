@@ -83,6 +83,7 @@ class Broadcast:
         self._devices = devices
         self._ranks = tuple(dist.get_process_group_ranks(group))
         self._member = dist.get_rank(group)
+        self._buffer = torch.empty(0, dtype=torch.uint8)
 
     @classmethod
     def of(
@@ -115,28 +116,45 @@ class Broadcast:
         shares = Shares(self._ranks, self._member, ordered)
         return Shares(self._ranks, self._member, ordered, shares.of(self._member))
 
+    def prepare(self, shares: Shares, destinations: Mapping[str, Tensor]) -> None:
+        """Have the memory that `run` takes: a rank that gets none says so before anyone is in a collective.
+
+        Raises:
+            RuntimeError: torch's, when there is no memory.
+        """
+        device = _device_of(self._group, self._devices)
+        needed = [
+            _end_of(pieces)
+            for member in range(len(self._ranks))
+            for pieces in _buffers(shares.of(member), destinations)
+            if _direct(pieces, device) is None
+        ]
+        # The memory of an earlier try goes first.
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._buffer = torch.empty(max(needed, default=0), dtype=torch.uint8, device=device)
+
     def run(self, shares: Shares, destinations: Mapping[str, Tensor]) -> None:
         """Send what this rank has read, and fill the rest of the tensors with what the others send.
 
-        Called on the training thread of every member, once `check_groups` has passed on all of them. Once
-        it returns, every stream of a device finds the bytes.
+        Called on the training thread of every member, once `prepare` and `check_groups` have passed on all of
+        them. Once it returns, every stream of a device finds the bytes.
         """
         devices = self._devices
         device = _device_of(self._group, devices)
         for member, rank in enumerate(self._ranks):
             for pieces in _buffers(shares.of(member), destinations):
                 self._send(pieces, rank, device=device, mine=member == self._member)
+        self._buffer = torch.empty(0, dtype=torch.uint8)
         devices.queued(devices.of_all(destinations.values())).wait()
 
     def _send(
         self, pieces: Sequence[_Piece], rank: int, *, device: torch.device, mine: bool
     ) -> None:
-        direct = _bytes_of(pieces[0], device) if len(pieces) == 1 else None
+        direct = _direct(pieces, device)
         if direct is not None:
             dist.broadcast(direct, rank, group=self._group)
             return
-        size = pieces[-1].at + pieces[-1].nbytes
-        buffer = torch.empty(size, dtype=torch.uint8, device=device)
+        buffer = self._buffer[: _end_of(pieces)]
         if mine:
             _move(pieces, buffer, pack=True)
         dist.broadcast(buffer, rank, group=self._group)
@@ -182,6 +200,15 @@ def _buffers(
                 pieces, at = [], 0
     if pieces:
         yield pieces
+
+
+def _end_of(pieces: Sequence[_Piece]) -> int:
+    return pieces[-1].at + pieces[-1].nbytes
+
+
+def _direct(pieces: Sequence[_Piece], device: torch.device) -> Tensor | None:
+    """What needs no buffer, since it can be sent, or taken, in place."""
+    return _bytes_of(pieces[0], device) if len(pieces) == 1 else None
 
 
 def _bytes_of(piece: _Piece, device: torch.device) -> Tensor | None:

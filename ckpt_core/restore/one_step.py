@@ -96,6 +96,7 @@ def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader
         parts = binding.blocks.keys() | binding.begins.keys()
         whole = specs.keys() & leaves.shared.keys() - parts - binding.doubtful
         shares = search.broadcast.share({name: specs[name] for name in whole})
+        search.broadcast.prepare(shares, binding.destinations)
     needs = list(_needs(binding, named, shares))
     read_bytes = 0
     if binding.doubtful:

@@ -66,6 +66,36 @@ def _in_small_buffers(me: Rank) -> None:
     _restores_by_broadcast(me)
 
 
+class Short:
+    """torch on a device that has no memory left."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def empty(self, size: int, **settings: Any) -> torch.Tensor:
+        if size:
+            raise RuntimeError("no memory is left")
+        return torch.empty(size, **settings)
+
+
+def _has_no_memory_on_one_rank(me: Rank) -> None:
+    if me.info.rank == 1:
+        broadcast.torch = Short()  # type: ignore[assignment]
+    state = live(me.info.world_size)
+    with pytest.raises((RestoreError, RuntimeError), match="no memory is left"):
+        me.restorer().restore(state, RestoreRequest(broadcast=True))
+    assert me.info.rank == 0 or not state["shared"]["large"].any()
+    broadcast.torch = torch
+    _restores_by_broadcast(me)
+
+
+def test_a_rank_without_memory_for_what_is_sent_leaves_nobody_in_a_collective(
+    tmp_path: Path,
+) -> None:
+    write_ranks(tmp_path / "ckpts", 7, job(7, 2))
+    run_ranks(2, tmp_path, _has_no_memory_on_one_rank)
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_replicated_leaves_are_read_once_and_sent_to_all(tmp_path: Path, world: int) -> None:
     write_ranks(tmp_path / "ckpts", 7, job(7, world))
