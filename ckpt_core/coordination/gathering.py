@@ -22,13 +22,13 @@ class Gathering:
 
     Args:
         crew: the ranks.
-        topic: what for.
+        topic: what for; what follows a slash tells calls apart, and is not for people.
         number: how many calls for this topic came before, on every rank.
     """
 
     def __init__(self, crew: Crew, topic: str, number: int) -> None:
         self._crew = crew
-        self._topic = topic
+        self._topic = topic.partition("/")[0]
         base = f"{crew.prefix}/gather/{number}/{topic}"
         self._values = [f"{base}/value/{rank}" for rank in range(crew.info.world_size)]
         self._all = f"{base}/all"

@@ -73,11 +73,17 @@ class Exchange(Generic[_Result]):
 
 
 class Together:
-    """The exchanges of one Restorer."""
+    """The exchanges of one Restorer.
+
+    Attributes:
+        call: a word of rank 0 for this call of `restore`, behind every topic but the first: a rank that an
+            interrupt has kept from an exchange of an earlier call still counts as the others do.
+    """
 
     def __init__(self, coordination: Coordination, *, root: Path, timeout_s: float) -> None:
         self.info = coordination.info
         self._coordination = coordination
+        self.call = ""
         self._root = root
         self._timeout_s = timeout_s + min(timeout_s, _MARGIN_S)
 
@@ -109,6 +115,7 @@ class Together:
         except Exception as exc:  # the others must learn of it before it goes on from here
             error = exc
         row = [kind_of(error), "" if error is None else _text(error), data]
+        topic = f"{topic}/{self.call}" if self.call else topic
         rows = self._gather(topic, row, error, timeout_s or self._timeout_s)
         answers = tuple(
             [Answer(rank, Kind(kind), text, data) for rank, (kind, text, data) in enumerate(rows)]

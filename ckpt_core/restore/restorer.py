@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -177,17 +178,20 @@ class Restorer:
             found = within(
                 self._how.timeout_s, lambda: self._look(trail.asked, further), path=self._root
             )
-            return None, [replace(found, away=away).to_json(), trail.asked, trail.strict]
+            word = secrets.token_hex(4)
+            return None, [replace(found, away=away).to_json(), trail.asked, trail.strict, word]
 
+        self._together.call = ""
         exchange = self._together.exchange("restore.steps", look)
         self._raise_if_bad(None, exchange, *_BAD)
         rows = [answer.data for answer in exchange.answers]
-        if any(asked != trail.asked for _, asked, _ in rows):
-            texts = ", ".join(sorted({str(asked or "the newest") for _, asked, _ in rows}))
+        if any(asked != trail.asked for _, asked, *_ in rows):
+            texts = ", ".join(sorted({str(asked or "the newest") for _, asked, *_ in rows}))
             text = f"the ranks were asked to restore different steps: {texts}. Nothing was changed"
             raise RestoreError(text, path=self._root)
-        trail.strict = any(strict for _, _, strict in rows)
-        trail.listings = levels_shared([Listing.from_json(listing) for listing, _, _ in rows])
+        self._together.call = rows[0][-1]
+        trail.strict = any(strict for _, _, strict, _ in rows)
+        trail.listings = levels_shared([Listing.from_json(listing) for listing, *_ in rows])
         if wanted := unseen(trail.listings):
             trail.listings = self._look_again(trail, wanted)
         return list(trail.listings)

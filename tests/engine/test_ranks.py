@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckpt_core import Checkpointer, CommitError, Options, load
+from ckpt_core import Checkpointer, CommitError, CoordinationTimeout, Options, load
 from ckpt_core.layout import MANIFEST_NAME, rank_manifest_name
 from ckpt_core.system.files import Files
 from tests.coordination.conftest import Ranks, no_name_server, ranks
@@ -189,4 +189,16 @@ def test_saves_that_failed_keep_nothing_of_their_state(
     ):  # what the last save has left, and what its threads are about to let go of
         assert time.monotonic() < until, len(tensors)
         gc.collect()
+    job.close()
+
+
+def test_a_rank_that_was_interrupted_in_a_restore_takes_part_in_the_next_one(
+    tmp_path: Path, ranks: Callable[..., Ranks]
+) -> None:
+    job = Job(ranks(nodes="aa"), [tmp_path] * 2, {})
+    job.commit(5, 5)
+    for topic in ("restore.read", "restore.done"):  # the other rank has waited there, and is ahead
+        with pytest.raises(CoordinationTimeout):
+            job.crew.stores[0].gather(topic, None, 0.1)
+    assert job.restore() == [(5, 5)] * 2
     job.close()

@@ -197,8 +197,9 @@ class Crew:
 
     def gather(self, rank: int, topic: str, value: Any, timeout_s: float) -> tuple[Any, ...]:
         with self._changed:
-            key = topic, self.calls[rank][topic]
-            self.calls[rank][topic] += 1
+            name, _, call = topic.partition("/")
+            key = f"{name}/{call}", self.calls[rank][name]
+            self.calls[rank][name] += 1
             said = self._said.setdefault(key, {})
             said[rank] = value
             self._changed.notify_all()
