@@ -23,7 +23,7 @@ _REMEMBERED = 1024
 
 
 class Rewinds:
-    """Which saves were such ones. The caller serializes its calls.
+    """Which saves were below the newest step, or are overtaken. The caller serializes its calls.
 
     Saves in flight together are begun and published in any order. A run has gone back only if the newer
     step was there, or its save admitted, before the older one was admitted.
