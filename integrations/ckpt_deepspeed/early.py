@@ -1,13 +1,14 @@
 """What training may change before the barrier, and what is therefore copied inside `save_checkpoint`.
 
-Parameters and optimizer state change in the optimizer's step alone, and are copied behind training. Buffers
-change in the next forward pass, and what the user passes as `client_state` whenever he likes.
+Parameters that the optimizer holds, and its state, change in its step alone, and are copied behind training.
+Buffers, frozen parameters (a momentum encoder) and what `get_extra_state` gives change in the next forward
+pass, and what the user passes as `client_state` whenever he likes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import pickle
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,14 +21,23 @@ class Early:
     Args:
         tree: whatever holds those that must be copied at once; looked into as pickle does, so also into
             objects that hold tensors.
+        but: those that change in the optimizer's step alone.
+
+    Attributes:
+        nbytes: of all that were found; infinite where something could not be looked into.
     """
 
-    def __init__(self, tree: Any = ()) -> None:
+    def __init__(self, tree: Any = (), *, but: Iterable[Tensor] = ()) -> None:
         finder = _Finder()
-        # What cannot be pickled is told, with its place, when it is saved.
-        with contextlib.suppress(Exception):
+        whole = True
+        try:
             finder.dump(tree)
+        except Exception:  # what cannot be pickled is told, with its place, when it is saved
+            whole = False
+        for tensor in but:
+            finder.places.pop((tensor.device, tensor.data_ptr()), None)
         self._places = finder.places
+        self.nbytes = sum(finder.places.values()) if whole else float("inf")
 
     def __call__(self, tensor: Tensor) -> bool:
         """Whether it is one of them."""
@@ -44,7 +54,7 @@ class _Finder(pickle.Pickler):
 
     def __init__(self) -> None:
         super().__init__(_Nowhere())
-        self.places: set[tuple[torch.device, int]] = set()
+        self.places: dict[tuple[torch.device, int], int] = {}
 
     def persistent_id(self, obj: Any) -> str | None:
         dense = isinstance(obj, Tensor) and obj.layout == torch.strided
@@ -55,5 +65,8 @@ class _Finder(pickle.Pickler):
         except RuntimeError:  # a subclass without memory of its own
             return None
         if place[1]:
-            self.places.add(place)
+            nbytes = obj.nbytes if isinstance(obj, Tensor) else obj.nbytes()
+            self.places[place] = max(self.places.get(place, 0), nbytes)
+        elif dense and obj.numel() and not obj.is_meta:  # so is a DTensor, which gives 0
+            return None
         return "noted"

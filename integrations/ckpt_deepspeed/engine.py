@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,10 @@ from ckpt_deepspeed.settings import EngineSettings, Wait
 _log = logging.getLogger("ckpt_deepspeed")
 
 LATEST = "latest"
+_OPTIMIZER = "optimizer"
+_OPTIMIZERS = "optim_states.pt"
+_MOST_CLONED_BYTES = 256 << 20
+"""Of a rank. Clones need memory for as long as the save takes, perhaps on the device."""
 
 
 @dataclass(slots=True)
@@ -67,11 +71,21 @@ class _Tag:
 
 
 @dataclass(frozen=True, slots=True)
-class _Saving:
-    """What is known of the `save_checkpoint` that is under way."""
+class Saving:
+    """What is known of the `save_checkpoint` that is under way.
+
+    Attributes:
+        step: that is saved.
+        client_state: as the user passed it.
+        updated: parameters that the optimizer's step changes, and nothing else.
+        is_restless: whatever is saved may change without the barrier.
+        per_node: each node has a directory of its own of this name.
+    """
 
     step: int
-    early: Early
+    client_state: Any
+    updated: Sequence[torch.Tensor]
+    is_restless: bool
     per_node: bool
 
 
@@ -92,7 +106,7 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         self.settings = settings
         self.newest: SaveHandle | None = None
         self._tag: _Tag | None = None
-        self._saving: _Saving | None = None
+        self._saving: Saving | None = None
         self._peeks = False
         self.mappings = Mappings()
 
@@ -192,7 +206,7 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
     # -- what the wrapped save_checkpoint calls ---------------------------------------------------
 
     @contextmanager
-    def saving(self, *, step: int, early: Early, per_node: bool) -> Iterator[None]:
+    def saving(self, known: Saving) -> Iterator[None]:
         """Around DeepSpeed's `save_checkpoint`: what was saved inside is sealed, or given up if that raises.
 
         Raises:
@@ -200,7 +214,7 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
             CkptError: an earlier save failed in the background, and this is the first to say so; or, with
                 wait="persisted", why the tag is not durable.
         """
-        self._saving = _Saving(step, early, per_node)
+        self._saving = known
         try:
             yield
             checkpointer = self._tag.checkpointer if self._tag is not None else None
@@ -217,21 +231,41 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
     def seal(self) -> SaveHandle:
         """All files of this rank have been given; a rank that has none takes part in the commit too.
 
+        Returns once all is copied that could change before the barrier.
+
         Raises:
             ConfigError: something cannot be saved.
-            CkptError: the save could not be begun.
+            CkptError: the save could not be begun, or what could change not be copied within `timeout`.
         """
         tag = self._tag
         assert tag is not None and self._saving is not None, "seal() follows create()"
+        assert tag.checkpointer is not None
         if tag.problem is not None:
             raise tag.problem
-        files = self._files(tag)
-        files.add_all(tag.given, eager=self._saving.early)
+        files, early = self._files(tag), self._early(tag.given)
+        files.add_all(tag.given, eager=early or False)
         self._tag = None
         self.newest = files.seal()
+        if early is None:
+            names = None if self._saving.is_restless else _of_models(tag.given)
+            tag.checkpointer.wait_staged(names)
         return self.newest
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _early(self, given: Mapping[str, Any]) -> Early | None:
+        """What is cloned; None where that is too much, or not all: then training waits for its copy."""
+        assert self._saving is not None
+        if self._saving.is_restless:
+            return None
+        held = [
+            {key: value for key, value in given[name].items() if key != _OPTIMIZER}
+            if isinstance(given[name], Mapping)
+            else given[name]
+            for name in _of_models(given)
+        ]
+        early = Early([self._saving.client_state, *held], but=self._saving.updated)
+        return early if early.nbytes <= _MOST_CLONED_BYTES else None
 
     def _files(self, tag: _Tag) -> FilesSave:
         assert tag.checkpointer is not None and self._saving is not None
@@ -255,6 +289,11 @@ def engine_of(config: Mapping[str, Any]) -> CkptCoreEngine:
         ConfigError: a setting is wrong.
     """
     return CkptCoreEngine(EngineSettings.of(config))
+
+
+def _of_models(names: Iterable[str]) -> list[str]:
+    """The files that hold more than an optimizer's state."""
+    return [name for name in names if not name.endswith(_OPTIMIZERS)]
 
 
 def _be_durable(handle: SaveHandle, checkpointer: Checkpointer) -> None:

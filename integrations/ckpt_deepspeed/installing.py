@@ -26,8 +26,7 @@ from deepspeed.utils import zero_to_fp32
 
 from ckpt_core import ConfigError
 from ckpt_deepspeed.choosing import choose, is_missing, together
-from ckpt_deepspeed.early import Early
-from ckpt_deepspeed.engine import CkptCoreEngine, engine_of
+from ckpt_deepspeed.engine import CkptCoreEngine, Saving, engine_of
 from ckpt_deepspeed.roots import ROOTS
 from ckpt_deepspeed.settings import KEY, section_of
 
@@ -40,6 +39,9 @@ _READERS = (
 )
 _WEIGHTS = _READERS[0]
 _SCRIPTS = tuple(Path(zero_to_fp32.__file__).parent.glob("zero_to_*.py"))
+_GROUPS = ("bit16_groups", "fp16_groups", "bf16_groups")
+"""Where DeepSpeed's optimizers keep the parameters of the model."""
+
 _LINE = 512
 """Bytes; the names of most filesystems have 255 at most."""
 
@@ -148,14 +150,36 @@ def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
                 "them together; remove the levels, or save to storage that all nodes share"
             )
         tag = _agreed_tag(self, tag)
-        early = Early([*self.module.buffers(), client_state])
-        with (
-            ours.saving(step=self.global_steps, early=early, per_node=per_node),
-            _compared(self, is_agreed=isinstance(tag, AgreedTag)),
-        ):
+        known = Saving(
+            step=self.global_steps,
+            client_state=client_state,
+            updated=_updated(self),
+            is_restless=_is_restless(self),
+            per_node=per_node,
+        )
+        with ours.saving(known), _compared(self, is_agreed=isinstance(tag, AgreedTag)):
             return original(self, save_dir, tag, client_state, *args, **kwargs)
 
     return save_checkpoint
+
+
+def _updated(engine: Any) -> list[torch.Tensor]:
+    """The parameters that the optimizer holds; frozen ones, which the user's forward may change, are not."""
+    optimizer = engine.optimizer
+    groups = next((found for name in _GROUPS if (found := getattr(optimizer, name, None))), None)
+    if groups is None:
+        groups = [group["params"] for group in getattr(optimizer, "param_groups", ())]
+    return [param for group in groups for param in group if param.requires_grad]
+
+
+def _is_restless(engine: Any) -> bool:
+    """Whether parameters change outside of the update: in a step behind it, or for generation."""
+    zero = engine._config.zero_config
+    return bool(
+        getattr(zero, "zenflow", None)
+        or getattr(zero.offload_optimizer, "super_offload", False)
+        or engine._config.hybrid_engine.enabled
+    )
 
 
 class AgreedTag(str):

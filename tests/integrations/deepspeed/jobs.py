@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import torch
 import torch.distributed as dist
 
@@ -16,7 +18,9 @@ import ckpt_core
 import ckpt_deepspeed
 from ckpt_core.cli.importing import import_source
 from ckpt_core.cli.requests import ImportRequest
-from tests.integrations.deepspeed.training import digest, engine, train
+from ckpt_deepspeed import engine as engine_module
+from tests.integrations.deepspeed.modes import SMALL, Disk
+from tests.integrations.deepspeed.training import config, digest, engine, train
 
 STEPS, AT = 5, 3
 PRESETS = {(1, "fp32"): "pccheck", (2, "fp32"): "deepfreeze"}
@@ -148,6 +152,62 @@ def client_state(folder: Path) -> dict[str, Any]:
         "tensor": found["tensor"].sum().item(),
         "deep": found["deep"]["list"][0].sum().item(),
         "seen": state["module"]["seen"][0].item(),
+    }
+
+
+class Restless(torch.nn.Module):
+    """A frozen parameter and a tensor of the extra state that every forward pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(32, 600)
+        self.key = torch.nn.Parameter(torch.zeros(20_000), requires_grad=False)
+        self.count = torch.zeros(20_000)
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.key.add_(1)
+            self.count += 1
+        return self.first(data)
+
+    def get_extra_state(self) -> Any:
+        return {"count": self.count}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count.copy_(state["count"])
+
+
+def restless(folder: Path, zero: int, most: int) -> dict[str, Any]:
+    """What forward passes right behind a save, of which nothing can be written yet, make of it."""
+    kept, engine_module._MOST_CLONED_BYTES = engine_module._MOST_CLONED_BYTES, most
+    root, disk, model = folder / "c", Disk(), Restless()
+    adam = torch.optim.AdamW(model.first.parameters())
+    with disk.inside():
+        made, *_ = deepspeed.initialize(
+            model=model, optimizer=adam, config=config(zero, "fp32", ours=True, **SMALL)
+        )
+        data = torch.randn(4, 32)
+        for step in range(2):
+            made.backward(made(data).square().mean())
+            made.step()
+            if step == 0:
+                made.save_checkpoint(str(root))
+        with disk.still(root):
+            timer = threading.Timer(0.3, disk.go_on)
+            if most == 0:
+                timer.start()
+            made.save_checkpoint(str(root))
+            for _ in range(3):
+                made(data)
+            disk.go_on()
+            timer.cancel()
+        made.destroy()
+    engine_module._MOST_CLONED_BYTES = kept
+    state = torch.load(root / "global_step2" / "mp_rank_00_model_states.pt", weights_only=False)
+    found = [state["module"]["key"], state["module"]["_extra_state"]["count"]]
+    return {
+        "values": [tensor.unique().tolist() for tensor in found],
+        "latest": (root / "latest").read_text(),
     }
 
 

@@ -11,6 +11,7 @@ from tests.integrations.deepspeed.launch import Job, run
 
 MATRIX = [(zero, dtype) for zero in range(4) for dtype in ("bf16", "fp32")]
 OTHERS = ("tools", "arguments", "client_state", "damaged", "failing", "late", "scripts", "apart")
+RESTLESS = [(zero, most) for zero in (0, 2) for most in (1 << 20, 0)]
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -32,6 +33,9 @@ def results(
             keys.append(name if stage is None else (name, stage))
             arguments = {} if stage is None else {"zero": stage}
             jobs.append(Job(name, place / f"{name}{stage}", arguments))
+    for zero, most in RESTLESS:
+        keys.append(("restless", zero, most))
+        jobs.append(Job("restless", place / f"{zero}{most}", {"zero": zero, "most": most}))
     found = run(jobs, ranks=request.param, place=place / "jobs")
     return dict(zip(keys, found, strict=True))
 
@@ -70,6 +74,14 @@ def test_what_may_change_at_once_is_saved_as_it_was(results: dict[Any, Any]) -> 
         assert found == {"tensor": 500_000, "deep": 500_000, "seen": 1}
 
 
+@pytest.mark.parametrize(("zero", "most"), RESTLESS)
+def test_what_a_forward_pass_changes_is_saved_as_it_was(
+    results: dict[Any, Any], zero: int, most: int
+) -> None:
+    for found in results["restless", zero, most]:
+        assert found == {"values": [[2.0], [2.0]], "latest": "global_step2"}
+
+
 def test_a_damaged_tag_is_refused_and_the_newest_whole_one_offered(results: dict[Any, Any]) -> None:
     for rank, found in enumerate(results["damaged"]):
         assert found["path"] and found["step"] == 2, found
@@ -101,5 +113,5 @@ def test_no_rank_waits_in_a_barrier_of_deepspeed_for_another_ones_pickling(
     results: dict[Any, Any],
 ) -> None:
     for found in results["apart"]:
-        # Looked through for tensors before the first barrier, pickled behind the last one.
-        assert found == [0, 2]
+        # Looked through for tensors, and pickled, behind the last one.
+        assert found == [2, 2]

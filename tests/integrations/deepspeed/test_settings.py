@@ -98,15 +98,29 @@ for name, config in json.loads(sys.stdin.read()).items():
 class Holder:
     def __init__(self, tensor):
         self.tensor = tensor
-kept, slow = [torch.ones(4) for _ in range(5)], torch.ones(4)
+class Wrapper(torch.Tensor):
+    # Without memory of its own, as a DTensor is.
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape)
+    def __init__(self, inner):
+        self.inner = inner
+    def __reduce_ex__(self, protocol):
+        return (Wrapper, (self.inner,))
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError
+kept, slow, wrapped = [torch.ones(4) for _ in range(5)], torch.ones(4), torch.ones(4)
 Pair = collections.namedtuple("Pair", "left right")
 early = Early([
     kept[0], collections.defaultdict(list, a=[kept[1]]), Pair(kept[2].view(2, 2).t(), None),
-    Holder(kept[3]), kept[4].to_sparse(), torch.empty(0), 1,
+    Holder(kept[3]), kept[4].to_sparse(), torch.empty(0), 1, Wrapper(wrapped),
 ])
-found["early"] = [early(tensor.detach()) for tensor in [*kept[:4], slow, torch.empty(0)]]
+found["early"] = [early(tensor.detach()) for tensor in [*kept[:4], wrapped, slow, torch.empty(0)]]
+but = Early([kept[0], kept[1], slow], but=[slow])
+found["early but"] = [but(kept[0]), but(slow), but.nbytes]
 unpicklable = Early([kept[0], lambda: None])
 found["unpicklable"] = [unpicklable(kept[0]), unpicklable(slow)]
+assert unpicklable.nbytes == float("inf")
 made = CkptCoreEngine(EngineSettings.of({"type": "ckpt_core"}))
 with tempfile.TemporaryDirectory() as folder:
     for kind in (True, False):
@@ -164,7 +178,8 @@ def test_a_right_one_gives_these_options(told: dict[str, Any], name: str) -> Non
 
 
 def test_what_must_be_copied_at_once_is_and_nothing_else(told: dict[str, Any]) -> None:
-    assert told["early"] == [True] * 4 + [False] * 2
+    assert told["early"] == [True] * 5 + [False] * 2
+    assert told["early but"] == [True, False, 32]
     assert told["unpicklable"] == [True, False]
 
 
