@@ -15,7 +15,7 @@ NAMES = {
         SaveHandle StagingError StateMismatch StoreOptions TorchStore UnknownFormat UntrustedData
         __version__ bring_directory committed_directories committed_steps load step_path verify
     """,
-    "ckpt_deepspeed": "CkptCoreEngine EngineSettings Wait attach close register wait",
+    "ckpt_deepspeed": "CkptCoreEngine EngineSettings Wait attach close register wait wait_staged",
     "ckpt_horovod": "Checkpoints DistributedOptimizer Layerwise coordination",
     "ckpt_lightning": "AsyncCheckpoint CheckpointWarning FabricCheckpoint StepIO load",
     "ckpt_transformers": "AcceleratorCheckpoint AsyncCheckpoint CheckpointWarning export",

@@ -23,7 +23,16 @@ from ckpt_deepspeed.installing import attach, register
 from ckpt_deepspeed.roots import ROOTS
 from ckpt_deepspeed.settings import EngineSettings, Wait
 
-__all__ = ["CkptCoreEngine", "EngineSettings", "Wait", "attach", "close", "register", "wait"]
+__all__ = [
+    "CkptCoreEngine",
+    "EngineSettings",
+    "Wait",
+    "attach",
+    "close",
+    "register",
+    "wait",
+    "wait_staged",
+]
 
 
 def wait(save_dir: str | os.PathLike[str] | None = None) -> None:
@@ -35,6 +44,15 @@ def wait(save_dir: str | os.PathLike[str] | None = None) -> None:
         CkptError: a save failed and was not reported yet.
     """
     ROOTS.wait(save_dir)
+
+
+def wait_staged() -> None:
+    """Return when parameters may change; an update waits by itself.
+
+    Raises:
+        StagingError: not within `timeout`.
+    """
+    ROOTS.wait_staged()
 
 
 def close() -> None:

@@ -36,11 +36,12 @@ from ckpt_core import (
     committed_directories,
     verify,
 )
-from ckpt_deepspeed.engine import LATEST
+from ckpt_deepspeed.engine import LATEST, MANIFESTS
 
-MANIFESTS = ("manifest.json", "rank-*.json")
 Levels = Sequence[Level | Mapping[str, Any] | str]
 _SHOWN = 80
+_ASIDE = ".inflight/*.replaced"
+"""What a kill has left between the two renames that replace a directory: docs/format.md."""
 
 
 def choose(
@@ -221,9 +222,11 @@ def _named_and_kind(root: Path) -> tuple[str | None, str | None, bool]:
 
 
 def _brought_back(root: Path, tag: str) -> Path:
-    """The directory of a tag. If it is missing, `root` is repaired first, unless somebody saves to it."""
+    """The directory of a tag. If it is missing, and something lies aside that may be it, `root` is repaired
+    first, unless somebody saves to it: that takes the lock of those who do.
+    """
     path = root / tag
-    if not os.path.isdir(path) and root.is_dir():
+    if not os.path.isdir(path) and any(root.glob(_ASIDE)):
         with contextlib.suppress(CkptError):
             Checkpointer(root).close()
     return path

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,12 @@ from ckpt_deepspeed.settings import EngineSettings, Wait
 _log = logging.getLogger("ckpt_deepspeed")
 
 LATEST = "latest"
+_TRAINERS = re.compile(r"checkpoint-\d+")
 _OPTIMIZER = "optimizer"
 _OPTIMIZERS = "optim_states.pt"
+MANIFESTS = ("manifest.json", "rank-*.json")
+_REPLACED = (*MANIFESTS, "*_states.pt", ".nfs*")
+_SHOWN = 5
 _MOST_CLONED_BYTES = 256 << 20
 """Of a rank. Clones need memory for as long as the save takes, perhaps on the device."""
 
@@ -47,10 +53,12 @@ class _Tag:
         files: None until the first file of this rank.
         given: the state of each file so far.
         problem: why it is given up; raised at the end of `save_checkpoint`.
+        moves: it is the first of a new directory, and the ones before may be deleted behind it.
     """
 
     info: Any
     checkpointer: Checkpointer | None = None
+    moves: bool = False
     files: FilesSave | None = None
     given: dict[str, Any] = field(default_factory=dict)
     problem: Exception | None = None
@@ -107,6 +115,7 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         self.newest: SaveHandle | None = None
         self._tag: _Tag | None = None
         self._saving: Saving | None = None
+        self._place: str | None = None
         self._peeks = False
         self.mappings = Mappings()
 
@@ -119,15 +128,30 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
             CkptError: the directory cannot be opened for writing on some rank.
         """
         self._abort()
-        self._tag = _Tag(info)
-        if self._saving is not None:
-            # Here, since the ranks do it together: a rank without a file of its own never calls `save`.
-            self._tag.checkpointer = ROOTS.of(
-                info.save_dir, self.settings.options, per_node=self._saving.per_node
-            )
+        tag = self._tag = _Tag(info)
+        if self._saving is None:
+            return
+        tag.moves = not ROOTS.has(info.save_dir) and self._moves_to(info.save_dir)
+        problem: CkptError | None = None
+        try:
+            ROOTS.trim(info.save_dir)
+            _refuse_others(Path(info.save_dir, info.tag))
+        except CkptError as exc:
+            problem = exc
+        # Here, since the ranks do it together: a rank without a file of its own never calls `save`.
+        tag.checkpointer = ROOTS.of(
+            info.save_dir, self.settings.options, per_node=self._saving.per_node
+        )
+        if problem is not None:
+            # Begun, so that giving it up tells the other ranks.
+            with suppress(CkptError):
+                self._files(tag)
+            tag.problem = problem
 
     def makedirs(self, path: Any, exist_ok: bool = False) -> None:
         """Make a directory, except those of a save: that of the tag appears when it is complete.
+
+        One inside a directory that is saved to is made once that is done, which may be of that name.
 
         A save_dir that cannot be made is for `create` to tell, on all ranks: only one of them is here, and
         the others would wait for it.
@@ -136,6 +160,8 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         if tag is None and self._saving is not None:
             return
         if tag is None or tag.name_of(path) is None:
+            if self._saving is None:
+                ROOTS.wait_ended(Path(path).parent)
             super().makedirs(path, exist_ok=exist_ok)
 
     def save(self, state_dict: Any, path: Any) -> None:
@@ -217,16 +243,16 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         self._saving = known
         try:
             yield
-            checkpointer = self._tag.checkpointer if self._tag is not None else None
+            tag = self._tag
             handle = self.seal()
         except BaseException as exc:
             self._abort(exc)
             raise
         finally:
             self._saving = None
-        if self.settings.wait is Wait.PERSISTED:
-            assert checkpointer is not None
-            _be_durable(handle, checkpointer)
+        assert tag is not None and tag.checkpointer is not None
+        if self.settings.wait is Wait.PERSISTED or tag.moves:
+            _be_durable(handle, tag.checkpointer)
 
     def seal(self) -> SaveHandle:
         """All files of this rank have been given; a rank that has none takes part in the commit too.
@@ -246,12 +272,25 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         files.add_all(tag.given, eager=early or False)
         self._tag = None
         self.newest = files.seal()
+        ROOTS.saved(tag.info.save_dir, self.newest)
+        self.at(tag.info.save_dir)
         if early is None:
             names = None if self._saving.is_restless else _of_models(tag.given)
             tag.checkpointer.wait_staged(names)
         return self.newest
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def at(self, place: str | os.PathLike[str]) -> None:
+        """This engine has saved to a directory, or loaded from it."""
+        self._place = os.path.realpath(place)
+
+    def _moves_to(self, save_dir: str) -> bool:
+        """Whether a program may delete what it has elsewhere once this save has returned: Trainer does."""
+        place = os.path.realpath(save_dir)
+        if self._place is None:
+            return _TRAINERS.fullmatch(os.path.basename(place)) is not None
+        return place != self._place
 
     def _early(self, given: Mapping[str, Any]) -> Early | None:
         """What is cloned; None where that is too much, or not all: then training waits for its copy."""
@@ -304,6 +343,25 @@ def _be_durable(handle: SaveHandle, checkpointer: Checkpointer) -> None:
         with suppress(CkptError):
             checkpointer.wait()
         raise
+
+
+def _refuse_others(directory: Path) -> None:
+    """What others have put into a tag would go with it when it is replaced.
+
+    Raises:
+        ConfigError: there is some; nothing was changed.
+    """
+    try:
+        found = os.listdir(directory)
+    except OSError:
+        return
+    others = [name for name in found if not any(fnmatch(name, own) for own in _REPLACED)]
+    if others:
+        shown = ", ".join(sorted(others)[:_SHOWN])
+        raise ConfigError(
+            f"tag={directory.name!r}: {directory} is there, and saving to it would delete files of others: "
+            f"{shown}; move them out of it, or give another tag. Nothing was changed"
+        )
 
 
 def _write_alone(state_dict: Any, path: Path) -> None:

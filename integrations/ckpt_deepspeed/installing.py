@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import filecmp
 import functools
+import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
@@ -30,6 +31,7 @@ from ckpt_deepspeed.engine import CkptCoreEngine, Saving, engine_of
 from ckpt_deepspeed.roots import ROOTS
 from ckpt_deepspeed.settings import KEY, section_of
 
+_log = logging.getLogger("ckpt_deepspeed")
 _MARK = "_ckpt_deepspeed"
 _SAID = "_ckpt_deepspeed_said"
 _READERS = (
@@ -88,7 +90,7 @@ def attach(engine: Any, **settings: Any) -> None:
         raise ConfigError(
             f"engine={type(engine).__name__} is no DeepSpeedEngine: pass what initialize() gave"
         )
-    engine.checkpoint_engine = engine_of(settings)
+    engine.checkpoint_engine = _engine_for(engine._config, settings)
 
 
 def check_release() -> None:
@@ -117,10 +119,31 @@ def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:
         section = section_of(getattr(config_params, "_param_dict", None) or {})
         if section is None:
             return original(config_params, *args, **kwargs)
-        return engine_of(section)
+        return _engine_for(config_params, section)
 
     setattr(create_checkpoint_engine, _MARK, True)
     return create_checkpoint_engine
+
+
+def _engine_for(config: Any, section: Mapping[str, Any]) -> CkptCoreEngine:
+    """The engine of a section, beside what else a configuration says.
+
+    Raises:
+        ConfigError: a setting is wrong, or cannot be had with the rest.
+    """
+    made = engine_of(section)
+    offload = config.zero_config.offload_optimizer
+    if offload is not None and offload.device == "nvme":
+        raise ConfigError(
+            "offload_optimizer to nvme: DeepSpeed copies those files itself, which checkpoint_engine "
+            '"ckpt_core" cannot commit with the others; remove the key checkpoint_engine'
+        )
+    if config.use_node_local_storage and made.settings.options.levels:
+        raise ConfigError(
+            "use_node_local_storage: files of several nodes have the same names, so no level can hold "
+            "them together; remove the levels, or save to storage that all nodes share"
+        )
+    return made
 
 
 def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,24 +161,13 @@ def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(ours, CkptCoreEngine):
             _say_if_late(self)
             return original(self, save_dir, tag, client_state, *args, **kwargs)
-        if self.zero_nvme_offload_optimizer():
-            raise ConfigError(
-                "offload_optimizer to nvme: DeepSpeed copies those files itself, which checkpoint_engine "
-                '"ckpt_core" cannot commit with the others; remove the key checkpoint_engine'
-            )
-        per_node = bool(self.use_node_local_storage())
-        if per_node and ours.settings.options.levels:
-            raise ConfigError(
-                "use_node_local_storage: files of several nodes have the same names, so no level can hold "
-                "them together; remove the levels, or save to storage that all nodes share"
-            )
         tag = _agreed_tag(self, tag)
         known = Saving(
             step=self.global_steps,
             client_state=client_state,
             updated=_updated(self),
             is_restless=_is_restless(self),
-            per_node=per_node,
+            per_node=bool(self.use_node_local_storage()),
         )
         with ours.saving(known), _compared(self, is_agreed=isinstance(tag, AgreedTag)):
             return original(self, save_dir, tag, client_state, *args, **kwargs)
@@ -258,7 +270,7 @@ def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         ours = self.checkpoint_engine
         if not isinstance(ours, CkptCoreEngine):
-            ROOTS.wait(load_dir)  # one that is, may have saved there in this process
+            ROOTS.wait_ended(load_dir)  # one that is, may have saved there in this process
             return original(self, load_dir, tag, *args, **kwargs)
         ROOTS.wait_staged()
         together(lambda: ROOTS.wait(load_dir))
@@ -275,7 +287,9 @@ def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
             _LOADED.set(None if tag is None else str(tag))
             # Whoever has a root open has it locked.
             with ours.mappings.while_loading(allowed=ROOTS.has(load_dir)):
-                return original(self, load_dir, tag, *args, **kwargs)
+                found = original(self, load_dir, tag, *args, **kwargs)
+            ours.at(load_dir)
+            return found
         finally:
             _LOADED.set(before)
 
@@ -320,8 +334,15 @@ def _copying(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _copy_recovery_script(self: Any, save_path: Any) -> None:
         ours = isinstance(self.checkpoint_engine, CkptCoreEngine)
-        if not ours or not all(_is_there(script, Path(save_path)) for script in _SCRIPTS):
+        if ours and all(_is_there(script, Path(save_path)) for script in _SCRIPTS):
+            return
+        try:
             original(self, save_path)
+        except OSError as exc:
+            if not ours:
+                raise
+            # The first rank alone copies them, and the others wait for it in the barrier behind.
+            _log.warning("DeepSpeed's scripts could not be copied to %s: %s", save_path, exc)
 
     return _copy_recovery_script
 
@@ -347,11 +368,11 @@ def _deleting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A reader of this process waits for what this process still writes."""
+    """A reader of this process, perhaps on one rank alone, waits for what this process still writes."""
 
     @functools.wraps(original)
     def reader(*args: Any, **kwargs: Any) -> Any:
-        ROOTS.wait()
+        ROOTS.wait_ended()
         return original(*args, **kwargs)
 
     return reader

@@ -6,20 +6,35 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from ckpt_core import Checkpointer, CkptError, Options, StoreOptions, TorchStore
+from ckpt_core import (
+    Checkpointer,
+    CkptError,
+    ConfigError,
+    Options,
+    SaveHandle,
+    StoreOptions,
+    TorchStore,
+)
+
+_MOST_OPEN = 2
 
 
 @dataclass(slots=True)
 class _Root:
     checkpointer: Checkpointer
     group: Any
-    count: int = 0
+    options: Options
+    stays: bool
+    saves: list[Future[Path]] = field(default_factory=list)
 
 
 class Roots:
@@ -42,15 +57,22 @@ class Roots:
         return self._all
 
     def of(
-        self, save_dir: str | os.PathLike[str], options: Options, *, per_node: bool
+        self,
+        save_dir: str | os.PathLike[str],
+        options: Options,
+        *,
+        per_node: bool,
+        stays: bool = False,
     ) -> Checkpointer:
         """The Checkpointer of a directory; all ranks call it.
 
         Args:
-            options: for one that is opened now.
+            options: of this directory.
             per_node: each node has a directory of its own of this name.
+            stays: `trim` leaves it open: the caller holds it.
 
         Raises:
+            ConfigError: it is open with other options.
             CkptError: it cannot be opened on some rank.
         """
         key = os.path.realpath(save_dir)
@@ -67,9 +89,30 @@ class Roots:
                 coordination = TorchStore.from_process_group(
                     node=node, options=_store_options(options)
                 )
-            found = _Root(Checkpointer(save_dir, options, coordination=coordination), group)
-            self._open[key] = found
+            made = Checkpointer(save_dir, options, coordination=coordination)
+            found = _Root(made, group, options, stays)
+        else:
+            _check_same(found.options, options, key)
+        # The one that was used last is the last. In one assignment: an interrupt leaves all of them known.
+        others = {name: root for name, root in self._open.items() if name != key}
+        self._all = others | {key: found}
         return found.checkpointer
+
+    def trim(self, save_dir: str | os.PathLike[str]) -> None:
+        """Close directories that nobody has saved to for long, before `save_dir` is opened: each has threads
+        and staging memory of its own. All ranks call it; waits for their saves.
+
+        Raises:
+            CkptError: one of these failed and was not reported yet.
+        """
+        if not self.has(save_dir):
+            passing = [key for key, root in self._open.items() if not root.stays]
+            _all_of(partial(self._close, key) for key in passing[: 1 - _MOST_OPEN])
+
+    def saved(self, save_dir: str | os.PathLike[str], handle: SaveHandle) -> None:
+        """Note a save, for `wait_ended`."""
+        root = self._open[os.path.realpath(save_dir)]
+        root.saves = [*(one for one in root.saves if not one.done()), handle.committed]
 
     def has(self, save_dir: str | os.PathLike[str]) -> bool:
         """Whether this process has a directory open for writing; the same on all ranks."""
@@ -93,15 +136,24 @@ class Roots:
             if wanted is None or _is_within(wanted, key)
         )
 
+    def wait_ended(self, path: str | os.PathLike[str] | None = None) -> None:
+        """As `wait`, for one rank alone: a save that failed is still to be told, on all of them.
+
+        Args:
+            path: wait for saves to this directory, or to one that it lies in.
+        """
+        wanted = None if path is None else os.path.realpath(path)
+        for key, root in list(self._open.items()):
+            if wanted is None or _is_within(wanted, key):
+                wait_for(root.saves)
+
     def close(self) -> None:
-        """Finish what is in flight, and close all.
+        """Finish what is in flight, and close all. Interrupted, it can be called again.
 
         Raises:
             CkptError: a save failed and was not reported yet.
         """
-        found = list(self._open.values())
-        self._open.clear()
-        _all_of(root.checkpointer.close for root in found)
+        _all_of(partial(self._close, key) for key in list(self._open))
 
     def forget(self, save_dir: str | os.PathLike[str]) -> None:
         """A directory whose Checkpointer has been closed is opened anew by the next save."""
@@ -109,7 +161,16 @@ class Roots:
 
     def _drop(self, key: str) -> None:
         with contextlib.suppress(CkptError):  # it was logged when it happened
-            self._open.pop(key).checkpointer.close()
+            self._close(key)
+
+    def _close(self, key: str) -> None:
+        # Interrupted, it stays known: the next call closes it.
+        try:
+            self._open[key].checkpointer.close()
+        except Exception:
+            del self._open[key]
+            raise
+        del self._open[key]
 
 
 def _all_of(acts: Iterable[Callable[[], None]]) -> None:
@@ -124,6 +185,16 @@ def _all_of(acts: Iterable[Callable[[], None]]) -> None:
         errors[0].add_note(f"Then also: {other}")
     if errors:
         raise errors[0]
+
+
+def _check_same(known: Options, asked: Options, key: str) -> None:
+    for one in fields(Options):
+        first, second = getattr(known, one.name), getattr(asked, one.name)
+        if first != second:
+            raise ConfigError(
+                f"checkpoint_engine.{one.name}={second!r}: {key} is open with {first!r}, for another engine "
+                f"of this process; give both the same settings, or another save_dir to one of them"
+            )
 
 
 def _store_options(options: Options) -> StoreOptions:

@@ -100,7 +100,8 @@ class DeepSpeedSession(Session):
 
         trainer = self.ranks.trainer
         per_node = _config(trainer).get("checkpoint", {}).get("use_node_local_storage", False)
-        return ROOTS.of(root, _settings(trainer).options, per_node=bool(per_node))
+        options = _settings(trainer).options
+        return ROOTS.of(root, options, per_node=bool(per_node), stays=True)
 
     def steps(self) -> tuple[int, ...]:
         """As `Session.steps`; tags of other names are not ours."""

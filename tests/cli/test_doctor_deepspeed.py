@@ -12,6 +12,8 @@ from tests.cli.doctoring import Cli, Diagnosis, diagnosis
 KEY = '{"checkpoint_engine": {"type": "ckpt_core"}}'
 NVME = """{"checkpoint_engine": {"type": "ckpt_core"},
  "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}"""
+PER_NODE = """{"checkpoint_engine": {"type": "ckpt_core", "levels": ["/far"]},
+ "checkpoint": {"use_node_local_storage": true}}"""
 
 CONFIGS: dict[str, tuple[str, str, str]] = {
     "right": (KEY, "ok", 'wait="staged"'),
@@ -80,10 +82,12 @@ def test_comments_are_allowed_where_deepspeed_allows_them(look: Cli) -> None:
     assert look('{\n# ours\ncheckpoint_engine: {type: "ckpt_core"}\n}').one("config")[0] == "ok"
 
 
-def test_offloading_to_nvme_is_refused_here_and_not_in_the_first_save(look: Cli) -> None:
-    assert "save_checkpoint would refuse" in look(NVME).of("config")[1][1]
+def test_what_initialize_would_refuse_is_refused_here(look: Cli) -> None:
+    assert "initialize would refuse" in look(NVME).of("config")[1][1]
     assert look(NVME).bad == ["config"]
     assert look(NVME.replace("nvme", "cpu")).bad == []
+    assert "storage with levels" in look(PER_NODE).of("config")[1][1]
+    assert look(PER_NODE.replace("true", "false")).bad == []
 
 
 def test_settings_without_effect_are_told(look: Cli) -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ckpt_core import Options
 from ckpt_core.cli.doctor import Finding, is_there, note, ok, problem
 from ckpt_core.errors import ConfigError
 from ckpt_deepspeed_tools.doctor.settings_code import settings_of
@@ -72,13 +73,16 @@ def _with_key(config: Mapping[str, Any]) -> Iterator[Finding]:
     assert settings is not None
     checked = "" if settings.verify else ", and loads without comparing checksums"
     yield ok("config", f'{KEY} selects "{TYPE}": wait="{settings.wait}"{checked}')
-    yield from _conflicts(config)
+    yield from _conflicts(config, settings.options)
 
 
-def _conflicts(config: Mapping[str, Any]) -> Iterator[Finding]:
+def _conflicts(config: Mapping[str, Any], options: Options) -> Iterator[Finding]:
     if _device(config, "offload_optimizer") == "nvme":
-        text = "zero_optimization.offload_optimizer to nvme: save_checkpoint would refuse"
+        text = "zero_optimization.offload_optimizer to nvme: initialize would refuse"
         yield problem("config", text, f"offload to cpu, or remove the key {KEY}")
+    if (config.get("checkpoint") or {}).get("use_node_local_storage") and options.levels:
+        text = f"checkpoint.use_node_local_storage with levels of {KEY}: initialize would refuse"
+        yield problem("config", text, "remove the levels, or save to storage that all nodes share")
     idle = [name for name in _WITHOUT_EFFECT if name in config[KEY]]
     if idle:
         text = f"{' and '.join(idle)} of {KEY} have no effect: tags are yours to delete"

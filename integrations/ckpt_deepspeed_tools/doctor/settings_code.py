@@ -12,6 +12,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, Protocol
 
+from ckpt_core import Options
 from ckpt_core.errors import ConfigError
 
 _NAME = "_ckpt_core_doctor_settings"
@@ -24,6 +25,8 @@ class EngineSettings(Protocol):
     def wait(self) -> str: ...
     @property
     def verify(self) -> bool: ...
+    @property
+    def options(self) -> Options: ...
 
 
 def settings_of(config: Mapping[str, Any]) -> EngineSettings | None:

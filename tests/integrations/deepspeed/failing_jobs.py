@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.utils import zero_to_fp32
 
 import ckpt_deepspeed
 from ckpt_core import CkptError, verify
@@ -223,6 +225,25 @@ def loads_after_a_failure(root: str) -> list[str]:
     assert [client["step"] for _, client in found] == [1]
     ckpt_deepspeed.close()
     return raised
+
+
+def reads_after_a_failure(root: str) -> dict[str, Any]:
+    """A save has failed, and rank 0 alone reads the tag before: who is told of it, and when."""
+    fault = Fault("EIO")
+    save_by(fault.files())
+    made = engine(2, "bf16", **PATIENT)
+    raised, read = [], ""
+    for step in range(1, 5):
+        train(made, step - 1, step)
+        (fault.on.set if step == 2 else fault.on.clear)()
+        raised.append(_raised(lambda: made.save_checkpoint(root, client_state=client_of(step))))  # noqa: B023
+        _settle(root)
+        if step == 2 and dist.get_rank() == 0:
+            reader = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint
+            read = _raised(functools.partial(reader, root))
+        dist.barrier()
+    raised.append(_raised(ckpt_deepspeed.close))
+    return {"raised": raised, "read": read}
 
 
 def forked(root: str) -> dict[str, Any]:

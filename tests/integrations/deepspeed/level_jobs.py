@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import ckpt_core
 import ckpt_deepspeed
-from tests.integrations.deepspeed.training import digest, engine, train
+from tests.integrations.deepspeed.training import config, digest, engine, engine_for, train
 
 STEPS, AT, EVERY = 6, 4, 2
 _LIMIT_S = 100.0
@@ -80,12 +80,12 @@ def nothing(folder: Path) -> dict[str, Any]:
     """Neither the directory nor the level has anything; then levels for storage of each node."""
     made = _engine(folder)
     found = {"path": made.load_checkpoint(str(folder / "c"))[0]}
-    made.use_node_local_storage = lambda: True
+    made.destroy()
+    settings = config(2, "bf16", ours=True, levels=[str(folder / "far")])
     try:
-        made.save_checkpoint(str(folder / "c"))
+        engine_for(settings | {"checkpoint": {"use_node_local_storage": True}})
     except ckpt_core.ConfigError as exc:
         found["refused"] = str(exc)
-    made.destroy()
     ckpt_deepspeed.close()
     dist.barrier()
     if dist.get_rank() == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -82,7 +83,7 @@ class Disk:
 
 def staged(root: Path) -> bool:
     """Whether all has been copied that was saved to an open directory."""
-    return roots.ROOTS.of(root, ckpt_core.Options(), per_node=False).is_staged()
+    return roots.ROOTS._open[os.path.realpath(root)].checkpointer.is_staged()
 
 
 def exact(folder: Path, **how: Any) -> dict[str, Any]:

@@ -122,6 +122,15 @@ def test_a_failure_that_only_one_rank_has_to_tell_is_raised_on_all_before_a_load
     assert not first[2] and not second[1]
 
 
+def test_a_reader_on_one_rank_leaves_a_failure_for_all_ranks_to_be_told(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    root = str(tmp_path / "ckpts")
+    for found in results(ranks("failing_jobs.reads_after_a_failure", root=root)):
+        assert not found["read"]
+        assert [bool(text) for text in found["raised"]] == [False, False, True, False, False]
+
+
 def test_a_lack_of_threads_on_one_rank_is_no_damage_of_any_tag(
     ranks: Ranks, tmp_path: Path
 ) -> None:

@@ -1,0 +1,134 @@
+"""Jobs about directories: one for each save, files of others in them, two engines and one directory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+import ckpt_deepspeed
+from ckpt_core import verify
+from ckpt_deepspeed.choosing import choose
+from ckpt_deepspeed.roots import ROOTS
+from tests.integrations.deepspeed.modes import Disk
+from tests.integrations.deepspeed.plain import attempt
+from tests.integrations.deepspeed.training import engine, train
+
+WAIT_S = 0.3
+
+
+def rotated(folder: Path) -> dict[str, Any]:
+    """As Trainer does it: what is there when each save has returned, and what stays open."""
+    found: dict[str, Any] = {"durable": [], "open": [], "threads": []}
+    with Disk().inside():
+        made = engine(1, "bf16")
+        for step in range(1, 6):
+            train(made, step - 1, step)
+            root = folder / f"checkpoint-{step}"
+            made.save_checkpoint(str(root))
+            found["durable"].append(
+                (root / "latest").exists() and verify(root / f"global_step{step}").ok
+            )
+            found["open"].append(len(ROOTS._open))
+            found["threads"].append(threading.active_count())
+        made.destroy()
+    again = engine(1, "bf16", seed=5)
+    again.load_checkpoint(str(folder / "checkpoint-5"))
+    with Disk().inside():
+        train(again, 5, 6)
+        again.save_checkpoint(str(folder / "elsewhere"))
+        found["resumed"] = (folder / "elsewhere" / "latest").exists()
+    return found
+
+
+def shared_with_others(folder: Path) -> dict[str, Any]:
+    """Weights are exported into the directory of a tag that is in flight; then the tag is saved again."""
+    root, weights = folder / "c", folder / "c" / "global_step1" / "pytorch_model.bin"
+    with Disk().inside():
+        made = engine(1, "bf16")
+        train(made, 0, 1)
+        made.save_checkpoint(str(root))
+        made.save_16bit_model(str(weights.parent))
+        ckpt_deepspeed.wait()
+        dist.barrier()
+        found: dict[str, Any] = {"kept": [weights.exists()]}
+        dist.barrier()
+        found["refused"] = attempt(lambda: made.save_checkpoint(str(root)))
+        found["told"] = attempt(ckpt_deepspeed.wait)
+        dist.barrier()
+        found["kept"] += [weights.exists(), verify(weights.parent).ok]
+        dist.barrier()
+        if dist.get_rank() == 0:
+            weights.unlink()
+        dist.barrier()
+        made.save_checkpoint(str(root), client_state={"again": True})
+        _, client = made.load_checkpoint(str(root))
+        found["again"] = client["again"]
+        made.destroy()
+    return found
+
+
+def in_the_way(folder: Path) -> str:
+    """One of DeepSpeed's scripts cannot be copied."""
+    root = folder / "c"
+    (root / "zero_to_fp32.py").mkdir(parents=True, exist_ok=True)
+    made = engine(1, "bf16")
+    train(made, 0, 1)
+    made.save_checkpoint(str(root))
+    ckpt_deepspeed.wait()
+    made.destroy()
+    return (root / "latest").read_text()
+
+
+def interrupted(folder: Path) -> list[str]:
+    """Ctrl-C while the first of two directories is closed; then it is closed again, and saved to."""
+    places, disk = [folder / name for name in "ab"], Disk()
+    made = engine(1, "bf16")
+    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with disk.inside():
+        for step, place in enumerate(places):
+            train(made, step, step + 1)
+            made.save_checkpoint(str(place))
+        with disk.still(places[0]):
+            made.save_checkpoint(str(places[0]))
+            timer = threading.Timer(WAIT_S, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            try:
+                ckpt_deepspeed.close()
+                told = ""
+            except KeyboardInterrupt:
+                told = "interrupted"
+            timer.join()
+        dist.barrier()
+        ckpt_deepspeed.close()
+        dist.barrier()
+        signal.signal(signal.SIGINT, kept)
+        train(made, 2, 3)
+        for place in places:
+            made.save_checkpoint(str(place))
+        ckpt_deepspeed.wait()
+        made.destroy()
+    return [told, *((place / "latest").read_text() for place in places)]
+
+
+def other_settings(folder: Path) -> list[Any]:
+    """Two engines save to one directory, with settings that differ."""
+    root, found = folder / "c", []
+    for timeout_s in (20, 30):
+        made = engine(1, "bf16", timeout=timeout_s)
+        train(made, 0, 1)
+        found.append(attempt(lambda: made.save_checkpoint(str(root))))  # noqa: B023
+        made.destroy()
+    ckpt_deepspeed.close()
+    return found
+
+
+def asked(folder: Path) -> list[Any]:
+    """A tag that is not there, asked for in a directory that nobody has saved to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    return [attempt(lambda: choose(folder, "global_step5")), os.listdir(folder)]

@@ -1,0 +1,65 @@
+"""Real DeepSpeed on CPU, 2 ranks: a directory for each save, files of others, and two engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.deepspeed.launch import Job, run
+
+JOBS = ("rotated", "shared_with_others", "in_the_way", "interrupted", "other_settings", "asked")
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """Job -> what each rank found."""
+    place: Path = tmp_path_factory.mktemp("directories")
+    jobs = [Job(f"directories.{name}", place / name) for name in JOBS]
+    return dict(zip(JOBS, run(jobs, ranks=2, place=place / "jobs"), strict=True))
+
+
+def test_a_save_to_a_new_directory_is_durable_when_it_returns(
+    results: dict[str, list[Any]],
+) -> None:
+    for found in results["rotated"]:
+        assert found["durable"] == [True] * 5
+        assert found["resumed"]
+
+
+def test_directories_that_are_saved_to_no_more_are_let_go_of(results: dict[str, list[Any]]) -> None:
+    for found in results["rotated"]:
+        assert found["open"] == [1, 2, 2, 2, 2]
+        assert found["threads"][4] == found["threads"][1]
+
+
+def test_files_of_others_in_a_tag_are_never_deleted(results: dict[str, list[Any]]) -> None:
+    for found in results["shared_with_others"]:
+        assert "pytorch_model.bin; move them" in found["refused"]
+        assert found["kept"] == [True, True, True] and found["told"] is None
+        assert found["again"]
+
+
+def test_a_script_that_cannot_be_copied_holds_no_rank_up(results: dict[str, list[Any]]) -> None:
+    assert results["in_the_way"] == ["global_step1"] * 2
+
+
+def test_a_close_that_is_interrupted_can_be_called_again(results: dict[str, list[Any]]) -> None:
+    for found in results["interrupted"]:
+        assert found == ["interrupted", "global_step3", "global_step3"]
+
+
+def test_two_engines_with_other_settings_do_not_share_a_directory(
+    results: dict[str, list[Any]],
+) -> None:
+    for first, second in results["other_settings"]:
+        assert first is True
+        assert "ConfigError: checkpoint_engine.timeout=" in second and "is open with" in second
+
+
+def test_a_look_for_a_tag_leaves_nothing_in_the_directory(results: dict[str, list[Any]]) -> None:
+    for told, left in results["asked"]:
+        assert "NotCommitted" in told and left == []
