@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,10 @@ from ckpt_core.cli.importing import Asked, NamedFiles, Source, load_torch, step_
 _LATEST = "latest"
 _STATES = "*_states.pt"
 _COUNT = "global_steps"
+_OF_RANK = re.compile(
+    r"(?P<mixed>bf16_)?zero_pp_rank_\d+_mp_rank_\d+_(?P<of>model|optim)_states\.pt"
+)
+_SHOWN = 4
 
 
 def _recognises(path: Path) -> bool:
@@ -32,14 +38,20 @@ def _read(asked: Asked) -> NamedFiles:
     if tag is None:
         raise ConfigError(f"{asked.path} is no tag, and names none in a file latest: give a tag")
     names = _names(tag)
-    count = next(
-        (found for name in names if (found := _steps_in(tag / name, asked)) is not None), None
-    )
+    model = next((found for name in names if (found := _model_in(tag / name, asked))), {})
+    missing = sorted(set(_of_all_ranks(tag, names, model, asked)).difference(names))
+    if missing:
+        shown = ", ".join(missing[:_SHOWN]) + (", ..." if missing[_SHOWN:] else "")
+        raise ConfigError(
+            f"{tag} lacks {shown}, which ranks of its job save: it was not saved whole; import another tag, "
+            f"or bring the files here",
+            path=tag,
+        )
 
     def read(name: str) -> Any:
         return load_torch(tag / name, trusted=asked.trusted)
 
-    return NamedFiles(step_of(asked, count), tag.name, _LATEST, tuple(names), read)
+    return NamedFiles(step_of(asked, model.get(_COUNT)), tag.name, _LATEST, tuple(names), read)
 
 
 def _names(tag: Path) -> list[str]:
@@ -57,11 +69,37 @@ def _names(tag: Path) -> list[str]:
     return sorted(found, key=lambda name: (not name.endswith("model_states.pt"), name))
 
 
-def _steps_in(path: Path, asked: Asked) -> Any:
+def _model_in(path: Path, asked: Asked) -> dict[str, Any] | None:
+    """What a file of a model says of its tag; None of another file."""
     if not path.name.endswith("model_states.pt"):
         return None
     held = load_torch(path, trusted=asked.trusted)
-    return held.get(_COUNT) if isinstance(held, dict) else None
+    return held if isinstance(held, dict) and _COUNT in held else None
+
+
+def _of_all_ranks(
+    tag: Path, names: list[str], model: dict[str, Any], asked: Asked
+) -> Iterator[str]:
+    """The files of models and optimizers that a tag must have, by what a model's file says of the ranks."""
+    found = [match for name in names if (match := _OF_RANK.fullmatch(name))]
+    optimizers = [match for match in found if match["of"] == "optim"]
+    is_split = len(optimizers) < len(found)
+    is_zero = bool(found) or model.get("param_shapes") is not None
+    ranks, slices = (model.get(f"{kind}_world_size") or 0 for kind in ("dp", "mp"))
+    if optimizers and len(optimizers) < ranks * slices:
+        # Not all ranks save under MiCS: there it says how many do.
+        held = load_torch(tag / optimizers[0][0], trusted=asked.trusted)
+        count = held.get("optimizer_state_dict", {}).get("partition_count", ranks)
+        ranks = max(count) if isinstance(count, list) else count
+    mixed = optimizers[0]["mixed"] or "" if optimizers else ""
+    for part in range(slices):
+        if not is_split:
+            yield f"mp_rank_{part:02d}_model_states.pt"
+        for rank in range(ranks) if is_zero else ():
+            name = f"zero_pp_rank_{rank}_mp_rank_{part:02d}"
+            yield f"{mixed}{name}_optim_states.pt"
+            if is_split:
+                yield f"{name}_model_states.pt"
 
 
 SOURCE = Source(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +56,27 @@ def test_a_damaged_file_publishes_nothing(tag: Path, tmp_path: Path) -> None:
         import_source(ImportRequest(tag, str(tmp_path / "new")))
     found = [path.name for path in (tmp_path / "new").iterdir() if path.name[0] != "."]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacks"),
+    [
+        ({"dp_world_size": 2}, "zero_pp_rank_1_mp_rank_00_optim_states.pt"),
+        ({"mp_world_size": 2}, "mp_rank_01_model_states.pt, zero_pp_rank_0_mp_rank_01"),
+        ({"without": OPTIMIZER}, OPTIMIZER),
+    ],
+    ids=["a rank", "a slice of the model", "all optimizers"],
+)
+def test_a_tag_that_lacks_files_of_ranks_is_refused(
+    tag: Path, tmp_path: Path, changes: dict[str, Any], lacks: str
+) -> None:
+    model = {"global_steps": 6, "dp_world_size": 1, "mp_world_size": 1, "param_shapes": [{}]}
+    torch.save(model | changes, tag / MODEL)
+    if "without" in changes:
+        (tag / changes["without"]).unlink()
+    with pytest.raises(ConfigError, match=f"lacks {lacks}"):
+        import_source(ImportRequest(tag, str(tmp_path / "new")))
+    assert not (tmp_path / "new" / tag.name).exists()
 
 
 def test_what_is_no_file_of_torch_is_refused(tag: Path, tmp_path: Path) -> None:
