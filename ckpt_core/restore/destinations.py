@@ -17,13 +17,12 @@ from torch import Tensor
 from ckpt_core.restore.sending import Batch, Piece, Sender
 from ckpt_core.restore.slots import Copies
 from ckpt_core.restore.units import HOT_BYTES, READ_BYTES
-from ckpt_core.state import GIL_RELEASE_BYTES, blocks, memory_of, one_thread_limit
+from ckpt_core.state import GIL_RELEASE_BYTES, as_words, blocks, memory_of, one_thread_limit
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.pages import address_of
 from ckpt_core.system.streaming import large_move
 
 _move_large = large_move()
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 class Run(NamedTuple):
@@ -151,8 +150,7 @@ def byte_range(tensor: Tensor, start: int, nbytes: int) -> Iterator[tuple[Tensor
     Their dtype has the tensor's item size; `copy_` to and from them moves bits unchanged.
     """
     plain = not tensor.is_conj() and not tensor.is_neg()
-    # As whole numbers: some dtypes have no copy_ of their own.
-    words = tensor.view(_WORDS[tensor.element_size()]) if plain else tensor
+    words = as_words(tensor) if plain else tensor
     item = tensor.element_size()
     most = one_thread_limit(tensor, nbytes // item)
     for view, offset in blocks(words, start // item, nbytes // item, most):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ckpt_core.state import GIL_RELEASE_BYTES, blocks, one_thread_limit
+from ckpt_core.state import GIL_RELEASE_BYTES, as_known, blocks, one_thread_limit
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.pages import address_of
 from ckpt_core.system.streaming import large_move, memmove, memmove_locked
@@ -75,6 +75,7 @@ def copy_range(tensor: torch.Tensor, start: int, target: torch.Tensor, *, device
         start: byte offset into the row-major bytes.
         target: 1-D uint8 tensor on the host.
     """
+    (tensor,) = as_known([tensor])
     begin, words = start // tensor.element_size(), target.view(tensor.dtype)
     count = words.numel()
     most = one_thread_limit(tensor, count)

@@ -20,6 +20,7 @@ from ckpt_core.errors import StagingError
 from ckpt_core.snapshot.copying import copy_range
 from ckpt_core.snapshot.items import Items, StageItem
 from ckpt_core.snapshot.streams import CopyStreams
+from ckpt_core.state import as_known
 from ckpt_core.system.devices import Devices
 
 _log = logging.getLogger("ckpt_core")
@@ -147,8 +148,8 @@ class EagerCopies:
         if device is not None and not self.fetched:
             try:
                 if len(tensors) == 1:
-                    return [self.devices.clone(tensors[0])]
-                return [self.devices.collect(tensors)]
+                    return [self._clone(tensors[0])]
+                return [self.devices.collect(as_known(tensors))]
             except RuntimeError as exc:
                 self.fetched = True
                 self.devices.warn_once(
@@ -159,10 +160,14 @@ class EagerCopies:
                 )
         return [self._on_host(tensor, device) for tensor in tensors]
 
+    def _clone(self, tensor: Tensor) -> Tensor:
+        (known,) = as_known([tensor])
+        return self.devices.clone(known).view(tensor.dtype)
+
     def _on_host(self, tensor: Tensor, device: torch.device | None) -> Tensor:
         try:
             if device is None:
-                return self.devices.clone(tensor)
+                return self._clone(tensor)
             found = torch.empty(tensor.nbytes, dtype=torch.uint8, device="cpu")
             copy_range(tensor.detach(), 0, found, devices=self.devices)
             self.devices.queued([device]).wait()
@@ -221,7 +226,7 @@ def _collected(items: Items, on: Sequence[Any], streams: CopyStreams) -> Iterato
             continue
         streams.enter(run.device)
         try:
-            flat = streams.devices.collect(run.tensors)
+            flat = streams.devices.collect(as_known(run.tensors))
         except RuntimeError as exc:
             # Slower, for each run again: no warning.
             _log.info("leaves are copied one by one, since they cannot be collected: %s", exc)

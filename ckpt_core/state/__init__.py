@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from ckpt_core.state.memo import SpecMemo
     from ckpt_core.state.memory import (
         GIL_RELEASE_BYTES,
+        as_known,
+        as_words,
         blocks,
         memory_at,
         memory_of,
@@ -51,7 +53,7 @@ _LAZY = {
         "flat": "FlatState",
         "flattening": "flatten",
         "leaf": "Leaf",
-        "memory": "GIL_RELEASE_BYTES blocks memory_at memory_of one_thread_limit",
+        "memory": "GIL_RELEASE_BYTES as_known as_words blocks memory_at memory_of one_thread_limit",
         "memo": "SpecMemo",
         "rng": "RngState",
         "skeleton": "Skeleton",
@@ -73,6 +75,8 @@ __all__ = [
     "Seq",
     "Skeleton",
     "SpecMemo",
+    "as_known",
+    "as_words",
     "bind",
     "blocks",
     "flatten",

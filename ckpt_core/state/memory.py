@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 GIL_RELEASE_BYTES = 128 * 1024
@@ -13,6 +14,15 @@ GIL_RELEASE_BYTES = 128 * 1024
 ONE_THREAD_ELEMENTS = 32 * 1024 - 1
 """torch spreads a copy_ of more elements over its intra-op threads, which training needs. Setting the number
 of threads instead is no way out: set_num_threads also counts for every thread started later."""
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+_COMMON = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8),
+        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64, torch.complex128),
+    }
+)
+"""dtypes that all of torch's kernels know, on every device and in every release."""
 
 _READABLE = 0x100  # PyBUF_READ
 _WRITABLE = 0x200  # PyBUF_WRITE
@@ -31,6 +41,17 @@ def memory_at(address: int, nbytes: int) -> memoryview:
     """Bytes at an address, read-only; the caller keeps the memory alive."""
     view: memoryview = _view_of(address, nbytes, _READABLE)
     return view
+
+
+def as_words(tensor: Tensor) -> Tensor:
+    """The same memory as whole numbers: some dtypes have no copies of their own."""
+    return tensor.view(_WORDS[tensor.element_size()])
+
+
+def as_known(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of one dtype as one that every kernel copies; the same ones where theirs is such a dtype."""
+    known = not tensors or tensors[0].dtype in _COMMON
+    return list(tensors) if known else list(map(as_words, tensors))
 
 
 def one_thread_limit(tensor: Tensor, count: int) -> int:

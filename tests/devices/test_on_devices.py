@@ -10,7 +10,8 @@ import torch
 
 import ckpt_core
 from ckpt_core import BarrierError, Checkpointer, Options, RngState
-from tests.devices.late_devices import PACES
+from ckpt_core.layout.dtypes import STORAGE
+from tests.devices.late_devices import PACES, LateDevices
 from tests.devices.machines import CUDA, Machine, OnLate, machine_of
 
 MODES = ["host", "device", "auto"]
@@ -148,6 +149,63 @@ def test_strided_and_mixed_states_keep_their_bytes(root: Path, machine: Machine)
         ck.save(1, state)
     machine.drain()
     assert same(ckpt_core.load(root), expected)
+
+
+class Choosy(LateDevices):
+    """Kernels that know the dtypes which those of CUDA do, in the releases that know least of them."""
+
+    known = frozenset(
+        {
+            *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8),
+            *(torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64, torch.complex128),
+        }
+    )
+
+    def clone(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._check([tensor])
+        return super().clone(tensor)
+
+    def collect(self, tensors: Any) -> torch.Tensor:
+        self._check(tensors)
+        return super().collect(tensors)
+
+    def copy_all(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        self._check([*targets, *sources])
+        super().copy_all(targets, sources)
+
+    def _check(self, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.dtype not in self.known:
+                raise NotImplementedError(f"not implemented for {tensor.dtype}")
+
+
+@pytest.mark.parametrize("name", ["late", CUDA])
+@pytest.mark.parametrize("mode", ["auto", "host"])
+def test_leaves_of_every_dtype_are_saved_and_restored(root: Path, name: str, mode: str) -> None:
+    machine = OnLate(Choosy()) if name == "late" else machine_of(name)
+    dtypes = [getattr(torch, dtype) for dtype in STORAGE if hasattr(torch, dtype)]
+    state, expected = {}, {}
+    for dtype in dtypes:
+        for form, count in (("small", 64), ("two of them", 64), ("large", 4096)):
+            bits = torch.arange(count).to(torch.uint8)
+            if dtype is torch.bool:
+                bits = bits % 2
+            key = f"{dtype} {form}"
+            expected[key], state[key] = bits, machine.put(bits.clone()).view(dtype)
+        key = f"{dtype} strided"
+        expected[key] = torch.arange(4096).to(torch.uint8) % 2
+        state[key] = machine.put(expected[key].clone()).view(dtype).view(8, -1).t()
+    options = Options(mode=mode, eager_leaf_bytes="1KiB")
+    with Checkpointer(root, options, devices=machine.devices) as ck:
+        ck.save(1, state).committed.result(timeout=60)
+        assert ck.gauges.mode == ("device" if mode == "auto" else "host")
+        for tensor in state.values():
+            base = tensor.t() if tensor.dim() == 2 else tensor
+            base.view(torch.uint8).zero_()
+        assert ck.restore(state) is not None
+    for key, tensor in state.items():
+        base = tensor.t().reshape(-1) if tensor.dim() == 2 else tensor
+        assert torch.equal(base.view(torch.uint8).cpu(), expected[key]), key
 
 
 @pytest.mark.parametrize("mode", MODES)
