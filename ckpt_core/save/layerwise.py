@@ -200,7 +200,7 @@ class LayerwiseSave(OpenSave):
     # -- stager thread ---------------------------------------------------------------------------
 
     def _run_start(self) -> None:
-        with guarded(self._inflight, [self._image]):
+        with guarded(self._inflight, [self._image], self._streams):
             self._image.skip_header(self._plan.builder.header_bytes)
 
     def _run_stage(
@@ -208,7 +208,7 @@ class LayerwiseSave(OpenSave):
     ) -> None:
         if self._inflight.failed():
             return
-        with guarded(self._inflight, [self._image]):
+        with guarded(self._inflight, [self._image], self._streams):
             self._streams.follow(behind)
             self._look_at(self._audit, looked_at)
             reading = Reading(self._streams, self._watch.end, bool(behind.events))
@@ -216,7 +216,7 @@ class LayerwiseSave(OpenSave):
 
     def _run_end(self, tail: Tail | None) -> None:
         images = [self._image]
-        with guarded(self._inflight, images):
+        with guarded(self._inflight, images, self._streams):
             if self._inflight.failed():
                 raise StagingError(f"step {self.step} was given up")
             placed, shares = list(self._placed.values()), [self._plan.share]

@@ -246,7 +246,7 @@ class FilesSave(OpenSave):
         if self._inflight.failed():
             return
         images: list[ShardImage] = []
-        with guarded(self._inflight, images):
+        with guarded(self._inflight, images, file.streams):
             # Not before: a file that is registered and never filled would fail the checkpoint.
             shards, still = self._saves.shards, file.still
             like = None if still is None else still.looks
@@ -267,7 +267,7 @@ class FilesSave(OpenSave):
             image.finish()
 
     def _run_end(self) -> None:
-        with guarded(self._inflight, []):
+        with guarded(self._inflight, [], self._pipeline.streams):
             if self._inflight.failed():
                 raise StagingError(f"step {self.step} was given up")
             self._inflight.snapshot.complete()

@@ -207,7 +207,8 @@ class StageJob:
     def run(self) -> None:
         """Copy; every error fails the checkpoint. Once this returns no live leaf is read any more."""
         streams, snapshot = self.pipeline.streams, self.inflight.snapshot
-        with guarded(self.inflight, [self.image, *(still.image for still in self.stills)]):
+        images = [self.image, *(still.image for still in self.stills)]
+        with guarded(self.inflight, images, streams):
             self.image.let_go()
             if self.audit.is_lazy:
                 look_at(snapshot, self.audit, streams)
@@ -375,7 +376,9 @@ def stage_still(
 
 
 @contextlib.contextmanager
-def guarded(inflight: InFlight, images: Sequence[ShardImage]) -> Iterator[None]:
+def guarded(
+    inflight: InFlight, images: Sequence[ShardImage], streams: CopyStreams
+) -> Iterator[None]:
     """Staging work whose errors fail the checkpoint and give its chunks back."""
     try:
         yield
@@ -383,6 +386,8 @@ def guarded(inflight: InFlight, images: Sequence[ShardImage]) -> Iterator[None]:
         inflight.fail(_ours(exc))
         for image in images:
             image.abandon()
+        # Order matters: clones go with the job, and abandoned images have put their streams to use again.
+        streams.settle_after_error()
 
 
 def _ours(error: BaseException) -> BaseException:

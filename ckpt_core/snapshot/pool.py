@@ -14,6 +14,7 @@ Where chunks are held back until a checkpoint is staged (pipelined=False), the p
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
@@ -90,6 +91,7 @@ class StagingPool:
         self._changed = Monitor()
         self._leases: set[object] = set()
         self._lost: set[Chunk] = set()
+        self._missing = 0
         self.most_held_bytes = 0
         self._devices = devices
         self._segments: list[Segment] = []
@@ -207,6 +209,11 @@ class StagingPool:
         def take() -> bool:
             free = self._free[part]
             if not free:
+                if self._missing and not self._held:
+                    raise StagingError(
+                        "all staging memory is lost to a device that has failed: committed steps are "
+                        "untouched, and saving goes on in a new process"
+                    )
                 if cancelled():
                     raise _none_free("the checkpoint was given up")
                 return False
@@ -229,9 +236,20 @@ class StagingPool:
             self._changed.notify_all()
 
     def lose(self, chunk: Chunk) -> None:
-        """Never hand a chunk out again: a device that has failed may still write to it."""
+        """Never hand a chunk out again: a device that has failed may still write to it.
+
+        A new one takes its place, for saves of what lies elsewhere, until as many as the pool has are lost:
+        who goes on saving from such a device must not use up the host.
+        """
+        streams = int(chunk.part is Part.STREAM)
+        fresh: list[Chunk] = []
+        if len(self._lost) < self.plan.front_chunks + self.plan.stream_chunks:
+            with contextlib.suppress(OSError, MemoryError):
+                fresh = self._allocate(1 - streams, streams)
         with self._changed.lock:
             self._lost.add(chunk)
+            self._free[chunk.part].update(dict.fromkeys(fresh))
+            self._missing += not fresh
             # Page-locked memory stays where it is, even unmapped, until it is unlocked.
             self._locked.clear()
             self._changed.notify_all()
@@ -262,7 +280,7 @@ class StagingPool:
     def _held(self) -> int:
         plan = self.plan
         free = len(self._free[Part.FRONT]) + len(self._free[Part.STREAM])
-        return plan.front_chunks + plan.stream_chunks - free - len(self._lost)
+        return plan.front_chunks + plan.stream_chunks - free - self._missing
 
     def close(self) -> None:
         """Let go of the memory. Called when no chunk is held. Idempotent."""

@@ -100,6 +100,13 @@ class CopyStreams:
                 # A device that has failed fails this save, and not those of leaves elsewhere.
                 self._busy.clear()
 
+    def settle_after_error(self) -> None:
+        """The same where an error is told already, which a device's own would hide."""
+        try:
+            self.settle()
+        except Exception as exc:
+            _log.error("nobody knows what a device still reads or writes: %s", exc)
+
     def flat(self, nbytes: int, device: torch.device) -> torch.Tensor | None:
         """Memory of a device for its copy stream; None: there is no room for it."""
         self.enter(device)

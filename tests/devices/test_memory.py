@@ -30,7 +30,7 @@ from ckpt_core.snapshot import (
     StagingPool,
     pool,
 )
-from ckpt_core.snapshot.pool import Part
+from ckpt_core.snapshot.pool import Chunk, Part
 from tests.devices.late_devices import LateDevices, LateEvent
 
 CHUNK = 4096
@@ -179,6 +179,8 @@ def test_a_device_that_fails_fails_the_save_and_keeps_its_memory(
     devices = Dead()
     devices.thread = thread
     state = {"large": devices.place(torch.randn(50_000), 0), "host": torch.randn(100)}
+    # Copied into the front of the file.
+    state["small"] = devices.place(torch.randn(100), 0)
     options = Options(on_error="warn", timeout=60, chunk_bytes="16KiB", staging_bytes="64KiB")
     with caplog.at_level(logging.CRITICAL), Checkpointer(root, options, devices=devices) as ck:
         handle = ck.save(1, state)
@@ -190,6 +192,23 @@ def test_a_device_that_fails_fails_the_save_and_keeps_its_memory(
     devices.drain()
     assert not devices.failures
     assert [path.name for path in root.glob("step-*")] == ["step-000000000002"]
+
+
+def test_a_device_that_fails_again_and_again_does_not_use_up_the_host() -> None:
+    staging = StagingPool(PoolPlan(CHUNK, 0, 0, 2), LateDevices())
+
+    def acquire() -> Chunk:
+        deadline = time.monotonic() + 60
+        return staging.acquire(Part.STREAM, deadline=deadline, cancelled=lambda: False)
+
+    taken = []
+    for _ in range(4):
+        taken.append(acquire())
+        staging.lose(taken[-1])
+    assert len({chunk.address for chunk in taken}) == 4
+    assert staging.wait_idle(deadline=time.monotonic())
+    with pytest.raises(StagingError, match="lost to a device that has failed"):
+        acquire()
 
 
 def test_the_memory_of_clones_is_kept_from_save_to_save(root: Path) -> None:
