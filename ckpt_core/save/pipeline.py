@@ -123,7 +123,8 @@ class Pipeline:
 
     def close(self, *, timeout_s: float) -> None:
         """End the threads and let go of the memory. Idempotent."""
-        self.stager.close(timeout_s=timeout_s)
+        if self.stager.close(timeout_s=timeout_s):
+            self.clones.drop()
         for lock_next in tuple(self._locks):
             self._lock_ended(lock_next)
         self.writers.close(timeout_s=timeout_s)

@@ -218,6 +218,7 @@ class StageJob:
             # Clones count for no barrier: nobody else has them.
             self.image.leaves(self.source.frozen)
             if self.source.mode is not Mode.DEVICE or not self._stage_clones():
+                self.pipeline.clones.drop()
                 stage_items(snapshot, self.image, self.source.lazy, self._reading())
                 if self.stills:
                     # It may have the only chunk that is free.

@@ -141,6 +141,11 @@ class DeviceClones:
         self._places.fill(leaves, self._streams.devices)
         return _taken_apart(self._places.items, begins)
 
+    def drop(self) -> None:
+        """Let go of the memory: it is as large as the state, and training may have a use for it."""
+        self._places = None
+        self._memory.clear()
+
     def _have_memory(self, runs: Sequence[Run]) -> bool:
         need: dict[torch.device, int] = {}
         for run in runs:

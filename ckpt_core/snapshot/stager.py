@@ -288,10 +288,10 @@ class Stager:
         """Run `job` on the staging thread, after all earlier ones. A job handles its own errors."""
         self._jobs.put(job)
 
-    def close(self, *, timeout_s: float) -> None:
-        """End the thread after the jobs already given. Idempotent."""
+    def close(self, *, timeout_s: float) -> bool:
+        """End the thread after the jobs already given; whether it has ended. Idempotent."""
         self._jobs.put(None)
-        join_all([self._worker], timeout_s=timeout_s)
+        return join_all([self._worker], timeout_s=timeout_s)
 
     @torch.no_grad()
     def _run(self) -> None:

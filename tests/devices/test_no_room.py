@@ -1,8 +1,9 @@
-"""Where a device has no room for clones, saves go to the host, and nothing else changes."""
+"""Where a device has no room for clones, saves go to the host, and nothing else changes; idle ones go."""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -202,3 +203,36 @@ def test_the_mode_used_is_that_of_the_last_save_and_not_of_an_older_one(root: Pa
         ck.wait()
         assert devices.asked == 2
         assert ck.gauges.mode == "device"
+
+
+def test_the_memory_of_clones_goes_when_nothing_is_cloned_any_more(root: Path) -> None:
+    devices = LateDevices()
+    made: list[weakref.ref[Any]] = []
+    make = devices.flat
+
+    def flat(*args: Any) -> torch.Tensor:
+        memory = make(*args)
+        made.append(weakref.ref(memory.untyped_storage()))
+        return memory
+
+    devices.flat = flat  # type: ignore[method-assign]
+    large, host = devices.place(torch.randn(50_000), 0), torch.randn(50_000)
+    state = {"large": large}
+    ways: list[tuple[str, dict[str, torch.Tensor], Callable[[], object]]] = [
+        ("the policy", state, lambda: ck.gauges.prefer("host")),
+        ("leaves that moved", {"large": host}, lambda: ck.gauges.prefer("auto")),
+        ("a leaf on the host", {"large": large, "host": host}, lambda: ck.gauges.prefer("auto")),
+    ]
+    with Checkpointer(root, Options(mode="auto"), devices=devices) as ck:
+        for number, (why, then, prefer) in enumerate(ways):
+            ck.gauges.prefer("auto")
+            ck.save(2 * number, state).committed.result(60)
+            ck.wait()
+            assert len(made) == number + 1 and made[-1]() is not None, why
+            prefer()
+            ck.save(2 * number + 1, then).committed.result(60)
+            ck.wait()
+            assert made[-1]() is None, why
+        ck.gauges.prefer("auto")
+        ck.save(10, state).committed.result(60)
+    assert made[-1]() is None
