@@ -22,6 +22,7 @@ from torch import Tensor
 from ckpt_core.coordination import Json
 from ckpt_core.errors import ConfigError, RestoreError
 from ckpt_core.layout import itemsize, nbytes, share_leaves
+from ckpt_core.restore.deadline import wait_for_devices
 from ckpt_core.restore.destinations import byte_range, flat_bytes, is_flat
 from ckpt_core.state import memory_of
 from ckpt_core.system.devices import Devices
@@ -133,7 +134,7 @@ class Broadcast:
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._buffer = torch.empty(max(needed, default=0), dtype=torch.uint8, device=device)
 
-    def run(self, shares: Shares, destinations: Mapping[str, Tensor]) -> None:
+    def run(self, shares: Shares, destinations: Mapping[str, Tensor], *, timeout_s: float) -> None:
         """Send what this rank has read, and fill the rest of the tensors with what the others send.
 
         Called on the training thread of every member, once `prepare` and `check_groups` have passed on all of
@@ -145,7 +146,7 @@ class Broadcast:
             for pieces in _buffers(shares.of(member), destinations):
                 self._send(pieces, rank, device=device, mine=member == self._member)
         self._buffer = torch.empty(0, dtype=torch.uint8)
-        devices.queued(devices.of_all(destinations.values())).wait()
+        wait_for_devices(devices, devices.of_all(destinations.values()), timeout_s)
 
     def _send(
         self, pieces: Sequence[_Piece], rank: int, *, device: torch.device, mine: bool

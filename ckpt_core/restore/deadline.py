@@ -1,13 +1,20 @@
-"""Run something that may block on storage for ever, and stop waiting for it."""
+"""Run something that may block on storage or a device for ever, and stop waiting for it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from ckpt_core.errors import RestoreError, StagingError
 from ckpt_core.restore.failures import NoMeans, ReadHung
+
+if TYPE_CHECKING:
+    import torch
+
+    from ckpt_core.system.devices import Devices
 
 _Result = TypeVar("_Result")
 
@@ -48,3 +55,15 @@ def within(timeout_s: float, action: Callable[[], _Result], *, path: Path) -> _R
         "Nothing was changed, on storage or in memory",
         path=path,
     )
+
+
+def wait_for_devices(devices: Devices, used: Sequence[torch.device], timeout_s: float) -> None:
+    """Return once what this thread has queued on some devices is done.
+
+    Raises:
+        RestoreError: one of them has failed, or takes longer than `timeout_s`.
+    """
+    try:
+        devices.queued(used).wait(deadline=time.monotonic() + timeout_s)
+    except (StagingError, RuntimeError) as exc:
+        raise RestoreError(str(exc)) from exc

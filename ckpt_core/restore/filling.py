@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ckpt_core.errors import CorruptCheckpoint, RestoreError, StagingError
 from ckpt_core.layout import FileEntry, itemsize, needed_ranges
+from ckpt_core.restore.deadline import wait_for_devices
 from ckpt_core.restore.destinations import Run, TensorSink
 from ckpt_core.restore.failures import ReadRefused
 from ckpt_core.restore.leaves import LeafPlace, StepLeaves, StoredLeaf, first_few
@@ -98,18 +99,24 @@ def fill(
 
     Raises:
         CorruptCheckpoint: bytes differ from what was saved; the text says where.
-        RestoreError: the system refused a read (its cause is the OSError), a read hangs, or a device failed.
+        RestoreError: the system refused a read (its cause is the OSError), a read hangs, or a
+            device failed, has no room, or does not come to an end of what training has queued.
     """
     devices = how.devices or Devices()
     used = devices.of_all(tensors)
     if used:
         # Order matters: what training has queued writes to the tensors before the readers do.
-        devices.queued(used).wait()
+        wait_for_devices(devices, used, how.timeout_s)
         how = _with_buffers(how, devices, used[0])
     try:
         outcome = how.run(jobs)
-    except StagingError as exc:
-        raise RestoreError(f"{exc}. Tensors are partly overwritten", path=step.path) from exc
+    except (StagingError, RuntimeError) as exc:
+        if not used:
+            raise
+        # What torch says need not name a device.
+        names = ", ".join(map(str, used))
+        text = f"filling tensors on {names} failed: {exc}. They are partly overwritten"
+        raise RestoreError(text, path=step.path) from exc
     # Written behind autograd's back: a graph that saved the old values must notice.
     torch.autograd.graph.increment_version([x for x in tensors if not x.is_inference()])
     _raise_findings(step, outcome)

@@ -273,7 +273,8 @@ class Restorer:
 
         def finish() -> tuple[Any, Json]:
             if search.broadcast is not None and found.shares is not None:
-                search.broadcast.run(found.shares, found.binding.destinations)
+                filled, timeout_s = found.binding.destinations, self._how.timeout_s
+                search.broadcast.run(found.shares, filled, timeout_s=timeout_s)
             search.fills(found.binding.finished)
             return found.binding.finish(), None
 

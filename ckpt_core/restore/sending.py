@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ckpt_core.restore.slots import SLOT_BYTES
+from ckpt_core.state import FEW_ELEMENTS, blocks
 from ckpt_core.system.devices import Devices, Queued, Stream
 
 SMALL_BYTES = 1024 * 1024
@@ -101,7 +102,7 @@ class Batch:
         self._take_lane(device)
         for target, offset in views:
             part = self._source[at + offset : at + offset + target.nbytes]
-            self._sender.devices.send(target, part.view(target.dtype).view(target.shape))
+            self._send_view(target, part.view(target.dtype), most=target.numel())
 
     def queue(self) -> Queued:
         """Queue what is left; what to wait for before the buffer is used again."""
@@ -119,6 +120,17 @@ class Batch:
         lane = self._sender.lane(device)
         self._used[device] = None
         return lane
+
+    def _send_view(self, target: Tensor, source: Tensor, *, most: int) -> None:
+        try:
+            self._sender.devices.send(target, source.view(target.shape))
+        except RuntimeError:
+            # A device spreads what is strided from memory of its own, and may have no room for it.
+            if target.is_contiguous() or most <= FEW_ELEMENTS:
+                raise
+            most = most // 64
+            for view, at in blocks(target, 0, target.numel(), most):
+                self._send_view(view, source[at : at + view.numel()], most=most)
 
     def _send(self, device: torch.device, piece: Piece) -> None:
         self._take_lane(device)

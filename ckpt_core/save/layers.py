@@ -178,7 +178,7 @@ class LayerPlanner:
             )
         share = self._tail_sharer.share(flat, scope)
         audit = self._auditor.audit(share, flat.leaves, turn)
-        copies = EagerCopies(pipeline.devices)
+        copies = pipeline.eager_copies()
         audit.read_eager(pipeline.streams, copies)
         arrangement, groups = self._arranged(flat, share, [leaf.spec.name for leaf in staged])
         stills = still_leaves(flat, arrangement, groups, self.sharing)

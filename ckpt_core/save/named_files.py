@@ -213,7 +213,9 @@ class FilesSave(OpenSave):
         """Copy what must be copied now; nothing is queued yet."""
         assert self._pool is not None
         devices = self._pipeline.devices
-        live, clones = _split(plan, self._pipeline.eager_leaf_bytes, eager, EagerCopies(devices))
+        live, clones = _split(
+            plan, self._pipeline.eager_leaf_bytes, eager, self._pipeline.eager_copies()
+        )
         # Order matters: behind the clones.
         behind = devices.queued(devices.of_all(tensor for tensor, _, _ in (*live, *clones)))
         watch = self._pipeline.watch_for(self._inflight)

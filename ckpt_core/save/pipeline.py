@@ -14,6 +14,7 @@ from ckpt_core.save.in_flight import InFlight
 from ckpt_core.snapshot import (
     CopyStreams,
     DeviceClones,
+    EagerCopies,
     LeafWatch,
     PoolDemand,
     Sampler,
@@ -66,6 +67,10 @@ class Pipeline:
         """Finds what changes before it has been copied, in one file of a checkpoint."""
         sampler = None if self.options.debug_barrier else self._sampler
         return LeafWatch(inflight.step, sampler, devices=self.devices)
+
+    def eager_copies(self) -> EagerCopies:
+        """Makes the copies of one save that begins now. Called on the training thread."""
+        return EagerCopies(self.devices, timeout_s=self.options.timeout_s)
 
     def pool_for(self, demand: PoolDemand) -> StagingPool:
         """The memory to stage so much in. Called on the training thread.

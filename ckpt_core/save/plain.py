@@ -22,7 +22,7 @@ from ckpt_core.save.still_files import StillFile, StillLeaves, open_still, still
 from ckpt_core.save.still_group import StillGroup
 from ckpt_core.save.unchanged import sharing_for
 from ckpt_core.share import Arrangement, Auditor, Scope, Sharer, arrange
-from ckpt_core.snapshot import EagerCopies, StagingPool
+from ckpt_core.snapshot import StagingPool
 from ckpt_core.state import FlatState, SpecMemo, flatten
 from ckpt_core.types import Mode, RankInfo
 
@@ -162,7 +162,7 @@ class PlainSaves:
         # Nothing is looked at in a job of one, and few of its leaves are asked for one by one.
         audit = self._auditor.audit(share, flat.leaves if share.plan else (), turn)
         inflight.contents = Contents.of_leaves(plan.stored, flat.skeleton, [share], [audit])
-        copies = EagerCopies(pipeline.devices)
+        copies = pipeline.eager_copies()
         audit.read_eager(pipeline.streams, copies)
         beside = [still.items for still in plan.stills]
         source = source_of(

@@ -15,13 +15,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ckpt_core.state import GIL_RELEASE_BYTES, as_known, blocks, one_thread_limit
+from ckpt_core.state import FEW_ELEMENTS, GIL_RELEASE_BYTES, as_known, blocks, one_thread_limit
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.pages import address_of
 from ckpt_core.system.streaming import large_move, memmove, memmove_locked
-
-_FEW = 256
-"""Elements that a device is asked to collect where it has no room for more."""
 
 Buffer = ctypes.Array[ctypes.c_char]
 _move_large = large_move()
@@ -94,6 +91,6 @@ def _copy_blocks(
             devices.copy(words[offset : offset + view.numel()].view(view.shape), view)
     except RuntimeError:
         # A device collects what is strided in memory of its own first, and may have no room for it.
-        if devices.of(tensor) is None or tensor.is_contiguous() or most <= _FEW:
+        if devices.of(tensor) is None or tensor.is_contiguous() or most <= FEW_ELEMENTS:
             raise
         _copy_blocks(tensor, begin, words, devices, most=most // 64)

@@ -6,6 +6,7 @@ A copy engine takes some microseconds for each copy, and Python ten.
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -123,13 +124,17 @@ class EagerCopies:
     They are queued on the streams that are current on it. Once a device has no room for them, those that
     follow are made in host memory, and waited for.
 
+    Args:
+        timeout_s: longest time that they are waited for.
+
     Attributes:
         fetched: whether a device had no room.
     """
 
-    def __init__(self, devices: Devices) -> None:
+    def __init__(self, devices: Devices, *, timeout_s: float) -> None:
         self.devices = devices
         self.fetched = False
+        self._deadline = time.monotonic() + timeout_s
 
     def of(self, tensor: Tensor) -> Tensor:
         """A copy of one leaf.
@@ -168,6 +173,8 @@ class EagerCopies:
         try:
             if device is None:
                 return self._clone(tensor)
+            # Order matters: a copy to memory that is not page-locked waits itself, for ever if need be.
+            self.devices.queued([device]).wait(deadline=self._deadline)
             found = torch.empty(tensor.nbytes, dtype=torch.uint8, device="cpu")
             copy_range(tensor.detach(), 0, found, devices=self.devices)
             self.devices.queued([device]).wait()

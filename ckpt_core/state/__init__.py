@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ckpt_core.state.leaf import Leaf
     from ckpt_core.state.memo import SpecMemo
     from ckpt_core.state.memory import (
+        FEW_ELEMENTS,
         GIL_RELEASE_BYTES,
         as_known,
         as_words,
@@ -53,7 +54,8 @@ _LAZY = {
         "flat": "FlatState",
         "flattening": "flatten",
         "leaf": "Leaf",
-        "memory": "GIL_RELEASE_BYTES as_known as_words blocks memory_at memory_of one_thread_limit",
+        "memory": "FEW_ELEMENTS GIL_RELEASE_BYTES as_known as_words blocks memory_at memory_of "
+        "one_thread_limit",
         "memo": "SpecMemo",
         "rng": "RngState",
         "skeleton": "Skeleton",
@@ -62,6 +64,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "FEW_ELEMENTS",
     "GIL_RELEASE_BYTES",
     "KINDS",
     "Binding",

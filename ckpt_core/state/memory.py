@@ -15,6 +15,9 @@ ONE_THREAD_ELEMENTS = 32 * 1024 - 1
 """torch spreads a copy_ of more elements over its intra-op threads, which training needs. Setting the number
 of threads instead is no way out: set_num_threads also counts for every thread started later."""
 
+FEW_ELEMENTS = 256
+"""A device is asked to collect or spread so many where it has no room for more."""
+
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _COMMON = frozenset(
     {

@@ -14,65 +14,20 @@ import functools
 import logging
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ckpt_core.errors import StagingError
 from ckpt_core.system.page_locks import locked_by_torch, register, runtime_of, unregister
 from ckpt_core.system.pages import page_memory
+from ckpt_core.system.queued import NOTHING_QUEUED as NOTHING_QUEUED
+from ckpt_core.system.queued import Event
+from ckpt_core.system.queued import Queued as Queued
+from ckpt_core.system.queued import Stream as Stream
 
 _log = logging.getLogger("ckpt_core")
-
-
-class Event(Protocol):
-    """A place in the work of one stream."""
-
-    def synchronize(self) -> object:
-        """Block the calling thread until everything before it is done."""
-
-
-class Stream(Protocol):
-    """A queue of work of one device: done in order, and ordered with other streams by events alone."""
-
-    @property
-    def device(self) -> torch.device:
-        """Whose it is."""
-
-    def wait_event(self, event: Any) -> None:
-        """Work queued from now on runs behind the event; blocks no thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """Work that is queued on devices.
-
-    Attributes:
-        events: one for each device, behind the work.
-    """
-
-    events: Mapping[torch.device, Event]
-
-    def wait(self) -> None:
-        """Block until it is done.
-
-        Raises:
-            StagingError: a device has failed, and nobody knows what it may still write to.
-        """
-        for device, event in self.events.items():
-            try:
-                event.synchronize()
-            except RuntimeError as exc:
-                raise StagingError(
-                    f"{device} failed while leaves were copied from it: {exc}. Committed steps are "
-                    f"untouched; a device that has failed needs a new process"
-                ) from exc
-
-
-NOTHING_QUEUED = Queued({})
 
 
 class Devices:

@@ -61,6 +61,11 @@ class LateEvent:
     def synchronize(self) -> None:
         self.owner.finish(self)
 
+    def query(self) -> bool:
+        """Nothing is done before somebody asks."""
+        self.synchronize()
+        return True
+
 
 @dataclass
 class _Work:
@@ -324,6 +329,30 @@ class LateDevices(Devices):
         if isinstance(home, Tensor):
             return tensor.detach()
         return _over(home, tensor, tensor.stride(), tensor.storage_offset())
+
+
+class Hanging(LateDevices):
+    """From some moment on, what training has queued does not end, or the device has failed."""
+
+    error: Exception | None = None
+    hangs = False
+
+    def record(self, device: torch.device, stream: Any = None) -> LateEvent:
+        return _HangingEvent(**vars(super().record(device)))
+
+
+class _HangingEvent(LateEvent):
+    def synchronize(self) -> None:
+        assert isinstance(self.owner, Hanging)
+        if threading.current_thread() is threading.main_thread():
+            if self.owner.error is not None:
+                raise self.owner.error
+            assert not self.owner.hangs, "waited for without a deadline"
+        super().synchronize()
+
+    def query(self) -> bool:
+        assert isinstance(self.owner, Hanging)
+        return not self.owner.hangs and super().query()
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from ckpt_core.share import Auditor, Scope, Sharer
 from ckpt_core.snapshot import CopyStreams, EagerCopies
 from ckpt_core.state import flatten
 from ckpt_core.types import RankInfo
-from tests.devices.late_devices import LateDevices
+from tests.devices.late_devices import Hanging, LateDevices
 
 
 class Full(LateDevices):
@@ -165,12 +165,32 @@ def test_only_where_the_host_is_full_too_does_a_save_fail(root: Path, form: Form
     assert all(torch.equal(tree[name], tensor) for name, tensor in state.items())
 
 
+class HangingAndFull(Hanging, Full):
+    """No room, and no end."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_save_without_room_waits_for_what_training_has_queued_and_not_for_ever(
+    root: Path, form: Form
+) -> None:
+    devices = HangingAndFull(0)
+    state = placed(devices)
+    options = Options(timeout=0.5, on_error="warn")  # The watchdog may have given it up, too.
+    with Checkpointer(root, options, devices=devices) as ck:
+        devices.hangs = True
+        with pytest.raises(StagingError, match="has not come to an end of what is queued"):
+            form(ck, state, 1)
+        devices.hangs = False
+        ck.wait()
+    assert not devices.failures
+
+
 def marks(devices: LateDevices) -> dict[str, str]:
     torch.manual_seed(0)
     flat = flatten({"small": devices.place(torch.randn(60, 40).t(), 1)}, eager_leaf_bytes=1 << 20)
     share = Sharer(RankInfo(0, 2)).share(flat, Scope())
     audit, streams = Auditor().audit(share, flat.leaves, 0), CopyStreams(devices)
-    audit.read_eager(streams, EagerCopies(devices))
+    audit.read_eager(streams, EagerCopies(devices, timeout_s=60))
     audit.read_lazy(streams)
     return audit.marks()
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from ckpt_core import Checkpointer, CorruptCheckpoint, Options
+from ckpt_core import Checkpointer, CorruptCheckpoint, Options, RestoreError
 from ckpt_core.restore import RestoreRequest, RestoreWarning, filling, sending
 from ckpt_core.state import Selection
 from tests.devices import jobs
-from tests.devices.late_devices import PACES, LateDevices, LateEvent
+from tests.devices.late_devices import PACES, Hanging, LateDevices, LateEvent
 from tests.restore.harness import Recipe, flip, restorer, write_step
 
 
@@ -163,10 +163,63 @@ def test_an_error_half_way_leaves_no_copy_under_way(
     state = saved(root, devices)
     with (
         Checkpointer(root, devices=devices) as ck,
-        pytest.raises(RuntimeError, match="device lost"),
+        pytest.raises(RestoreError, match="cuda:0 failed: device lost"),
     ):
         ck.restore(state)
     assert not devices.copies_left()
+
+
+def test_a_restore_waits_for_what_training_has_queued_and_not_for_ever(root: Path) -> None:
+    devices = Hanging()
+    state = saved(root, devices)
+    with Checkpointer(root, Options(timeout=0.5), devices=devices) as ck:
+        devices.hangs = True
+        expected = [tensor.clone() for tensor in state.values()]
+        with pytest.raises(RestoreError, match="cuda:0 has not come to an end"):
+            ck.restore(state)
+        assert all(map(torch.equal, state.values(), expected))
+        devices.hangs = False
+        assert ck.restore(state) is not None
+
+
+def test_a_restore_onto_a_device_that_has_failed_says_so(root: Path) -> None:
+    devices = Hanging()
+    state = saved(root, devices)
+    with Checkpointer(root, devices=devices) as ck:
+        devices.error = RuntimeError("device-side assert triggered")
+        with pytest.raises(RestoreError, match="cuda:0 failed: device-side assert"):
+            ck.restore(state)
+        devices.error = None
+
+
+class Crowded(LateDevices):
+    """Devices that spread strided leaves only where they have as much room."""
+
+    most = 0
+
+    def send(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if not target.is_contiguous() and target.nbytes > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.00 MiB")
+        super().send(target, source)
+
+
+@pytest.mark.parametrize("most", [2_000, 0])
+def test_on_a_full_device_strided_leaves_are_filled_in_smaller_blocks(
+    root: Path, most: int
+) -> None:
+    devices = Crowded()
+    devices.most = most
+    strided = torch.randn(64, 64, 3, 3).contiguous(memory_format=torch.channels_last)
+    state, expected = {"strided": devices.place(strided, 0)}, strided.clone()
+    with Checkpointer(root, devices=devices) as ck:
+        ck.save(1, state).committed.result(60)
+        strided.zero_()
+        if most:
+            assert ck.restore(state) is not None
+            assert torch.equal(strided, expected)
+        else:
+            with pytest.raises(RestoreError, match="cuda:0 failed: CUDA out of memory"):
+                ck.restore(state)
 
 
 def test_bytes_that_are_found_bad_leave_no_copy_under_way(

@@ -116,7 +116,7 @@ def _marks(tensors: Sequence[torch.Tensor], *, turn: int, first: bool = False) -
 
 def _read(audit: Audit) -> None:
     streams = CopyStreams(Devices())
-    audit.read_eager(streams, EagerCopies(streams.devices))
+    audit.read_eager(streams, EagerCopies(streams.devices, timeout_s=60))
     audit.read_lazy(streams)
     audit.done()
 

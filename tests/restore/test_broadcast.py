@@ -120,7 +120,7 @@ def _asks_the_door_that_it_is_given(me: Rank) -> None:
     assert group is not None
     leaf = torch.zeros(40)
     shares = group.share({"leaf": LeafSpec("leaf", "float32", (40,))})
-    group.run(shares, {"leaf": leaf})
+    group.run(shares, {"leaf": leaf}, timeout_s=60)
     assert door.asked == [leaf]
 
 
