@@ -46,7 +46,9 @@ class Sampler:
         self._next = first + MOST
         chosen = (*items[first : first + MOST], *items[: min(max(first + MOST - total, 0), first)])
         if self._devices.in_use():
-            chosen = tuple([item for item in chosen if self._devices.of(item[0]) is None])
+            # What is neither in host memory nor on a device with streams has no address here, either.
+            of = self._devices.of
+            chosen = tuple([item for item in chosen if item[0].is_cpu and of(item[0]) is None])
         found: list[Look] = []
         for tensor, offset, nbytes in chosen:
             address = tensor.data_ptr()

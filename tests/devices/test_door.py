@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from ckpt_core import Checkpointer, Options
+from ckpt_core.snapshot import Sampler
 from ckpt_core.system.devices import Devices
 from tests.devices.late_devices import LateDevices
 
@@ -169,6 +170,21 @@ def test_what_has_no_streams_counts_as_the_host() -> None:
     assert devices.of(torch.zeros(2, device="meta")) is None
     assert devices.of(torch.zeros(2)) is None
     assert devices.of_all([torch.zeros(2)]) == []
+
+
+class Streamless:
+    """A tensor of a type of device without streams, such as MPS: its address is none of this process."""
+
+    device, is_cpu = torch.device("mps"), False
+
+    def data_ptr(self) -> int:
+        raise AssertionError("would be read")
+
+
+def test_what_is_on_a_device_without_streams_is_not_sampled() -> None:
+    devices: Any = LateDevices()
+    devices.of = Devices().of
+    assert Sampler(devices).take([(Streamless(), 0, 4096)]) == []  # type: ignore[list-item]
 
 
 class Cramped(LateDevices):
