@@ -139,3 +139,8 @@ class UntrustedData(RestoreError):
     def __init__(self, message: str, *, type_name: str, path: str | Path | None = None) -> None:
         super().__init__(message, path=path)
         self.type_name = type_name
+
+
+class RestoreWarning(UserWarning):
+    """A step was passed over for an older one or had to be brought anew, a further level is away, or values
+    of other ranks or devices are put back; the text says which and why."""

@@ -30,17 +30,18 @@ from ckpt_core.restore.verifying import Report, SharedFile, StepReport, verify
 from ckpt_core.restore.watch import Watch
 
 if TYPE_CHECKING:
+    from ckpt_core.errors import RestoreWarning
     from ckpt_core.restore.loading import load
     from ckpt_core.restore.request import RestoreRequest
     from ckpt_core.restore.restorer import Restorer
-    from ckpt_core.restore.results import Guard, NoGuard, RestoredStep, RestoreWarning
+    from ckpt_core.restore.results import Guard, NoGuard, RestoredStep
 
 # These import torch: whoever only looks at manifests or verifies starts without it.
 _LAZY = {
     "Guard": "ckpt_core.restore.results",
     "NoGuard": "ckpt_core.restore.results",
     "RestoreRequest": "ckpt_core.restore.request",
-    "RestoreWarning": "ckpt_core.restore.results",
+    "RestoreWarning": "ckpt_core.errors",
     "RestoredStep": "ckpt_core.restore.results",
     "Restorer": "ckpt_core.restore.restorer",
     "load": "ckpt_core.restore.loading",

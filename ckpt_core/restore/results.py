@@ -9,11 +9,6 @@ from typing import Any, Protocol
 from ckpt_core.units import count_text, html_table, size_text
 
 
-class RestoreWarning(UserWarning):
-    """A step was passed over for an older one or had to be brought anew, a further level is away, or private
-    values are not this rank's own; the text says which and why."""
-
-
 class Hold(Protocol):
     """What keeps a step in its place, while somebody has it."""
 

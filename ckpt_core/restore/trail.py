@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckpt_core.errors import CorruptCheckpoint, NotCommitted, RestoreError
+from ckpt_core.errors import CorruptCheckpoint, NotCommitted, RestoreError, RestoreWarning
 from ckpt_core.restore.choosing import Listing, common_step, known_steps, reason, table
-from ckpt_core.restore.results import RestoreWarning
 
 logger = logging.getLogger("ckpt_core")
 

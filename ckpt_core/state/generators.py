@@ -25,7 +25,8 @@ _TORCH_HEAD = struct.Struct("<QiiQ")
 
 
 NO_DEVICES = frozenset({"python", "torch", "numpy"})
-"""Keys of an `RngState`; all others are types of devices, each with the states of its devices in order."""
+"""Keys of an `RngState`; all others are types of devices, each with the states of its devices in order, and
+what `Devices.generators` says besides, in the same form."""
 
 
 def is_generator(live: Any) -> bool:

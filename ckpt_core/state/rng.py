@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
+import warnings
 from typing import Any
 
 import torch
 
+from ckpt_core.errors import RestoreWarning
 from ckpt_core.state.generators import NO_DEVICES, check_states
 from ckpt_core.system.devices import Devices
 
@@ -61,7 +63,15 @@ class RngState:
             import numpy as np
 
             np.random.set_state(saved)
-        self._devices.set_generators({key: state[key] for key in state.keys() - NO_DEVICES})
+        of_devices = {key: state[key] for key in state.keys() - NO_DEVICES}
+        if (counts := self._devices.set_generators(of_devices)) is not None:
+            warnings.warn(
+                f"random numbers of devices: {counts[0]} of them were visible when the state was saved, and "
+                f"{counts[1]} are. The current device goes on with those of the one that was current then, "
+                f"where the checkpoint tells which",
+                RestoreWarning,
+                stacklevel=2,
+            )
 
 
 def numpy_kind() -> str | None:

@@ -29,6 +29,9 @@ from ckpt_core.system.queued import Stream as Stream
 
 _log = logging.getLogger("ckpt_core")
 
+_CURRENT = "current"
+"""Beside the types of devices in the states of generators; of their form, so that older releases take it."""
+
 
 class Devices:
     """Everything that the engine asks of devices. Without tensors on one, no device is touched."""
@@ -300,27 +303,44 @@ class Devices:
     # -- random numbers --------------------------------------------------------------------------
 
     def generators(self) -> dict[str, list[Tensor]]:
-        """Their states, by type of device; nothing where none is in use, or the backend cannot be asked."""
+        """Their states, by type of device, and which of them is the current device's.
+
+        Nothing where none is in use, or the backend cannot be asked.
+        """
         kind = self.kind()
         if kind is None or not self.in_use():
             return {}
         module = torch.get_device_module(kind)
         if hasattr(module, "get_rng_state_all"):
-            return {kind: list(module.get_rng_state_all())}
+            current = torch.tensor([module.current_device()], dtype=torch.uint8, device="cpu")
+            return {kind: list(module.get_rng_state_all()), _CURRENT: [current]}
         return {kind: [module.get_rng_state()]} if hasattr(module, "get_rng_state") else {}
 
-    def set_generators(self, states: Mapping[str, Sequence[Tensor]]) -> None:
-        """Put those of the type that this process has back, one state for each device, in order."""
+    def set_generators(self, states: Mapping[str, Sequence[Tensor]]) -> tuple[int, int] | None:
+        """Put those of the type that this process has back, one state for each device, in order.
+
+        Where the process sees another number of devices, their order tells nothing: the current device, which
+        a rank computes on, gets the state of the one that was so then.
+
+        Returns:
+            That number as it was saved, and as it is; None: they are equal.
+        """
         kind = self.kind()
         if kind is None or kind not in states:
-            return
-        module = torch.get_device_module(kind)
-        mine = states[kind][: module.device_count()]
+            return None
+        module, saved = torch.get_device_module(kind), states[kind]
+        count = module.device_count()
         if hasattr(module, "set_rng_state_all"):
-            for index, state in enumerate(mine):
+            for index, state in enumerate(saved[:count]):
                 module.set_rng_state(state, index)
-        elif mine and hasattr(module, "set_rng_state"):  # MPS: there is one device.
-            module.set_rng_state(mine[0])
+            # Of older releases it is not known, and of forged states it may be anything.
+            current = [int(index) for row in states.get(_CURRENT, ()) for index in row]
+            if len(saved) != count and current and current[0] < len(saved):
+                # Without a number: a process that does not use its devices yet is asked for it later.
+                module.set_rng_state(saved[current[0]])
+        elif saved and hasattr(module, "set_rng_state"):  # MPS: there is one device.
+            module.set_rng_state(saved[0])
+        return None if len(saved) == count else (len(saved), count)
 
     # -- for people ------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ckpt_core import Checkpointer, StateMismatch
+from ckpt_core.restore import RestoreWarning
 from ckpt_core.state import RngState
 from ckpt_core.system.devices import Devices
 
@@ -28,7 +29,7 @@ class Backend(ModuleType):
     def __init__(self, count: int) -> None:
         super().__init__(KIND)
         self.states = [torch.full((16,), index, dtype=torch.uint8) for index in range(count)]
-        self.used = True
+        self.used, self.current = True, 0
 
     def is_initialized(self) -> bool:
         return self.used
@@ -43,8 +44,12 @@ class Backend(ModuleType):
     def set_rng_state_all(self, states: list[Tensor]) -> None:
         raise AssertionError
 
-    def set_rng_state(self, state: Tensor, index: int) -> None:
-        self.states[index] = state
+    def current_device(self) -> int:
+        assert self.used
+        return self.current
+
+    def set_rng_state(self, state: Tensor, index: int | None = None) -> None:
+        self.states[self.current if index is None else index] = state
 
 
 @pytest.fixture
@@ -72,10 +77,40 @@ def test_devices_that_are_not_in_use_are_asked_nothing(backend: Backend) -> None
 def test_states_of_more_or_fewer_devices_go_to_those_that_are_there(backend: Backend) -> None:
     saved = RngState().state_dict()
     nine = torch.full((16,), 9, dtype=torch.uint8)
-    RngState().load_state_dict(saved | {KIND: [nine]})
+    with pytest.warns(RestoreWarning, match="1 of them were visible .* 2 are"):
+        RngState().load_state_dict(saved | {KIND: [nine]})
     assert [int(state[0]) for state in backend.states] == [9, 1]
-    RngState().load_state_dict(saved | {KIND: [nine, nine, nine]})
+    with pytest.warns(RestoreWarning, match="3 of them were visible .* 2 are"):
+        RngState().load_state_dict(saved | {KIND: [nine, nine, nine]})
     assert [int(state[0]) for state in backend.states] == [9, 9]
+
+
+@pytest.mark.parametrize(("before", "was"), [(1, 0), (4, 3)])
+@pytest.mark.parametrize(("after", "now"), [(1, 0), (4, 2)])
+def test_where_other_devices_are_visible_the_current_one_gets_the_state_of_that_of_then(
+    backend: Backend, before: int, was: int, after: int, now: int
+) -> None:
+    backend.states, backend.current = Backend(before).states, was
+    saved = RngState().state_dict()
+    backend.states = [torch.full((16,), 9, dtype=torch.uint8)] * after
+    backend.current = now
+    if before == after:
+        RngState().load_state_dict(saved)
+        assert [int(state[0]) for state in backend.states] == list(range(before))
+    else:
+        with pytest.warns(RestoreWarning, match=f"{before} of them were .* {after} are"):
+            RngState().load_state_dict(saved)
+        assert int(backend.states[now][0]) == was
+
+
+@pytest.mark.parametrize("forged", [[], [torch.zeros(0).byte()], [torch.full((1,), 200).byte()]])
+def test_a_current_device_that_is_forged_or_not_told_changes_nothing_else(
+    backend: Backend, forged: Any
+) -> None:
+    saved = RngState().state_dict()
+    with pytest.warns(RestoreWarning):
+        RngState().load_state_dict(saved | {KIND: saved[KIND][1:], "current": forged})
+    assert [int(state[0]) for state in backend.states] == [1, 1]
 
 
 def test_states_of_a_type_that_is_not_here_are_left_out(backend: Backend) -> None:
