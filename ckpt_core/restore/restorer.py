@@ -25,7 +25,7 @@ from ckpt_core.restore.choosing import (
     unseen,
     wait_for_save,
 )
-from ckpt_core.restore.deadline import within
+from ckpt_core.restore.deadline import wait_for_devices, within
 from ckpt_core.restore.exchange import Exchange, Kind, Together
 from ckpt_core.restore.failures import NotBrought, Retired
 from ckpt_core.restore.further import FurtherLevels, NoFurtherLevels
@@ -45,6 +45,8 @@ from ckpt_core.units import count_text
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from ckpt_core.state import Binding
 
 logger = logging.getLogger("ckpt_core")
 
@@ -276,13 +278,22 @@ class Restorer:
                 filled, timeout_s = found.binding.destinations, self._how.timeout_s
                 search.broadcast.run(found.shares, filled, timeout_s=timeout_s)
             search.fills(found.binding.finished)
-            return found.binding.finish(), None
+            state = found.binding.finish()
+            self._wait_for_copies(found.binding)
+            return state, None
 
         # Order matters: nothing of the objects that load changes before every rank has its bytes.
         done = self._together.exchange("restore.done", finish, step=step)
         if self._mends(step, attempt, done, trail) or self._failed(step, done, trail):
             return None
         return found, done.result
+
+    def _wait_for_copies(self, binding: Binding) -> None:
+        """Once this returns every stream of a device finds what `finish` has put there."""
+        devices = self._devices
+        used = devices.of_all([*binding.destinations.values(), *binding.copied])
+        used = devices.and_current(used) if binding.loads else used
+        wait_for_devices(devices, used, self._how.timeout_s)
 
     def _mends(self, step: int, attempt: str, exchange: Exchange[Any], trail: Trail) -> bool:
         """Whether ranks could not use a step, and it is brought to their roots anew."""

@@ -179,6 +179,16 @@ class Binding:
         self.doubtful = {leaf[home.number] for cluster in plan.doubtful for home in cluster}
 
     @property
+    def copied(self) -> list[Tensor]:
+        """Live tensors that `finish` copies into."""
+        return [home.tensor for home in self._plan.copies]
+
+    @property
+    def loads(self) -> bool:
+        """Whether `finish` calls a `load_state_dict`, which copies wherever it likes."""
+        return bool(self._plan.loads)
+
+    @property
     def finished(self) -> frozenset[str]:
         """Places that `finish` fills or loads."""
         homes = [home.path for home in self._plan.copies]

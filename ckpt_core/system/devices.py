@@ -107,6 +107,12 @@ class Devices:
             return None
         return torch.device(kind, module.current_device())
 
+    def and_current(self, devices: Iterable[torch.device]) -> list[torch.device]:
+        """Some devices, and the one that this thread computes on, if this process uses any."""
+        kind = self.kind() if self.in_use() else None
+        current = self.current(kind) if kind is not None and _has_streams(kind) else None
+        return list(dict.fromkeys([*devices, *([] if current is None else [current])]))
+
     # -- streams and events ----------------------------------------------------------------------
 
     def new_stream(self, device: torch.device) -> Stream:

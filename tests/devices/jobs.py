@@ -239,3 +239,28 @@ def restore_through_small_buffers(root: Path, devices: LateDevices) -> None:
         patched.setattr(filling, "SLOT_BYTES", 8192)
         patched.setattr(sending, "SMALL_BYTES", 4096)
         restore_in_place(root, devices)
+
+
+class Loading:
+    """Takes what is loaded in work that it queues, as a module on a device does."""
+
+    def __init__(self, devices: LateDevices) -> None:
+        self.devices, self.value = devices, devices.place(torch.zeros(5_000), 0)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.devices.run(0, lambda: self.value.copy_(state["value"]))
+
+
+def restore_into_what_loads(root: Path, devices: LateDevices) -> None:
+    """Once a restore returns, any stream finds what was loaded."""
+    live = Loading(devices)
+    live.value.fill_(7)
+    with Checkpointer(root, devices=devices) as ck:
+        ck.save(1, {"live": live}).committed.result(_WAIT_S)
+        devices.drain()
+        live.value.zero_()
+        assert ck.restore({"live": live}) is not None
+        assert live.value.eq(7).all()

@@ -154,6 +154,9 @@ class LateDevices(Devices):
     def of_each(self, tensors: Sequence[Tensor]) -> list[torch.device | None]:
         return list(map(self.of, tensors))
 
+    def and_current(self, devices: Iterable[torch.device]) -> list[torch.device]:
+        return list(dict.fromkeys([*devices, self.devices[0]]))
+
     def is_flat(self, tensor: Tensor) -> bool:
         return self.of(tensor) is None and super().is_flat(tensor)
 

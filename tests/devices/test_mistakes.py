@@ -54,6 +54,7 @@ SEEDED = [
     (mistakes.NoWaitForPieces, "all late", STILL_DEVICE),
     (mistakes.EventOfOneDevice, "copies run ahead", STILL),
     (mistakes.NoWaitBeforeRestore, "all late", jobs.restore_in_place),
+    (mistakes.NoWaitBeforeRestore, "all late", jobs.restore_into_what_loads),
 ]
 
 

@@ -28,6 +28,38 @@ def test_small_buffers_are_used_again_only_behind_their_copies(
     jobs.restore_through_small_buffers(root, devices)
 
 
+def test_what_objects_load_is_there_for_every_stream(root: Path, devices: LateDevices) -> None:
+    jobs.restore_into_what_loads(root, devices)
+
+
+class Slow:
+    """Loads into a module of CUDA behind other work."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.module.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        on_device = {name: tensor.cuda() for name, tensor in state.items()}
+        torch.cuda._sleep(500_000_000)
+        self.module.load_state_dict(on_device)
+
+
+@pytest.mark.cuda
+def test_what_a_module_loads_is_there_for_every_stream(root: Path) -> None:
+    module, stream = torch.nn.Linear(4096, 4096, device="cuda"), torch.cuda.Stream()
+    expected = module.weight.detach().clone()
+    with Checkpointer(root) as ck:
+        ck.save(1, {"slow": Slow(module)}).committed.result(60)
+        module.weight.data.zero_()
+        torch.cuda.synchronize()
+        assert ck.restore({"slow": Slow(module)}) is not None
+        with torch.cuda.stream(stream):
+            assert torch.equal(module.weight, expected)
+
+
 def mixed(devices: LateDevices) -> dict[str, Any]:
     """Leaves of every form, on two devices and on the host."""
     torch.manual_seed(5)
