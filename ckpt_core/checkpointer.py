@@ -167,26 +167,35 @@ class Checkpointer(Looks):
         return self._engine.layerwise.begin(step, tensors)
 
     @stalling
-    def begin_files(self, step: int, directory: str, *, pointer: str | None = None) -> FilesSave:
+    def begin_files(
+        self,
+        step: int,
+        directory: str,
+        *,
+        pointer: str | None = None,
+        replaces: Iterable[str] | None = None,
+    ) -> FilesSave:
         """Start a checkpoint that becomes a directory of named files, for programs that `torch.load` them.
 
         Called on the training thread, on every rank. Then `add(name, tree)` for each file of this rank, and
         `seal()`. Once all files of all ranks are durable, one rename gives the directory its name. Whatever
-        directory has that name is replaced as a whole, also files that others have put there. It is no
-        step: `steps`, `restore` and retention leave it alone.
+        directory has that name is replaced as a whole. It is no step: `steps`, `restore` and retention
+        leave it alone.
 
         Args:
             step: as for `save`; for messages, events and `wait_staged(before=)`.
             directory: its name in the root.
             pointer: a file in the root that then holds the name of the directory, without a newline.
                 Replaced atomically, and never by a save that began before the one that it names.
+            replaces: names, with wildcards, of the files that go with a directory that is replaced. All
+                others, which somebody has put there, are kept. By default all go.
 
         Raises:
             ConfigError: an argument is wrong, or `pipelined` is off.
             CkptError, StagingError: as for `save`.
         """
         self._check_usable()
-        return self._engine.named.begin(step, directory, pointer=pointer)
+        return self._engine.named.begin(step, directory, pointer=pointer, replaces=replaces)
 
     @stalling
     def wait_staged(

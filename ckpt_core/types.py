@@ -149,11 +149,14 @@ class Destination:
         directory: its name in the root.
         pointer: the file in the root that names it then; None: no file does.
         order: counts such saves of this process, in the order in which they began.
+        replaces: names, with wildcards, of files that go with an earlier directory of that name, where all
+            others are kept; None: all go.
     """
 
     directory: str
     pointer: str | None = None
     order: int = 0
+    replaces: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

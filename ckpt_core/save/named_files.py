@@ -68,9 +68,13 @@ class FilesSaves:
         self._count = 0
         self._largest_bytes = 0
 
-    def begin(self, step: int, directory: str, *, pointer: str | None) -> FilesSave:
+    def begin(
+        self, step: int, directory: str, *, pointer: str | None, replaces: Iterable[str] | None
+    ) -> FilesSave:
         """See `Checkpointer.begin_files`."""
-        inflight = self.admission.announce(step, partial(self._destination, directory, pointer))
+        inflight = self.admission.announce(
+            step, partial(self._destination, directory, pointer, replaces)
+        )
         self.admission.admit(inflight)
         return FilesSave(self, inflight)
 
@@ -97,7 +101,9 @@ class FilesSaves:
         self._largest_bytes = max(self._largest_bytes, nbytes)
         self.sharing.ended(names)
 
-    def _destination(self, directory: str, pointer: str | None) -> Destination:
+    def _destination(
+        self, directory: str, pointer: str | None, replaces: Iterable[str] | None
+    ) -> Destination:
         if not self.pipeline.options.pipelined:
             raise ConfigError(
                 "pipelined=False: the length of named files is not known when a save of them begins, so no "
@@ -111,8 +117,11 @@ class FilesSaves:
                 )
         if directory == pointer:
             raise ConfigError(f"pointer={pointer!r} is the directory itself: give it another name")
+        known = None if replaces is None else tuple(replaces)
+        if isinstance(replaces, str) or not all(isinstance(one, str) for one in known or ()):
+            raise ConfigError(f"replaces={replaces!r}: give names of files, such as ['*.pt']")
         self._count += 1
-        return Destination(directory, pointer, self._count)
+        return Destination(directory, pointer, self._count, known)
 
 
 class FilesSave(OpenSave):

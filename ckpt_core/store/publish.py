@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_core.store.names import INFLIGHT, REPLACED, is_real_dir
+from ckpt_core.store.others import keep_others
 from ckpt_core.system.files import Files
 from ckpt_core.types import Destination, step_dir_name
 
@@ -71,8 +72,14 @@ def place(files: Files, attempt: Attempt, target: Path) -> Path | None:
         FileExistsError: `target` is no directory, so it is not one of ours.
     """
     if is_real_dir(target):
+        replaces = None if attempt.destination is None else attempt.destination.replaces
         try:
-            return _exchange(files, attempt, target)
+            if replaces is not None:
+                keep_others(files, target, attempt.path, replaces)
+            replaced = _exchange(files, attempt, target)
+            if replaces is not None:
+                _keep_late(files, replaced, target, replaces)
+            return replaced
         except FileNotFoundError:
             # Somebody may have removed it by hand since: then the name is free.
             if is_real_dir(target) or not is_real_dir(attempt.path):
@@ -84,6 +91,14 @@ def place(files: Files, attempt: Attempt, target: Path) -> Path | None:
         )
     _move(files, target.parent, [(attempt.path, target)])
     return None
+
+
+def _keep_late(files: Files, replaced: Path, target: Path, replaces: Sequence[str]) -> None:
+    """Keep what others have put there while the names were exchanged. The save is published: never raises."""
+    try:
+        keep_others(files, replaced, target, replaces)
+    except OSError as exc:
+        logger.warning("what was put into %s while it was replaced may be gone: %s", target, exc)
 
 
 def _exchange(files: Files, attempt: Attempt, target: Path) -> Path:

@@ -36,9 +36,10 @@ from ckpt_core import (
     committed_directories,
     verify,
 )
-from ckpt_deepspeed.engine import LATEST, MANIFESTS
+from ckpt_deepspeed.engine import LATEST
 
 Levels = Sequence[Level | Mapping[str, Any] | str]
+MANIFESTS = ("manifest.json", "rank-*.json")
 _SHOWN = 80
 _ASIDE = ".inflight/*.replaced"
 """What a kill has left between the two renames that replace a directory: docs/format.md."""

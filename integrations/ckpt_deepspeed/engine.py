@@ -17,7 +17,6 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,8 @@ LATEST = "latest"
 _TRAINERS = re.compile(r"checkpoint-\d+")
 _OPTIMIZER = "optimizer"
 _OPTIMIZERS = "optim_states.pt"
-MANIFESTS = ("manifest.json", "rank-*.json")
-_REPLACED = (*MANIFESTS, "*_states.pt", ".nfs*")
-_SHOWN = 5
+_REPLACED = ("*_states.pt",)
+"""What DeepSpeed calls its files in a tag. A tokenizer or exported weights beside them stay."""
 _MOST_CLONED_BYTES = 256 << 20
 """Of a rank. Clones need memory for as long as the save takes, perhaps on the device."""
 
@@ -135,7 +133,6 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         problem: CkptError | None = None
         try:
             ROOTS.trim(info.save_dir)
-            _refuse_others(Path(info.save_dir, info.tag))
         except CkptError as exc:
             problem = exc
         # Here, since the ranks do it together: a rank without a file of its own never calls `save`.
@@ -311,7 +308,7 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         if tag.files is None:
             pointer = LATEST if tag.info.save_latest else None
             tag.files = tag.checkpointer.begin_files(
-                self._saving.step, tag.info.tag, pointer=pointer
+                self._saving.step, tag.info.tag, pointer=pointer, replaces=_REPLACED
             )
         return tag.files
 
@@ -343,25 +340,6 @@ def _be_durable(handle: SaveHandle, checkpointer: Checkpointer) -> None:
         with suppress(CkptError):
             checkpointer.wait()
         raise
-
-
-def _refuse_others(directory: Path) -> None:
-    """What others have put into a tag would go with it when it is replaced.
-
-    Raises:
-        ConfigError: there is some; nothing was changed.
-    """
-    try:
-        found = os.listdir(directory)
-    except OSError:
-        return
-    others = [name for name in found if not any(fnmatch(name, own) for own in _REPLACED)]
-    if others:
-        shown = ", ".join(sorted(others)[:_SHOWN])
-        raise ConfigError(
-            f"tag={directory.name!r}: {directory} is there, and saving to it would delete files of others: "
-            f"{shown}; move them out of it, or give another tag. Nothing was changed"
-        )
 
 
 def _write_alone(state_dict: Any, path: Path) -> None:

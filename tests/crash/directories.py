@@ -22,6 +22,7 @@ from tests.crash.states import HOUSEKEEPING, assert_same, make_state, options
 POINTER = "latest"
 _FOREIGN = {"foreign.pt": b"somebody else's", "sub/more.pt": b"also"}
 _BASE = "sub/base.pt"
+_KEPT = ("model.pt", "optim.pt")
 _WAIT_S = 60
 
 
@@ -41,9 +42,16 @@ def files_of(step: int, mark: int, *, base: bool = False) -> dict[str, Any]:
     return files | ({_BASE: {"base": torch.arange(3000.0).sin()}} if base else {})
 
 
-def start(run: Run, step: int, mark: int = 0, *, base: bool = False) -> Any:
+def start(
+    run: Run,
+    step: int,
+    mark: int = 0,
+    *,
+    base: bool = False,
+    replaces: tuple[str, ...] | None = None,
+) -> Any:
     """Save a directory, and acknowledge behind the training thread."""
-    save = run.ck.begin_files(step, name_of(step), pointer=POINTER)
+    save = run.ck.begin_files(step, name_of(step), pointer=POINTER, replaces=replaces)
     for name, tree in files_of(step, mark, base=base).items():
         save.add(name, tree)
     return run.watch(save.seal(), step, mark)
@@ -52,6 +60,10 @@ def start(run: Run, step: int, mark: int = 0, *, base: bool = False) -> Any:
 def save(run: Run, step: int, mark: int = 0) -> None:
     """The same, and wait for the commit."""
     start(run, step, mark).committed.result(_WAIT_S)
+
+
+def _keep(run: Run, step: int, mark: int) -> None:
+    start(run, step, mark, replaces=_KEPT).committed.result(_WAIT_S)
 
 
 def _share(run: Run) -> None:
@@ -65,10 +77,12 @@ class Directories(Scenario):
 
     Attributes:
         foreign: others have made `tag20` before; that counts as its mark 0.
+        keeps: what they have put there stays, whatever is saved.
     """
 
     history: tuple[tuple[int, int], ...] = ((5, 0), (10, 0))
     foreign: bool = False
+    keeps: bool = False
 
     def prepare(
         self, root: Path, files: Files | None = None, acknowledge: Acknowledge = lambda *_: None
@@ -119,7 +133,7 @@ class Directories(Scenario):
         with Checkpointer(root, options(), files=QuickFiles()) as ck:
             self._check_visible(root, needs_pointed=True)
             for step, allowed in marks.items():
-                found = found_in(root / name_of(step))
+                found = found_in(root / name_of(step), keeps=self.keeps)
                 assert found in {(step, mark) for mark in allowed}, f"{found}, promised {marks}"
             self._check_pointer(root, marks)
             assert ck.steps() == ()
@@ -131,7 +145,7 @@ class Directories(Scenario):
 
     def _check_visible(self, root: Path, *, needs_pointed: bool) -> None:
         for path in root.glob("tag*"):
-            assert found_in(path) in self.known, path
+            assert found_in(path, keeps=self.keeps) in self.known, path
         pointer = root / POINTER
         if pointer.exists():
             named = root / pointer.read_text()
@@ -151,12 +165,18 @@ def _is_sure(marks: dict[int, frozenset[int]], step: int, mark: int) -> bool:
     return step in marks and min(marks[step]) >= mark
 
 
-def found_in(path: Path) -> Found:
-    """What a directory holds, once every bit of it has been checked."""
+def found_in(path: Path, *, keeps: bool = False) -> Found:
+    """What a directory holds, once every bit of it has been checked.
+
+    Args:
+        keeps: what others have put into `tag20` is still there.
+    """
     there = {str(p.relative_to(path)): p for p in path.rglob("*") if p.is_file()}
     if "manifest.json" not in there:
         assert {name: p.read_bytes() for name, p in there.items()} == _FOREIGN
         return 20, 0
+    if keeps and path.name == name_of(20):
+        assert {name: there.pop(name).read_bytes() for name in _FOREIGN} == _FOREIGN
     report = verify(path)
     assert report.ok, report
     trees = {n: torch.load(p, weights_only=True) for n, p in there.items() if n.endswith(".pt")}
@@ -212,6 +232,12 @@ DIRECTORIES: dict[str, Directories] = {
     "files_over_others": Directories(_two(save, *_OVER), started=_OVER, foreign=True),
     "files_over_others_by_two_renames": Directories(
         _two(save, *_OVER), started=_OVER, foreign=True, base=NoExchange
+    ),
+    "files_beside_others": Directories(
+        _two(_keep, *_OVER), started=_OVER, foreign=True, keeps=True
+    ),
+    "files_beside_others_without_links": Directories(
+        _two(_keep, *_OVER), started=_OVER, foreign=True, keeps=True, base=NoLinks
     ),
     "files_share": Directories(_share, started=_SHARED, options=_SHARING),
     "files_share_without_links": Directories(

@@ -286,6 +286,40 @@ def test_a_directory_of_that_name_is_replaced_as_a_whole(root: Path) -> None:
     assert not (root / ".slots").exists()
 
 
+def test_what_others_have_put_into_a_directory_is_kept_where_that_is_asked_for(root: Path) -> None:
+    tag = root / "tag"
+    with Checkpointer(root, TINY) as ck:
+        save(ck, 1, trees(1)).committed.result(60)
+        (tag / "sub").mkdir(exist_ok=True)
+        (tag / "sub" / "vocab.json").write_text("{}")
+        (tag / "older.pt").write_text("goes")
+        (tag / "link").symlink_to("sub/vocab.json")
+        for again in range(2):
+            saving = ck.begin_files(2 + again, "tag", replaces=["*.pt"])
+            saving.add("b.pt", {"step": again})
+            saving.seal().committed.result(60)
+            there = sorted(str(path.relative_to(tag)) for path in tag.rglob("*"))
+            assert there == [
+                *("b.pt", "link", "manifest.json"),
+                *("rank-00000.json", "sub", "sub/vocab.json"),
+            ]
+            assert (tag / "link").read_text() == "{}"
+            assert torch.load(tag / "b.pt") == {"step": again}
+            assert ckpt_core.verify(tag).ok
+        saving = ck.begin_files(4, "tag", replaces=[])
+        saving.add("sub/vocab.json", {"ours": 1})
+        saving.seal().committed.result(60)
+        assert torch.load(tag / "sub" / "vocab.json") == {"ours": 1}
+        assert (tag / "b.pt").exists()
+    assert not list(root.glob(".inflight/*"))
+
+
+@pytest.mark.parametrize("replaces", ["*.pt", [3]])
+def test_what_is_replaced_is_named_by_texts(root: Path, replaces: Any) -> None:
+    with Checkpointer(root, TINY) as ck, pytest.raises(ConfigError, match="replaces="):
+        ck.begin_files(1, "tag", replaces=replaces)
+
+
 def test_files_of_a_replaced_directory_stay_readable_for_who_has_them_open(root: Path) -> None:
     with Checkpointer(root, Options(chunk_bytes=4096)) as ck:
         save(ck, 1, {"a.pt": torch.zeros(5000)}).committed.result(60)

@@ -57,15 +57,19 @@ def shared_with_others(folder: Path) -> dict[str, Any]:
         dist.barrier()
         found: dict[str, Any] = {"kept": [weights.exists()]}
         dist.barrier()
-        found["refused"] = attempt(lambda: made.save_checkpoint(str(root)))
-        found["told"] = attempt(ckpt_deepspeed.wait)
-        dist.barrier()
-        found["kept"] += [weights.exists(), verify(weights.parent).ok]
-        dist.barrier()
         if dist.get_rank() == 0:
-            weights.unlink()
+            (weights.parent / "zero_pp_rank_7_mp_rank_00_optim_states.pt").write_text(
+                "of a larger job"
+            )
+            (weights.parent / "tokenizer").mkdir()
+            (weights.parent / "tokenizer" / "vocab.json").write_text("{}")
         dist.barrier()
         made.save_checkpoint(str(root), client_state={"again": True})
+        ckpt_deepspeed.wait()
+        dist.barrier()
+        found["kept"] += [weights.exists(), (weights.parent / "tokenizer" / "vocab.json").exists()]
+        found["gone"] = not (weights.parent / "zero_pp_rank_7_mp_rank_00_optim_states.pt").exists()
+        found["whole"] = verify(weights.parent).ok
         _, client = made.load_checkpoint(str(root))
         found["again"] = client["again"]
         made.destroy()
