@@ -71,6 +71,7 @@ _WHOLE_FILE, _NOTHING = (
 """struct flock of 64-bit Linux: type, whence, start, length, process."""
 
 _TMPFS = 0x01021994
+_OVERLAY = 0x794C7630
 _LOCAL = frozenset(
     {
         0xEF53,  # ext2 to ext4
@@ -80,7 +81,7 @@ _LOCAL = frozenset(
         0x2FC12FC1,  # zfs
         0xCA451A4E,  # bcachefs
         _TMPFS,
-        0x794C7630,  # overlay
+        _OVERLAY,
     }
 )
 """Filesystems that this kernel alone reads and writes (`man statfs`)."""
@@ -123,7 +124,7 @@ class Files:
     def is_unused(self, path: Path) -> bool:
         """Whether the kernel vouches that no process has the file open or mapped, this one included.
 
-        False where it cannot tell: a filesystem without leases, or one that other machines read too.
+        False where it cannot tell: a filesystem without leases, one that other machines read too, or overlay.
         """
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _BASE_FLAGS)
@@ -136,7 +137,8 @@ class Files:
 
     def is_lone(self, fd: int) -> bool:
         """The same of a file that is open and perhaps mapped by one descriptor, but for that one."""
-        return _filesystem(fd) in _LOCAL and _grants_lease(fd)
+        # Danger: a mapping on overlay holds the file of the layer below, which a lease does not look at.
+        return _filesystem(fd) in _LOCAL - {_OVERLAY} and _grants_lease(fd)
 
     def in_huge_pages(self, path: Path) -> bool:
         """Whether what is at a path lies in memory, in huge pages; False where that cannot be told."""

@@ -21,7 +21,7 @@ def _command(*words: str | Path) -> None:
 
 @contextmanager
 def mounted(kind: str, place: Path) -> Iterator[Path]:
-    """A filesystem of 24 MiB, of type "tmpfs" or "ext4", below `place`."""
+    """A filesystem of 24 MiB, of type "tmpfs" or "ext4", or an "overlay" of `place`'s own, below `place`."""
     if os.geteuid() != 0:
         pytest.skip("mounting a filesystem needs root")
     where = place / kind
@@ -38,6 +38,13 @@ def mount(kind: str, place: Path) -> None:
     where = place / kind
     if kind == "tmpfs":
         _command("mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "tmpfs", where)
+        return
+    if kind == "overlay":
+        layers = [place / name for name in ("lower", "upper", "work")]
+        for layer in layers:
+            layer.mkdir()
+        options = ",".join(f"{layer.name}dir={layer}" for layer in layers)
+        _command("mount", "-t", kind, "-o", options, kind, where)
         return
     image = place / "image"
     if not image.exists():

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ckpt_core.store import GuestStore, StepStore, step_path
 from ckpt_core.system.files import Files
+from tests.faults.mounts import mounted
 from tests.store.harness import (
     SHARD,
     Fault,
@@ -65,7 +67,13 @@ def mapped(path: Path) -> Callable[[], bytes]:
     return lambda: view[:]
 
 
-@pytest.mark.parametrize("read_by", [opened, mapped])
+def mapped_and_closed(path: Path) -> Callable[[], bytes]:
+    """As safetensors' `load_file` does; Python's `mmap` keeps a descriptor of its own."""
+    tensor = torch.from_file(str(path), size=4096, dtype=torch.uint8)
+    return lambda: tensor.numpy().tobytes()
+
+
+@pytest.mark.parametrize("read_by", [opened, mapped, mapped_and_closed])
 def test_a_reader_keeps_the_bytes_of_a_retired_step(
     store: StepStore, read_by: Callable[[Path], Callable[[], bytes]]
 ) -> None:
@@ -141,6 +149,17 @@ def test_a_slot_that_somebody_opens_is_deleted_and_the_next_one_taken(root: Path
     assert left(root, ".slots") == []
     assert read() == OLD
     store.close()
+
+
+def test_a_mapping_on_overlay_keeps_the_bytes_of_a_retired_step(tmp_path: Path) -> None:
+    """The root of a container: it grants a lease beside a mapping whose descriptor is closed."""
+    with mounted("overlay", tmp_path) as where:
+        store = make_store(where / "root", keep_last=1)
+        store.open()
+        read = mapped_and_closed(save(store, 1) / SHARD)
+        retire_first_and_save_many(store)
+        store.close()
+        assert read() == OLD
 
 
 class NoLeases(QuickFiles):
