@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ckpt_core.coordination import Json
 from ckpt_core.errors import CkptError, NotCommitted, UnknownFormat
+from ckpt_core.restore.failures import NoMeans
 from ckpt_core.restore.manifests import read_manifest
 from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import committed_steps, resolve, step_path
@@ -91,7 +92,7 @@ def list_attempts(root: Path, node: int, *, files: Files, timeout_s: float) -> L
     """All steps of a root with the attempts that saved them.
 
     Raises:
-        RestoreError: the root cannot be listed.
+        RestoreError: the root cannot be listed, or there are no means to read with.
     """
     found = Listing(node)
     for step in committed_steps(root):
@@ -104,6 +105,8 @@ def list_attempts(root: Path, node: int, *, files: Files, timeout_s: float) -> L
             found.steps[step] = f"format version {exc.version}"
         except NotCommitted:
             continue  # Retired a moment ago.
+        except NoMeans:
+            raise  # It says nothing of the step.
         except CkptError as exc:
             found.lost[step] = str(exc)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from ckpt_core.errors import NotCommitted, RestoreError
@@ -33,7 +34,7 @@ class NotBrought(RestoreError):
 
 
 class NoMeans(RestoreError):
-    """This process has no memory or no threads to read with: no other step could be read either."""
+    """This process lacks memory, threads or descriptors to read with: no other step could be read either."""
 
     def __init__(self, path: Path, error: BaseException) -> None:
         super().__init__(
@@ -41,6 +42,16 @@ class NoMeans(RestoreError):
             f"{_THREADS if isinstance(error, RuntimeError) else advice(error)}",
             path=path,
         )
+
+
+def check_means(path: Path, error: OSError) -> None:
+    """Tell what this process lacks from what the storage refuses, before a read counts as refused.
+
+    Raises:
+        NoMeans: there is no descriptor or no memory.
+    """
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise NoMeans(path, error) from error
 
 
 class ReadHung(RestoreError):

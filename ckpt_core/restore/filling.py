@@ -16,7 +16,7 @@ from ckpt_core.errors import CorruptCheckpoint, RestoreError, StagingError
 from ckpt_core.layout import FileEntry, itemsize, needed_ranges
 from ckpt_core.restore.deadline import wait_for_devices
 from ckpt_core.restore.destinations import Run, TensorSink
-from ckpt_core.restore.failures import ReadRefused
+from ckpt_core.restore.failures import ReadRefused, check_means
 from ckpt_core.restore.leaves import LeafPlace, StepLeaves, StoredLeaf, first_few
 from ckpt_core.restore.manifests import StepManifest
 from ckpt_core.restore.reading import Outcome, ParallelReader, page_buffer
@@ -201,6 +201,7 @@ def _raise_findings(step: StepManifest, outcome: Outcome) -> None:
         )
     if outcome.failed:
         path, error = outcome.failed[0]
+        check_means(path, error)
         raise ReadRefused(path, error) from error
 
 

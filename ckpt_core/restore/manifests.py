@@ -24,7 +24,7 @@ from ckpt_core.layout import (
     parents_of,
     rank_manifest_name,
 )
-from ckpt_core.restore.failures import ReadRefused
+from ckpt_core.restore.failures import ReadRefused, check_means
 from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 from ckpt_core.units import count_text
@@ -230,6 +230,7 @@ def _reading(step_dir: Path) -> Iterator[None]:
             raise _corrupt(path, expected="a file", got="nothing of that name") from exc
         if exc.errno == errno.ELOOP:
             raise _corrupt(path, expected="a regular file", got="a symbolic link") from exc
+        check_means(path, exc)
         raise ReadRefused(path, exc) from exc
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,6 +125,7 @@ class _Run:
         self._total_bytes = sum(unit.nbytes for unit in units)
         self._keep_going = keep_going
         self._units = iter(units)
+        self._left = Counter(unit.job.path for unit in units)
         self._changed = Monitor()
         self._workers = [Reader(self) for _ in range(min(how.readers, len(units)))]
         self._running = 0
@@ -170,13 +172,21 @@ class _Run:
         self._at_exit.cancel()
 
     def units(self) -> Iterator[Unit]:
-        """The units that this thread is to read."""
+        """The units that this thread is to read, each read when the next is asked for."""
+        read: Unit | None = None
         while not self.halted:
             with self._changed.lock:
                 unit = next(self._units, None)
+                if read is not None:
+                    self._left[read.job.path] -= 1
             if unit is None:
                 return
+            if read is not None and not self._left[read.job.path]:
+                # A step may have more files than this process may have open.
+                self.shards[read.job.path].close()
+                self.shards[read.job.path].unmap()
             yield unit
+            read = unit
 
     def found_bad(self, bad: BadChunk) -> None:
         with self._changed.lock:

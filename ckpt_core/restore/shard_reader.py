@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -29,7 +30,7 @@ class Truncated(Exception):
 
 
 class ShardReader:
-    """Reads one file for several threads. Opened by the first use; `close` is idempotent.
+    """Reads one file for several threads. Opened by the first use; `close` is idempotent, and never raises.
 
     Args:
         nbytes: its length in the manifest.
@@ -73,7 +74,8 @@ class ShardReader:
         with self._opening:
             for fd in (self._fd, self._direct):
                 if fd is not None:
-                    self._files.close(fd)
+                    with contextlib.suppress(OSError):  # whatever it says, all has been read
+                        self._files.close(fd)
             self._fd = self._direct = None
 
     def unmap(self) -> None:

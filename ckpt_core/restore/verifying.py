@@ -23,7 +23,7 @@ from ckpt_core.layout import (
     parse_header,
 )
 from ckpt_core.restore.deadline import READ_TIMEOUT_S, within
-from ckpt_core.restore.failures import NoMeans, Retired
+from ckpt_core.restore.failures import NoMeans, Retired, check_means
 from ckpt_core.restore.leaves import StepLeaves
 from ckpt_core.restore.manifests import StepManifest, file_problem, read_json, read_start
 from ckpt_core.restore.reading import ParallelReader, Progress
@@ -205,7 +205,9 @@ def _verify_files(step: StepManifest, how: _How) -> StepReport:
     outcome = reader.run(jobs, keep_going=True)
     if count == 1 and not outcome.bad and not outcome.failed:
         how.sound.update(which for _, which in found if which is not None)
-    problems += [f"{path}: cannot be read: {error}" for path, error in outcome.failed]
+    for path, error in outcome.failed:
+        check_means(path, error)
+        problems.append(f"{path}: cannot be read: {error}")
     unchecked = sum(_unchecked_bytes(job.entry, job.wanted) for job in jobs)
     return StepReport(
         _number(step),
@@ -302,6 +304,7 @@ def _header_problems(path: Path, rank: RankManifest, index: int, *, files: Files
         yield str(exc)
         return
     except OSError as exc:
+        check_means(path, exc)
         yield f"{path}: cannot be read: {exc}"
         return
     for name, expected in _expected(rank, index):

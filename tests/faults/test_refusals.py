@@ -32,6 +32,7 @@ from ckpt_core.system.files import Files
 from tests import places
 from tests.crash.layers import hooked
 from tests.faults.refusals import CODES, Refusal, refusing
+from tests.restore.ranks import Job, write_ranks
 
 _MOST = 700
 _LONG = ("save and share",)
@@ -257,6 +258,36 @@ def test_without_descriptors_every_call_says_so(free: int, prepared: Path, tmp_p
                 _ck.pop(root).close()
         with Checkpointer(root, options()) as again:
             again.save(9, state(9)).committed.result(60)
+
+
+def test_a_step_of_more_files_than_may_be_open_is_read(tmp_path: Path) -> None:
+    written = Job(100, replicated={"w": torch.arange(100_000.0)})
+    write_ranks(tmp_path / "root", 5, written)
+    live = {"shared": {"w": torch.zeros(100_000)}, "own": {}, "boxed": {}}
+    with few_descriptors(60):
+        assert verify(tmp_path / "root").ok
+        with Checkpointer(tmp_path / "root", options()) as ck:
+            found = ck.restore(live)
+    assert found is not None and found.step == 5
+    assert torch.equal(live["shared"]["w"], written.replicated["w"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_for_want_of_descriptors_no_older_step_is_restored(tmp_path: Path) -> None:
+    root, few = tmp_path / "root", Job(2, replicated={"w": torch.ones(9000)})
+    write_ranks(root, 1, few)
+    write_ranks(root, 2, replace(few, world=9))
+    live = {"shared": {"w": torch.zeros(9000)}, "own": {}, "boxed": {}}
+    for free in range(3, 12):
+        caught: RestoreError | None = None
+        with few_descriptors(free):
+            try:
+                found = Restorer(root, files=Files(), readers=8, timeout_s=60).restore(live)
+                assert found is not None and found.step == 2
+                assert verify(root).ok
+            except RestoreError as exc:
+                caught = exc
+        assert caught is None or "too many open files" in str(caught)
 
 
 @pytest.mark.parametrize("parts", [[300], [200] * 30])
