@@ -9,6 +9,7 @@ thread then publishes or cleans up.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,8 @@ from ckpt_core.snapshot import ShardImage, Snapshot, Stager, StagingPool
 from ckpt_core.store import Attempt, GuestStore, StepStore
 from ckpt_core.system.devices import Devices
 from ckpt_core.types import Destination
+
+_log = logging.getLogger("ckpt_core")
 
 _REFUSED_WITHIN_S = 5.0
 """Who gives an attempt up tells the others at once, and removes its files meanwhile."""
@@ -147,7 +150,11 @@ class InFlight:
         store = self._around.store
         if self.destination is None:
             # A newer valid step is coming: what was found corrupt must not stand as the newest any more.
-            store.quarantine_suspects()
+            try:
+                store.quarantine_suspects()
+            except PersistError as exc:
+                # Restore passes over it where it stands: that is no reason to save nothing.
+                _log.warning("%s A corrupt step stays where it is; the save goes on", exc)
         store.check_space(sum(shard.expected_bytes for shard in self.shards))
         return store.begin(self.step, self.attempt_id, self.destination)
 

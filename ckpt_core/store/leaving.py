@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_core.errors import NotCommitted
+from ckpt_core.errors import ConfigError, NotCommitted
 from ckpt_core.store.names import INFLIGHT, REPLACED, RETIRED, is_real_dir, step_path
 from ckpt_core.store.pins import pinned_steps
 from ckpt_core.store.publish import sync_names
@@ -36,10 +36,12 @@ class Left:
     Attributes:
         gone: step -> where it lies, without a name that anybody looks for. Not durable yet.
         pinned: those that were pinned meanwhile.
+        stuck: those that could not be renamed, as another user's, and why.
     """
 
     gone: dict[int, Path]
     pinned: frozenset[int]
+    stuck: dict[int, OSError]
 
 
 def take_away(
@@ -53,21 +55,31 @@ def take_away(
     """Take the names of steps away, except from those that have been pinned meanwhile.
 
     Args:
-        together: none goes if one of them is pinned.
+        together: none goes if one of them is pinned, or cannot go.
         held: what says which steps stay as pinned ones do.
 
     Raises:
-        OSError: every step has its name still, or again; if that failed too, it is logged. The same holds
-            for an interrupt.
+        OSError: none could go: every step has its name still, or again; if that failed too, it is logged.
+            The same holds for an interrupt.
     """
     now: dict[int, Path] = {}
+    stuck: dict[int, OSError] = {}
     try:
         if steps:
             ensure_dir(files, root / INFLIGHT)
         for step in steps:
             # Order matters: noted before it is done, here and below. An interrupt may come in between.
             now[step] = root / INFLIGHT / f"{step:012d}-{secrets.token_hex(4)}{REPLACED}"
-            files.rename(step_path(root, step), now[step])
+            try:
+                files.rename(step_path(root, step), now[step])
+            except OSError as exc:
+                if together:
+                    raise
+                stuck[step] = exc
+                _bring_back(root, {step: now[step]}, files=files)
+                del now[step]
+        if stuck and not now:
+            raise next(iter(stuck.values()))
         # Order matters: read when the names are gone.
         pinned = pinned_steps(root).union(held()).intersection(steps)
         for step in tuple(now):
@@ -82,7 +94,7 @@ def take_away(
     except BaseException:
         _bring_back(root, now, files=files)
         raise
-    return Left(now, pinned)
+    return Left(now, pinned, stuck)
 
 
 def _bring_back(root: Path, now: dict[int, Path], *, files: Files) -> None:
@@ -93,6 +105,31 @@ def _bring_back(root: Path, now: dict[int, Path], *, files: Files) -> None:
                     files.rename(aside, step_path(root, step))
         except OSError as exc:
             logger.error("step %d lies in %s and cannot be brought back: %s", step, path, exc)
+
+
+def check_removable(
+    root: Path, wanted: list[int], *, committed: Collection[int], kept: Collection[int]
+) -> None:
+    """Be sure that steps which a person names may all be removed.
+
+    Raises:
+        NotCommitted, ConfigError: one is not there, or is kept.
+    """
+    missing = sorted(set(wanted).difference(committed))
+    if missing:
+        text = f"steps {missing} are not committed in {root}; nothing was removed from it"
+        raise NotCommitted(text, step=missing[0], path=root)
+    if not set(wanted).isdisjoint(kept):
+        raise is_kept(root, set(wanted).intersection(kept))
+
+
+def is_kept(root: Path, steps: Collection[int]) -> ConfigError:
+    """Why steps are not removed that something keeps."""
+    text = (
+        f"steps {sorted(steps)} are pinned, held for parity or being read in {root}: unpin them first, or "
+        "leave them out; nothing was removed from it"
+    )
+    return ConfigError(text, step=min(steps), path=root)
 
 
 def not_pinned(root: Path, step: int, *, undecided: bool) -> NotCommitted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,8 +27,15 @@ def moving(root: Path, *, files: Files) -> Iterator[None]:
     files.sync_dir(root)
 
 
-def move_aside(root: Path, step: int, *, files: Files) -> None:
-    """Give a step a name of its own in `.corrupt`."""
-    name = f"{step_dir_name(step)}-{step:012d}-{secrets.token_hex(4)}"
-    files.rename(step_path(root, step), root / CORRUPT / name)
-    logger.warning("step %d is corrupt: moved it to %s/%s", step, CORRUPT, name)
+def move_aside(root: Path, steps: Collection[int], *, files: Files) -> dict[int, OSError]:
+    """Give each step a name of its own in `.corrupt`; those that cannot be moved, and why."""
+    failed: dict[int, OSError] = {}
+    for step in sorted(steps):
+        name = f"{step_dir_name(step)}-{step:012d}-{secrets.token_hex(4)}"
+        try:
+            files.rename(step_path(root, step), root / CORRUPT / name)
+        except OSError as exc:
+            failed[step] = exc
+        else:
+            logger.warning("step %d is corrupt: moved it to %s/%s", step, CORRUPT, name)
+    return failed

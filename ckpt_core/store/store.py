@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.errors import CommitError, ConfigError, NotCommitted, PersistError, RootBusy
+from ckpt_core.errors import CommitError, ConfigError, PersistError, RootBusy
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.store.abandoned import Abandoned
 from ckpt_core.store.directories import Directories
 from ckpt_core.store.failures import mapped
 from ckpt_core.store.holding import HeldRoot
 from ckpt_core.store.kept import KeptSteps
-from ckpt_core.store.leaving import Left, take_away
+from ckpt_core.store.leaving import Left, check_removable, is_kept, take_away
 from ckpt_core.store.names import INFLIGHT
 from ckpt_core.store.pins import pinned_steps
 from ckpt_core.store.publish import Attempt, place, put_back, sync_names
@@ -76,6 +76,7 @@ class StepStore(KeptSteps):
         )
         self._trash = Trash(files, slots=self._slots)
         self._unsettled: set[str] = set()
+        self._stuck: set[int] = set()
         self._abandoned = Abandoned(files, shared=shared)
         self._rewinds = Rewinds(self.root)
         self._directories = Directories(self.root, files=files)
@@ -292,7 +293,8 @@ class StepStore(KeptSteps):
         become slots; the rest is deleted.
 
         Raises:
-            PersistError: a step could not be unpublished durably; none of its bytes was touched.
+            PersistError: steps could not be unpublished durably; none of their bytes was touched. One that
+                cannot be renamed stays beside those that can, and is named in the log once.
         """
         with self._names:
             self._ours.check()
@@ -336,35 +338,23 @@ class StepStore(KeptSteps):
         with self._names:
             self._ours.check()
             with self._state, mapped("remove steps", path=self.root):
-                self._check_removable(wanted, held())
+                kept = pinned_steps(self.root).union(self._protected(), held())
+                check_removable(self.root, wanted, committed=self.steps(), kept=kept)
                 left = take_away(self.root, wanted, files=self._files, together=True, held=held)
                 if left.pinned:
-                    raise self._kept(sorted(left.pinned))
+                    raise is_kept(self.root, left.pinned)
                 self._throw_away(left, recycle=False)
             with mapped("remove steps", path=self.root):
                 ready = self._settled_trash()
         self._trash.discard(ready)
 
-    def _check_removable(self, wanted: list[int], held: Collection[int]) -> None:
-        missing = sorted(set(wanted) - set(self.steps()))
-        if missing:
-            text = f"steps {missing} are not committed in {self.root}; nothing was removed from it"
-            raise NotCommitted(text, step=missing[0], path=self.root)
-        kept = sorted(pinned_steps(self.root).union(self._protected(), held).intersection(wanted))
-        if kept:
-            raise self._kept(kept)
-
-    def _kept(self, steps: list[int]) -> ConfigError:
-        text = (
-            f"steps {steps} are pinned, held for parity or being read in {self.root}: unpin them first, or "
-            "leave them out; nothing was removed from it"
-        )
-        return ConfigError(text, step=steps[0], path=self.root)
-
     def _throw_away(self, left: Left, *, recycle: bool) -> None:
         for step, path in left.gone.items():
             self._trash.add(path, recycle=recycle)
             self._suspects.discard(step)
+        for step in left.stuck.keys() - self._stuck:
+            logger.warning("step %d cannot be retired and stays: %s", step, left.stuck[step])
+        self._stuck.update(left.stuck)
 
     def _settled_trash(self) -> list[tuple[Path, bool]]:
         """What may be recycled or deleted now, since it has lost its name durably."""
@@ -382,7 +372,8 @@ class StepStore(KeptSteps):
         for a later call.
 
         Raises:
-            PersistError: a step could not be moved; it still is where it was, or was moved whole.
+            PersistError: a step could not be moved; it still is where it was, or was moved whole. Others
+                were moved, as far as they could be.
         """
         with self._names:
             if not self._suspects:
@@ -393,8 +384,9 @@ class StepStore(KeptSteps):
 
     def _move_suspects(self) -> None:
         with moving(self.root, files=self._files), self._state:
-            doomed = sorted(self._suspects - self._protected())
-            for step in doomed:
-                if step in self.steps():
-                    move_aside(self.root, step, files=self._files)
-                self._suspects.discard(step)
+            doomed = self._suspects - self._protected()
+            there = doomed.intersection(self.steps())
+            failed = move_aside(self.root, there, files=self._files)
+            self._suspects -= doomed - failed.keys()
+        for error in failed.values():
+            raise error

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckpt_core import Checkpointer, CorruptCheckpoint, load, verify
 from ckpt_core.restore import RestoreWarning
+from tests.crash.layers import hooked
 from tests.crash.promises import QuickFiles
 from tests.crash.states import blank_like, describe, make_state, options
 
@@ -83,6 +87,28 @@ def test_damage_is_found_and_restore_falls_back(
         assert ck.steps() == (10, 30)
     assert len(list((root / ".corrupt").glob("step-000000000020-*"))) == 1
     assert verify(root).ok
+
+
+def test_a_corrupt_step_that_cannot_be_moved_fails_no_save(
+    prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def held_fast(name: str, args: tuple[Any, ...], act: Callable[[], Any]) -> Any:
+        if Path(args[0]).name == "step-000000000020":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(args[0]))
+        return act()
+
+    root = tmp_path / "root"
+    shutil.copytree(prepared, root)
+    hurt(root / "step-000000000020" / FILES[0], flip(0.5))
+    caplog.set_level("WARNING", logger="ckpt_core")
+    with Checkpointer(root, options(), files=hooked(QuickFiles, held_fast, ("rename",))) as ck:
+        live = blank_like(make_state(0))
+        with pytest.warns(RestoreWarning, match="step 20 was not restored"):
+            ck.restore(live)
+        for step in (30, 40):
+            ck.save(step, make_state(step)).committed.result(60)
+        assert ck.steps() == (20, 30, 40)
+    assert "A corrupt step stays where it is" in caplog.text
 
 
 def test_damage_to_every_step_is_an_error_that_names_each(prepared: Path, tmp_path: Path) -> None:

@@ -147,6 +147,37 @@ def test_steps_that_cannot_be_unpublished_durably_keep_their_bytes(root: Path) -
     store.close()
 
 
+def test_a_step_that_cannot_be_renamed_keeps_no_other_from_going(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = faulty(root, Fault("rename", errno.EXDEV, part=step_path(root, 10).name))
+    save(store, 30)
+    with pytest.raises(PersistError, match="could not retire"):
+        store.retire()
+    for step in (40, 50):
+        save(store, step)
+        assert store.retire() == (step - 20,)
+    assert store.steps() == (10, 40, 50)
+    assert mark_of(step_path(root, 10)) == 10
+    assert caplog.text.count("step 10 cannot be retired") == 1
+    store.close()
+
+
+def test_a_corrupt_step_that_cannot_be_moved_keeps_no_other_from_it(root: Path) -> None:
+    fault = Fault("rename", errno.EXDEV, part=step_path(root, 10).name)
+    store = faulty(root, fault)
+    for step in (10, 20):
+        store.suspect(step)
+    with pytest.raises(PersistError, match="move corrupt steps aside"):
+        store.quarantine_suspects()
+    assert store.steps() == (10,)
+    fault.armed = False
+    store.quarantine_suspects()
+    assert store.steps() == ()
+    assert len(os.listdir(root / ".corrupt")) == 2
+    store.close()
+
+
 def test_a_retired_step_that_cannot_be_deleted_is_tried_again(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -210,6 +210,8 @@ class DirectoryFar(Far):
                 sync_names(self._files, self._root)
             for path in gone:
                 self._aside.delete(path)
+            for error in left.stuck.values():
+                raise error
 
     def drop(self, copy: Copy) -> None:
         """As `Far.drop`."""
