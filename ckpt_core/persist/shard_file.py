@@ -306,7 +306,7 @@ class ShardFile:
         if size > self.request.nbytes:
             self._files.truncate(fd, self.request.nbytes)
         if size != self.request.nbytes or self.request.mapped:
-            self._files.allocate(fd, self.request.nbytes)
+            self._files.allocate(fd, self.request.nbytes, mapped=self.request.mapped)
             if os.fstat(fd).st_size < self.request.nbytes:
                 self._files.truncate(fd, self.request.nbytes)
 

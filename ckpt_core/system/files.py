@@ -179,12 +179,19 @@ class Files:
         _check_kind(path)
         return os.open(path, os.O_RDONLY | _direct(direct))
 
-    def allocate(self, fd: int, size: int) -> None:
-        """Reserve blocks for bytes 0..size; a no-op where the filesystem has no such call."""
+    def allocate(self, fd: int, size: int, *, mapped: bool = False) -> None:
+        """Reserve blocks for bytes 0..size; a no-op where the filesystem has no such call.
+
+        Args:
+            mapped: there, libc writes a byte of each block: a store to a mapping without them is a SIGBUS.
+        """
         if size == 0:
             return
         try:
-            os.posix_fallocate(fd, 0, size)
+            if mapped:
+                os.posix_fallocate(fd, 0, size)
+            else:
+                _fallocate(fd, size)
         except OSError as exc:
             if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
                 raise
@@ -361,11 +368,23 @@ def _renameat2(first: Path, second: Path, flags: int) -> None:
         raise OSError(code, os.strerror(code), str(first), None, str(second))
 
 
-def _load_sync_file_range() -> ctypes._NamedFuncPointer | None:
-    function = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
+def _fallocate(fd: int, size: int) -> None:
+    if _linux_fallocate is None:
+        raise OSError(errno.ENOSYS, "fallocate is not in this libc")
+    while _linux_fallocate(fd, 0, 0, size) != 0:
+        code = ctypes.get_errno()
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code))
+
+
+def _load(name: str, *types: type[ctypes._SimpleCData[int]]) -> ctypes._NamedFuncPointer | None:
+    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if function is not None:
-        function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+        function.argtypes = types
     return function
 
 
-_sync_file_range = _load_sync_file_range()
+_sync_file_range = _load(
+    "sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
+)
+_linux_fallocate = _load("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)

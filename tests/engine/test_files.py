@@ -515,10 +515,10 @@ class FullDisk(Files):
 
     full = False
 
-    def allocate(self, fd: int, size: int) -> None:
+    def allocate(self, fd: int, size: int, *, mapped: bool = False) -> None:
         if self.full and size > 30_000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().allocate(fd, size)
+        super().allocate(fd, size, mapped=mapped)
 
 
 def test_a_full_disk_fails_the_save_and_harms_no_directory(root: Path) -> None:

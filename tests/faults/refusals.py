@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from ckpt_core.system import files
+
 CODES = (
     errno.EMFILE,
     errno.EACCES,
@@ -35,6 +37,7 @@ _DOORS: tuple[tuple[ModuleType | type, tuple[str, ...]], ...] = (
             " pread statvfs posix_fallocate fstat".split()
         ),
     ),
+    (files, ("_fallocate",)),
     (fcntl, ("lockf",)),
     (mmap, ("mmap",)),
 )
