@@ -50,12 +50,15 @@ class HeldRoot:
         Raises:
             ConfigError: it was left, or never entered.
             RootBusy, PersistError: it was removed under us, and could not be taken anew.
+            PersistError: whether it is ours cannot be told now; its lock is kept.
         """
         if not self._is_entered:
             raise ConfigError(f"the store of {self._root} is closed", path=self._root)
-        if self.lock.held():
+        if self._is_held():
             return
         with self._names:
+            if self._is_held():
+                return  # another thread was faster
             self.lock.release()
             self._take()
             logger.warning(
@@ -69,6 +72,10 @@ class HeldRoot:
         """Give the lock back. Idempotent, never raises, changes nothing on storage."""
         self._is_entered = False
         self.lock.release()
+
+    def _is_held(self) -> bool:
+        with mapped("look at the lock of the checkpoint root", path=self._root):
+            return self.lock.held()
 
     def _take(self) -> None:
         with mapped("open the checkpoint root", path=self._root):

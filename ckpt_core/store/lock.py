@@ -33,6 +33,7 @@ from ckpt_core.system.files import Files
 logger = logging.getLogger(__name__)
 
 _BUSY = (errno.EACCES, errno.EAGAIN)
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EBADF)
 _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 """What a kernel or a filesystem without open-file-description locks answers."""
 
@@ -103,18 +104,25 @@ class RootLock:
 
         Takes the lock again, which is free while we have it and heals a record lock that was dropped
         because other code of this process opened and closed the file.
+
+        Raises:
+            OSError: that cannot be told now, as when a server is away. The lock is kept.
         """
         # Another thread may release it meanwhile: that is seen by what the descriptor leads to then.
         fd, key = self._fd, self._key
         if fd is None or key is None or key[0] != os.getpid():
             return False
+        lost: tuple[int, ...] = _GONE
         try:
             if not os.path.samestat(os.fstat(fd), os.stat(self.path, follow_symlinks=False)):
                 return False
+            lost = (*_GONE, *_BUSY)
             self._take(fd)
-            return True
-        except OSError:
+        except OSError as exc:
+            if exc.errno not in lost:
+                raise
             return False
+        return True
 
     def release(self) -> None:
         """Give the lock back. Idempotent; changes nothing on storage."""
@@ -146,9 +154,11 @@ class RootLock:
         if other is self and self._fd is None:
             return
         # A root that was removed leaves its inode number to others: its lock is void.
-        if other is not self and other._fd is not None and not other.held():
-            _held[key] = self
-            return
+        if other is not self and other._fd is not None:
+            with contextlib.suppress(OSError):  # that cannot be told: it counts as held
+                if not other.held():
+                    _held[key] = self
+                    return
         raise RootBusy(
             f"{self.root} is already open for writing in this process (pid {os.getpid()}, "
             f"since {other._since}): use that Checkpointer, or close() it first. One that no name refers to "

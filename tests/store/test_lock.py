@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -365,6 +366,31 @@ def test_a_lock_file_that_was_removed_is_no_lock(made_root: Path) -> None:
     with RootLock(made_root) as lock:
         (made_root / ".lock").unlink()
         assert not lock.held()
+
+
+@pytest.mark.parametrize("asked", ["stat", "lock"])
+def test_an_error_that_passes_lets_no_second_job_in(
+    made_root: Path, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a server that is away for a moment."""
+    home = os if asked == "stat" else Files
+    real = getattr(home, asked)
+
+    def away(*args: Any, **options: Any) -> Any:
+        if asked == "lock" or str(args[0]).startswith(str(made_root)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(*args, **options)
+
+    store = make_store(made_root)
+    store.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(home, asked, away)
+        with pytest.raises(PersistError, match="look at the lock"):
+            store.begin(1)
+    assert "RootBusy" in second_job(made_root)
+    save(store, 1)
+    store.close()
+    assert second_job(made_root) == "free"
 
 
 def test_a_lock_file_that_is_a_link_is_refused(made_root: Path, tmp_path: Path) -> None:

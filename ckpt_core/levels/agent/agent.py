@@ -185,8 +185,9 @@ class Agent:
         """Why to end now; "" to go on."""
         if self._stop.is_set():
             return STOPPED
-        if not self._lock.held():
-            return ROOT_GONE
+        with contextlib.suppress(OSError):  # that cannot be told now: the next look does
+            if not self._lock.held():
+                return ROOT_GONE
         fresh = read_plan(self._root)
         if fresh is not None and fresh != self.plan:
             if not _is_ours(fresh):

@@ -99,8 +99,8 @@ class Tree:
 
     def close(self) -> None:
         """Let others have the directory. Idempotent."""
-        if self._lock.held():
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if self._lock.held():
                 remove_tree(self._files, self.folder / INCOMING)
         self._lock.release()
 
