@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -193,7 +193,8 @@ class Committer:
     def _clean_up(self, inflight: InFlight) -> None:
         """Remove what a failed checkpoint left behind; never raises."""
         for shard in inflight.shards:
-            shard.close()
+            with suppress(OSError):  # a network filesystem says it again: the save has failed already
+                shard.close()
         if inflight.attempt is not None:
             made = [shard.path for shard in inflight.shards if shard.path is not None]
             self._store.abandon(inflight.attempt, made)

@@ -16,7 +16,7 @@ from tests.crash.promises import QuickFiles
 
 NAME_CHANGES = ("mkdir", "rmdir", "unlink", "rename", "exchange", "link")
 SYNCS = ("sync_dir", "sync")
-OPENS = ("create", "open_write", "map_shared")
+OPENS = ("create", "open_write", "map_shared", "close")
 CONTENTS = ("allocate", "truncate", "pwrite", "write_mapped")
 CHANGES = (*NAME_CHANGES, *SYNCS, *OPENS, *CONTENTS)
 """Every operation of `Files` that a save does, reads aside."""

@@ -52,7 +52,7 @@ class Recorder:
 
     def files(self, base: type[Files] = QuickFiles) -> Files:
         """Files of class `base` that are recorded."""
-        return hooked(base, self, (*CHANGES, "close"))
+        return hooked(base, self, CHANGES)
 
     def note(self, name: str, *args: Any) -> None:
         """Add a line that is no operation."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,3 +202,37 @@ def test_a_failed_save_leaves_nothing_behind(prepared: Path, tmp_path: Path) -> 
         ck.wait()
         assert not list((root / ".inflight").iterdir())
         assert ck.steps() == (10, 20)
+
+
+class FullServer(QuickFiles):
+    """A network filesystem whose quota is used up: it says so at a write, and again as the file is closed."""
+
+    full = False
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> None:
+        self._check(fd)
+        super().pwrite(fd, data, offset)
+
+    def close(self, fd: int) -> None:
+        try:
+            self._check(fd)
+        finally:
+            super().close(fd)
+
+    def _check(self, fd: int) -> None:
+        if self.full and "/shard-" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+
+def test_an_error_at_close_leaves_nothing_behind_either(prepared: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(prepared, root)
+    files = FullServer()
+    with Checkpointer(root, options(on_error="warn"), files=files) as ck:
+        files.full = True
+        error = try_save(ck, 30)
+        assert error is not None and "quota" in str(error)
+        ck.wait()
+        assert not list((root / ".inflight").iterdir())
+        files.full = False
+        assert try_save(ck, 40) is None
