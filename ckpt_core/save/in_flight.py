@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from ckpt_core.coordination import Coordination
-from ckpt_core.errors import CkptError, PersistError
+from ckpt_core.errors import CkptError, PersistError, RestoreError
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.persist import ShardFile
 from ckpt_core.save.contents import Contents
@@ -152,7 +152,7 @@ class InFlight:
             # A newer valid step is coming: what was found corrupt must not stand as the newest any more.
             try:
                 store.quarantine_suspects()
-            except PersistError as exc:
+            except (PersistError, RestoreError) as exc:
                 # Restore passes over it where it stands: that is no reason to save nothing.
                 _log.warning("%s A corrupt step stays where it is; the save goes on", exc)
         store.check_space(sum(shard.expected_bytes for shard in self.shards))

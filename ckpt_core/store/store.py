@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.errors import CommitError, ConfigError, PersistError, RootBusy
+from ckpt_core.errors import CommitError, ConfigError, PersistError, RestoreError, RootBusy
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.store.abandoned import Abandoned
 from ckpt_core.store.directories import Directories
@@ -150,7 +151,7 @@ class StepStore(KeptSteps):
         Raises:
             ConfigError: the step is no step, or the store is closed.
             RootBusy: the root was removed under us and somebody else has taken it.
-            PersistError: the directory cannot be made; nothing was begun.
+            PersistError: the directory cannot be made, or the root not be listed; nothing was begun.
         """
         step = check_step(step)
         self._ours.check()
@@ -163,8 +164,15 @@ class StepStore(KeptSteps):
             else:
                 self._files.mkdir(path)
         if destination is None and not brought:
-            with self._state:
-                self._rewinds.begun(name, step, committed=self.steps())
+            try:
+                with self._state:
+                    self._rewinds.begun(name, step, committed=self.steps())
+            except BaseException as exc:
+                with contextlib.suppress(OSError):
+                    self._files.rmdir(path)
+                if isinstance(exc, RestoreError):
+                    raise PersistError(str(exc), step=step, path=self.root) from exc
+                raise
         return Attempt(name, step, path, destination)
 
     def take_slot(self, attempt: Attempt, name: str, nbytes: int) -> bool:

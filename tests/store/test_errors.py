@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -225,6 +226,27 @@ def test_an_error_says_what_is_safe_and_what_to_do(root: Path, code: int, hint: 
     assert "Committed steps are safe" in str(caught.value)
     assert os.strerror(code) in str(caught.value)
     assert (caught.value.step, caught.value.path) == (30, root)
+    store.close()
+
+
+def test_a_root_that_cannot_be_listed_begins_no_save(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.scandir
+
+    def scandir(path: str | Path = ".") -> Any:
+        if Path(path) == root:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return real(path)
+
+    store = make_store(root)
+    store.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scandir)
+        with pytest.raises(PersistError, match="Too many open files"):
+            store.begin(30)
+    assert left(root) == []
+    store.begin(30)
     store.close()
 
 
