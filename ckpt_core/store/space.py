@@ -8,6 +8,7 @@ from ckpt_core.errors import PersistError
 from ckpt_core.store.failures import mapped
 from ckpt_core.store.slots import Slots
 from ckpt_core.system.files import Files
+from ckpt_core.system.memory_limit import room_left
 from ckpt_core.units import size_text
 
 
@@ -19,10 +20,14 @@ def check_space(root: Path, nbytes: int, *, slots: Slots, files: Files) -> None:
     """
     with mapped("look for free space", path=root):
         need = nbytes - slots.reusable_bytes(nbytes)
-        free = files.free_bytes(root)
+        free, within = files.free_bytes(root), ""
+        room = room_left() if files.in_memory(root) else None
+    if room is not None and room < free:
+        # The kernel kills whoever goes beyond it; what lies on tmpfs counts, and tmpfs does not ask.
+        free, within = room, " within the memory limit of this process's control group"
     if need > free:
         raise PersistError(
-            f"{root} has {size_text(free)} free and this checkpoint needs {size_text(need)} more. "
+            f"{root} has {size_text(free)} free{within} and this checkpoint needs {size_text(need)} more. "
             "Nothing was written, committed steps are safe; free some space, keep fewer steps "
             "(keep_last), or use another root",
             path=root,

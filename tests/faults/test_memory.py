@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ckpt_core.system.files import Files
 from tests.faults.test_exit import ended
 
 _MOUNT = Path("/sys/fs/cgroup")
@@ -35,6 +37,22 @@ for step in (1, 2):
     ck.wait_staged()
 ck.close()
 print(ck.steps(), flush=True)
+"""
+
+_FILL = """
+import sys, torch
+from pathlib import Path
+from ckpt_core import Checkpointer, Options
+torch.set_num_threads(1)
+print("ready", flush=True)
+sys.stdin.readline()
+state = {"weight": torch.ones(100 * 2**18)}
+limit = Path(sys.argv[2])  # room for two and a half of three steps
+limit.write_text(str(int(limit.with_name(sys.argv[3]).read_text()) + 280 * 2**20))
+options = Options(keep_last=None, in_flight=1, staging_bytes="32MiB", on_error="warn")
+with Checkpointer(sys.argv[1], options) as ck:
+    errors = [ck.save(step, state).committed.exception(60) for step in range(1, 5)]
+print(errors[0], {type(error).__name__ for error in errors[1:] if error}, flush=True)
 """
 
 
@@ -64,11 +82,12 @@ def _group() -> Iterator[tuple[Path, str]]:
             time.sleep(0.1)
 
 
-def test_a_save_stays_within_the_limit_of_its_control_group(root: Path) -> None:
+def _run(program: str, root: Path) -> str:
+    """What a program prints in a group of its own, within whatever limit it sets."""
     with _group() as (folder, limit):
         used = "memory.current" if limit == "memory.max" else "memory.usage_in_bytes"
         process = subprocess.Popen(
-            [sys.executable, "-c", _SAVE, str(root), str(folder / limit), used],
+            [sys.executable, "-c", program, str(root), str(folder / limit), used],
             cwd=Path(__file__).parents[2],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
@@ -84,5 +103,18 @@ def test_a_save_stays_within_the_limit_of_its_control_group(root: Path) -> None:
         finally:
             process.kill()
             process.wait()
-        assert code != -signal.SIGKILL, "the kernel killed it: out of memory in its group"
-        assert (code, text) == (0, "(1, 2)\n")
+    assert code != -signal.SIGKILL, "the kernel killed it: out of memory in its group"
+    assert code == 0, text
+    return text
+
+
+def test_a_save_stays_within_the_limit_of_its_control_group(root: Path) -> None:
+    assert _run(_SAVE, root) == "(1, 2)\n"
+
+
+def test_a_root_in_memory_is_not_filled_beyond_the_limit_of_the_control_group() -> None:
+    memory = Path("/dev/shm")
+    if not Files().in_memory(memory) or Files().free_bytes(memory) < 2**29:
+        pytest.skip("/dev/shm is no tmpfs with 512 MiB free")
+    with tempfile.TemporaryDirectory(dir=memory) as place:
+        assert _run(_FILL, Path(place) / "root").startswith("None {'PersistError'}\n")
