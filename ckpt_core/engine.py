@@ -145,7 +145,7 @@ class Engine:
         admission = Admission(
             around, self.flights, journal=self.journal, timeout_s=self.options.timeout_s
         )
-        shards = Shards(pipeline, self.store, info, files=self.files)
+        shards = self.shards = Shards(pipeline, self.store, info, files=self.files)
         planner = LayerPlanner(pipeline, auditor, info)
         self.plain = PlainSaves(admission, pipeline, shards, auditor, info=info)
         self.layerwise = LayerwiseSaves(admission, pipeline, shards, auditor, planner)
@@ -215,6 +215,7 @@ class Engine:
             levels=self.options.further,
             timeout_s=self.options.timeout_s,
         )
+        self.shards.look()
         self.outlets.found(self.store.steps)
         self.levels.open()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 from ckpt_core.layout import shard_name
@@ -61,16 +61,18 @@ class Shards:
         self._sum_bytes = SUM_BYTES if info.world_size > 1 else None
         self._files = files
         self._kept = pipeline.kept
+        self._in_huge_pages = False
+
+    def look(self) -> None:
+        """Ask the root now what saves go by, so that none asks it on training's thread. Called at open."""
+        self._in_huge_pages = self._files.in_huge_pages(self._store.root)
+        self._kept.keeps(self._store.root)
 
     def is_mapped_for_nothing(self, nbytes: int) -> bool:
         """Whether the next file of so many bytes is memory that takes no faults, or hardly any."""
         if self._in_huge_pages or not self._kept.has_any:
             return self._in_huge_pages
         return self._kept.is_warm(self._store.next_slot(nbytes), nbytes)
-
-    @cached_property
-    def _in_huge_pages(self) -> bool:
-        return self._files.in_huge_pages(self._store.root)
 
     def open(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,25 @@ def test_two_phases_never_map_a_file(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, options, files=CountingFiles(huge=True)) as ck:
         ck.save(1, state(1)).committed.result()
         assert ck.gauges.mode == "host"
+
+
+def test_no_save_asks_the_storage_on_the_thread_of_training(root: Path) -> None:
+    """It would wait there for storage that hangs."""
+    asked: list[threading.Thread] = []
+
+    class Watched(Files):
+        def in_huge_pages(self, path: Path) -> bool:
+            asked.append(threading.current_thread())
+            return super().in_huge_pages(path)
+
+        def in_memory(self, path: Path) -> bool:
+            asked.append(threading.current_thread())
+            return super().in_memory(path)
+
+    with Checkpointer(root, OPTIONS, files=Watched()) as ck:
+        asked.clear()
+        ck.save(1, state(1)).committed.result(60)
+        assert threading.main_thread() not in asked
 
 
 def test_a_step_that_somebody_reads_keeps_its_bytes_while_later_ones_are_saved(huge: Path) -> None:
