@@ -13,7 +13,9 @@ from ckpt_core.system.files import Files
 from ckpt_core.system.kept_mappings import KeptMappings
 from ckpt_core.types import RankInfo
 
-_SEEN_WITHIN_S = 10.0
+_SEEN_WITHIN_S = 90.0
+"""Longer than clients of NFS believe, as they are mounted, that what they did not find is not there."""
+
 _NOT_OPEN = {"failed": "open its root", "so": "No rank opened one"}
 
 
@@ -61,7 +63,7 @@ def open_together(
         if not isinstance(store, StepStore):
             return [None, given]
         store.open()
-        return [store.owner(), given]
+        return [store.owner() if coordination.info.world_size > 1 else None, given]
 
     opened = look_together(begin, coordination, "open", timeout_s, **_NOT_OPEN)
     _check_alike([levels_of for _, levels_of in opened])
@@ -70,7 +72,9 @@ def open_together(
         leader = coordination.info.members[0]
         # Without an owner in the lock file (a full disk) there is nothing to compare.
         if isinstance(store, GuestStore) and opened[leader][0]:
-            store.find_leader(opened[leader][0], leader=leader, timeout_s=_SEEN_WITHIN_S)
+            # Half: the others hear why not before they have waited too long for this rank.
+            until_s = min(timeout_s / 2, _SEEN_WITHIN_S)
+            store.find_leader(opened[leader][0], leader=leader, timeout_s=until_s)
 
     if coordination.info.world_size > 1:
         look_together(find_leader, coordination, "joined", timeout_s, **_NOT_OPEN)

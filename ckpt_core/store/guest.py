@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -62,6 +63,10 @@ class GuestStore:
                     path=self.root,
                 )
             time.sleep(_LOOK_AGAIN_S)
+            for folder in (self.root.parent, self.root):
+                # A client of NFS asks the server again about names in a directory that is opened.
+                with contextlib.suppress(OSError):
+                    os.scandir(folder).close()
 
     def begin(self, step: int, attempt_id: str, destination: Destination | None = None) -> Attempt:
         """The directory of an attempt; whichever rank comes first makes it.

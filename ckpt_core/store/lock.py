@@ -97,6 +97,9 @@ class RootLock:
     def owner(self) -> dict[str, Any]:
         """What `.lock` says of its holder; {} when it says nothing. For other ranks, to find the root by."""
         assert self._fd is not None
+        with contextlib.suppress(OSError):
+            # From another machine, perhaps: a client of NFS may send nothing before a sync or the close.
+            self._files.sync(self._fd)
         return _read_owner(self._fd)
 
     def held(self) -> bool:

@@ -25,6 +25,7 @@ from ckpt_core.errors import PersistError, RootBusy
 from ckpt_core.store import RootLock
 from ckpt_core.store.lock import owner_of
 from ckpt_core.system.files import Files
+from tests.crash.layers import hooked
 from tests.store.harness import make_store, save
 
 HOME = Path(ckpt_core.__file__).parents[1]
@@ -426,6 +427,19 @@ def test_a_full_disk_does_not_keep_the_owner_out(
     with RootLock(made_root, files=Full()) as lock:
         assert lock.held()
     assert "could not note the owner" in caplog.text
+
+
+def test_the_owner_is_at_the_server_before_other_ranks_are_told(made_root: Path) -> None:
+    """Ranks on other machines look for it, and a client of NFS sends nothing before a sync or the close."""
+    done: list[str] = []
+
+    def note(name: str, args: tuple[Any, ...], act: Callable[[], Any]) -> Any:
+        done.append(name)
+        return act()
+
+    with RootLock(made_root, files=hooked(Files, note, ("pwrite", "sync"))) as lock:
+        assert lock.owner()["pid"] == os.getpid()
+        assert done == ["pwrite", "sync"]
 
 
 def test_the_store_takes_the_lock_and_gives_it_back(made_root: Path) -> None:
