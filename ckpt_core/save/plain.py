@@ -212,6 +212,8 @@ class PlainSaves:
         used.mode = Mode.HOST
 
     def _resolve_mode(self, tensors: Sequence[Tensor], file_bytes: int) -> Mode:
+        if self.mode is Mode.DIRECT and not self._shards.may_map:
+            return Mode.HOST
         if self.mode is not Mode.AUTO:
             return self.mode
         if self._pipeline.devices.any_of(tensors):

@@ -62,11 +62,14 @@ class Shards:
         self._files = files
         self._kept = pipeline.kept
         self._in_huge_pages = False
+        self.may_map = True
+        """Whether a full disk is told before a byte of a mapped file is written, and not by a SIGBUS."""
 
     def look(self) -> None:
         """Ask the root now what saves go by, so that none asks it on training's thread. Called at open."""
         self._in_huge_pages = self._files.in_huge_pages(self._store.root)
         self._kept.keeps(self._store.root)
+        self.may_map = self._files.reserves(self._store.root)
 
     def is_mapped_for_nothing(self, nbytes: int) -> bool:
         """Whether the next file of so many bytes is memory that takes no faults, or hardly any."""

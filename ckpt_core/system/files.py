@@ -72,14 +72,16 @@ _WHOLE_FILE, _NOTHING = (
 
 _TMPFS = 0x01021994
 _OVERLAY = 0x794C7630
+_ZFS = 0x2FC12FC1
+_COPIES_ON_WRITE = frozenset({0x9123683E, 0xCA451A4E, _ZFS})
+"""btrfs, bcachefs and zfs: what is written over takes new blocks, and the old ones stay until later."""
+
 _LOCAL = frozenset(
     {
         0xEF53,  # ext2 to ext4
         0x58465342,  # xfs
-        0x9123683E,  # btrfs
         0xF2F52010,  # f2fs
-        0x2FC12FC1,  # zfs
-        0xCA451A4E,  # bcachefs
+        *_COPIES_ON_WRITE,
         _TMPFS,
         _OVERLAY,
     }
@@ -125,6 +127,7 @@ class Files:
         """Whether the kernel vouches that no process has the file open or mapped, this one included.
 
         False where it cannot tell: a filesystem without leases, one that other machines read too, or overlay.
+        And where it is of no use, since nothing is written over in place.
         """
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _BASE_FLAGS)
@@ -138,7 +141,7 @@ class Files:
     def is_lone(self, fd: int) -> bool:
         """The same of a file that is open and perhaps mapped by one descriptor, but for that one."""
         # Danger: a mapping on overlay holds the file of the layer below, which a lease does not look at.
-        return _filesystem(fd) in _LOCAL - {_OVERLAY} and _grants_lease(fd)
+        return _filesystem(fd) in _LOCAL - _COPIES_ON_WRITE - {_OVERLAY} and _grants_lease(fd)
 
     def in_huge_pages(self, path: Path) -> bool:
         """Whether what is at a path lies in memory, in huge pages; False where that cannot be told."""
@@ -150,6 +153,10 @@ class Files:
     def in_memory(self, path: Path) -> bool:
         """Whether what is in a directory lies on tmpfs; False where that cannot be told."""
         return _filesystem_at(path) == _TMPFS
+
+    def reserves(self, path: Path) -> bool:
+        """Whether `allocate` keeps room for what is written in a directory later; False on zfs alone."""
+        return _filesystem_at(path) != _ZFS
 
     def is_local(self, path: Path) -> bool:
         """Whether this machine alone reads and writes the filesystem of a directory; False where in doubt."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,20 @@ def test_two_phases_never_map_a_file(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, options, files=CountingFiles(huge=True)) as ck:
         ck.save(1, state(1)).committed.result()
         assert ck.gauges.mode == "host"
+
+
+def test_where_nothing_can_be_reserved_no_file_is_mapped(root: Path) -> None:
+    """On zfs, a full disk would end the process with SIGBUS."""
+
+    class Unreserved(Files):
+        def reserves(self, path: Path) -> bool:
+            return False
+
+        def map_shared(self, fd: int, size: int) -> mmap.mmap:
+            raise AssertionError("mapped")
+
+    with Checkpointer(root, Options(mode="direct"), files=Unreserved()) as ck:
+        ck.save(1, state(1)).committed.result(60)
 
 
 def test_no_save_asks_the_storage_on_the_thread_of_training(root: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 SIZE_MIB = 24
+_MAKING = {"ext4": "-q -F -O ^has_journal".split(), "btrfs": "-q -f -M -m single -d single".split()}
 
 
 def _command(*words: str | Path) -> None:
@@ -21,7 +22,7 @@ def _command(*words: str | Path) -> None:
 
 @contextmanager
 def mounted(kind: str, place: Path) -> Iterator[Path]:
-    """A filesystem of 24 MiB, of type "tmpfs" or "ext4", or an "overlay" of `place`'s own, below `place`."""
+    """A filesystem below `place`: "tmpfs", "ext4" or "btrfs" of 24 MiB, or an "overlay" of `place`."""
     if os.geteuid() != 0:
         pytest.skip("mounting a filesystem needs root")
     where = place / kind
@@ -51,9 +52,9 @@ def mount(kind: str, place: Path) -> None:
         image.touch()
         os.truncate(image, SIZE_MIB * 2**20)
         try:
-            _command("mkfs.ext4", "-q", "-F", "-O", "^has_journal", image)
+            _command(f"mkfs.{kind}", *_MAKING[kind], image)
         except FileNotFoundError:
-            pytest.skip("mkfs.ext4 is not installed")
+            pytest.skip(f"mkfs.{kind} is not installed")
     _command("mount", "-o", "loop", image, where)
 
 

@@ -86,6 +86,21 @@ def test_a_full_disk_in_direct_mode_fails_the_save_and_does_not_kill_the_process
                 assert_exact(disk / "root", step)
 
 
+def test_where_writing_copies_no_mapped_file_is_written_over(tmp_path: Path) -> None:
+    """Blocks that it has are not those that it takes then: on a full disk, SIGBUS ends the process."""
+    with mounted("btrfs", tmp_path) as disk:
+        root = disk / "root"
+        chosen = options(keep_last=1, on_error="warn", chunk_bytes="256KiB", mode="direct")
+        with Checkpointer(root, chosen, files=Optimist()) as ck:
+            for step in (1, 2, 3):
+                ck.save(step, big_state(step)).committed.result(_WAIT_S)
+            ck.wait()
+            assert not list(root.glob(".slots/*"))
+            _take_all_space(disk / "ballast")
+            assert ck.save(4, big_state(4)).committed.exception(_WAIT_S) is not None
+        assert_exact(root, 3)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_disk_that_others_fill_to_the_last_byte_still_restores(kind: str, tmp_path: Path) -> None:
     with mounted(kind, tmp_path) as disk:

@@ -99,7 +99,7 @@ def _commit(store: StepStore, folder: Path) -> Finding:
 def _recycling(root: Path) -> Finding:
     if Files().is_unused(step_path(root, _STEP) / _FILE):
         return ok("recycling", "files of retired steps that nobody reads are written again")
-    text = "it cannot be told here who reads a file, so those of retired steps are deleted"
+    text = "who reads a file cannot be told here, or writing copies: those of retired steps are deleted"
     return note("recycling", text, "saves take a little longer than where they are written again")
 
 
