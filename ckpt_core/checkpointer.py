@@ -14,18 +14,17 @@ from typing import Any, Literal, Self
 
 import torch
 
-from ckpt_core.coordination import Coordination, NoCoordination
+from ckpt_core.coordination import Coordination, checked_coordination
 from ckpt_core.engine import Engine, Looks
 from ckpt_core.errors import ConfigError
 from ckpt_core.options import Level, Options, checked_options, checked_root
 from ckpt_core.restore import RestoredStep, RestoreRequest
-from ckpt_core.save import FilesSave, LayerwiseSave, OnClose, SaveHandle, stalling
+from ckpt_core.save import FilesSave, LayerwiseSave, OnClose, SaveHandle, in_flight_of, stalling
 from ckpt_core.state import Selection
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
 from ckpt_core.system.threads import at_exit
-from ckpt_core.types import RankInfo
 from ckpt_core.units import parse_timeout
 
 _log = logging.getLogger("ckpt_core")
@@ -80,11 +79,7 @@ class Checkpointer(Looks):
         self._on_close = OnClose()
         self._guard: SigtermGuard | None = None
         parse_timeout(sigterm_grace, field="sigterm_grace")
-        ranks = NoCoordination() if coordination is None else coordination
-        if not isinstance(getattr(ranks, "info", None), RankInfo):
-            raise ConfigError(
-                f"coordination={ranks!r} is none: give a TorchStore, or None for one process"
-            )
+        ranks = checked_coordination(coordination)
         engine = Engine(self.root, checked, ranks, files or Files(), devices or Devices())
         self._engine, self._journal = engine, engine.journal
         self.events, self.gauges = engine.events, engine.gauges
@@ -178,9 +173,8 @@ class Checkpointer(Looks):
         """Start a checkpoint that becomes a directory of named files, for programs that `torch.load` them.
 
         Called on the training thread, on every rank. Then `add(name, tree)` for each file of this rank, and
-        `seal()`. Once all files of all ranks are durable, one rename gives the directory its name. Whatever
-        directory has that name is replaced as a whole. It is no step: `steps`, `restore` and retention
-        leave it alone.
+        `seal()`. Once all files of all ranks are durable, one rename gives the directory its name, and
+        replaces what has it. It is no step: `steps`, `restore` and retention leave it alone.
 
         Args:
             step: as for `save`; for messages, events and `wait_staged(before=)`.
@@ -217,13 +211,10 @@ class Checkpointer(Looks):
             StagingError: not within `timeout`.
         """
         self._check_process()
-        self._engine.barriers.wait(names, before=_in_flight(before))
+        self._engine.barriers.wait(names, before=in_flight_of(before))
 
     def leave_barrier_to_owner(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let steps of this optimizer wait for nothing: whoever makes them calls `wait_staged`.
-
-        For those who step it in parts, and wait for the leaves of each part alone.
-        """
+        """Let steps of this optimizer wait for nothing: whoever makes them, in parts, calls `wait_staged`."""
         self._engine.barriers.leave_to_owner(optimizer)
 
     def is_staged(
@@ -231,7 +222,7 @@ class Checkpointer(Looks):
     ) -> bool:
         """Whether `wait_staged` with the same arguments would return at once; where so, it has been done."""
         self._check_process()
-        return self._engine.flights.is_staged(names, before=_in_flight(before))
+        return self._engine.flights.is_staged(names, before=in_flight_of(before))
 
     @stalling
     def wait(self, *, level: int | str | None = None, last: bool = False) -> None:
@@ -254,8 +245,6 @@ class Checkpointer(Looks):
             CommitError: steps have not come to the level within `timeout`, or never will; says why.
         """
         self._check_process()
-        if last and level is None:
-            raise ConfigError("wait(last=True): say at which level: wait(level=1, last=True)")
         if not self._engine.wait(level, last=last):
             raise self._engine.flights.not_empty()
         self._engine.failures.report()
@@ -320,8 +309,7 @@ class Checkpointer(Looks):
                 `state`; or a function from the one to the other.
 
         Raises:
-            ConfigError: `only` or `rename` does not fit, or a save is begun and not sealed; nothing was
-                changed.
+            ConfigError: `only` or `rename` does not fit, or a save is not sealed; nothing was changed.
             StateMismatch: names, shapes or dtypes differ, or nothing fits; nothing was changed.
             CorruptCheckpoint: no step is valid (or the one asked for is not).
             NotCommitted: `step` is not there, or no step is held by every node.
@@ -362,8 +350,7 @@ class Checkpointer(Looks):
         self._engine.failures.report()
 
     def _unmake(self) -> None:
-        """It was never made, and so nothing is to be taken on for it."""
-        self._engine.levels.stays = False
+        self._engine.levels.stays = False  # it was never made: nothing is to be taken on for it
         self._abandon()
 
     def _abandon(self) -> None:
@@ -406,11 +393,5 @@ class Checkpointer(Looks):
     def _check_process(self) -> None:
         # The threads stayed behind: whoever waits for them in a fork waits for ever.
         if os.getpid() != self._pid:
-            raise ConfigError(
-                f"the Checkpointer of {self.root} was made in process {self._pid}, and this is a fork of "
-                f"it: make one in this process, with a root of its own"
-            )
-
-
-def _in_flight(before: int | LayerwiseSave | None) -> Any:
-    return before.inflight if isinstance(before, LayerwiseSave) else before
+            made = f"the Checkpointer of {self.root} was made in process {self._pid}, and this is a fork"
+            raise ConfigError(f"{made} of it: make one in this process, with a root of its own")

@@ -233,6 +233,8 @@ class Engine:
         Raises:
             ConfigError, CommitError: see `Checkpointer.wait`.
         """
+        if last and level is None:
+            raise ConfigError("wait(last=True): say at which level: wait(level=1, last=True)")
         deadline = time.monotonic() + self.options.timeout_s
         if not self.flights.wait_empty(deadline=deadline):
             return False

@@ -29,6 +29,7 @@ from ckpt_core.coordination.agreement import (
     Json,
     NoCoordination,
     Reference,
+    checked_coordination,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ __all__ = [
     "Reference",
     "StoreOptions",
     "TorchStore",
+    "checked_coordination",
     "own_address",
 ]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ckpt_core.errors import CkptError, CommitError
+from ckpt_core.errors import CkptError, CommitError, ConfigError
 from ckpt_core.types import RankInfo
 
 Json = Any
@@ -177,3 +177,18 @@ class NoCoordination:
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+def checked_coordination(value: object) -> Coordination:
+    """What a Checkpointer is given; None is one process.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found: Any = NoCoordination() if value is None else value
+    if not isinstance(getattr(found, "info", None), RankInfo):
+        raise ConfigError(
+            f"coordination={value!r} is none: give a TorchStore, or None for one process"
+        )
+    checked: Coordination = found
+    return checked

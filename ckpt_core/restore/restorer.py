@@ -209,9 +209,8 @@ class Restorer:
             found = list_until(look, wanted.get(mine.node, {}))
             return None, replace(found, away=mine.away).to_json()
 
-        exchange = self._together.exchange(
-            "restore.seen", see, timeout_s=timeout_s + 2 * SEEN_WITHIN_S
-        )
+        limit_s = timeout_s + 2 * SEEN_WITHIN_S
+        exchange = self._together.exchange("restore.seen", see, timeout_s=limit_s)
         self._raise_if_bad(None, exchange, *_BAD)
         return levels_shared([Listing.from_json(answer.data) for answer in exchange.answers])
 
@@ -219,9 +218,8 @@ class Restorer:
         alone, how = self._info.world_size == 1, self._how
         if alone and (not further or (asked is not None and asked not in further)):
             return list_alone(self._root, asked)
-        listing = list_attempts(
-            self._root, self._info.members[0], files=how.files, timeout_s=how.timeout_s
-        )
+        node = self._info.members[0]
+        listing = list_attempts(self._root, node, files=how.files, timeout_s=how.timeout_s)
         listing = replace(listing, further=further)
         return alone_beside_levels(listing) if alone else listing
 

@@ -32,6 +32,7 @@ from ckpt_core.save.journal import Journal, stalling
 from ckpt_core.save.layers import LayerPlanner
 from ckpt_core.save.layerwise import LayerwiseSave, LayerwiseSaves
 from ckpt_core.save.named_files import FilesSave, FilesSaves
+from ckpt_core.save.open_save import in_flight_of
 from ckpt_core.save.opening import look_together, make_store, open_together
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.save.plain import PlainSaves
@@ -60,6 +61,7 @@ __all__ = [
     "SaveHandle",
     "Shards",
     "Surroundings",
+    "in_flight_of",
     "look_together",
     "make_store",
     "open_together",

@@ -123,3 +123,8 @@ class OpenSave:
         # It goes on by itself from here, also while this thread waits for it.
         self._journal.undo = None
         return SaveHandle.of(self._inflight, began, blocking=self._pipeline.options.blocking)
+
+
+def in_flight_of(before: int | OpenSave | None) -> int | InFlight | None:
+    """What `wait_staged(before=)` leaves out: steps from a number on, one open save, or nothing."""
+    return before.inflight if isinstance(before, OpenSave) else before

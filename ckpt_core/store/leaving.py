@@ -59,8 +59,7 @@ def take_away(
         held: what says which steps stay as pinned ones do.
 
     Raises:
-        OSError: none could go: every step has its name still, or again; if that failed too, it is logged.
-            The same holds for an interrupt.
+        OSError, an interrupt: none went: each has its name still, or again; if that failed too, it is logged.
     """
     now: dict[int, Path] = {}
     stuck: dict[int, OSError] = {}
