@@ -93,6 +93,13 @@ class Coordination(Protocol):
         Called on the training thread, once for each `save`; does not communicate.
         """
 
+    def count_anew(self, word: str) -> None:
+        """Let ids be the same from here on, also where a save was asked for on some of the ranks alone.
+
+        Called on every rank's training thread at the same place, with a word that rank 0 has drawn and that
+        `gather` has just given to all; does not communicate.
+        """
+
     def agree(
         self, attempt_id: str, step: int, ballot: Ballot, timeout_s: float
     ) -> tuple[Json, ...]:
@@ -148,6 +155,9 @@ class NoCoordination:
     def attempt_id(self, step: int) -> str:
         """A random one; see `Coordination.attempt_id`."""
         return f"{step:012d}-{secrets.token_hex(4)}"
+
+    def count_anew(self, word: str) -> None:
+        """Nothing: nobody counts beside this one."""
 
     def agree(
         self, attempt_id: str, step: int, ballot: Ballot, timeout_s: float

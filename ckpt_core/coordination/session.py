@@ -76,6 +76,7 @@ class Session:
         self._live: dict[str, _Part] = {}
         self._ended: OrderedDict[str, Words | None] = OrderedDict()
         self._times: OrderedDict[int, int] = OrderedDict()
+        self._word = ""
         self._gathered: Counter[str] = Counter()
         self._unreaped: deque[Attempt | Gathering] = deque()
         self._heart = Heartbeat(
@@ -143,13 +144,18 @@ class Session:
         number = self._times.get(step, 0)
         if number:
             self._times.move_to_end(step)
-        drawn = xxhash.xxh32_hexdigest(f"{self._crew.prefix}/{step}/{number}".encode())
+        drawn = xxhash.xxh32_hexdigest(f"{self._crew.prefix}{self._word}/{step}/{number}".encode())
         name = f"{step:012d}-{drawn}"
         self._begun.add(name)
         # Order matters: no interrupt comes between the two, so that whoever has drawn it knows it. The ranks
         # would draw different ones from then on.
         self._times[step] = number + 1
         return name
+
+    def count_anew(self, word: str) -> None:
+        """See Coordination."""
+        self._word = f"/{word}"
+        self._times.clear()
 
     def agree(
         self, attempt_id: str, step: int, ballot: Ballot, timeout_s: float

@@ -218,6 +218,10 @@ class TorchStore:
         """See Coordination."""
         return self._session.attempt_id(step)
 
+    def count_anew(self, word: str) -> None:
+        """See Coordination."""
+        self._session.count_anew(word)
+
     def agree(
         self, attempt_id: str, step: int, ballot: Ballot, timeout_s: float
     ) -> tuple[Json, ...]:

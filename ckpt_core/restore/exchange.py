@@ -73,19 +73,27 @@ class Exchange(Generic[_Result]):
 
 
 class Together:
-    """The exchanges of one Restorer.
-
-    Attributes:
-        call: a word of rank 0 for this call of `restore`, behind every topic but the first: a rank that an
-            interrupt has kept from an exchange of an earlier call still counts as the others do.
-    """
+    """The exchanges of one Restorer."""
 
     def __init__(self, coordination: Coordination, *, root: Path, timeout_s: float) -> None:
         self.info = coordination.info
         self._coordination = coordination
-        self.call = ""
+        self._call = ""
         self._root = root
         self._timeout_s = timeout_s + min(timeout_s, _MARGIN_S)
+
+    def begin(self) -> None:
+        """The next exchange is the first one of a call of `restore`."""
+        self._call = ""
+
+    def met(self, word: str) -> None:
+        """Go on with a word of rank 0 for this call, behind every topic but the first.
+
+        A rank that an interrupt, or an error of its own, has kept from an exchange or a save of before counts
+        as the others do again.
+        """
+        self._call = word
+        self._coordination.count_anew(word)
 
     def exchange(
         self,
@@ -115,7 +123,7 @@ class Together:
         except Exception as exc:  # the others must learn of it before it goes on from here
             error = exc
         row = [kind_of(error), "" if error is None else _text(error), data]
-        topic = f"{topic}/{self.call}" if self.call else topic
+        topic = f"{topic}/{self._call}" if self._call else topic
         rows = self._gather(topic, row, error, timeout_s or self._timeout_s)
         answers = tuple(
             [Answer(rank, Kind(kind), text, data) for rank, (kind, text, data) in enumerate(rows)]

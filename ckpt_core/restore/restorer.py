@@ -183,7 +183,7 @@ class Restorer:
             word = secrets.token_hex(4)
             return None, [replace(found, away=away).to_json(), trail.asked, trail.strict, word]
 
-        self._together.call = ""
+        self._together.begin()
         exchange = self._together.exchange("restore.steps", look)
         self._raise_if_bad(None, exchange, *_BAD)
         rows = [answer.data for answer in exchange.answers]
@@ -191,7 +191,7 @@ class Restorer:
             texts = ", ".join(sorted({str(asked or "the newest") for _, asked, *_ in rows}))
             text = f"the ranks were asked to restore different steps: {texts}. Nothing was changed"
             raise RestoreError(text, path=self._root)
-        self._together.call = rows[0][-1]
+        self._together.met(rows[0][-1])
         trail.strict = any(strict for _, _, strict, _ in rows)
         trail.listings = levels_shared([Listing.from_json(listing) for listing, *_ in rows])
         if wanted := unseen(trail.listings):

@@ -202,3 +202,19 @@ def test_a_rank_that_was_interrupted_in_a_restore_takes_part_in_the_next_one(
             job.crew.stores[0].gather(topic, None, 0.1)
     assert job.restore() == [(5, 5)] * 2
     job.close()
+
+
+def test_a_save_that_one_rank_alone_asked_for_costs_none_behind_the_next_restore(
+    tmp_path: Path, ranks: Callable[..., Ranks]
+) -> None:
+    job = Job(ranks(nodes="aa"), [tmp_path] * 2, {})
+    job.commit(5, 5)
+    job.crew.stores[0].attempt_id(
+        20
+    )  # `save` raised an earlier failure there, and was called again
+    assert job.restore() == [(5, 5)] * 2
+    job.commit(20, 20)
+    assert job.restore() == [(20, 20)] * 2
+    job.commit(20, 21)
+    assert job.restore() == [(20, 21)] * 2
+    job.close()
