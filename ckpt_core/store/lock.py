@@ -98,8 +98,8 @@ class RootLock:
         """What `.lock` says of its holder; {} when it says nothing. For other ranks, to find the root by."""
         assert self._fd is not None
         with contextlib.suppress(OSError):
-            # From another machine, perhaps: a client of NFS may send nothing before a sync or the close.
-            self._files.sync(self._fd)
+            # From another machine, perhaps: a client of NFS sends what was written before it asks for a lock.
+            self._take(self._fd)
         return _read_owner(self._fd)
 
     def held(self) -> bool:

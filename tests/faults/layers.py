@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from ckpt_core.system.files import Files
 from tests.crash.layers import CHANGES, hooked
@@ -60,8 +60,15 @@ class FaultAt:
                 if due:
                     self.struck.append(name)
             if due:
-                raise OSError(self._code, os.strerror(self._code), str(args[0]))
+                fail(name, self._code, args, act)
         return act()
+
+
+def fail(name: str, code: int, args: tuple[Any, ...], act: Callable[[], Any]) -> NoReturn:
+    """Raise as storage does: Linux closes a descriptor whatever `close` says."""
+    if name == "close":
+        act()
+    raise OSError(code, os.strerror(code), str(args[0]))
 
 
 class Stuck:
@@ -94,7 +101,7 @@ class Stuck:
 
 
 class Delays:
-    """Every operation takes a random while, up to `most_s`."""
+    """Every operation takes a random while, up to `most_s`; closing, as forked children do, none."""
 
     def __init__(self, most_s: float, *, seed: int = 0) -> None:
         self.most_s = most_s
@@ -105,5 +112,6 @@ class Delays:
         return hooked(base, self)
 
     def __call__(self, name: str, args: tuple[Any, ...], act: Callable[[], Any]) -> Any:
-        time.sleep(self._random.random() ** 3 * self.most_s)
+        if name != "close":
+            time.sleep(self._random.random() ** 3 * self.most_s)
         return act()

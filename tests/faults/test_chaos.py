@@ -17,6 +17,7 @@ from ckpt_core import Checkpointer, CommitError, PersistError, StagingError
 from tests.crash.layers import hooked
 from tests.crash.promises import QuickFiles, check_restart, check_visible
 from tests.crash.states import make_state, options
+from tests.faults.layers import fail
 
 _WAIT_S = 60
 
@@ -39,7 +40,7 @@ class Chaos:
             self.struck += fails
         time.sleep(nap_s)
         if fails:
-            raise OSError(code, os.strerror(code), str(args[0]))
+            fail(name, code, args, act)
         return act()
 
 

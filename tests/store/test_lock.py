@@ -430,16 +430,17 @@ def test_a_full_disk_does_not_keep_the_owner_out(
 
 
 def test_the_owner_is_at_the_server_before_other_ranks_are_told(made_root: Path) -> None:
-    """Ranks on other machines look for it, and a client of NFS sends nothing before a sync or the close."""
+    """Other machines look for it, and a client of NFS sends what was written before it asks for a lock."""
     done: list[str] = []
 
     def note(name: str, args: tuple[Any, ...], act: Callable[[], Any]) -> Any:
         done.append(name)
         return act()
 
-    with RootLock(made_root, files=hooked(Files, note, ("pwrite", "sync"))) as lock:
+    with RootLock(made_root, files=hooked(Files, note, ("pwrite", "lock"))) as lock:
+        assert done == ["lock", "pwrite"]
         assert lock.owner()["pid"] == os.getpid()
-        assert done == ["pwrite", "sync"]
+        assert done == ["lock", "pwrite", "lock"]
 
 
 def test_the_store_takes_the_lock_and_gives_it_back(made_root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,7 +136,8 @@ class Landing:
         with self._lock:
             fd, self._fd = self._fd, None
         if fd is not None:
-            self._files.close(fd)
+            with suppress(OSError):  # synced before, or of no use
+                self._files.close(fd)
 
     def _sync_folders(self) -> None:
         """Names in folders below the directory; its own are for whoever publishes it."""
