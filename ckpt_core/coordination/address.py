@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
+from ckpt_core.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -22,6 +24,16 @@ class Address:
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}, kept by {self.kept_by}"
+
+
+def check_port(port: int, field: str) -> None:
+    """Be sure that it may be a port; 0 is none that others know, which callers look at.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not 0 <= port < 2**16:
+        raise ConfigError(f"{field}={port!r} is no TCP port: give 1 to 65535")
 
 
 def listens(host: str, port: int, timeout_s: float = 1.0) -> bool:

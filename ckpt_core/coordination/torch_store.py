@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ckpt_core.coordination.address import Address, listens
+from ckpt_core.coordination.address import Address, check_port, listens
 from ckpt_core.coordination.agreement import Ballot, Json
 from ckpt_core.coordination.bootstrap import (
     Exchange,
@@ -303,8 +303,7 @@ def _check(host: str, port: int, rank: int, world_size: int) -> None:
         raise ConfigError(
             f"host={host!r} is no host: give the name or address that all ranks reach"
         )
-    if not 0 <= port < 2**16:
-        raise ConfigError(f"port={port!r} is no TCP port: give 1 to 65535")
+    check_port(port, "port")
     if not (world_size >= 1 and 0 <= rank < world_size):
         raise ConfigError(f"rank={rank} of world_size={world_size}: rank must be 0 .. world_size-1")
     if port == 0 and world_size > 1:

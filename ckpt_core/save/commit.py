@@ -193,9 +193,8 @@ class Committer:
     def _clean_up(self, inflight: InFlight) -> None:
         """Remove what a failed checkpoint left behind; never raises."""
         for shard in inflight.shards:
-            with suppress(
-                OSError
-            ):  # a network filesystem says it again: the save has failed already
+            # A network filesystem says it again: the save has failed already.
+            with suppress(OSError):
                 shard.close()
         if inflight.attempt is not None:
             made = [shard.path for shard in inflight.shards if shard.path is not None]

@@ -13,7 +13,7 @@ from torch import Tensor
 from ckpt_core.snapshot.items import Items, StageItem
 from ckpt_core.snapshot.runs import Run, runs_of
 from ckpt_core.snapshot.streams import CopyStreams
-from ckpt_core.state import as_known
+from ckpt_core.state import all_as_known
 from ckpt_core.system.devices import Devices
 from ckpt_core.units import align_up
 
@@ -70,7 +70,7 @@ class _Places:
         for numbers in self._alike.values():
             places = list(map(self._of.__getitem__, numbers))
             sources = list(map(leaves.tensors.__getitem__, numbers))
-            devices.copy_all(as_known(places), as_known(sources))
+            devices.copy_all(all_as_known(places), all_as_known(sources))
 
 
 def _alike_in(leaves: Items) -> tuple[list[Any], ...]:

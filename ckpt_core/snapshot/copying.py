@@ -72,7 +72,7 @@ def copy_range(tensor: torch.Tensor, start: int, target: torch.Tensor, *, device
         start: byte offset into the row-major bytes.
         target: 1-D uint8 tensor on the host.
     """
-    (tensor,) = as_known([tensor])
+    tensor = as_known(tensor)
     begin, words = start // tensor.element_size(), target.view(tensor.dtype)
     count = words.numel()
     most = one_thread_limit(tensor, count)

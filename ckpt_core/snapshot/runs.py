@@ -21,7 +21,7 @@ from ckpt_core.errors import StagingError
 from ckpt_core.snapshot.copying import copy_range
 from ckpt_core.snapshot.items import Items, StageItem
 from ckpt_core.snapshot.streams import CopyStreams
-from ckpt_core.state import as_known
+from ckpt_core.state import all_as_known, as_known
 from ckpt_core.system.devices import Devices
 
 _log = logging.getLogger("ckpt_core")
@@ -154,7 +154,7 @@ class EagerCopies:
             try:
                 if len(tensors) == 1:
                     return [self._clone(tensors[0])]
-                return [self.devices.collect(as_known(tensors))]
+                return [self.devices.collect(all_as_known(tensors))]
             except RuntimeError as exc:
                 self.fetched = True
                 self.devices.warn_once(
@@ -166,8 +166,9 @@ class EagerCopies:
         return [self._on_host(tensor, device) for tensor in tensors]
 
     def _clone(self, tensor: Tensor) -> Tensor:
-        (known,) = as_known([tensor])
-        return self.devices.clone(known).view(tensor.dtype)
+        known = as_known(tensor)
+        made = self.devices.clone(known)
+        return made if known is tensor else made.view(tensor.dtype)
 
     def _on_host(self, tensor: Tensor, device: torch.device | None) -> Tensor:
         try:
@@ -233,7 +234,7 @@ def _collected(items: Items, on: Sequence[Any], streams: CopyStreams) -> Iterato
             continue
         streams.enter(run.device)
         try:
-            flat = streams.devices.collect(as_known(run.tensors))
+            flat = streams.devices.collect(all_as_known(run.tensors))
         except RuntimeError as exc:
             # Slower, for each run again: no warning.
             _log.info("leaves are copied one by one, since they cannot be collected: %s", exc)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ckpt_core.state.memory import (
         FEW_ELEMENTS,
         GIL_RELEASE_BYTES,
+        all_as_known,
         as_known,
         as_words,
         blocks,
@@ -54,7 +55,7 @@ _LAZY = {
         "flat": "FlatState",
         "flattening": "flatten",
         "leaf": "Leaf",
-        "memory": "FEW_ELEMENTS GIL_RELEASE_BYTES as_known as_words blocks memory_at memory_of "
+        "memory": "FEW_ELEMENTS GIL_RELEASE_BYTES all_as_known as_known as_words blocks memory_at memory_of "
         "one_thread_limit",
         "memo": "SpecMemo",
         "rng": "RngState",
@@ -78,6 +79,7 @@ __all__ = [
     "Seq",
     "Skeleton",
     "SpecMemo",
+    "all_as_known",
     "as_known",
     "as_words",
     "bind",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+_Tensors = TypeVar("_Tensors", bound=Sequence[Tensor])
 
 GIL_RELEASE_BYTES = 128 * 1024
 """Copies of at least this size release the GIL: about 20 microseconds of memmove."""
@@ -51,10 +54,15 @@ def as_words(tensor: Tensor) -> Tensor:
     return tensor.view(_WORDS[tensor.element_size()])
 
 
-def as_known(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of one dtype as one that every kernel copies; the same ones where theirs is such a dtype."""
+def as_known(tensor: Tensor) -> Tensor:
+    """A tensor as one of a dtype that every kernel copies; itself where its own is such a dtype."""
+    return tensor if tensor.dtype in _COMMON else as_words(tensor)
+
+
+def all_as_known(tensors: _Tensors) -> _Tensors | list[Tensor]:
+    """The same of tensors of one dtype, at once: there may be a hundred thousand."""
     known = not tensors or tensors[0].dtype in _COMMON
-    return list(tensors) if known else list(map(as_words, tensors))
+    return tensors if known else list(map(as_words, tensors))
 
 
 def one_thread_limit(tensor: Tensor, count: int) -> int:
