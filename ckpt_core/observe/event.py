@@ -11,10 +11,11 @@ from ckpt_core.errors import ConfigError
 class EventName(StrEnum):
     """Every change of state that is told.
 
-    The life of a save is BEGIN, STAGED, PERSISTED, COMMITTED, or FAILED at any point. WAITED is
-    time that the training thread lost, RESTORED a restore, RETIRED a step that retention took. Of a further
-    level, which `detail` names: LEVEL_REACHED, a step is whole there; LEVEL_PASSED_OVER, it never will be;
-    LEVEL_PROBLEM, the level cannot go on (or, with nothing but its URL, goes on again).
+    The life of a save is BEGIN, STAGED, PERSISTED (the files of this rank are synced), COMMITTED, or FAILED
+    at any point. WAITED is time that the training thread lost, RESTORED a restore, RETIRED a step that
+    retention took. Of a further level, which `detail` names: LEVEL_REACHED, a step is whole there;
+    LEVEL_PASSED_OVER, it never will be; LEVEL_PROBLEM, the level cannot go on (or, with nothing but its URL,
+    goes on again).
     """
 
     BEGIN = "begin"

@@ -14,8 +14,8 @@ _ALLOWED = (0.01, 0.05)
 _PHASES = {
     "staging": "Staging is the longest part: copying the state is {} of a save. It is written as it is "
     "copied, so a slow disk shows here too.",
-    "persist": "The disk is the limit: of a save, {} is writing what has been copied already.",
-    "commit": "Making a step durable and visible is the limit (sync, manifests, the other ranks, retention): "
+    "persist": "The disk is the limit: of a save, {} is writing and syncing what has been copied already.",
+    "commit": "Publishing a step is the limit (the other ranks, the manifest, renaming, retention): "
     "{} of a save.",
 }
 

@@ -53,8 +53,8 @@ th, td { padding: 4px 10px; border-bottom: 1px solid var(--grid); } .text { text
 _KEY = (
     ("wait", "training waits"),
     ("staging", "staging: the state is copied"),
-    ("persist", "persist: written"),
-    ("commit", "commit: durable and visible"),
+    ("persist", "persist: written and synced"),
+    ("commit", "commit: published"),
     ("restore", "restore"),
 )
 _LEVELS = {

@@ -81,7 +81,6 @@ class Committer:
             self._coordination.decline(inflight.attempt_id, inflight.step, inflight.error)
             self._clean_up(inflight)
             return
-        self._tell(EventName.PERSISTED, inflight)
         try:
             path = self.commit(inflight)
         except BaseException as exc:
@@ -131,6 +130,7 @@ class Committer:
             reason = inflight.explained(exc)
             coordination.decline(inflight.attempt_id, step, exc)
             raise reason from reason.__cause__
+        self._tell(EventName.PERSISTED, inflight)
         left = max(inflight.deadline - time.monotonic(), 0.0)
         inflight.voted = True
         is_step = attempt.destination is None

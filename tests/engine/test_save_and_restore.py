@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -15,8 +16,19 @@ import torch
 from engine_training import Run, bytes_of, same
 
 import ckpt_core
-from ckpt_core import Checkpointer, ConfigError, EveryNSteps, Mode, Options, StateMismatch, verify
+from ckpt_core import (
+    Checkpointer,
+    ConfigError,
+    EveryNSteps,
+    Mode,
+    Options,
+    PersistError,
+    StateMismatch,
+    verify,
+)
 from ckpt_core.coordination.options import StoreOptions
+from ckpt_core.layout import MANIFEST_NAME
+from ckpt_core.system.files import Files
 
 SMALL = Options(chunk_bytes=8192, staging_bytes="256KiB", in_flight=2)
 
@@ -284,6 +296,36 @@ def test_events_tell_the_life_of_each_save(tmp_path: Path) -> None:
     assert names[0] == "begin"
     assert names[-1] == "committed"
     assert sorted(names) == ["begin", "committed", "persisted", "staged"]
+
+
+def test_a_save_is_told_to_be_persisted_once_its_files_are_synced(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    class Syncs(Files):
+        def sync(self, fd: int) -> None:
+            super().sync(fd)
+            order.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+
+    with Checkpointer(tmp_path, SMALL, files=Syncs()) as ck:
+        ck.events.subscribe(lambda event: order.append(event.name))
+        path = ck.save(1, Run().state()).committed.result(timeout=60)
+    written = {file.name for file in path.iterdir()}
+    assert MANIFEST_NAME in written
+    assert set(order[: order.index("persisted")]) & written == written - {MANIFEST_NAME}
+
+
+def test_a_save_whose_sync_fails_is_not_told_to_be_persisted(tmp_path: Path) -> None:
+    class Failing(Files):
+        def sync(self, fd: int) -> None:
+            raise OSError(errno.EIO, "a sync that fails")
+
+    with (
+        pytest.raises(PersistError, match="a sync that fails"),
+        Checkpointer(tmp_path, SMALL, files=Failing()) as ck,
+    ):
+        ck.save(1, Run().state())
+    names = [event.name for event in ck.events.events()]
+    assert "failed" in names and "persisted" not in names
 
 
 def test_modes_are_all_covered_by_the_round_trip_above() -> None:
