@@ -22,6 +22,7 @@ import platform
 import queue
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ckpt_core.errors import ConfigError
@@ -80,7 +81,8 @@ class EventFile(NoEventFile):
         self._worker = Worker(self._run, name="ckpt-events")
         moment = {"time_s": time.monotonic(), "unix_s": time.time(), "host": platform.node()}
         # As opening does, this waits for storage, before training.
-        self._write(self._full({"name": "opened"} | moment | dict(opened)))
+        before = "\n" if _is_cut(self._fd, path) else ""
+        self._write(self._full({"name": "opened"} | moment | dict(opened)), before=before)
         try:
             self._worker.start()
         except BaseException:
@@ -126,13 +128,27 @@ class EventFile(NoEventFile):
         finally:
             os.close(self._fd)
 
-    def _write(self, line: dict[str, Any]) -> bool:
+    def _write(self, line: dict[str, Any], *, before: str = "") -> bool:
+        left = (before + json.dumps(line, default=str) + "\n").encode()
         try:
-            os.write(self._fd, (json.dumps(line, default=str) + "\n").encode())
+            # A disk that has become full takes a part, and says why when it is to take the rest.
+            while left:
+                left = left[os.write(self._fd, left) :]
         except OSError as exc:
             self._give_up(exc)
             return False
         return True
+
+
+def _is_cut(fd: int, path: str | os.PathLike[str]) -> bool:
+    """Whether the last line has no end, as a full disk leaves it: the next one would be lost with it."""
+    if not os.fstat(fd).st_size:
+        return False
+    # Who may not read it appends as ever.
+    with suppress(OSError), open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+    return False
 
 
 def event_file(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import threading
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,34 @@ def test_a_second_run_appends(tmp_path: Path) -> None:
     for rank in range(2):
         event_file(path, EventLog(), rank=rank, opened={}).close()
     assert [line["rank"] for line in lines_of(path)] == [0, 1]
+
+
+def test_what_a_run_before_left_of_a_line_swallows_none_of_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"name": "begin", "time_s"')
+    for rank in range(2):
+        event_file(path, EventLog(), rank=rank, opened={}).close()
+    torn, *whole = path.read_text().splitlines()
+    assert torn == '{"name": "begin", "time_s"'
+    assert [json.loads(line)["rank"] for line in whole] == [0, 1]
+
+
+def test_a_line_that_is_written_in_part_is_the_last_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, limit_bytes = tmp_path / "events.jsonl", 1 << 30
+    path.touch()
+    os.truncate(path, limit_bytes - 10)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        file = event_file(path, EventLog(), rank=0, opened={})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    file.barrier()
+    file.close()
+    assert path.stat().st_size == limit_bytes
+    assert caplog.text.count(f"not written down any more: [Errno {errno.EFBIG}]") == 1
 
 
 def test_once_closed_it_hears_no_more(tmp_path: Path) -> None:
