@@ -54,8 +54,8 @@ class SaveCost:
 
 
 _HEARD = {
-    *(EventName.STAGED, EventName.PERSISTED, EventName.COMMITTED, EventName.FAILED),
-    EventName.WAITED,
+    *(EventName.BEGIN, EventName.STAGED, EventName.PERSISTED),
+    *(EventName.COMMITTED, EventName.FAILED, EventName.WAITED),
 }
 
 
@@ -79,7 +79,8 @@ class Meter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[int | None, SaveCost] = {}
-        self._early: dict[int | None, list[Event]] = {}
+        self._calling: int | None = None
+        self._early: list[Event] = []
         self._done: deque[SaveCost] = deque()
         self._begun_last: SaveCost | None = None
         self._last_step = 0
@@ -103,6 +104,8 @@ class Meter:
             began_s: when training began to wait for it, on the monotonic clock; None: now.
         """
         began_s = time.monotonic() if began_s is None else began_s
+        with self._lock:
+            self._calling, self._early = step, []
         try:
             yield
         except BaseException:
@@ -115,20 +118,7 @@ class Meter:
         if event.name not in _HEARD:
             return
         with self._lock:
-            cost = self._open.get(event.step)
-            if event.name == EventName.WAITED:
-                # At a barrier, because of the newest save.
-                if self._begun_last is not None:
-                    self._begun_last.stall_s += event.seconds
-            elif cost is None:
-                self._early.setdefault(event.step, []).append(event)
-            elif event.name == EventName.STAGED:
-                cost.staged_s = event.seconds
-            elif event.name == EventName.PERSISTED:
-                cost.persist_s, cost.nbytes = event.seconds, event.nbytes
-            else:
-                del self._open[event.step]
-                self._end(cost, failed=event.name == EventName.FAILED)
+            self._hear(event)
 
     def take(self) -> list[SaveCost]:
         """The saves that were committed since the last call."""
@@ -151,22 +141,45 @@ class Meter:
         saves = "save" if self.failures == 1 else "saves"
         return text + (f"; {self.failures} {saves} failed" if self.failures else "")
 
+    def _hear(self, event: Event) -> None:
+        cost = self._open.get(event.step)
+        if event.name == EventName.WAITED:
+            # At a barrier, because of the newest save.
+            if self._begun_last is not None:
+                self._begun_last.stall_s += event.seconds
+        elif event.name == EventName.BEGIN:
+            if event.step == self._calling:
+                # What was told until now was of another save of the step, which nobody measures.
+                self._early.clear()
+        elif cost is None:
+            if event.step == self._calling:
+                self._early.append(event)
+        elif event.name == EventName.STAGED:
+            cost.staged_s = event.seconds
+        elif event.name == EventName.PERSISTED:
+            cost.persist_s, cost.nbytes = event.seconds, event.nbytes
+        else:
+            del self._open[event.step]
+            self._end(cost, failed=event.name == EventName.FAILED)
+
     def _begun(self, step: int, *, stall_s: float) -> None:
         cost = SaveCost(step, step - self._last_step, stall_s, 0)
         self._last_step = step
         with self._lock:
             self._open[step] = self._begun_last = cost
-            early = self._early.pop(step, [])
-        for event in early:  # the engine has told of it already
-            self.on_event(event)
-        with self._lock:
+            for event in self._told():
+                self._hear(event)
             cost.in_flight = len(self._open)
+
+    def _told(self) -> list[Event]:
+        """What the engine has told of the save whose call is over."""
+        told, self._early, self._calling = self._early, [], None
+        return told
 
     def _refused(self, step: int, *, stall_s: float) -> None:
         """The call has raised: at once, or, with `blocking`, after all that the engine told of the save."""
         with self._lock:
-            told = [event.name for event in self._early.pop(step, ())]
-            if EventName.FAILED in told:
+            if EventName.FAILED in [event.name for event in self._told()]:
                 self._end(SaveCost(step, step - self._last_step, stall_s, 0), failed=True)
                 self._last_step = step
 

@@ -12,6 +12,13 @@ def tell(meter: Meter, name: EventName, seconds: float, *, step: int | None = 3)
     meter.on_event(Event(name, 0.0, step=step, seconds=seconds, nbytes=100))
 
 
+def save(meter: Meter, persist_s: float, *, step: int = 3) -> None:
+    tell(meter, EventName.BEGIN, 0.0, step=step)
+    tell(meter, EventName.STAGED, 0.1, step=step)
+    tell(meter, EventName.PERSISTED, persist_s, step=step)
+    tell(meter, EventName.COMMITTED, persist_s + 0.1, step=step)
+
+
 def begin(meter: Meter, step: int) -> None:
     with meter.saving(step):
         pass
@@ -19,12 +26,24 @@ def begin(meter: Meter, step: int) -> None:
 
 def test_events_that_come_before_the_save_returns_are_not_lost() -> None:
     meter = Meter()
-    tell(meter, EventName.STAGED, 0.1)
-    tell(meter, EventName.PERSISTED, 0.5)
-    tell(meter, EventName.COMMITTED, 0.6)
-    begin(meter, 3)
+    with meter.saving(3):
+        save(meter, 0.5)
     (cost,) = meter.take()
     assert (cost.staged_s, cost.persist_s, cost.as_metrics()["ckpt/bytes_per_s"]) == (0.1, 0.5, 200)
+
+
+def test_what_is_told_of_a_save_that_nobody_measures_counts_for_no_later_one_of_that_step() -> None:
+    meter = Meter()
+    for step in range(100):
+        save(meter, 9.0, step=step)
+    with meter.saving(3):
+        # The last of it, while the call waits for a place.
+        tell(meter, EventName.COMMITTED, 9.1)
+        tell(meter, EventName.BEGIN, 0.0)
+    assert not meter.take()
+    tell(meter, EventName.FAILED, 0.2)
+    assert not meter.take() and "1 save failed" in meter.summary()
+    assert not meter._early
 
 
 def test_a_wait_at_a_barrier_counts_for_the_newest_save() -> None:
