@@ -126,10 +126,11 @@ def _with_levels(request: RemoveRequest, root: Path, doom: _Doom) -> Iterator[_D
 
 
 def _tell_kept(root: Path, pinned: frozenset[int], held: frozenset[int]) -> None:
-    if pinned:
-        note(f"pinned steps stay: {', '.join(map(str, sorted(pinned)))}")
-    if there := sorted(held.intersection(committed_steps(root)) - pinned):
-        note(f"steps that parity rests on stay: {', '.join(map(str, there))}")
+    there = frozenset(committed_steps(root))
+    if kept := sorted(pinned & there):
+        note(f"pinned steps stay: {', '.join(map(str, kept))}")
+    if kept := sorted(held & there - pinned):
+        note(f"steps that parity rests on stay: {', '.join(map(str, kept))}")
 
 
 def _tell(request: RemoveRequest, root: Path, doom: _Doom, *, done: bool) -> None:

@@ -64,6 +64,14 @@ def test_the_page_names_every_option(cli: Callable[..., Any], command: str) -> N
             assert option in (PAGE if option == "--json" else _section(command)), option
 
 
+def test_the_table_on_top_has_every_command(cli: Callable[..., Any]) -> None:
+    table = PAGE[: PAGE.index("\n## ")]
+    commands = re.findall(r"^  ([a-z]+)  +[A-Z]", cli("--help").out, re.MULTILINE)
+    assert set(COMMANDS) <= set(commands)
+    for command in commands:
+        assert f"`{command} " in table or f"`{command}`" in table, command
+
+
 def test_the_page_names_every_json_field(
     cli: Callable[..., Any],
     process: Callable[..., Any],
