@@ -29,6 +29,9 @@ def run_tuner(request: TuneRequest) -> bool:
             raise ConfigError(f"{str(request.plot)!r} cannot be written: no such directory")
         check_plot(request.plot)
     settings = _settings(request)
+    if settings.max_overhead > 1:
+        bound = settings.max_overhead
+        note(f"max_overhead={bound:g} lets saves cost {bound:.0%} of training: 0.05 is 5%")
     with meanwhile(console(stderr=True), shown=not request.no_progress) as notify:
         report = tuner.tune(settings, notify=notify)
     if request.plot is not None:

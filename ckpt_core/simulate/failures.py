@@ -89,7 +89,7 @@ def parse_trace(lines: Iterable[str], *, name: str = "trace") -> Trace:
     for number, row in enumerate(csv.reader(lines), start=1):
         if number == 1 and not _is_number(row[1] if len(row) > 1 else ""):
             continue
-        if len(row) != len(COLUMNS) or not (_is_number(row[1]) and row[2].strip().isdigit()):
+        if len(row) != len(COLUMNS) or not (_is_number(row[1]) and _is_count(row[2])):
             raise ConfigError(f"{name}, line {number}: expected {', '.join(COLUMNS)}, got {row}")
         times.append(float(row[1]))
         gpus.append(int(row[2]))
@@ -98,6 +98,11 @@ def parse_trace(lines: Iterable[str], *, name: str = "trace") -> Trace:
     if len(times) < 2:
         raise ConfigError(f"{name} has {len(times)} rows; a trace has at least two")
     return Trace(tuple(time - times[0] for time in times), tuple(gpus))
+
+
+def _is_count(text: str) -> bool:
+    # int() refuses ² and thousands of digits.
+    return text.strip().isdecimal() and _is_number(text)
 
 
 def _is_number(text: str) -> bool:

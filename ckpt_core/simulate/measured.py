@@ -49,7 +49,7 @@ def read_bench(report: Mapping[str, Any], *, name: str = "bench") -> Measured:
         raise ConfigError(f"{name} is not what `ckpt-core bench --json` writes for the suite core")
     try:
         return _measured(report["results"], float(report["settings"]["state_bytes"]))
-    except (KeyError, TypeError, ValueError) as exc:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
         raise ConfigError(f"{name} is damaged: {type(exc).__name__} at {exc}") from exc
 
 

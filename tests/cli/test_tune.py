@@ -120,6 +120,7 @@ def test_the_answer_can_be_pasted_and_says_how_sure_it_is(cli: Cli, disk: Path) 
     assert "f* = ceil(Tw / (N q t)) = 1" in answer.out
     assert "recommended, defaults" in answer.out
     assert "making a state" in answer.err.splitlines()
+    assert "max_overhead=1000 lets saves cost 100000% of training: 0.05 is 5%" in answer.err
 
 
 def test_exhaustive_measures_every_candidate(cli: Cli, disk: Path) -> None:

@@ -70,6 +70,8 @@ def test_a_synthetic_trace_is_read_back() -> None:
         ([*ROWS[:3], "2,nan,4"], "line 4"),
         ([*ROWS[:3], "2,2000,-4"], "line 4"),
         ([*ROWS[:3], "2,2000,4.5"], "line 4"),
+        ([*ROWS[:3], "2,2000,\u00b2"], "line 4"),
+        ([*ROWS[:3], f"2,2000,{'9' * 5000}"], "line 4"),
         ([*ROWS[:3], "2,1063.5,4"], "time must go up"),
         (["a,b,c,d", "0,1,2,3"], "line 2"),
     ],

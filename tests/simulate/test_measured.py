@@ -54,7 +54,17 @@ def test_what_was_not_measured_is_left_open(report: dict[str, Any]) -> None:
     assert (found.read, found.serial, found.iteration_s) == (5e9, 0.5e9, None)
 
 
-@pytest.mark.parametrize("change", [{"suite": "ranks"}, {"results": None}, {"settings": {}}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"suite": "ranks"},
+        {"results": None},
+        {"settings": {}},
+        {"results": {"persist": []}},
+        {"results": {"persist": {"contenders": {"ckpt_core": 2e9}}}},
+        {"settings": {"state_bytes": 10**400}},
+    ],
+)
 def test_what_is_no_such_file_is_told_by_name(
     report: dict[str, Any], change: dict[str, Any]
 ) -> None:
