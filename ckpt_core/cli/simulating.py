@@ -19,9 +19,10 @@ from ckpt_core.cli.simulating_output import (
     study_text,
 )
 from ckpt_core.cli.simulating_plot import plot_points
-from ckpt_core.cli.text import say, say_json, say_rich
+from ckpt_core.cli.text import note, say, say_json, say_rich
 from ckpt_core.observe import check_plot
 from ckpt_core.simulate import Study, Trace, compare, mean_completion_s, run_study
+from ckpt_core.units import time_text
 
 
 def run_simulation(request: SimulateRequest) -> bool:
@@ -52,6 +53,9 @@ def _study(request: SimulateRequest) -> None:
         for line in (*in_words(points, study), ""):
             say(line)
         say_rich(study_text(study), points_table(points, study))
+    if study.trace is not None and max(p.wall_s for p in points) > study.trace.duration_s:
+        end = time_text(study.trace.duration_s)
+        note(f"the trace ends after {end}, and runs that take longer meet no more failures then")
     _write_csv(request.csv_file, rows)
     if request.plot is not None:
         plot_points(points, study, request.plot)

@@ -32,7 +32,7 @@ from ckpt_core.simulate import (
     parse_trace,
     read_bench,
 )
-from ckpt_core.units import parse_bytes
+from ckpt_core.units import parse_bytes, time_text
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
@@ -229,7 +229,13 @@ def _goal(request: SimulateRequest, trace: Trace | None) -> Goal:
     if request.iterations is not None:
         return Goal(iterations=request.iterations)
     if request.duration is not None:
-        return Goal(duration_s=seconds(request.duration, field="duration"))
+        duration_s = seconds(request.duration, field="duration")
+        if trace is not None and duration_s > trace.duration_s:
+            raise ConfigError(
+                f"duration={request.duration!r} is longer than the trace, which ends after "
+                f"{time_text(trace.duration_s)}: give no more than that"
+            )
+        return Goal(duration_s=duration_s)
     return Goal(duration_s=_DURATION_S if trace is None else trace.duration_s)
 
 

@@ -104,6 +104,18 @@ def test_a_trace_stops_the_job_at_each_change_or_at_losses(cli: Cli, trace: Path
         assert {point["wall_s"] for point in points} == {214 * 63.0}
 
 
+def test_behind_the_end_of_a_trace_no_failures_are_made_up(cli: Cli, trace: Path) -> None:
+    arguments = ("simulate", *SMALL, "--trace", trace)
+    longer = cli(*arguments, "--duration", "30d")
+    assert (longer.code, longer.out) == (2, "")
+    assert "duration='30d' is longer than the trace, which ends after 3.745 h" in longer.err
+    assert cli(*arguments, "--duration", "1h").code == 0
+    assert not cli(*arguments, "--iterations", "100").err
+    beyond = cli(*arguments, "--iterations", "100000")
+    assert beyond.code == 0
+    assert "the trace ends after 3.745 h, and runs that take longer meet no more" in beyond.err
+
+
 def test_a_job_that_needs_many_gpus_is_down_for_longer(cli: Cli, trace: Path) -> None:
     any_number = _points(cli, *SMALL, "--trace", trace)[0]
     many = _points(cli, *SMALL, "--trace", trace, "--gpus", "48")[0]
