@@ -69,7 +69,8 @@ class SimulateRequest:
     interval: Annotated[
         str | None,
         typer.Option(
-            metavar="N,M", help="Iterations between checkpoints; default: 1,10,25,50,100."
+            metavar="N,M",
+            help="Iterations between checkpoints; default: 1,10,25,50,100, and longer while that is better.",
         ),
     ] = None
     in_flight: Annotated[

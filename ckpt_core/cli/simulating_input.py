@@ -123,6 +123,7 @@ def study_of(request: SimulateRequest) -> Study:
         goal=_goal(request, trace),
         strategies=_strategies(request),
         intervals=_intervals(request),
+        longer=request.interval is None,
         mtbfs_s=_mtbfs(request),
         trace=trace,
         stops=_choice(Stops, request.stops, "stops"),

@@ -56,11 +56,12 @@ def in_words(points: Sequence[Point], study: Study) -> list[str]:
 
 
 def _advice(points: Sequence[Point], study: Study, mtbf_s: float | None) -> list[str]:
+    at_rate = [point for point in points if point.mtbf_s == mtbf_s]
     best = {
         strategy: max(mine, key=lambda point: point.goodput)
         for strategy in study.strategies
         if strategy is not Strategy.IDEAL
-        and (mine := [p for p in points if (p.strategy, p.mtbf_s) == (strategy, mtbf_s)])
+        and (mine := [point for point in at_rate if point.strategy is strategy])
     }
     if not best:
         return []
@@ -75,12 +76,24 @@ def _advice(points: Sequence[Point], study: Study, mtbf_s: float | None) -> list
     lines = [f"{text}."]
     if ours.failures:
         rivals = [
-            f"{p.strategy.label} {useful(p, study):.1%}" for p in best.values() if p is not ours
+            f"{p.strategy.label} {useful(p, study):.1%}{_beyond(p, at_rate)}"
+            for p in best.values()
+            if p is not ours
         ]
-        beside = f"; the others at their best: {', '.join(rivals)}" if rivals else ""
+        others = "; the others at the best of these intervals: "
+        beside = others + ", ".join(rivals) if rivals else ""
         each = "" if mtbf_s is None else f" at a failure every {time_text(mtbf_s)}"
-        lines.append(f"So {useful(ours, study):.1%} of the run counts{each}{beside}.")
+        beyond = _beyond(ours, at_rate)
+        lines.append(f"So {useful(ours, study):.1%} of the run counts{each}{beyond}{beside}.")
     return lines
+
+
+def _beyond(best: Point, points: Sequence[Point]) -> str:
+    """Whether the best interval of a strategy is at an end of those that were tried."""
+    tried = [point.interval for point in points if point.strategy is best.strategy]
+    if best.interval == max(tried):
+        return " (longer may be better)"
+    return " (shorter may be better)" if best.interval == min(tried) > 1 else ""
 
 
 def _levels_text(study: Study) -> str:

@@ -39,7 +39,8 @@ def plot_points(points: Sequence[Point], study: Study, path: Path) -> None:
     if by_rate:
         area.set_xticks(study.mtbfs_s, [time_text(mtbf_s) for mtbf_s in study.mtbfs_s])
     else:
-        area.set_xticks(study.intervals, [str(interval) for interval in study.intervals])
+        intervals = sorted({point.interval for point in points})
+        area.set_xticks(intervals, [str(interval) for interval in intervals])
     area.set_xlabel("mean time between failures" if by_rate else "iterations between saves")
     total = study.goal.iterations is not None
     area.set_ylabel("total training time, hours" if total else "iterations that count, each second")
@@ -63,7 +64,7 @@ def _line(
     else:
         best = [
             max((p for p in mine if p.interval == interval), key=lambda p: p.goodput)
-            for interval in study.intervals
+            for interval in sorted({point.interval for point in mine})
         ]
         x = [float(point.interval) for point in best]
     total = study.goal.iterations is not None

@@ -24,6 +24,7 @@ class Study:
         goal: of each run.
         strategies: beside each other, with the same failures.
         intervals: iterations between checkpoints.
+        longer: while the longest of them is the best one of a strategy that meets failures, try twice that.
         mtbfs_s: mean times between failures of the job; empty: no failures, or those of `trace`.
         trace: instead of a mean time between failures.
         stops: which changes of the trace stop the job.
@@ -41,6 +42,7 @@ class Study:
     goal: Goal
     strategies: tuple[Strategy, ...] = tuple(Strategy)
     intervals: tuple[int, ...] = (1, 10, 25, 50, 100)
+    longer: bool = False
     mtbfs_s: tuple[float, ...] = ()
     trace: Trace | None = None
     stops: Stops = Stops.ANY
@@ -98,18 +100,27 @@ def run_study(study: Study) -> list[Point]:
         ConfigError: a number is out of range, or a run does not reach its goal.
     """
     return [
-        _point(
-            study,
-            dataclasses.replace(study_costs(study, strategy), levels=levels),
-            strategy,
-            interval,
-            mtbf_s,
-        )
+        point
         for strategy in study.strategies
         for mtbf_s in study.mtbfs_s or (None,)
-        for interval in study.intervals
-        for levels in study.levels
+        for point in _points(study, strategy, mtbf_s)
     ]
+
+
+def _points(study: Study, strategy: Strategy, mtbf_s: float | None) -> list[Point]:
+    costs = study_costs(study, strategy)
+    points: list[Point] = []
+    intervals = list(study.intervals)
+    for interval in intervals:
+        points += [
+            _point(study, dataclasses.replace(costs, levels=levels), strategy, interval, mtbf_s)
+            for levels in study.levels
+        ]
+        best = max(points, key=lambda point: point.goodput)
+        # Without failures the best is never to save.
+        if study.longer and interval == max(intervals) == best.interval and best.failures:
+            intervals.append(2 * interval)
+    return points
 
 
 def _point(

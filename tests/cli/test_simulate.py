@@ -61,6 +61,23 @@ def test_the_answer_begins_in_words(cli: Cli) -> None:
     assert third.startswith("With ckpt-core")
 
 
+def test_a_best_interval_at_the_end_of_those_tried_is_told(cli: Cli) -> None:
+    few = ("--interval", "200,400", "--strategy", "ours,torch.save,gemini", "--mtbf", "1h")
+    second = cli("simulate", *JOB, *few).out.splitlines()[1]
+    assert "every 60 min (shorter may be better); the others at the best of these" in second
+    assert re.search(r"torch.save 9\d\.\d% \(longer may be better\)", second)
+
+
+def test_without_intervals_longer_ones_are_tried_until_they_are_worse(cli: Cli) -> None:
+    points = _points(cli, *JOB, "--strategy", "torch.save,ideal", "--mtbf", "1h")
+    tried = [point["interval"] for point in points]
+    assert tried == [1, 10, 25, 50, 100, 200, 400, 800, 1, 10, 25, 50, 100]
+    assert max(points[:8], key=lambda point: float(point["goodput"]))["interval"] == 400
+    answer = cli("simulate", *JOB, "--mtbf", "1h")
+    assert "may be better" not in answer.out
+    assert len(_points(cli, *JOB, "--strategy", "torch.save")) == 5
+
+
 def test_without_failures_the_words_are_of_the_cost_and_the_bound(cli: Cli) -> None:
     answer = cli("simulate", *JOB, "--interval", "1", "--strategy", "checkfreq")
     words, blank = answer.out.splitlines()[:2]
@@ -145,10 +162,17 @@ def test_a_file_with_rows_is_written(cli: Cli, tmp_path: Path) -> None:
     assert float(rows[0]["goodput"]) > float(rows[2]["goodput"])
 
 
-@pytest.mark.parametrize("rates", [("--mtbf", "1h"), ("--mtbf", "1h,4h", "--iterations", "9999")])
-def test_a_picture_is_drawn(cli: Cli, tmp_path: Path, rates: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        (*SMALL, "--mtbf", "1h"),
+        (*SMALL, "--mtbf", "1h,4h", "--iterations", "9999"),
+        (*JOB, "--mtbf", "1h"),
+    ],
+)
+def test_a_picture_is_drawn(cli: Cli, tmp_path: Path, asked: tuple[str, ...]) -> None:
     path = tmp_path / "goodput.png"
-    assert cli("simulate", *SMALL, *rates, "--plot", path).code == 0
+    assert cli("simulate", *asked, "--plot", path).code == 0
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
