@@ -66,14 +66,10 @@ def _advice(points: Sequence[Point], study: Study, mtbf_s: float | None) -> list
     if not best:
         return []
     ours = best.get(Strategy.OURS) or max(best.values(), key=lambda point: point.goodput)
-    worst_s = ours.worst_recovery_s if ours.bound_s is None else ours.bound_s
-    text = (
+    lines = [
         f"With {ours.strategy.label}, save {every_text(ours.interval)}: that costs "
-        f"{1 - 1 / ours.slowdown:.1%} of the time"
-    )
-    if worst_s is not None:
-        text += f", and a failure at most {time_text(worst_s)} besides the restart"
-    lines = [f"{text}."]
+        f"{1 - 1 / ours.slowdown:.1%} of the time{_failure_text(ours, study)}."
+    ]
     if ours.failures:
         rivals = [
             f"{p.strategy.label} {useful(p, study):.1%}{_beyond(p, at_rate)}"
@@ -86,6 +82,23 @@ def _advice(points: Sequence[Point], study: Study, mtbf_s: float | None) -> list
         beyond = _beyond(ours, at_rate)
         lines.append(f"So {useful(ours, study):.1%} of the run counts{each}{beyond}{beside}.")
     return lines
+
+
+def _failure_text(point: Point, study: Study) -> str:
+    """What a failure costs: at most, or where levels can be lost what the worst one did."""
+    if point.most_s is not None:
+        return f", and a failure at most {time_text(point.most_s)} besides the restart"
+    if point.worst_recovery_s is None:
+        return ""
+    failures = count_text(round(point.failures * (study.runs if study.mtbfs_s else 1)), "failure")
+    text = (
+        f", and the worst of {failures} took {time_text(point.worst_recovery_s)} to load and train again, "
+        "besides the restart and saves"
+    )
+    kinds = [kind for kind in Kind if study.kinds.get(kind)] or [Kind.NODE]
+    most = max(kind.rank for kind in (study.survives, *[one.survives for one in study.levels[0]]))
+    fatal = [f"a {kind}" for kind in kinds if kind.rank > most]
+    return f"{text}; after the loss of {' or '.join(fatal)} it begins anew" if fatal else text
 
 
 def _beyond(best: Point, points: Sequence[Point]) -> str:

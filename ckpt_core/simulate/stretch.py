@@ -97,6 +97,14 @@ class Stretch:
         )
 
     @property
+    def worst_lost_s(self) -> float:
+        """Most time that one failure takes: from where training goes on to just before the next commit.
+
+        By the clock, with what training waits for; the way there again is no longer, as nothing is in flight.
+        """
+        return max(self.committed_at(k + 1) - at_s for k, at_s in enumerate(self.resumed_s))
+
+    @property
     def mean_lost(self) -> float:
         """Iterations that a failure takes at a random moment, once the course repeats itself."""
         at, end, every = self.first, len(self.reached_s) - 1, self.interval

@@ -69,6 +69,7 @@ class Point:
         mean_recovery_s: load, and doing the lost iterations again, over all failures.
         worst_recovery_s: the same, of the worst failure there was.
         bound_s: what the worst can be (PCcheck equation 4); None where levels can be lost.
+        most_s: time that one failure can cost besides the restart, with what training waits for; likewise.
         young_interval: what Young's formula gives for the time that training stands still for a checkpoint
             when storage keeps up; None where that is nothing, or without an MTBF.
         events: checkpoints and outages that were simulated one by one, of all runs.
@@ -89,6 +90,7 @@ class Point:
     mean_recovery_s: float | None
     worst_recovery_s: float | None
     bound_s: float | None
+    most_s: float | None
     young_interval: int | None
     events: int
 
@@ -140,6 +142,7 @@ def _point(
         for outages in _failures(study, mtbf_s)
     ]
     failures = sum(one.failures for one in outcomes)
+    is_bounded = costs.survives is Kind.SITE
     again_s = sum(one.loads_s + one.redone * iteration_s for one in outcomes)
     return Point(
         strategy=strategy,
@@ -151,7 +154,8 @@ def _point(
         **_means(outcomes),
         mean_recovery_s=again_s / failures if failures else None,
         worst_recovery_s=max(one.worst_recovery_s for one in outcomes) if failures else None,
-        bound_s=_bound_s(costs, course) if costs.survives is Kind.SITE else None,
+        bound_s=_bound_s(costs, course) if is_bounded else None,
+        most_s=costs.load_s + course.worst_lost_s if is_bounded else None,
         young_interval=_young(costs, iteration_s, mtbf_s),
         events=sum(one.events for one in outcomes),
     )

@@ -55,7 +55,7 @@ def test_the_answer_begins_in_words(cli: Cli) -> None:
     assert answer.code == 0
     first, second, third = answer.out.splitlines()[:3]
     assert first.startswith("With ckpt-core, save every 50 steps: that costs 1.3% of the time")
-    assert "a failure at most 35 s besides the restart" in first
+    assert "a failure at most 35.33 s besides the restart" in first
     assert "of the run counts at a failure every 60 min" in second
     assert "torch.save 70.3%" in second
     assert third.startswith("With ckpt-core")
@@ -76,6 +76,12 @@ def test_without_intervals_longer_ones_are_tried_until_they_are_worse(cli: Cli) 
     answer = cli("simulate", *JOB, "--mtbf", "1h")
     assert "may be better" not in answer.out
     assert len(_points(cli, *JOB, "--strategy", "torch.save")) == 5
+
+
+def test_what_a_failure_takes_at_most_is_told_with_the_stalls(cli: Cli) -> None:
+    # 5 s of work, 10.3 s in which training stands still for the save, 5 s to load.
+    answer = cli("simulate", *JOB, "--interval", "10", "--strategy", "torch.save", "--mtbf", "1h")
+    assert "a failure at most 20.33 s besides the restart" in answer.out.splitlines()[0]
 
 
 def test_without_failures_the_words_are_of_the_cost_and_the_bound(cli: Cli) -> None:
@@ -298,6 +304,15 @@ def test_levels_are_what_is_lost(cli: Cli) -> None:
     assert plain[0]["redone"] < found[0][0]["redone"] < found[0][1]["redone"]
     assert {point["redone"] for point in found[1]} == {plain[0]["redone"]}
     assert found[0][0]["bound_s"] is None
+
+
+def test_where_levels_can_be_lost_the_words_are_of_the_failures_that_came(cli: Cli) -> None:
+    arguments = (*SMALL, "--mtbf", "1h", *LEVELS, "--kinds", "node=9,domain=0,site=1")
+    first = cli("simulate", *arguments).out.splitlines()[0]
+    failures = round(2 * _points(cli, *arguments)[0]["failures"])
+    assert "at most" not in first
+    assert f"the worst of {failures} failures took" in first
+    assert first.endswith("besides the restart and saves; after the loss of a site it begins anew.")
 
 
 PEERS = "every=10,seconds=1,restore=1,survives=domain"

@@ -79,6 +79,26 @@ def test_every_second_and_every_iteration_is_accounted_for(
     assert outcome.worst_lost * ITERATION_S + made.load_s <= most_s + 1e-6
 
 
+@given(costs(), st.integers(1, 12), st.integers(1, 400))
+def test_no_failure_costs_more_time_than_the_worst_one(
+    made: Costs, interval: int, fails_after: int
+) -> None:
+    def wall_s(*outages: Outage) -> float:
+        goal = Goal(iterations=500)
+        run = simulate(made, outages, goal, iteration_s=ITERATION_S, interval=interval)
+        return run.wall_s
+
+    at_s = fails_after + 1 / 16
+    course = stretch(made, iteration_s=ITERATION_S, interval=interval)
+    cost_s = wall_s(Outage(at_s, at_s)) - wall_s()
+    assert cost_s <= made.load_s + course.worst_lost_s + 1e-6
+
+
+def test_the_worst_failure_takes_an_interval_and_the_stall_behind_it() -> None:
+    course = stretch(Costs(stall_s=20.0), iteration_s=1.0, interval=10)
+    assert course.worst_lost_s == 30.0
+
+
 def test_without_failures_a_run_takes_what_its_stretch_takes() -> None:
     made = costs_of(Strategy.CHECKFREQ, SETTING)
     outcome = simulate(made, (), Goal(iterations=1000), iteration_s=1.0, interval=10)
