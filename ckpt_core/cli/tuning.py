@@ -118,9 +118,9 @@ def _in_words(report: tuner.TuneReport) -> str:
     every, load, best = report.every, report.load, report.found.best
     tried = [checked.overhead for checked in report.checks if checked.every == every]
     cost = tried[-1] if tried else load.overhead_at(every)
-    # PCcheck's equation 4: an interval, and what was still on its way.
-    between_s = every * load.iteration_s
-    lost_s = between_s + min(best.in_flight * between_s, report.write_s(best))
+    lost_s = tuning.most_lost_s(
+        report.timings[best], between_s=every * load.iteration_s, in_flight=best.in_flight
+    )
     return (
         f"Save {every_text(every)} with the settings below: that costs {max(cost, 0):.1%} of training "
         f"({'tried out' if tried else 'computed'}), and a crash loses at most {time_text(lost_s)} of it."

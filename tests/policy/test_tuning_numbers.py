@@ -24,6 +24,7 @@ from ckpt_core.policy.tuning import (
     clean_iteration_s,
     iterations_of,
     kept_interval,
+    most_lost_s,
     nearest_overhead,
     next_interval,
     size_value,
@@ -95,6 +96,19 @@ def test_a_full_pipeline_tells_nothing_of_what_a_save_costs_by_itself() -> None:
     timing = timing_of(steady(places=2, write_s=2.0, saves=12), warmups=3)
     assert timing is not None
     assert typical_loss_s([timing]) == 0.0
+
+
+def test_what_a_crash_loses_at_most_goes_by_the_slowest_save() -> None:
+    # Of nine saves that count one takes 6 s: the median says nothing of it.
+    saves = [(10.0 * number, 10.0 * number + 1.5) for number in range(10)]
+    saves[5] = (50.0, 56.0)
+    slow = timing_of(Trace(tuple(saves), ()), warmups=1)
+    quick = timing_of(Trace(tuple(saves[6:]), ()), warmups=1)
+    assert slow is not None and quick is not None
+    assert (slow.write_s, slow.longest_s) == (1.5, 6.0)
+    assert most_lost_s([quick, slow], between_s=4.0, in_flight=2) == 10.0
+    assert most_lost_s([quick, slow], between_s=2.0, in_flight=2) == 6.0  # no more were under way
+    assert most_lost_s([quick], between_s=4.0, in_flight=2) == 5.5
 
 
 def test_too_few_saves_give_no_figures() -> None:

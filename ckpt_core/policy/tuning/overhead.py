@@ -85,6 +85,15 @@ def typical_loss_s(timings: Sequence[Timing]) -> float:
     return statistics.median(losses) if losses else 0.0
 
 
+def most_lost_s(timings: Sequence[Timing], *, between_s: float, in_flight: int) -> float:
+    """Training that a crash takes at most: from save to save, and what was on its way, at its longest.
+
+    Source: PCcheck (ASPLOS '25) equation 4, without the load.
+    """
+    longest_s = max(timing.longest_s for timing in timings)
+    return between_s + min(in_flight * between_s, longest_s)
+
+
 def next_interval(checks: Sequence[Checked], *, max_overhead: float) -> int | None:
     """Where to look next for the smallest interval that keeps the bound; None: it is found.
 

@@ -39,6 +39,7 @@ class Timing:
     Attributes:
         each_s: busy time of storage for each checkpoint.
         write_s: T_w: from the start of a save to its commit, median.
+        longest_s: the same, longest.
         busy: how many saves were under way at a time, while any was.
         used: part of the time in which any was; near 1, training may have waited for storage.
         iteration_s: mean iteration meanwhile; 0 if none was seen.
@@ -49,6 +50,7 @@ class Timing:
 
     each_s: float
     write_s: float
+    longest_s: float
     busy: float
     used: float
     iteration_s: float
@@ -69,7 +71,7 @@ def timing_of(trace: Trace, *, warmups: int) -> Timing | None:
     union = _union(inside)
     busy_s = sum(end - begin for begin, end in union)
     count = len(ends) - warmups
-    write_s = statistics.median(e - b for b, e in trace.saves if e > window[0])
+    writes_s = [e - b for b, e in trace.saves if e > window[0]]
     # With the one in which the last commit falls: it has lost time to that save.
     whole = [span for span in trace.iterations if window[0] <= span[0] < window[1]]
     iteration_s = statistics.fmean(_lengths(whole)) if whole else 0.0
@@ -77,7 +79,8 @@ def timing_of(trace: Trace, *, warmups: int) -> Timing | None:
     lost = max(iteration_s - clean_s, 0.0) * len(whole) / count if whole and clean_s else 0.0
     return Timing(
         each_s=busy_s / count,
-        write_s=write_s,
+        write_s=statistics.median(writes_s),
+        longest_s=max(writes_s),
         busy=sum(_lengths(inside)) / busy_s if busy_s else 0.0,
         used=busy_s / (window[1] - window[0]),
         iteration_s=iteration_s,
