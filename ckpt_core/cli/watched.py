@@ -48,7 +48,6 @@ class RankNow:
     """What one rank has told lately.
 
     Attributes:
-        runs: how often it was opened, as far as that is known here.
         under_way: saves that have begun and are not over, oldest first.
         over: saves that are, in the order of their ends.
         every_steps, every_s: from the save before to the newest; None: there are not two.
@@ -157,18 +156,22 @@ def _roots_of(facts: Facts) -> list[str]:
 def _rank(found: RankFacts, facts: Facts) -> RankNow:
     assert facts.began_unix_s is not None
     origin_s = facts.began_unix_s
-    first_s, last_s = found.runs[-1]
+    opened_s = found.runs[-1][0]
+    # One that has told something since then is still open beside it.
+    first_s = min(begin_s for begin_s, end_s in found.runs if end_s >= opened_s)
+    last_s = max(end_s for _, end_s in found.runs)
     now = [save for save in found.saves if save.begin_s >= first_s]
     world_size = found.opened.get("world_size")
     every_steps, every_s = None, None
-    if len(now) > 1:
-        every_steps, every_s = now[-1].step - now[-2].step, now[-1].begin_s - now[-2].begin_s
+    same = [save for save in now if save.opened_s == now[-1].opened_s]
+    if len(same) > 1:
+        every_steps, every_s = same[-1].step - same[-2].step, same[-1].begin_s - same[-2].begin_s
     over = [_over(found.rank, save, origin_s) for save in found.saves if save.over]
     return RankNow(
         found.rank,
         str(found.opened.get("host") or ""),
         world_size if isinstance(world_size, int) else None,
-        origin_s + first_s,
+        origin_s + opened_s,
         origin_s + last_s,
         tuple([_under_way(found.rank, save, origin_s) for save in now if not save.over]),
         tuple(sorted(over, key=lambda save: save.unix_s)),

@@ -4,6 +4,7 @@
     {"name": "barrier", "time_s": 11.5, "rank": 0, "waited_s": 0.0}
     {"name": "begin", "time_s": 11.7, "rank": 0, "waited_s": 0.0, "step": 120, ...}    the fields of `Event`
 
+Each also has an "opening", drawn by its Checkpointer: several may write to one file, at a time or in turn.
 "opened" comes once from each Checkpointer, "barrier" before each step of the optimizer that made the first
 one, or without an optimizer at the end of each `wait_staged`: that is where iterations can be told apart.
 `time_s` is the monotonic clock of the machine; `unix_s` in "opened" is the same moment for all machines.
@@ -20,6 +21,7 @@ import logging
 import os
 import platform
 import queue
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -66,6 +68,7 @@ class EventFile(NoEventFile):
             PersistError: the system gives no more threads.
         """
         self._rank, self._waited_s = rank, waited_s
+        self._opening = secrets.token_hex(4)
         try:
             # One write for each line: lines of several threads and ranks do not mix.
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -115,7 +118,8 @@ class EventFile(NoEventFile):
         self._lines.put(self._full(line))
 
     def _full(self, line: dict[str, Any]) -> dict[str, Any]:
-        return line | {"rank": self._rank, "waited_s": self._waited_s()}
+        about = {"rank": self._rank, "opening": self._opening, "waited_s": self._waited_s()}
+        return line | about
 
     def _give_up(self, why: object) -> None:
         self._ended = True

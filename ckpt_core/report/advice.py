@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckpt_core.policy import Costs, Limits, choose_interval
-from ckpt_core.report.facts import Facts, RankFacts, Save, saves_of
+from ckpt_core.report.facts import Facts, saves_of
+from ckpt_core.report.ranks import RankFacts, Save
 from ckpt_core.units import count_text, size_text, time_text
 
 _ALLOWED = (0.01, 0.05)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from ckpt_core.report.facts import Facts, RankFacts, Save
+from ckpt_core.report.facts import Facts
+from ckpt_core.report.ranks import RankFacts, Save
 from ckpt_core.units import clean, time_text
 
 WIDTH = 1100

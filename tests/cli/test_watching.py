@@ -125,6 +125,19 @@ def test_what_a_killed_run_had_begun_is_not_under_way_in_the_next(tmp_path: Path
     assert rank.opened_unix_s == pytest.approx(time.time() - 95, abs=10)
 
 
+def test_two_checkpointers_of_a_rank_are_both_under_way(tmp_path: Path) -> None:
+    first = [opened(0.0), *save(20, 3.0), line("begin", 4.0, step=30), line("begin", 8.5, step=40)]
+    second = [opened(5.0), *save(500, 8.1), line("begin", 9.0, step=700)]
+    lines = [one | {"opening": "a"} for one in first] + [one | {"opening": "b"} for one in second]
+    lines.append(line("staged", 9.2, step=30, opening="a"))
+    (rank,) = Watcher([str(written(tmp_path / "e", *lines))]).look().ranks
+    assert [(one.step, one.phase) for one in rank.under_way] == [
+        *((30, "persist"), (40, "staging"), (700, "staging")),
+    ]
+    assert (rank.every_steps, rank.every_s) == (200, pytest.approx(0.9))
+    assert rank.opened_unix_s == pytest.approx(time.time() - 95, abs=10)
+
+
 def test_the_window_is_bounded_and_its_iterations_are_still_told_apart(tmp_path: Path) -> None:
     lines = [opened(0.0)]
     for step in range(1, 1200):

@@ -85,6 +85,17 @@ def test_a_line_that_is_written_in_part_is_the_last_one(
     assert caplog.text.count(f"not written down any more: [Errno {errno.EFBIG}]") == 1
 
 
+def test_lines_of_two_in_one_file_are_told_apart(tmp_path: Path) -> None:
+    log, path = EventLog(), tmp_path / "events.jsonl"
+    files = [event_file(path, log, rank=0, opened={}) for _ in range(2)]
+    log.emit(Event(EventName.BEGIN, 1.0, 7))
+    for file in files:
+        file.close()
+    first, second, *told = [line["opening"] for line in lines_of(path)]
+    assert first != second
+    assert sorted(told) == sorted([first, second])
+
+
 def test_once_closed_it_hears_no_more(tmp_path: Path) -> None:
     log, path = EventLog(), tmp_path / "events.jsonl"
     file = event_file(path, log, rank=0, opened={})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,3 +156,81 @@ def test_a_wait_at_a_barrier_is_not_drawn_as_one_in_save_too(tmp_path: Path) -> 
     assert rank.waits == [(pytest.approx(0.5), pytest.approx(1.0))]
     assert rank.calls == [(pytest.approx(0.0), pytest.approx(0.1))]
     assert rank.waited_s == rank.saves[0].waited_s == pytest.approx(0.6)
+
+
+def of(opening: str, *lines: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one | {"opening": opening} for one in lines]
+
+
+def test_two_checkpointers_of_a_rank_each_have_a_counter_of_waits(tmp_path: Path) -> None:
+    lines = of("a", line("opened", 0.0, waited_s=0.0)) + of("b", line("opened", 0.5, waited_s=0.0))
+    for step in range(1, 6):
+        at = 2.0 * step
+        lines += of("a", *save(step, at, waited_s=at)) + of(
+            "b", *save(step, at + 1, waited_s=0.02 * (step - 1))
+        )
+    facts = gather([written(tmp_path / "e", *lines)])
+    (rank,) = facts.ranks
+    assert rank.waited_s == pytest.approx(10.02 + 0.1)
+    assert [one.waited_s for one in rank.saves[:4]] == [
+        *(pytest.approx(2.0), pytest.approx(0.02)),
+        *(pytest.approx(2.0), pytest.approx(0.02)),
+    ]
+    assert rank.lasted_s == pytest.approx(11.4)
+    assert ("10.12 s", "training waited, 88.77% of the run") in headline(facts, [])
+
+
+def test_a_save_ends_in_the_checkpointer_that_began_it(tmp_path: Path) -> None:
+    first, second = save(1, 1.0), save(1, 1.05)
+    lines = of("a", line("opened", 0.0), *first[:1]) + of("b", line("opened", 1.02), *second)
+    lines += of("a", *first[1:]) + of("b", line("failed", 2.0, step=2))
+    (rank,) = gather([written(tmp_path / "e", *lines)]).ranks
+    assert [one.committed_s for one in rank.saves] == [pytest.approx(1.4), pytest.approx(1.45)]
+    assert [mark.step for mark in rank.marks] == [2]
+
+
+def test_a_clock_that_is_set_back_mixes_no_lines_of_two_runs(tmp_path: Path) -> None:
+    opened = line("opened", 100.0, unix_s=1000.0, host="a", waited_s=0.0)
+    lines = of("a", opened, *save(1, 101.0), *save(2, 109.0, waited_s=5.0))
+    opened = line("opened", 110.0, unix_s=1005.0, host="a", waited_s=0.0)
+    lines += of("b", opened, *save(3, 110.5, waited_s=0.0))
+    (rank,) = gather([written(tmp_path / "e", *lines)]).ranks
+    assert rank.waited_s == pytest.approx(5.02 + 0.02)
+    assert rank.runs == [
+        (pytest.approx(0.0), pytest.approx(9.4)),
+        (pytest.approx(5.0), pytest.approx(5.9)),
+    ]
+    assert rank.lasted_s == pytest.approx(9.4)
+
+
+def test_what_a_second_checkpointer_opens_later_moves_no_line_of_the_first(tmp_path: Path) -> None:
+    lines = of("a", line("opened", 100.0, unix_s=1000.0, host="a"))
+    lines += of("b", line("opened", 101.0, unix_s=996.0, host="a")) + of("a", *save(1, 102.0))
+    (rank,) = gather([written(tmp_path / "e", *lines)]).ranks
+    assert rank.saves[0].begin_s - rank.saves[0].opened_s == pytest.approx(2.0)
+
+
+def test_counters_that_an_old_file_does_not_tell_apart_are_no_waits(tmp_path: Path) -> None:
+    lines = [line("opened", 0.0, waited_s=0.0), line("opened", 1.0, waited_s=0.0)]
+    for step in range(10):
+        lines += save(step, 2.0 + step, waited_s=5.0 * (step % 2))
+    (rank,) = gather([written(tmp_path / "e", *lines)]).ranks
+    assert rank.waited_s == pytest.approx(5.02)
+
+
+def test_what_was_waited_before_the_first_line_is_not_counted(tmp_path: Path) -> None:
+    lines = of("a", *save(1, 1.0, waited_s=500.0))
+    (rank,) = gather([written(tmp_path / "e", *lines)]).ranks
+    assert rank.waited_s == pytest.approx(0.02)
+
+
+def test_iterations_that_two_checkpointers_tell_are_counted_once(tmp_path: Path) -> None:
+    lines = of("a", line("opened", 0.0)) + of("b", line("opened", 0.1))
+    for number in range(1, 11):
+        lines += of("a", line("barrier", float(number)))
+        lines += of("b", line("barrier", number + 0.1))
+    lines += of("a", *save(1, 1.5)) + of("b", *save(1, 1.6))
+    lines += of("a", *save(5, 5.5)) + of("b", *save(5, 5.6))
+    (rank,) = gather([written(tmp_path / "e", *lines)]).ranks
+    assert rank.clean_s == pytest.approx(1.0)
+    assert rank.beside_s == [pytest.approx(1.0)]
