@@ -38,7 +38,7 @@ class Event:
     Attributes:
         name: what happened: an `EventName`, or its text.
         step: optimizer step concerned, if any.
-        attempt: id of the save concerned, if any.
+        attempt: id of the save concerned, if any; the same on all ranks.
         time_s: when it was done, on the monotonic clock.
         seconds: how long it took until then.
         nbytes: how much data it was about.

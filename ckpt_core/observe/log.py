@@ -47,13 +47,14 @@ class EventLog:
         name: EventName,
         step: int | None = None,
         *,
+        attempt: str | None = None,
         seconds: float = 0.0,
         nbytes: int = 0,
         detail: str = "",
     ) -> None:
         """Emit an event that has happened now; the arguments are the attributes of `Event`."""
         now = time.monotonic()
-        self.emit(Event(name, now, step, seconds=seconds, nbytes=nbytes, detail=detail))
+        self.emit(Event(name, now, step, attempt, seconds, nbytes, detail))
 
     def subscribe(
         self, callback: Callable[[Event], object], *, only: Collection[EventName] = ()

@@ -48,14 +48,25 @@ def steps_of(facts: Facts) -> list[Step]:
     """All saves, in order; a step that was tried again (by a later run) is there twice."""
     found = []
     for step, pairs in saves_of(facts.ranks).items():
-        by_rank: dict[int, list[Save]] = {}
-        for rank, save in pairs:
-            by_rank.setdefault(rank, []).append(save)
-        for turn in range(max(map(len, by_rank.values()))):
-            # From the end: a rank whose earlier lines are missing has told of the last turn.
-            turns = [(r, own[-1 - turn]) for r, own in by_rank.items() if len(own) > turn]
-            found.append(_step(step, turns))
+        found += [_step(step, turn) for turn in _turns(pairs)]
     return sorted(found, key=lambda step: step.begin_s)
+
+
+def _turns(pairs: Sequence[tuple[int, Save]]) -> list[list[tuple[int, Save]]]:
+    """The saves of a step, each try apart; where files do not name it, by rank and run."""
+    named: dict[str, list[tuple[int, Save]]] = {}
+    turns: list[list[tuple[int, Save]]] = []
+    for rank, save in sorted(pairs, key=lambda pair: pair[1].begin_s):
+        if save.attempt is not None:
+            named.setdefault(save.attempt, []).append((rank, save))
+            continue
+        last = turns[-1] if turns else []
+        # Ranks of one run are opened together: none of them behind the end of another one's save.
+        later = all(save.opened_s > one.until_s for _, one in last)
+        if later or any(rank == other for other, _ in last):
+            turns.append([])
+        turns[-1].append((rank, save))
+    return [*named.values(), *turns]
 
 
 def _step(step: int, saves: list[tuple[int, Save]]) -> Step:

@@ -24,6 +24,7 @@ class Save:
     """A save of one rank. Moments are seconds since the begin of the page; None: never seen.
 
     Attributes:
+        attempt: names it, the same on all ranks; None: the file is of before that was noted.
         place: which of the places in flight it had, from 0.
         opened_s: when its Checkpointer was opened, or its first line where that is missing.
         until_s: where its bar ends: its own end, or the last that its run has told.
@@ -32,6 +33,7 @@ class Save:
     """
 
     step: int
+    attempt: str | None
     place: int
     opened_s: float
     begin_s: float
@@ -182,10 +184,12 @@ class RankLines:
     def _of_step(self, run: _Run, line: Line, step: int, now_s: float) -> None:
         name, detail = line["name"], str(line.get("detail") or "")
         if name == EventName.BEGIN:
-            self._begin(run, step, now_s)
+            self._begin(run, step, now_s, attempt=_text(line, "attempt"))
             return
         begun = run.open if opening_of(line) is not None else [*run.open, *self._earlier]
-        save = next((save for save in begun if save.step == step), None)
+        named = (_text(line, "attempt"), None)
+        mine = [save for save in begun if save.step == step and save.attempt in named]
+        save = mine[0] if mine else None
         if save is None or name in _MARKED:
             if name in _MARKED or name == EventName.FAILED:
                 self._found.marks.append(Mark(name, now_s, step, detail))
@@ -203,10 +207,17 @@ class RankLines:
             save.until_s = now_s
             (run.open if save in run.open else self._earlier).remove(save)
 
-    def _begin(self, run: _Run, step: int, now_s: float) -> None:
+    def _begin(self, run: _Run, step: int, now_s: float, *, attempt: str | None) -> None:
         taken = {save.place for save in run.open}
         place = next(place for place in range(len(taken) + 1) if place not in taken)
-        save = Save(step=step, place=place, opened_s=run.begin_s, begin_s=now_s, until_s=now_s)
+        save = Save(
+            step=step,
+            attempt=attempt,
+            place=place,
+            opened_s=run.begin_s,
+            begin_s=now_s,
+            until_s=now_s,
+        )
         if run.waited_s is not None:
             save.waited_s = 0.0
         run.open.append(save)
@@ -253,8 +264,12 @@ class RankLines:
 
 def opening_of(line: Line) -> str | None:
     """Which opening of a Checkpointer has told it; None: the file is of before that was noted."""
-    opening = line.get("opening")
-    return opening if isinstance(opening, str) else None
+    return _text(line, "opening")
+
+
+def _text(line: Line, key: str) -> str | None:
+    value = line.get(key)
+    return value if isinstance(value, str) else None
 
 
 def number(line: Line, key: str) -> float | None:

@@ -81,7 +81,7 @@ class Admission:
             self._around.store.admitted(inflight.attempt_id)
         # Order matters: whatever interrupts the telling, whoever has heard of a begin hears of its end.
         inflight.begun = True
-        self._around.events.tell(EventName.BEGIN, inflight.step)
+        self._around.events.tell(EventName.BEGIN, inflight.step, attempt=inflight.attempt_id)
 
     def sealed(self, inflight: InFlight) -> None:
         """Its caller has ended it: from now on it is the latest save of its step. May be called twice."""

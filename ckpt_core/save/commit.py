@@ -104,7 +104,8 @@ class Committer:
     def _tell(self, name: EventName, inflight: InFlight) -> None:
         assert inflight.contents is not None
         seconds, nbytes = time.monotonic() - inflight.began, inflight.contents.state_bytes
-        self._events.tell(name, inflight.step, seconds=seconds, nbytes=nbytes)
+        attempt = inflight.attempt_id
+        self._events.tell(name, inflight.step, attempt=attempt, seconds=seconds, nbytes=nbytes)
 
     def commit(self, inflight: InFlight) -> Path:
         """Make the checkpoint durable and visible; returns the directory of the step.

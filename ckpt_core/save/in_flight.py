@@ -193,7 +193,10 @@ class InFlight:
             # Now: whoever seals it from here on finds it failed, and leaves its end to us.
             left_open = self.open_ended
         if self.begun or not told:
-            self._around.events.tell(EventName.FAILED, self.step, detail=str(error))
+            attempt = self.attempt_id or None
+            self._around.events.tell(
+                EventName.FAILED, self.step, attempt=attempt, detail=str(error)
+            )
         if not told:
             # Order matters: whoever has waited for a future finds the failure at the next save.
             self._around.failures.note(self.step, error)
@@ -265,7 +268,8 @@ class InFlight:
 
     def _note_staged(self) -> None:
         seconds = time.monotonic() - self.began
-        self._around.events.tell(EventName.STAGED, self.step, seconds=seconds)
+        attempt = self.attempt_id
+        self._around.events.tell(EventName.STAGED, self.step, attempt=attempt, seconds=seconds)
 
     # -- progress --------------------------------------------------------------------------------
 

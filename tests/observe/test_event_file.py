@@ -41,6 +41,9 @@ def test_a_run_tells_its_options_its_barriers_and_its_saves(tmp_path: Path) -> N
     committed = [line for line in lines if line["name"] == "committed"]
     assert {line["step"] for line in committed} == {1, 3}
     assert all(line["nbytes"] == 4000 and line["seconds"] > 0 for line in committed)
+    phases = ("begin", "staged", "persisted", "committed")
+    tries = {(line["step"], line["attempt"]) for line in lines if line["name"] in phases}
+    assert len(tries) == 2 and None not in {attempt for _, attempt in tries}
 
 
 def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:

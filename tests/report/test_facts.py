@@ -234,3 +234,42 @@ def test_iterations_that_two_checkpointers_tell_are_counted_once(tmp_path: Path)
     (rank,) = gather([written(tmp_path / "e", *lines)]).ranks
     assert rank.clean_s == pytest.approx(1.0)
     assert rank.beside_s == [pytest.approx(1.0)]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_step_that_is_tried_again_is_not_joined_with_what_other_ranks_did_before(
+    tmp_path: Path, old: bool
+) -> None:
+    first = [line("opened", 0.0, rank) for rank in range(2)]
+    tries = [save(5, 1.0), save(5, 1.1, 1), [line("begin", 101.0, step=5)], save(5, 201.0)]
+    named = [
+        [one | ({} if old else {"attempt": f"5-{name}"}) for one in own]
+        for name, own in zip("aabc", tries, strict=True)
+    ]
+    again = [line("opened", at, rank) for at in (100.0, 200.0) for rank in range(2)]
+    lines = [*first, *again, *named[0], *named[1], *named[2], *named[3]]
+    lines.sort(key=lambda one: one["time_s"])
+    steps = steps_of(gather([written(tmp_path / "e", *lines)]))
+    assert [(len(step.saves), step.seconds) for step in steps] == [
+        *((2, pytest.approx(0.5)), (1, None)),
+        (1, pytest.approx(0.4)),
+    ]
+
+
+def test_ranks_that_an_old_file_tells_of_in_two_runs_are_not_one_save(tmp_path: Path) -> None:
+    lines = [line("opened", 0.0), line("begin", 1.0, step=5)]
+    lines += [line("opened", 100.0), line("opened", 100.0, 1), *save(5, 101.0, 1), *save(5, 101.1)]
+    steps = steps_of(gather([written(tmp_path / "e", *lines)]))
+    assert [(len(step.saves), step.seconds) for step in steps] == [
+        (1, None),
+        (2, pytest.approx(0.5)),
+    ]
+
+
+def test_an_end_belongs_to_the_try_that_it_names(tmp_path: Path) -> None:
+    lines = [line("begin", 1.0, step=5, attempt="5-a"), line("begin", 1.1, step=5, attempt="5-b")]
+    lines.append(line("committed", 1.2, step=5, attempt="5-b"))
+    lines.append(line("failed", 1.3, step=5, attempt="5-c"))
+    (rank,) = gather([written(tmp_path / "e", *lines)]).ranks
+    assert [one.over for one in rank.saves] == [False, True]
+    assert [mark.name for mark in rank.marks] == ["failed"]
