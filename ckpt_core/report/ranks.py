@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,8 +158,8 @@ class RankLines:
                     save.until_s = run.last_s
         spans = tuple((save.begin_s, save.until_s) for save in found.saves)
         trace = tuning.Trace(spans, tuple(self._iterations()))
-        found.clean_s = tuning.clean_iteration_s(trace)
-        _, found.beside_s = tuning.beside(trace)
+        clean, found.beside_s = tuning.beside(trace, left_out=0)
+        found.clean_s = statistics.median(clean) if clean else 0.0
         if not found.knows_calls:
             found.waited_s = sum(end - begin for begin, end in found.waits)
         return found
@@ -249,12 +250,13 @@ class RankLines:
             run.in_call = None
 
     def _iterations(self) -> list[tuple[float, float]]:
-        """Of all runs; two Checkpointers in one loop tell each of them twice, and it is taken once."""
+        """Of all runs, after the first of each. One that two Checkpointers tell of counts once."""
         told: list[tuple[float, float]] = []
         for run in self._runs:
             first_s = max(run.begin_s, self._since_s)
             begins = [(save.step, save.begin_s) for save in run.saves if save.begin_s >= first_s]
-            told += tuning.iterations_of(run.barriers, begins)
+            # Each run compiles, allocates and fills caches anew.
+            told += tuning.iterations_of(run.barriers, begins)[1:]
         found: list[tuple[float, float]] = []
         for span in sorted(told):
             if not found or span[0] >= found[-1][1]:

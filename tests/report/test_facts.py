@@ -273,3 +273,16 @@ def test_an_end_belongs_to_the_try_that_it_names(tmp_path: Path) -> None:
     (rank,) = gather([written(tmp_path / "e", *lines)]).ranks
     assert [one.over for one in rank.saves] == [False, True]
     assert [mark.name for mark in rank.marks] == ["failed"]
+
+
+def test_the_first_iteration_of_each_run_is_left_out(tmp_path: Path) -> None:
+    lines = []
+    for begin in (0.0, 1000.0, 2000.0):
+        # The first one takes a minute, and a save is under way beside it and beside one of the others.
+        moments = [begin + 1, *(begin + 61 + number for number in range(8))]
+        lines += [line("opened", begin), *(line("barrier", moment) for moment in moments)]
+        lines += [*save(1, begin + 30), *save(3, begin + 62.3)]
+    lines.sort(key=lambda one: one["time_s"])
+    (rank,) = gather([written(tmp_path / "e", *lines)]).ranks
+    assert rank.clean_s == pytest.approx(1.0)
+    assert rank.beside_s == [pytest.approx(1.0)] * 3

@@ -95,13 +95,13 @@ def clean_iteration_s(trace: Trace) -> float:
     return statistics.median(clean) if clean else 0.0
 
 
-def beside(trace: Trace) -> tuple[list[float], list[float]]:
-    """Seconds of the iterations after the first one: those beside no save, and those beside one."""
+def beside(trace: Trace, *, left_out: int = 1) -> tuple[list[float], list[float]]:
+    """Seconds of the iterations after the first `left_out`: those beside no save, and those beside one."""
     union = _union(trace.saves)
     ends = [end for _, end in union]
     lengths: tuple[list[float], list[float]] = [], []
     # The first iteration compiles, allocates, and fills caches.
-    for begin, end in trace.iterations[1:]:
+    for begin, end in trace.iterations[left_out:]:
         # They lie apart and in order: of those that end after its begin, the first one begins first.
         at = bisect.bisect(ends, begin)
         lengths[at < len(union) and union[at][0] < end].append(end - begin)
