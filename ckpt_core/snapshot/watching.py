@@ -92,4 +92,5 @@ class LeafWatch:
 
 def fingerprint(tensor: torch.Tensor) -> bytes:
     """xxh3 of the row-major bytes of a tensor on the host, which has some."""
-    return xxhash.xxh3_64(memory_of(tensor.contiguous().view(-1))).digest()
+    flat = tensor.contiguous()  # of one with other strides a copy: alive until it has been read
+    return xxhash.xxh3_64(memory_of(flat)).digest()

@@ -119,6 +119,17 @@ def test_a_missing_barrier_is_found_and_the_leaves_are_named(tmp_path: Path) -> 
         assert ck.steps()[-1] == 3
 
 
+def test_with_every_byte_looked_at_leaves_that_are_not_contiguous_are_saved(tmp_path: Path) -> None:
+    convolution = torch.nn.Conv2d(64, 128, 3).to(memory_format=torch.channels_last)
+    state = {"model": convolution, "every_second": torch.randn(40_000)[::2]}
+    with Checkpointer(tmp_path, Options(debug_barrier=True)) as ck:
+        ck.save(1, state).committed.result(timeout=60)
+        save = ck.begin(2, {"weight": convolution.weight})
+        save.stage(["weight"])
+        save.seal(state).committed.result(timeout=60)
+        assert ck.steps() == (1, 2)
+
+
 def test_wait_staged_for_names_waits_for_those_alone(tmp_path: Path) -> None:
     state = big()
     files = GatedFiles()
