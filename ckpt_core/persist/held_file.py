@@ -6,6 +6,7 @@ has it open. And its bytes are there, where it cannot get another name.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -57,6 +58,7 @@ class HeldFile:
         self.sizes = tuple([sum(one.nbytes for one in piece) for piece in pieces])
         self._starts = tuple(itertools.accumulate(self.sizes, initial=0))[:-1]
         self._files = files
+        self._written_ns = os.lstat(path).st_mtime_ns
         self._fd = files.open_read(path)
         self._users = 1
         self._lock = threading.Lock()
@@ -75,6 +77,19 @@ class HeldFile:
         """Whether its piece of that number begins there, and has these bytes."""
         # Staging memory may have been replaced since, by chunks of another size.
         return self._starts[index : index + 1] == (offset,) and self.digests[index] == digest
+
+    def is_as_written(self) -> bool:
+        """Whether nobody has cut it or written to it; True where that cannot be told: `put` looks again.
+
+        Not seen: what its storage makes of it, and what comes in the same tick of the clock as its writing.
+        """
+        with contextlib.suppress(OSError), self._lock:
+            return self._is_as_written(os.fstat(self._fd))
+        return True
+
+    def _is_as_written(self, found: os.stat_result) -> bool:
+        # By what links, renames and permissions do not change: unlike st_ctime.
+        return (found.st_size, found.st_mtime_ns) == (self.nbytes, self._written_ns)
 
     def take(self) -> HeldFile:
         """Have it too, until `release`."""
@@ -112,14 +127,18 @@ class HeldFile:
         except OSError as exc:
             _log.info("%s is copied and not linked: %s", target, exc)
         else:
-            # Somebody may have put another file there since.
-            if os.path.samestat(os.lstat(target), os.fstat(self._fd)):
+            # Somebody may have put another file there since, or have changed this one.
+            held = os.fstat(self._fd)
+            if os.path.samestat(os.lstat(target), held) and self._is_as_written(held):
                 return
             self._files.unlink(target)
         self._copy(target, step)
         # Later steps share the copy. dup2 keeps the number: somebody may be reading from it right now.
+        written_ns = os.lstat(target).st_mtime_ns
         fresh = self._files.open_read(target)
-        os.dup2(fresh, self._fd, inheritable=False)
+        with self._lock:
+            os.dup2(fresh, self._fd, inheritable=False)
+            self._written_ns = written_ns
         self._files.close(fresh)
 
     def copy_pieces(self, fd: int, indices: Iterable[int], *, step: int) -> None:

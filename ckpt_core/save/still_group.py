@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -11,6 +12,8 @@ from typing import Protocol
 
 from ckpt_core.options import Options
 from ckpt_core.persist import HeldFile, ShardFile
+
+_log = logging.getLogger("ckpt_core")
 
 _CHECK_EVERY = 10
 """Declared leaves are read at one save in so many."""
@@ -86,7 +89,11 @@ class StillGroup:
         self._closed = False
 
     def lend(self, shard: ShardFile) -> Loan | None:
-        """Let a save have the file, as its shard's `earlier`; None where there is none."""
+        """Let a save have the file, as its shard's `earlier`; None where there is none.
+
+        None, too, where somebody has changed it: the save writes its own.
+        """
+        self._drop_changed()
         with self._lock:
             if self._file is None or self._file.nbytes != shard.request.file_bytes:
                 return None
@@ -98,6 +105,19 @@ class StillGroup:
             self._steps += 1
             self._unread = self._unread + 1 if trusted else 0
             return Loan(self._file, trusted, renew)
+
+    def _drop_changed(self) -> None:
+        with self._lock:
+            file = self._file
+            if file is None or file.is_as_written():
+                return
+            self._file = None
+        _log.warning(
+            "somebody has changed %s since it was written: the steps that have it are likely damaged, which "
+            "`ckpt-core verify` tells. This save writes its own",
+            file.home,
+        )
+        file.release()
 
     def unlike(self, look: Mapping[str, bytes]) -> list[str]:
         """Leaves that do not look as they did when the file was written."""

@@ -241,11 +241,14 @@ def test_a_damaged_file_is_told_for_each_step_and_an_older_generation_is_restore
 
 
 def flip(path: Path) -> None:
+    """As a device does it that goes bad: nobody has changed the file."""
+    times = path.stat()
     with path.open("r+b") as file:
         file.seek(-5000, os.SEEK_END)
         byte = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 class NoLinks(Files):
