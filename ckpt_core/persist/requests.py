@@ -65,6 +65,11 @@ class ShardRequest:
         """Its length."""
         return self.nbytes if self.exact_bytes is None else self.exact_bytes
 
+    @property
+    def takes_slot(self) -> bool:
+        """Whether it may be written over a recycled file: named files are not."""
+        return self.exact_bytes is None
+
 
 class PieceLike(Protocol):
     """What the writers need of a filled staging chunk (snapshot.Piece)."""

@@ -155,7 +155,11 @@ class InFlight:
             except (PersistError, RestoreError) as exc:
                 # Restore passes over it where it stands: that is no reason to save nothing.
                 _log.warning("%s A corrupt step stays where it is; the save goes on", exc)
-        store.check_space(sum(shard.expected_bytes for shard in self.shards))
+        written = [shard for shard in self.shards if shard.expected_bytes]
+        store.check_space(
+            *(shard.expected_bytes for shard in written if shard.request.takes_slot),
+            others_bytes=sum(s.expected_bytes for s in written if not s.request.takes_slot),
+        )
         return store.begin(self.step, self.attempt_id, self.destination)
 
     def start_clock(self, timeout_s: float) -> None:

@@ -151,7 +151,7 @@ class Shards:
         )
 
     def _sink(self, inflight: InFlight, request: ShardRequest) -> ShardSink:
-        recycled = request.shared_at is None and request.exact_bytes is None
+        recycled = request.shared_at is None and request.takes_slot
         kept = self._kept if recycled and self._kept.keeps(self._store.root) else None
         shard = ShardFile(request, files=self._files, kept=kept)
         writers = self._writers_for(inflight)

@@ -2,7 +2,7 @@
 
     store.open()                       lock the root, finish what a crash left            (once)
     attempt = store.begin(step)        an empty directory under .inflight                 (per save)
-    store.check_space(nbytes); store.take_slot(attempt, name, nbytes)
+    store.check_space(*sizes); store.take_slot(attempt, name, nbytes)
         ... persist/ writes and syncs the shard files and both manifests there ...
     store.publish(attempt)             one rename makes the step exist      (or: abandon)
     store.retire()                     retention; shard files of retired steps become slots

@@ -89,13 +89,13 @@ class GuestStore:
         """As `StepStore.take_slot`."""
         return self._slots.take(attempt.path / name, nbytes)
 
-    def check_space(self, nbytes: int) -> None:
+    def check_space(self, *sizes: int, others_bytes: int = 0) -> None:
         """As `StepStore.check_space`, for the files of this rank alone.
 
         Raises:
             PersistError: the free space is too small.
         """
-        check_space(self.root, nbytes, slots=self._slots, files=self._files)
+        check_space(self.root, sizes, others_bytes, slots=self._slots, files=self._files)
 
     def abandon(self, attempt: Attempt, made: Iterable[Path] = ()) -> None:
         """Delete this rank's files of a failed attempt, and its directory if nothing else is in it.

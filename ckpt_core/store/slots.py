@@ -15,6 +15,7 @@ import os
 import secrets
 import stat
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,15 +68,20 @@ class Slots:
         self._taken = self._shared = shared
         self._rank = rank
 
-    def reusable_bytes(self, nbytes: int) -> int:
-        """How much of a file of `nbytes` would go to blocks that are allocated already."""
-        slot = self._best(nbytes)
-        return 0 if slot is None else min(nbytes, slot.nbytes, slot.blocks_bytes)
+    def reusable_bytes(self, sizes: Sequence[int]) -> int:
+        """How much of files of these sizes would go to blocks that are allocated already, taken in turn."""
+        slots, found = self._usable(), 0
+        for nbytes in sizes:
+            slot = _best(slots, nbytes)
+            if slot is not None:
+                slots.remove(slot)
+                found += min(nbytes, slot.nbytes, slot.blocks_bytes)
+        return found
 
     def next_for(self, nbytes: int) -> Path | None:
         """The slot that a file of so many bytes would get now; None where that cannot be told."""
         try:
-            slot = self._best(nbytes)
+            slot = _best(self._usable(), nbytes)
         except OSError:
             return None
         return None if slot is None else slot.path
@@ -88,7 +94,7 @@ class Slots:
         """
         try:
             with self._mutex:
-                while (slot := self._best(nbytes)) is not None:
+                while (slot := _best(self._usable(), nbytes)) is not None:
                     if os.path.lexists(target):
                         return False
                     self._taken = True
@@ -164,20 +170,24 @@ class Slots:
                     self._files.rename(path, self.path / secrets.token_hex(8))
             remove_each(self._files, [path for path in there if path.name not in kept])
 
-    def _best(self, nbytes: int) -> _Slot | None:
-        """The smallest slot that is large enough, else the largest."""
+    def _usable(self) -> list[_Slot]:
+        """Those that this rank may take."""
         mine = f"{_FOR}{self._rank}-"
-        slots = [
+        return [
             slot
             for slot in self._all()
             if not slot.path.name.startswith(_FOR) or slot.path.name.startswith(mine)
         ]
-        return min(slots, key=lambda s: (s.nbytes < nbytes, abs(s.nbytes - nbytes)), default=None)
 
     def _all(self) -> list[_Slot]:
         paths = [Path(entry.path) for entry in entries(self.path)]
         found = [_slot(path) for path in paths if path.suffix != _TAKEN]
         return [slot for slot in found if slot is not None]
+
+
+def _best(slots: Sequence[_Slot], nbytes: int) -> _Slot | None:
+    """The smallest slot that is large enough, else the largest."""
+    return min(slots, key=lambda s: (s.nbytes < nbytes, abs(s.nbytes - nbytes)), default=None)
 
 
 def _slot(path: Path) -> _Slot | None:

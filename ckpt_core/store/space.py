@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ckpt_core.errors import PersistError
@@ -12,14 +13,19 @@ from ckpt_core.system.memory_limit import room_left
 from ckpt_core.units import size_text
 
 
-def check_space(root: Path, nbytes: int, *, slots: Slots, files: Files) -> None:
-    """Blocks of the slot that a file of `nbytes` would take count as there already.
+def check_space(
+    root: Path, sizes: Sequence[int], others_bytes: int, *, slots: Slots, files: Files
+) -> None:
+    """Blocks of the slots that files of `sizes` would take, one each, count as there already.
+
+    Args:
+        others_bytes: of files that take no slot.
 
     Raises:
         PersistError: the free space is too small; says how much is needed and what to do.
     """
     with mapped("look for free space", path=root):
-        need = nbytes - slots.reusable_bytes(nbytes)
+        need = sum(sizes) + others_bytes - slots.reusable_bytes(sizes)
         free, within = files.free_bytes(root), ""
         room = room_left() if files.in_memory(root) else None
     if room is not None and room < free:

@@ -187,17 +187,17 @@ class StepStore(KeptSteps):
         """The file that `take_slot` would give now."""
         return self._slots.next_for(nbytes)
 
-    def check_space(self, nbytes: int) -> None:
+    def check_space(self, *sizes: int, others_bytes: int = 0) -> None:
         """Refuse a save that cannot fit, before anything is written; makes a removed root anew.
 
-        Blocks of the slot that `take_slot` would give count as there already.
+        Blocks of the slots that `take_slot` would give files of these sizes count as there already.
 
         Raises:
             PersistError: the free space is too small; says how much is needed and what to do.
             RootBusy: the root was removed under us and somebody else has taken it.
         """
         self._ours.check()
-        check_space(self.root, nbytes, slots=self._slots, files=self._files)
+        check_space(self.root, sizes, others_bytes, slots=self._slots, files=self._files)
 
     def publish(self, attempt: Attempt) -> Path:
         """Make a complete attempt the committed step; once this returns it survives a power loss.

@@ -146,6 +146,28 @@ def test_a_save_that_cannot_fit_is_refused_before_it_is_written(root: Path) -> N
     store.close()
 
 
+def test_a_slot_counts_for_one_file_and_for_none_that_takes_no_slot(root: Path) -> None:
+    store = make_store(root, Nearly(), keep_last=1)
+    store.open()
+    for step, size in enumerate([4096, 8192, 4096]):
+        save(store, step, nbytes=size)
+    store.retire()
+    store.check_space(4096, 8192)
+    store.check_space(8192, 4096, 1000)
+    store.check_space(9192, 4096)
+    store.check_space(8192, 4096, others_bytes=1000)
+    for sizes, others, more in (
+        ((4096, 8192, 1001), 0, "1001 B"),
+        ((8192, 8192), 0, "4.0 KiB"),
+        ((4096, 4096, 4096), 0, "4.0 KiB"),
+        ((), 8192, "8.0 KiB"),
+        ((4096, 8192), 1001, "1001 B"),
+    ):
+        with pytest.raises(PersistError, match=f"needs {more} more"):
+            store.check_space(*sizes, others_bytes=others)
+    store.close()
+
+
 class InMemory(QuickFiles):
     """As if the root were on tmpfs, in small pages."""
 
