@@ -69,7 +69,7 @@ def place(files: Files, attempt: Attempt, target: Path) -> Path | None:
     Whatever comes back is unpublished durably: its files may be overwritten.
 
     Raises:
-        FileExistsError: `target` is no directory, so it is not one of ours.
+        NotADirectoryError: `target` is none, so it is not one of ours.
     """
     if is_real_dir(target):
         replaces = None if attempt.destination is None else attempt.destination.replaces
@@ -86,8 +86,8 @@ def place(files: Files, attempt: Attempt, target: Path) -> Path | None:
                 raise
     if target.is_symlink() or target.exists():
         kind = "step" if attempt.destination is None else "directory"
-        raise FileExistsError(
-            errno.EEXIST, f"something that is no {kind} has that name", str(target)
+        raise NotADirectoryError(
+            errno.ENOTDIR, f"something that is no {kind} has that name", str(target)
         )
     _move(files, target.parent, [(attempt.path, target)])
     return None

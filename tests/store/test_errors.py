@@ -328,3 +328,22 @@ def test_a_replaced_save_that_cannot_be_deleted_does_not_come_back_when_its_succ
     store.open()
     assert store.steps() == (10,)
     store.close()
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_what_is_no_step_and_has_the_name_of_one_is_to_be_moved_away(
+    root: Path, link: bool
+) -> None:
+    store = make_store(root)
+    store.open()
+    target = step_path(root, 8)
+    if link:
+        target.symlink_to(root)
+    else:
+        target.write_text("mine")
+    with pytest.raises(CommitError, match=r"no step has that name\. .* safe\. .*: move it away\.$"):
+        save(store, 8)
+    assert target.is_symlink() if link else target.read_text() == "mine"
+    target.unlink()
+    save(store, 8)
+    store.close()
