@@ -532,6 +532,7 @@ def test_a_full_disk_fails_the_save_and_harms_no_directory(root: Path) -> None:
             save(ck, 3, trees(3), name="other", pointer="latest")
         files.full = False
         assert_directory(root / "tag", trees(1))
+        assert ck._engine.flights.wait_empty(deadline=time.monotonic() + 30)
         assert not list(root.glob(".inflight/*"))
         save(ck, 4, trees(4), name="other", pointer="latest").committed.result(60)
     assert_directory(root / "other", trees(4))
