@@ -57,6 +57,7 @@ class Errands:
 
     def __init__(self) -> None:
         self._idle: list[_Process] = []
+        self._home = Home()
 
     def run(
         self, name: str, request: Json, *, timeout_s: float, progress: Progress | None = None
@@ -72,7 +73,7 @@ class Errands:
                 when it said nothing for `timeout_s`, or died.
         """
         with holding() as held:
-            process = self._taken() or _Process.start()
+            process = self._taken() or _Process.start(self._home)
             try:
                 with held.allowed():
                     last = _converse(process, name, request, timeout_s, progress)
@@ -153,6 +154,20 @@ def child(*arguments: str) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-m", "ckpt_core.levels", *arguments], environ
 
 
+class Home:
+    """Where this process works now. Names in the environment, as that of a token's file, may begin there, so
+    that what is started later is started there, wherever the program has gone since."""
+
+    def __init__(self) -> None:
+        self._path: str | None = None
+        with contextlib.suppress(OSError):  # it has been removed
+            self._path = os.getcwd()
+
+    def path(self) -> str | None:
+        """As `subprocess.Popen` takes it; None where it is no more."""
+        return self._path if self._path and os.path.isdir(self._path) else None
+
+
 # -- inside ----------------------------------------------------------------------------------------
 
 
@@ -171,13 +186,14 @@ class _Process:
     rested_s: float = 0.0
 
     @classmethod
-    def start(cls) -> _Process:
+    def start(cls, home: Home) -> _Process:
         arguments, environ = child("errands")
         said = os.memfd_create("errands")
         try:
             popen = subprocess.Popen(
                 arguments,
                 env=environ,
+                cwd=home.path(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said,

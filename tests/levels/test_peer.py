@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
+import signal
 import traceback
 from pathlib import Path
 
 import pytest
 
+from ckpt_core import Checkpointer, Level
 from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.levels import Address, Away, Copy, Far, open_far, read_keys, read_status
 from ckpt_core.levels import PeerServer as Serving
+from ckpt_core.store import step_path
 from tests.levels.agents import Agents, plan_of, until
 from tests.levels.making import make_store, save
 from tests.levels.servers.before_peer import BeforePeer
@@ -20,6 +24,7 @@ from tests.levels.servers.faulty import SECRET, FaultServer, Request, always, in
 from tests.levels.servers.moto import needs_store
 from tests.levels.servers.peer import TOKEN, PeerServer
 from tests.levels.stores import level_of, look_at, opened
+from tests.levels.trainers import SOON_S, agent_of, end_agent, options
 from tests.store.harness import Fault, QuickFiles, interrupted
 
 pytestmark = needs_store
@@ -155,6 +160,25 @@ def test_a_full_disk_of_a_peer_is_a_problem_that_may_pass(peer: PeerServer, tmp_
         fault.armed = False
         far.put(COPY, "shard", iter([memoryview(bytes(10))]), 10)
         assert far.files(COPY) == {"shard": 10}
+
+
+def test_a_token_that_is_named_from_where_the_job_began_is_found_wherever_it_has_gone_since(
+    root: Path, tmp_path: Path, peer: PeerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(peer.home)
+    monkeypatch.setenv("CKPT_PEER_TOKEN_FILE", peer.token.name)
+    levels, given = [Level(peer.url("moved"))], options(timeout=SOON_S)
+    try:
+        with Checkpointer(root, given, levels=levels, files=QuickFiles()) as ck:
+            ck.save(1, {"w": 1}).reached(1).result(SOON_S)
+            monkeypatch.chdir(tmp_path)
+            ck._engine.levels.errands.close()  # type: ignore[attr-defined]
+            os.kill(until(lambda: agent_of(root)), signal.SIGKILL)
+            ck.save(2, {"w": 2}).reached(1).result(SOON_S)
+            shutil.rmtree(step_path(root, 2))
+            assert ck.restore({"w": 0}).step == 2
+    finally:
+        end_agent(root)
 
 
 def test_an_agent_goes_on_by_itself_when_its_peer_was_killed_and_started_anew(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ckpt_core.errors import PersistError
-from ckpt_core.levels.errands import child
+from ckpt_core.levels.errands import Home, child
 from ckpt_core.levels.mailbox import AGENT_LOG, LEVELS
 from ckpt_core.store import writer_of
 
@@ -35,6 +35,7 @@ class Agent:
 
     def __init__(self, root: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
+        self._home = Home()
         self._clock = clock
         self._pid: int | None = None
         self._started_s = self._looked_s = -_LOOK_S
@@ -59,6 +60,7 @@ class Agent:
                 process = subprocess.Popen(
                     arguments,
                     env=environ,
+                    cwd=self._home.path(),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
