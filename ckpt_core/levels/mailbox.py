@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -315,7 +314,9 @@ def _write(root: Path, name: str, obj: dict[str, Any]) -> None:
     folder = root / LEVELS
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
-    fresh = folder / f".{name}.{os.getpid()}"
+    # Of one name, so that there is never more than one that a kill has left: each file has one writer.
+    fresh = folder / f".{name}"
+    fresh.unlink(missing_ok=True)  # it may be another user's
     fresh.write_text(json.dumps(obj))
     fresh.replace(folder / name)
 

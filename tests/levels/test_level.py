@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_core import ConfigError, Level, Options
-from ckpt_core.levels import wanted
+from ckpt_core.levels import LEVELS, wanted
 from ckpt_core.levels.mailbox import (
     LevelStatus,
     Plan,
@@ -230,6 +230,26 @@ def test_plan_and_status_come_back_as_they_were_written(tmp_path: Path) -> None:
     write_status(tmp_path, status)
     assert read_plan(tmp_path) == plan
     assert read_status(tmp_path) == status
+
+
+def _killed(*_: object) -> None:
+    raise SystemExit
+
+
+def test_of_what_was_being_written_when_processes_were_killed_no_more_than_one_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = Status(7, "host", "t", [])
+    write_status(tmp_path, status)
+    for pid in (11, 12, 13):
+        with monkeypatch.context() as life:
+            life.setattr(os, "getpid", lambda pid=pid: pid)
+            life.setattr(Path, "replace", _killed)
+            with pytest.raises(SystemExit):
+                write_status(tmp_path, status)
+    assert len(os.listdir(tmp_path / LEVELS)) == 2
+    write_status(tmp_path, status)
+    assert os.listdir(tmp_path / LEVELS) == ["status.json"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"levels": 7}', "{" * 10_000])
