@@ -1,11 +1,12 @@
 """Errands of a Checkpointer that is being made: are the levels in order, and whose are they?
 
-    {"run", "session", "warnings"} = claim({"levels", "run", "fresh", "leads", "host", "pid"}, progress)
+    {"run", "session", "others", "warnings"} = claim({"levels", "run", "fresh", "leads", ...}, progress)
 
 Each level has two words. `run.json` says which run it belongs to, and counts the Checkpointers that have
 opened it (the *session*): an agent that sees a higher one than its own ends. `lease.json` is renewed by an
 agent as long as its trainer lives: a fresh root joins the run that it finds, unless somebody is seen to be at
-work in it.
+work in it. With the session goes the newest one that is not known to have been the same root's: only such a
+one may have changed at a level what this root remembers of it.
 
 Idea: nobody's clock is compared with another's. A lease holds if it is seen to change while we look on.
 """
@@ -53,6 +54,8 @@ class _Claim:
         fresh: the root holds no step, so that it may join a run that it finds.
         least: a session that this root has had already; the next one is above it.
         host, pid: whose claim it is.
+        token: likewise.
+        mine: tokens of all claims of this root.
     """
 
     run: str | None
@@ -60,6 +63,8 @@ class _Claim:
     least: int
     host: str
     pid: int
+    token: str
+    mine: frozenset[str]
 
 
 def check(request: Json, progress: Progress) -> Json:
@@ -96,9 +101,11 @@ def claim(request: Json, progress: Progress) -> Json:
             least=int(request.get("session", 0)),
             host=request["host"],
             pid=int(request["pid"]),
+            token=request.get("token", ""),
+            mine=frozenset(request.get("mine", ())),
         )
-        run, session = _claimed(levels, asked, warnings, progress)
-        return {"run": run, "session": session, "warnings": warnings}
+        run, session, others = _claimed(levels, asked, warnings, progress)
+        return {"run": run, "session": session, "others": others, "warnings": warnings}
     finally:
         _close(levels)
 
@@ -151,7 +158,7 @@ def _at_once(
 
 def _claimed(
     levels: Sequence[Far], asked: _Claim, warnings: list[str], progress: Progress
-) -> tuple[str, int]:
+) -> tuple[str, int, int]:
     for _ in range(_TRIES):
         words = _words(levels, asked, warnings)
         found = {far.url: _object(far, word) for far, word in words if word is not None}
@@ -159,18 +166,15 @@ def _claimed(
         if run != asked.run and found:
             _be_alone(words, found, progress)
         session = 1 + max([asked.least, *(int(word["session"]) for word in found.values())])
+        others = max([asked.least, *(_others(word, asked) for word in found.values())])
+        told: dict[str, Any] = {"host": asked.host, "pid": asked.pid}
+        told |= {"token": asked.token, "others": others}
         try:
             for far, word in words:
-                _write(
-                    far,
-                    word,
-                    claim_word(run, session, host=asked.host, pid=asked.pid),
-                    asked,
-                    warnings,
-                )
+                _write(far, word, claim_word(run, session, **told), asked, warnings)
         except Conflict:
             continue  # somebody else is at it in this very moment: look again who it is
-        return run, session
+        return run, session, others
     raise RootBusy(
         f"{levels[0].url}: several claim this level again and again: start one run after the other"
     )
@@ -221,6 +225,11 @@ def _run(found: Mapping[str, Mapping[str, Any]], asked: _Claim) -> str:
     if asked.run is not None:
         return asked.run
     return str(runs.pop()) if runs else secrets.token_hex(16)
+
+
+def _others(word: Mapping[str, Any], asked: _Claim) -> int:
+    """The newest session that another root may have had, as a level knows it."""
+    return int(word["others"] if word.get("token") in asked.mine else word["session"])
 
 
 def _be_alone(
@@ -291,10 +300,10 @@ def parsed(word: Word | None) -> dict[str, Any]:
 # -- words -------------------------------------------------------------------------------------------
 
 
-def claim_word(run: str, session: int, *, host: str, pid: int) -> bytes:
+def claim_word(run: str, session: int, *, host: str, pid: int, **more: Any) -> bytes:
     """What `RUN_NAME` holds of a level that a session claims now."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    word = {"run": run, "session": session, "host": host, "pid": pid, "since": since}
+    word = {"run": run, "session": session, "host": host, "pid": pid, "since": since, **more}
     return json.dumps(word).encode()
 
 
@@ -302,7 +311,8 @@ def _object(far: Far, word: Word) -> dict[str, Any]:
     try:
         obj = json.loads(word.data)
         if isinstance(obj, dict) and isinstance(obj["run"], str):
-            return {**obj, "session": int(obj.get("session", 0))}
+            numbers = {name: int(obj.get(name, 0)) for name in ("session", "others")}
+            return {**obj, **numbers}
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise ConfigError(

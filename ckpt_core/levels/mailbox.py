@@ -4,6 +4,7 @@
     status.json   by the agent: what has reached which level, what is on its way, what is wrong
     .lock         held by the agent for its life: there is never more than one
     agent.log     what the agent has to say
+    claims.json   by each Checkpointer before it claims the levels: its token
     unpinned/     marks of steps that somebody has unpinned in the root, until all levels have been told
 
 A file is replaced by one rename, so that a reader sees all of it or the one before. Neither has to survive a
@@ -30,6 +31,7 @@ LEVELS = ".levels"
 
 PLAN = "plan.json"
 STATUS = "status.json"
+CLAIMS = "claims.json"
 AGENT_LOG = "agent.log"
 PROTOCOL = 2
 """An agent that meets a plan of another protocol ends, and leaves the root to the agent of that plan."""
@@ -278,10 +280,14 @@ class Status:
         return cls(**{**values, "levels": [LevelStatus.from_json(one) for one in values["levels"]]})
 
 
-def write_plan(root: Path, plan: Plan) -> None:
-    """Tell the agent of a root what to do. Raises OSError."""
-    before = read_plan(root)
-    if before is None or before.run != plan.run or plan.session > before.session + 1:
+def write_plan(root: Path, plan: Plan, *, others: int | None = None) -> None:
+    """Tell the agent of a root what to do. Raises OSError.
+
+    Args:
+        others: the newest session that may have been another root's; None: the one before.
+    """
+    before, others = read_plan(root), plan.session - 1 if others is None else others
+    if before is None or before.run != plan.run or others > before.session:
         # The run may have gone on elsewhere, and a step that was unpinned here have been pinned again there.
         forget_marks(root, unpinned_marks(root), files=Files())
     _write(root, PLAN, plan.to_json())
@@ -294,6 +300,20 @@ def read_plan(root: Path) -> Plan | None:
     with contextlib.suppress(KeyError, TypeError, ValueError):  # ConfigError is one
         return None if obj is None else Plan.from_json(obj)
     return None
+
+
+def note_claim(root: Path, token: str) -> list[str]:
+    """Note that a Checkpointer is about to claim the levels: it may be killed before there is a plan of it.
+
+    Called with the root locked. Raises OSError.
+
+    Returns:
+        The tokens of those that have noted it in this root, this one too.
+    """
+    before = (_read(root, CLAIMS) or {}).get("tokens", [])
+    tokens = [*before, token][-REMEMBERED:]
+    _write(root, CLAIMS, {"tokens": tokens})
+    return tokens
 
 
 def write_status(root: Path, status: Status) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core import Checkpointer, Level
+from ckpt_core import Checkpointer, Level, PersistError
 from ckpt_core.levels import open_far, read_plan, write_plan
 from ckpt_core.levels.far.directory import DirectoryFar
+from ckpt_core.levels.trainer import levels as trainer
 from ckpt_core.store import UNPINNED, committed_steps, pinned_steps, unpinned_marks
 from ckpt_core.system.files import Files
 from tests.crash.promises import QuickFiles
@@ -229,6 +231,58 @@ def test_what_was_unpinned_before_the_run_went_on_elsewhere_is_in_doubt_and_stay
     unpin(root, 1)
     agents.run(root, plan_of(Level(str(far)), session=4))
     assert not pins(far)
+
+
+def begin_in_vain(root: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that has claimed the level, and comes to no plan."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as start:
+        start.setattr(trainer, "write_plan", full)
+        with pytest.raises(PersistError, match="the plan for the agent"):
+            opened(root, url)
+
+
+def pin_and_unpin(root: Path, url: str) -> None:
+    """A run whose agent has not heard yet that the first step is unpinned."""
+    with opened(root, url) as ck:
+        ck.save(1, make_state(1)).reached(1).result(SOON_S)
+        ck.pin(1)
+        ck.save(2, make_state(2)).reached(1).result(SOON_S)
+        ck.wait(level=1)
+    wait_for_agent(root)
+    unpin(root, 1)
+    assert unpinned_marks(root)
+
+
+def test_starts_that_come_to_no_plan_leave_to_the_next_what_was_unpinned_before(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = tmp_path / "far"
+    pin_and_unpin(here, str(far))
+    for _ in range(2):
+        begin_in_vain(here, str(far), monkeypatch)
+    train(here, str(far), 3, 4)
+    until(lambda: committed_steps(far) == (3, 4) and not pins(far))
+
+
+def test_a_start_that_comes_to_no_plan_hides_no_other_root_that_had_the_run_before_it(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far, other = tmp_path / "far", tmp_path / "other"
+    pin_and_unpin(here, str(far))
+    try:
+        train(other, str(far), 3)
+        wait_for_agent(other)
+    finally:
+        end_agent(other)
+    for _ in range(2):
+        begin_in_vain(here, str(far), monkeypatch)
+    train(here, str(far), 4)
+    wait_for_agent(here)
+    assert pins(far) == {1}
 
 
 def test_a_later_session_elsewhere_has_its_pins_left_alone(

@@ -80,7 +80,7 @@ def settle_plan(root: Path, levels: Sequence[Level]) -> Plan:
     write_run(root, claim["run"], files=Files())
     token = f"{_BY_HAND}{secrets.token_hex(8)}"
     plan = Plan(claim["run"], claim["session"], token, tuple(levels), release=__version__)
-    write_plan(root, plan)
+    write_plan(root, plan, others=claim["others"])
     return plan
 
 

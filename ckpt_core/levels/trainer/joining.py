@@ -24,7 +24,7 @@ from ckpt_core.errors import PersistError
 from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels.errands import Errands, errand
 from ckpt_core.levels.helping import run_here
-from ckpt_core.levels.mailbox import LEVELS, read_plan
+from ckpt_core.levels.mailbox import LEVELS, note_claim, read_plan
 from ckpt_core.levels.trainer.ring import Known
 from ckpt_core.options import Level
 from ckpt_core.save import look_together
@@ -51,12 +51,14 @@ class Claim:
         run: id of the run.
         session: the newest of it.
         token: of this Checkpointer.
+        others: the newest session that may have been another root's.
         own: directories among the levels that each node has for itself.
     """
 
     run: str
     session: int
     token: str
+    others: int
     own: tuple[str, ...] = ()
 
 
@@ -90,7 +92,7 @@ def claim_together(
     # Whoever joins a run looks on for a while whether somebody is at work there.
     within_s = max(timeout_s, _CLAIMED_WITHIN_S)
     answer = look_together(claim, coordination, "levels", within_s, **_NOT_JOINED)[0]
-    claimed = Claim(answer["run"], answer["session"], answer["token"])
+    claimed = Claim(answer["run"], answer["session"], answer["token"], answer["others"])
     if coordination.info.group is None:
         return claimed
     found = coordination.gather("places", _unclaimed(levels, claimed, coordination), within_s)
@@ -165,8 +167,15 @@ def write_run(root: Path, run: str, *, files: Files) -> None:
 def claim_here(
     root: Path, levels: Sequence[Level], errands: Errands, *, known: Known = _NOTHING
 ) -> dict[str, Any]:
-    """Claim the levels for the run of this root: `run`, `session` and `token`. Raises as `claim_together`."""
-    run, before = read_run(root) or known.run, read_plan(root)
+    """Claim the levels for the run of this root: `run`, `session`, `token` and `others`.
+
+    Raises as `claim_together`.
+    """
+    run, before, token = read_run(root) or known.run, read_plan(root), secrets.token_hex(8)
+    mine: list[str] = []
+    if before is not None:
+        with contextlib.suppress(OSError):  # then its sessions may be those of others
+            mine = note_claim(root, token)
     session = before.session if before is not None and before.run == run else 0
     request = {
         "levels": [level.to_json() for level in levels],
@@ -176,14 +185,12 @@ def claim_here(
         "session": max(session, known.session),
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "token": token,
+        "mine": mine,
     }
     answer = _ask("claim", request, levels, errands)
     _warn(answer)
-    return {
-        "run": answer["run"],
-        "session": answer["session"],
-        "token": secrets.token_hex(8),
-    }
+    return {**{name: answer[name] for name in ("run", "session", "others")}, "token": token}
 
 
 def _unclaimed(levels: Sequence[Level], claim: Claim, coordination: Coordination) -> list[int]:

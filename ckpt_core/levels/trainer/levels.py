@@ -318,7 +318,7 @@ class Levels(NoLevels):
         if self._peers is not None:
             plan = self._peers.planned(plan)
         try:
-            write_plan(self._root, plan)
+            write_plan(self._root, plan, others=claim.others)
         except OSError as exc:
             raise PersistError(
                 f"the plan for the agent of {self._root} could not be written: {exc.strerror}. Committed "
