@@ -73,9 +73,9 @@ def check(request: Json, progress: Progress) -> Json:
     Raises:
         ConfigError: names each level that cannot, and the remedy.
     """
-    levels = _opened(request["levels"])
+    levels = _opened(request)
     try:
-        return {"warnings": _checked(levels, progress)}
+        return {"warnings": _checked(levels, progress), "mounts": _mounts(levels)}
     finally:
         _close(levels)
 
@@ -90,11 +90,12 @@ def claim(request: Json, progress: Progress) -> Json:
             go on from, and nobody can tell.
         RootBusy: a level belongs to another run, or somebody else is at work in it.
     """
-    levels = _opened(request["levels"])
+    levels = _opened(request)
     try:
         warnings = _checked(levels, progress)
         if not request["leads"]:
-            return {"run": request["run"], "session": 0, "warnings": warnings}
+            about = {"run": request["run"], "session": 0}
+            return {**about, "warnings": warnings, "mounts": _mounts(levels)}
         asked = _Claim(
             run=request["run"],
             fresh=bool(request["fresh"]),
@@ -105,7 +106,8 @@ def claim(request: Json, progress: Progress) -> Json:
             mine=frozenset(request.get("mine", ())),
         )
         run, session, others = _claimed(levels, asked, warnings, progress)
-        return {"run": run, "session": session, "others": others, "warnings": warnings}
+        about = {"run": run, "session": session, "others": others}
+        return {**about, "warnings": warnings, "mounts": _mounts(levels)}
     finally:
         _close(levels)
 
@@ -113,9 +115,14 @@ def claim(request: Json, progress: Progress) -> Json:
 # -- the check ---------------------------------------------------------------------------------------
 
 
-def _opened(rows: Sequence[Mapping[str, Any]]) -> list[Far]:
-    levels: tuple[Level, ...] = parse_levels(list(rows))
-    return [open_far(level.url) for level in levels]
+def _opened(request: Json) -> list[Far]:
+    levels: tuple[Level, ...] = parse_levels(list(request["levels"]))
+    mounts = request.get("mounts", {})
+    return [open_far(level.url, mounted=mounts.get(level.url, "")) for level in levels]
+
+
+def _mounts(levels: Sequence[Far]) -> dict[str, str]:
+    return {far.url: far.mounted for far in levels if far.mounted}
 
 
 def _close(levels: Sequence[Far]) -> None:

@@ -5,6 +5,7 @@
     .lock         held by the agent for its life: there is never more than one
     agent.log     what the agent has to say
     claims.json   by each Checkpointer before it claims the levels: its token
+    mounts.json   by each Checkpointer: where the disks of levels that are directories are mounted
     unpinned/     marks of steps that somebody has unpinned in the root, until all levels have been told
 
 A file is replaced by one rename, so that a reader sees all of it or the one before. Neither has to survive a
@@ -32,6 +33,7 @@ LEVELS = ".levels"
 PLAN = "plan.json"
 STATUS = "status.json"
 CLAIMS = "claims.json"
+MOUNTS = "mounts.json"
 AGENT_LOG = "agent.log"
 PROTOCOL = 2
 """An agent that meets a plan of another protocol ends, and leaves the root to the agent of that plan."""
@@ -300,6 +302,19 @@ def read_plan(root: Path) -> Plan | None:
     with contextlib.suppress(KeyError, TypeError, ValueError):  # ConfigError is one
         return None if obj is None else Plan.from_json(obj)
     return None
+
+
+def write_mounts(root: Path, mounts: Mapping[str, str]) -> None:
+    """Keep, by its URL, where the filesystem of a level is mounted; others stay. Raises OSError."""
+    before = read_mounts(root)
+    after = {**before, **mounts}
+    if after != before:
+        _write(root, MOUNTS, after)
+
+
+def read_mounts(root: Path) -> dict[str, str]:
+    """Where the filesystem of each level that is a directory was mounted, as far as it is known."""
+    return _read(root, MOUNTS) or {}
 
 
 def note_claim(root: Path, token: str) -> list[str]:

@@ -48,7 +48,14 @@ from ckpt_core.store.repair import bring_back, give_up_replaced
 from ckpt_core.store.retention import choose_retired
 from ckpt_core.store.roots import is_misspelt, roots_in
 from ckpt_core.store.store import StepStore
-from ckpt_core.store.trees import device_of, ensure_dir, ensure_root, find_root, remove_tree
+from ckpt_core.store.trees import (
+    device_of,
+    ensure_dir,
+    ensure_root,
+    find_root,
+    mount_of,
+    remove_tree,
+)
 
 __all__ = [
     "CORRUPT",
@@ -75,6 +82,7 @@ __all__ = [
     "is_misspelt",
     "is_real_dir",
     "listing",
+    "mount_of",
     "opened_by_hand",
     "pinned_steps",
     "place",

@@ -72,6 +72,14 @@ def device_of(root: Path) -> int:
     return next(path for path in (root, *root.parents) if path.exists()).stat().st_dev
 
 
+def mount_of(root: Path) -> str:
+    """Where the filesystem is mounted that a root is on, or would be made on."""
+    path = os.path.realpath(root)
+    while not os.path.ismount(path):
+        path = os.path.dirname(path)
+    return path
+
+
 def _make(files: Files, path: Path) -> None:
     try:
         files.mkdir(path)

@@ -23,6 +23,8 @@ from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels import Far, claiming, open_far
 from ckpt_core.levels.claiming import LEASE, check, claim
 from ckpt_core.levels.errands import run_errand
+from ckpt_core.options import scheme_of
+from ckpt_core.store import mount_of
 from tests.levels.servers.faulty import FaultServer, always, in_environment
 from tests.levels.servers.moto import needs_store
 
@@ -266,4 +268,5 @@ def test_a_claim_is_an_errand_of_a_process_of_its_own(url: str) -> None:
     assert word(url)["run"] == answer["run"]
     with pytest.raises(RootBusy, match="another run"):
         run_errand("claim", ask(url, run="f" * 32), timeout_s=60)
-    assert run_errand("check", ask(url), timeout_s=60) == {"warnings": []}
+    mounts = {url: mount_of(Path(url))} if scheme_of(url) is None else {}
+    assert run_errand("check", ask(url), timeout_s=60) == {"warnings": [], "mounts": mounts}

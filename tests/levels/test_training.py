@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from ckpt_core.levels import read_plan, read_status
 from ckpt_core.store import committed_steps, step_path, writer_of
 from tests.crash.promises import QuickFiles
 from tests.crash.warm import Warm
+from tests.faults.mounts import mount, mounted
 from tests.levels.servers.faulty import SECRET, FaultServer, always, in_environment, never
 from tests.levels.servers.moto import needs_store
 from tests.levels.trainers import SOON_S, agent_of, end_agent, options, processes, until
@@ -317,3 +319,73 @@ def test_the_agent_has_none_of_the_trainers_files_and_a_session_of_its_own(
             assert os.getsid(pid) == pid
             loaded = Path(f"/proc/{pid}/maps").read_text()
             assert "libtorch" not in loaded
+
+
+# -- a disk that is not mounted ----------------------------------------------------------------------
+
+
+def train(root: Path, far: Path, step: int) -> None:
+    with opened(root, far) as ck:
+        ck.restore(make_state(0))
+        ck.save(step, make_state(step)).reached(1).result(SOON_S)
+    all_ended(root)
+
+
+def problem(root: Path) -> str:
+    status = read_status(root)
+    return status.levels[0].problem if status is not None and status.levels else ""
+
+
+def unmount(disk: Path) -> None:
+    subprocess.run(["umount", "-l", disk], check=True)
+    assert not list(disk.iterdir())
+
+
+def test_whoever_is_started_anew_writes_nothing_where_the_disk_of_a_level_is_not_mounted(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mounted("ext4", tmp_path) as disk:
+        train(root, disk / "far", 1)
+        unmount(disk)
+        with opened(root, disk / "far") as ck:
+            assert "mount it again" in caplog.text
+            handle = ck.save(2, make_state(2))
+            until(lambda: "mount it again" in problem(root))
+            os.kill(until(lambda: agent_of(root)), signal.SIGKILL)
+            until(lambda: agent_of(root) is None)
+            (root / ".levels" / "status.json").unlink()
+            until(lambda: "mount it again" in problem(root))
+            assert not list(disk.iterdir())
+            mount("ext4", tmp_path)
+            handle.reached(1).result(SOON_S)
+        all_ended(root)
+        assert committed_steps(disk / "far") == (1, 2)
+
+
+def test_a_level_begins_anew_below_a_disk_that_is_gone_once_somebody_says_so(
+    root: Path, tmp_path: Path
+) -> None:
+    with mounted("tmpfs", tmp_path) as disk:
+        train(root, disk / "far", 1)
+        unmount(disk)
+        with opened(root, disk / "far") as ck:
+            handle = ck.save(2, make_state(2))
+            until(lambda: f"make the directory {disk / 'far' / '.levels'}" in problem(root))
+            (disk / "far" / ".levels").mkdir(parents=True)
+            handle.reached(1).result(SOON_S)
+        all_ended(root)
+        train(root, disk / "far", 3)
+
+
+def test_a_level_whose_disk_is_empty_or_whose_directory_is_gone_begins_anew(
+    root: Path, tmp_path: Path
+) -> None:
+    with mounted("tmpfs", tmp_path) as disk:
+        train(root, disk / "far", 1)
+        unmount(disk)
+        mount("tmpfs", tmp_path)  # as after a reboot
+        train(root, disk / "far", 2)
+        assert committed_steps(disk / "far")[-1:] == (2,)
+        shutil.rmtree(disk / "far")
+        train(root, disk / "far", 3)
+        assert committed_steps(disk / "far")[-1:] == (3,)

@@ -26,6 +26,7 @@ from ckpt_core.levels.agent.trouble import Trouble
 from ckpt_core.levels.agreed import Agreed, Save
 from ckpt_core.levels.far.door import Away, Copy, Far
 from ckpt_core.levels.far.opening import open_far
+from ckpt_core.levels.mailbox import read_mounts
 from ckpt_core.levels.wants import meets, newest_of, wanted
 from ckpt_core.options import Level, scheme_of
 from ckpt_core.store import pinned_steps, step_path
@@ -162,7 +163,10 @@ class Carrier:
             self._token, self._looked_s = plan.token, float("-inf")
             self._damaged.clear()
             self._refused.clear()
-        far = self._far = self._far or open_far(self.url, files=self._files)
+        if self._far is None:
+            mounted = read_mounts(self._root).get(self.url, "")
+            self._far = open_far(self.url, files=self._files, mounted=mounted)
+        far = self._far
         self._look(far)
         if not self._taken_up:
             # The lock of `.levels` is held: whoever had begun to send a file of this root is dead.

@@ -26,18 +26,17 @@ from ckpt_core.levels.far.looking import (
     Looked,
     check_place,
     files_in,
+    find_disk,
     named_files,
     read_whole,
 )
 from ckpt_core.levels.far.words import Words, held
-from ckpt_core.levels.mailbox import LEVELS
 from ckpt_core.store import (
     INFLIGHT,
     Attempt,
     KeptSteps,
     RootLock,
     bring_back,
-    device_of,
     ensure_dir,
     ensure_root,
     entries,
@@ -45,6 +44,7 @@ from ckpt_core.store import (
     find_root,
     give_up_replaced,
     is_real_dir,
+    mount_of,
     pinned_steps,
     place,
     sync_names,
@@ -60,11 +60,14 @@ _BUSY_S = 20.0
 class DirectoryFar(Far):
     """A level that is a directory. Also how the agent looks at first roots, which it never changes."""
 
-    def __init__(self, root: Path, *, files: Files, busy_s: float = _BUSY_S) -> None:
+    def __init__(
+        self, root: Path, *, files: Files, busy_s: float = _BUSY_S, mounted: str = ""
+    ) -> None:
         """Writes nothing, and the directory may be missing.
 
         Args:
             busy_s: how long to wait for the lock of the root where somebody else holds it.
+            mounted: see `Far`.
         """
         self.url = str(root)
         self._root = find_root(root)
@@ -73,7 +76,7 @@ class DirectoryFar(Far):
         self._looked = Looked(self._root, files=files)
         self._words = Words(self._root, files=files)
         self._aside = Aside(self._root, url=self.url, files=files)
-        self._device: int | None = None
+        self.mounted = mounted
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -263,25 +266,22 @@ class DirectoryFar(Far):
 
     def check(self) -> None:
         """As `Far.check`."""
+        self.mounted = find_disk(self._root, self.mounted, url=self.url)
         check_place(self._root, url=self.url, files=self._files)
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _listed(self) -> list[str]:
         names = [entry.name for entry in entries(self._root)]
-        if names and self._device is None:
-            self._device = device_of(self._root)
+        if names and not self.mounted:
+            self.mounted = mount_of(self._root)
         self._looked.forget_others(names)
         return names
 
     def _make(self) -> None:
-        """Have the root there. Never on the disk below, where its own is not mounted any more."""
-        device = device_of(self._root)
-        if self._device not in (None, device) and not is_real_dir(self._root / LEVELS):
-            text = "the filesystem there is not the one that was: mount it again, or start the run anew"
-            raise Away(f"{self.url}: {text}. Nothing was written")
+        """Have the root there."""
+        self.mounted = find_disk(self._root, self.mounted, url=self.url)
         ensure_root(self._files, self._root)
-        self._device = device
 
     def _inflight(self, copy: Copy) -> Path:
         return self._root / INFLIGHT / copy.attempt

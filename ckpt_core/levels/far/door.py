@@ -153,6 +153,9 @@ class Readable(ABC):
 class Far(Readable):
     """One further level. Thread-safe. Every call ends within the deadlines of its level, or raises `Away`."""
 
+    mounted: str = ""
+    """Where the filesystem that a directory is to be on is mounted; "": not known yet, or no directory."""
+
     # -- writing ---------------------------------------------------------------------------------
 
     @abstractmethod

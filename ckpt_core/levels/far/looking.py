@@ -18,7 +18,8 @@ import xxhash
 from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, RankManifest
 from ckpt_core.levels.far.door import Away
-from ckpt_core.store import entries, is_real_dir
+from ckpt_core.levels.mailbox import LEVELS
+from ckpt_core.store import entries, is_real_dir, mount_of
 from ckpt_core.system.files import Files, advice
 from ckpt_core.types import parse_step_dir
 
@@ -167,6 +168,28 @@ def age_s(path: Path) -> float:
             with suppress(FileNotFoundError):
                 newest = max(newest, os.lstat(os.path.join(folder, name)).st_mtime)
     return time.time() - newest
+
+
+def find_disk(root: Path, mounted: str, *, url: str) -> str:
+    """Be sure that nothing is written on the disk below, where a level's own is not mounted any more.
+
+    Args:
+        mounted: where it was mounted; "": not known.
+
+    Returns:
+        Where it is mounted.
+
+    Raises:
+        Away: nothing is mounted there, and no level is here.
+    """
+    # By the place, and not by the number of the device: that is another one after a reboot.
+    is_there = not mounted or os.path.ismount(mounted)
+    if not is_there and not is_real_dir(root / LEVELS):
+        raise Away(
+            f"{url}: nothing is mounted at {mounted}, where its filesystem was: mount it again; or, to begin "
+            f"anew on what is there now, make the directory {root / LEVELS}. Nothing was written"
+        )
+    return mount_of(root)
 
 
 def check_place(root: Path, *, url: str, files: Files) -> None:

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from ckpt_core.levels.far.plain import PlainFar
 
 
-def open_far(url: str, *, files: Files | None = None) -> Far:
+def open_far(url: str, *, files: Files | None = None, mounted: str = "") -> Far:
     """The level at `url`, as `Level.url` has it. Opens no connection, and writes nothing.
+
+    Args:
+        mounted: see `Far`.
 
     Raises:
         ConfigError: an object store, and the extra that brings its client is not installed.
@@ -24,7 +27,7 @@ def open_far(url: str, *, files: Files | None = None) -> Far:
     if scheme_of(url) is None:
         from ckpt_core.levels.far.directory import DirectoryFar
 
-        return DirectoryFar(Path(url), files=files or Files())
+        return DirectoryFar(Path(url), files=files or Files(), mounted=mounted)
     if scheme_of(url) == PARITY:
         raise ConfigError(
             f"{url} is parity, which a restore reads where it needs it: name the root itself"

@@ -24,7 +24,7 @@ from ckpt_core.errors import PersistError
 from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels.errands import Errands, errand
 from ckpt_core.levels.helping import run_here
-from ckpt_core.levels.mailbox import LEVELS, note_claim, read_plan
+from ckpt_core.levels.mailbox import LEVELS, note_claim, read_mounts, read_plan, write_mounts
 from ckpt_core.levels.trainer.ring import Known
 from ckpt_core.options import Level
 from ckpt_core.save import look_together
@@ -119,13 +119,13 @@ def of_nodes(
     return {rank: one for rank, one in enumerate(told) if one}
 
 
-def check(levels: Sequence[Level], errands: Errands) -> None:
+def check(root: Path, levels: Sequence[Level], errands: Errands) -> None:
     """Be sure that this machine reaches the levels too.
 
     Raises:
         ConfigError, Away: see `claim_together`.
     """
-    _warn(_ask("check", {"levels": [level.to_json() for level in levels]}, levels, errands))
+    _warn(_ask(root, "check", {}, levels, errands))
 
 
 def read_run(root: Path) -> str | None:
@@ -178,7 +178,6 @@ def claim_here(
             mine = note_claim(root, token)
     session = before.session if before is not None and before.run == run else 0
     request = {
-        "levels": [level.to_json() for level in levels],
         "run": run,
         "fresh": run is None and not committed_steps(root),
         "leads": True,
@@ -188,7 +187,7 @@ def claim_here(
         "token": token,
         "mine": mine,
     }
-    answer = _ask("claim", request, levels, errands)
+    answer = _ask(root, "claim", request, levels, errands)
     _warn(answer)
     return {**{name: answer[name] for name in ("run", "session", "others")}, "token": token}
 
@@ -221,9 +220,17 @@ def _warn(answer: dict[str, Any]) -> None:
         _log.warning("levels: %s; training goes on, and it is tried again", text)
 
 
-def _ask(name: str, request: dict[str, Any], levels: Sequence[Level], errands: Errands) -> Any:
+def _ask(
+    root: Path, name: str, request: dict[str, Any], levels: Sequence[Level], errands: Errands
+) -> Any:
     """In this process where no client of an object store is needed, and so no thread of one."""
+    rows = [level.to_json() for level in levels]
+    request = {**request, "levels": rows, "mounts": read_mounts(root)}
     if any(level.scheme is not None for level in levels):
-        return errands.run(name, request, timeout_s=_ANSWERS_WITHIN_S)
-    # On another thread: it waits for futures, which an interrupt of this one could leave locked.
-    return run_here(lambda tell: errand(name)(request, tell), timeout_s=_ANSWERS_WITHIN_S)
+        answer = errands.run(name, request, timeout_s=_ANSWERS_WITHIN_S)
+    else:
+        # On another thread: it waits for futures, which an interrupt of this one could leave locked.
+        answer = run_here(lambda tell: errand(name)(request, tell), timeout_s=_ANSWERS_WITHIN_S)
+    with contextlib.suppress(OSError):  # a full disk is told of by what is written next
+        write_mounts(root, answer["mounts"])
+    return answer

@@ -143,7 +143,7 @@ class Levels(NoLevels):
 
         def settle() -> None:
             if there.parity is None:
-                check([there], self.errands)
+                check(self._root, [there], self.errands)
             self._tender.do(lambda: self._write_plan(claim, closed=False))
 
         of_nodes(settle, self._coordination, "agents", timeout_s=self._timeout_s)
@@ -153,7 +153,7 @@ class Levels(NoLevels):
         for text in same_disk(self._root, self._plain):
             _log.warning("%s", text)
         if self._coordination.info.rank != 0:
-            check(self._plain, self.errands)
+            check(self._root, self._plain, self.errands)
         write_run(self._root, claim.run, files=self._files)
         self._tender.do(lambda: self._begin(claim))
 
