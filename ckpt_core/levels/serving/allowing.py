@@ -35,7 +35,8 @@ def check_allowed(request: Request, keys: Keys, *, now: datetime | None = None) 
         raise Refusal(403, "AccessDenied")
     access, scope, names, given = found.groups()
     signed = names.split(";")
-    if not hmac.compare_digest(access, keys.access_key_id):
+    # As bytes: a stranger's may be beyond ASCII, which texts are not compared with.
+    if not hmac.compare_digest(access.encode(), keys.access_key_id.encode()):
         raise Refusal(403, "InvalidAccessKeyId")
     acted_on = {name for name in request.headers if name in _ACTED_ON or name.startswith("x-amz-")}
     if not _ALWAYS | acted_on <= {*signed} <= {*request.headers} or len({*signed}) != len(signed):

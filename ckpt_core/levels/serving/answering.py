@@ -226,7 +226,7 @@ class Desk:
         most = min(_number(fields.get("max-keys", str(self._page_rows))), self._page_rows)
         rows = (row for row in self._tree.look(prefix, flat=not delimiter) if _key(row) > after)
         page = list(itertools.islice(rows, most))
-        more = next(rows, None) is not None
+        more = bool(page) and next(rows, None) is not None
         found = [f"<IsTruncated>{str(more).lower()}</IsTruncated>"]
         if more:
             token = quote(_key(page[-1]))

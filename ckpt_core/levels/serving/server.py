@@ -11,6 +11,7 @@ import logging
 import socket
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Self
 
@@ -190,7 +191,10 @@ class PeerServer:
             if request.method not in ("GET", "HEAD") or "range" in request.headers:
                 # Or is bringing it somewhere else; who only looks whether something is there does not count.
                 self.changed_s = time.monotonic()
-        except Refusal as refusal:
+        except (Gone, OSError):
+            raise
+        except Exception as exc:
+            refusal = exc if isinstance(exc, Refusal) else _unexpected(exc)
             self._tell(refusal, peer)
             connection.drain(trusted=trusted)
             answer = refused(refusal)
@@ -217,5 +221,17 @@ class PeerServer:
         cause = refusal.__cause__
         if isinstance(cause, OSError):
             logger.warning("%s: %s. %s", self._tree.folder, cause.strerror or cause, advice(cause))
+        elif cause is not None:
+            # Where, and not what the error says: that may be what was asked with.
+            where = traceback.extract_tb(cause.__traceback__)[-1]
+            place = f"{Path(where.filename).name}:{where.lineno}"
+            logger.error("%s was refused: unexpected %s in %s", peer, type(cause).__name__, place)
         else:
             logger.warning("%s was refused: %s", peer, what)
+
+
+def _unexpected(error: Exception) -> Refusal:
+    """A mistake of ours: it costs this request, and neither the connection nor the server."""
+    refusal = Refusal(500, "InternalError")
+    refusal.__cause__ = error
+    return refusal

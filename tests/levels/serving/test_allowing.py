@@ -63,6 +63,17 @@ def test_a_stranger_gets_403_and_changes_nothing(
     assert files_below(tmp_path / "kept") == THERE
 
 
+def test_a_key_beyond_ascii_is_another_key(
+    server: PeerServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = headers_of("GET", "/steps/run/there", keys=Keys("\xe9bc", "seCret"))
+    answer = send(server, "GET", "/steps/run/there", b"", headers)
+    assert (answer.status, answer.code) == (403, "InvalidAccessKeyId")
+    assert [record.getMessage() for record in caplog.records] == [
+        "127.0.0.1 was refused: InvalidAccessKeyId"
+    ]
+
+
 def test_a_signature_is_worth_nothing_for_another_request(
     server: PeerServer, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from ckpt_core.levels import Address, PeerServer, parse_address
 from ckpt_core.levels.serving import wire
 from tests.levels.agents import until
 from tests.levels.serving.asking import KEYS, ask, files_below, headers_of, put, send, served
+from tests.store.harness import QuickFiles
 
 
 @pytest.fixture
@@ -160,6 +161,33 @@ def test_several_requests_come_on_one_connection(server: PeerServer) -> None:
     heard = said(server, signed("GET", "/steps/run/x") * 3 + b"GET / HTTP/1.1\r\n\r\n")
     assert heard.count(b" 200 OK") == 3 and heard.count(b"\r\n\r\nbytes") == 3
     assert heard.count(b" 403 ") == 1
+
+
+class Mistaken(QuickFiles):
+    """A mistake in the server, at each look at a file."""
+
+    def open_read(self, path: Path) -> int:
+        raise KeyError(f"seCret {path}")
+
+
+def test_a_mistake_of_the_server_costs_one_request_and_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(tmp_path / "kept", files=Mistaken()) as server:
+        asked = signed("GET", "/steps/x") * 2 + signed("GET", "/steps?list-type=2")
+        heard = said(server, asked + b"GET / HTTP/1.1\r\n\r\n")
+        assert heard.count(b" 500 ") == 2 and heard.count(b" 200 OK") == 1
+    told, stranger = [record.getMessage() for record in caplog.records]
+    assert "127.0.0.1 was refused: unexpected KeyError in test_wire.py:" in told
+    assert stranger == "127.0.0.1 was refused: AccessDenied"
+    assert "seCret" not in caplog.text
+
+
+def test_a_list_of_no_rows_is_one(server: PeerServer) -> None:
+    put(server, "run/x", b"bytes")
+    answer = ask(server, "GET", "/steps?list-type=2&max-keys=0")
+    assert answer.status == 200 and b"<IsTruncated>false</IsTruncated>" in answer.body
+    assert b"<Key>" not in answer.body
 
 
 def test_no_more_than_so_many_are_served_at_once(tmp_path: Path) -> None:
