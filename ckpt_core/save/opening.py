@@ -8,7 +8,7 @@ from pathlib import Path
 from ckpt_core.coordination import Coordination, Json
 from ckpt_core.errors import CkptError, CommitError, ConfigError
 from ckpt_core.options import Level, Options
-from ckpt_core.store import GuestStore, StepStore
+from ckpt_core.store import GuestStore, StepStore, check_layout
 from ckpt_core.system.files import Files
 from ckpt_core.system.kept_mappings import KeptMappings
 from ckpt_core.types import RankInfo
@@ -62,6 +62,7 @@ def open_together(
     def begin() -> list[Json]:
         if not isinstance(store, StepStore):
             return [None, given]
+        check_layout(store.root)
         store.open()
         return [store.owner() if coordination.info.world_size > 1 else None, given]
 

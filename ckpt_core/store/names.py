@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ckpt_core.errors import NotCommitted, RestoreError
+from ckpt_core.errors import ConfigError, NotCommitted, RestoreError
 from ckpt_core.layout import MANIFEST_NAME, RUN_NAME, retired_in
 from ckpt_core.system.files import advice
 from ckpt_core.types import parse_step_dir, step_dir_name
@@ -122,6 +123,31 @@ def committed_steps(root: Path) -> tuple[int, ...]:
 def _is_published(place: Path) -> bool:
     """Whether this is a step, in the layout of an object store; what cannot be read is for its readers."""
     path = place / MANIFEST_NAME
+def check_layout(root: Path) -> None:
+    """Be sure that a root has the layout in which steps are saved. Called before anybody saves to it.
+
+    Raises:
+        ConfigError: it has that of an object store, in which a peer keeps steps of another node: agents and
+            readers there would count a step in the layout of a root, and not find its files.
+    """
+    if _is_word(root / RUN_NAME):
+        raise ConfigError(
+            f"{root} is kept like an object store ({RUN_NAME} says so), for another node: nothing can be "
+            f"saved or taken there beside it. It can be read, pinned and pulled from; save to a root of your "
+            f"own. Nothing was changed. If it is a copy that nobody serves, delete {RUN_NAME} there",
+            path=root,
+        )
+
+
+def _is_word(path: Path) -> bool:
+    """Whether it says whose steps these are: programs that train may have a file of that name, too."""
+    with suppress(OSError, ValueError, RecursionError):
+        if os.path.isfile(path) and os.stat(path).st_size <= _MOST_MARK_BYTES:
+            word = json.loads(path.read_bytes())
+            return isinstance(word, dict) and {"run", "session"} <= word.keys()
+    return False
+
+
     try:
         found = os.lstat(path)
         if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_MARK_BYTES:

@@ -8,21 +8,26 @@ import os
 import shutil
 import signal
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from ckpt_core import Checkpointer, Level
+from ckpt_core import Checkpointer, Level, bring_directory, load
 from ckpt_core.errors import CkptError, ConfigError
-from ckpt_core.levels import Address, Away, Copy, Far, open_far, read_keys, read_status
+from ckpt_core.levels import Address, Away, Copy, Far, open_far, pull, push, read_keys, read_status
 from ckpt_core.levels import PeerServer as Serving
-from ckpt_core.store import step_path
+from ckpt_core.store import committed_steps, opened_by_hand, step_path
+from ckpt_core.system.files import Files
+from ckpt_core.types import step_dir_name
 from tests.levels.agents import Agents, plan_of, until
 from tests.levels.making import make_store, save
 from tests.levels.servers.before_peer import BeforePeer
 from tests.levels.servers.faulty import SECRET, FaultServer, Request, always, in_environment
 from tests.levels.servers.moto import needs_store
 from tests.levels.servers.peer import TOKEN, PeerServer
+from tests.levels.serving.asking import files_below
 from tests.levels.stores import level_of, look_at, opened
 from tests.levels.trainers import SOON_S, agent_of, end_agent, options
 from tests.store.harness import Fault, QuickFiles, interrupted
@@ -201,3 +206,37 @@ def test_an_agent_goes_on_by_itself_when_its_peer_was_killed_and_started_anew(
             store.close()
             status = agents.ended(process, root)
             assert look_at(far) == {1: 0, 2: 0} and not status.levels[0].problem
+
+
+def test_what_a_peer_keeps_is_read_and_pinned_there_and_nothing_is_saved_beside_it(
+    peer: PeerServer, root: Path, tmp_path: Path
+) -> None:
+    url, kept, state = peer.url("job"), peer.kept / "job", {"w": torch.arange(8)}
+    with in_environment(peer.environ()):
+        with Checkpointer(root) as ck:
+            ck.save(1, state)
+            ck.begin_files(1, "global_step1", pointer="latest").seal()
+        for name in (step_dir_name(1), "global_step1"):
+            push(root / name, Level(url), progress=lambda *_: None)
+        with open_far(url) as far:
+            far.write_word("run.json", b'{"run": "abcd1234", "session": 1}', over=None)
+    before = files_below(peer.kept)
+    writers: list[Callable[[], object]] = [
+        lambda: Checkpointer(kept),
+        lambda: Checkpointer(tmp_path / "other", levels=[Level(str(kept))]),
+        lambda: push(root / step_dir_name(1), Level(str(kept)), progress=lambda *_: None),
+        lambda: pull(str(root), "1", kept, replace=True, progress=lambda *_: None),
+        lambda: bring_directory(kept, [str(root)], pointer="latest"),
+    ]
+    for write in writers:
+        with pytest.raises(ConfigError, match=r"kept like an object store.*a root of your own"):
+            write()
+    assert files_below(peer.kept) == before
+    assert torch.equal(load(kept)["w"], state["w"]) and committed_steps(kept) == (1,)
+    with opened_by_hand(kept, files=Files()) as store:
+        store.pin(1)
+    pulled = pull(str(kept), None, tmp_path / "fresh", replace=False, progress=lambda *_: None)
+    assert torch.equal(load(pulled.path)["w"], state["w"])
+    (kept / "run.json").write_text('{"run": "of a program that trains"}')
+    with Checkpointer(kept) as ck:
+        assert ck.steps() == (1,)

@@ -31,7 +31,7 @@ from ckpt_core.levels.far.opening import open_far
 from ckpt_core.levels.helping import run_here
 from ckpt_core.levels.named import Named, NamedFiles
 from ckpt_core.options import Level, checked_root, parse_levels
-from ckpt_core.store import opened_by_hand
+from ckpt_core.store import check_layout, opened_by_hand
 from ckpt_core.system.files import Files
 from ckpt_core.types import Destination
 
@@ -94,7 +94,7 @@ def bring_directory(
         None when no level has such a one. The root is as it was then.
 
     Raises:
-        ConfigError: an argument is wrong, or a client is missing.
+        ConfigError: an argument is wrong, a client is missing, or the root is kept for another node.
         RootBusy: somebody writes to the root.
         PersistError, CommitError: it cannot be written there.
         CorruptCheckpoint: levels have it, and none of them whole.
@@ -150,6 +150,7 @@ def bring_named(
     """
     if wish.directory is None and wish.pointer is None:
         raise ConfigError("name a directory or a pointer: nothing says which one is meant")
+    check_layout(wish.root)
     problems: list[Exception] = []
     for one, far in _candidates(fars, wish, problems):
         try:

@@ -34,6 +34,7 @@ from ckpt_core.levels.named import NamedFiles
 from ckpt_core.store import (
     INFLIGHT,
     StepStore,
+    check_layout,
     ensure_dir,
     entries,
     opened_by_hand,
@@ -86,7 +87,7 @@ def pull(
         patience_s: how long the level may be away.
 
     Raises:
-        ConfigError: the root has another save of that name.
+        ConfigError: the root has another save of that name, or is kept for another node.
         NotCommitted: the level has nothing of that name (any more), or only a part of it.
         CorruptCheckpoint: what the level has is not what was saved.
         UnknownFormat: a newer release wrote it.
@@ -94,6 +95,7 @@ def pull(
         PersistError, CommitError: the root cannot be written to.
         Away: the level cannot be reached.
     """
+    check_layout(root)
     files = _OverLeftovers()
     with open_far(url, files=files) as far:
         copy = _find(far, name)

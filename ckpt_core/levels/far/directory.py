@@ -288,7 +288,7 @@ class DirectoryFar(Far):
 
     def _folder(self, copy: Copy) -> Path:
         """Where the files of a copy lie now."""
-        return self._root / copy.target if self._has(copy) else self._inflight(copy)
+        return self._looked.home(copy) or self._inflight(copy)
 
     def _has(self, copy: Copy) -> bool:
         manifest = self._looked.manifest(copy.target)

@@ -1,7 +1,7 @@
 """Where copies of nodes lie: each node's on one other node, across domains where there is room. Pure, but for
 `held` and `cut`, which look at directories of this machine.
 
-    <dir of a node>/<run>/<part>/step-...      what a node keeps for another one: a root as any other
+    <dir of a node>/<run>/<part>/step-...      what a node keeps for another one: a root to read
 
 A *part* is what one node holds of a step. It is named after the first of the node's ranks, so that a machine
 that takes a lost one's place finds what that one has saved.
