@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ from ckpt_core.save import (
     open_together,
 )
 from ckpt_core.share import Auditor
-from ckpt_core.store import StepStore
+from ckpt_core.store import LEVEL_WORD, StepStore
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
@@ -74,6 +75,7 @@ class Engine:
         self.journal = Journal()
         auditor = Auditor()
         self.levels = self._make_levels()
+        self._untold = ""
         self._make_flights(auditor)
         self._make_saves(auditor)
         self.gauges = Gauges(
@@ -123,12 +125,29 @@ class Engine:
             levels=self.levels,
             kept=self.pipeline.kept,
         )
+        self.committer.announce = self._announce
         self.flights = Flights(
             in_flight,
             finish=self.committer.finish,
             # One more than may wait for other ranks: it tells them of a step that this rank declines.
             finishers=1 if info.world_size == 1 else in_flight + 1,
         )
+
+    def _announce(self) -> None:
+        """Where the root is, or was, a level: agents that have it as one would retire what is saved here."""
+        root = self.store.root
+        if not os.path.isfile(root / LEVEL_WORD):
+            return
+        from ckpt_core.levels import keep_agents_off
+
+        problem = keep_agents_off(root, files=self.files)
+        if problem not in ("", self._untold):
+            text = (
+                "%s is a level of some run, whose agent could not be told that it is a first root "
+            )
+            text += "now (%s): end that agent, or it may retire steps here"
+            _log.warning(text, root, problem)
+        self._untold = problem
 
     def _make_saves(self, auditor: Auditor) -> None:
         info, pipeline = self.coordination.info, self.pipeline

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ckpt_core.levels.parity.trial import parity_speed, silent_nodes
     from ckpt_core.levels.serving.binding import ALL, Address, parse_address
     from ckpt_core.levels.serving.server import PeerServer
+    from ckpt_core.levels.trainer.first_root import keep_agents_off
     from ckpt_core.levels.trainer.levels import Levels
 
 # Only whoever reads or sends a level needs these, and only who saves what sees torch.
@@ -72,6 +73,7 @@ _LAZY = {
     "can_lose": "ckpt_core.levels.losses",
     "due_steps": "ckpt_core.levels.by_hand.agent",
     "held_steps": "ckpt_core.levels.parity.holds",
+    "keep_agents_off": "ckpt_core.levels.trainer.first_root",
     "known": "ckpt_core.levels.losses",
     "look_at": "ckpt_core.levels.far.reading",
     "parity_speed": "ckpt_core.levels.parity.trial",
@@ -114,6 +116,7 @@ __all__ = [
     "check_extra",
     "due_steps",
     "held_steps",
+    "keep_agents_off",
     "known",
     "look_at",
     "meets",

@@ -308,7 +308,7 @@ def parsed(word: Word | None) -> dict[str, Any]:
 
 
 def claim_word(run: str, session: int, *, host: str, pid: int, **more: Any) -> bytes:
-    """What `RUN_NAME` holds of a level that a session claims now."""
+    """What `RUN_NAME` holds of a level that a session claims now; `first_root=True`: it is one."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     word = {"run": run, "session": session, "host": host, "pid": pid, "since": since, **more}
     return json.dumps(word).encode()

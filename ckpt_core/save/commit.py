@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,11 @@ _SEEN_WITHIN_S = 10.0
 
 
 class Committer:
-    """Publishes or cleans up; runs on finisher threads only."""
+    """Publishes or cleans up; runs on finisher threads only.
+
+    Attributes:
+        announce: called before each publication, by the rank that leads a root. Never raises.
+    """
 
     def __init__(
         self,
@@ -65,6 +69,7 @@ class Committer:
         self._auditor = auditor
         self._levels = levels
         self._kept = kept
+        self.announce: Callable[[], None] = _nobody
 
     def finish(self, inflight: InFlight) -> None:
         """Publish a checkpoint that is complete and apply retention, or clean up one that failed."""
@@ -259,6 +264,7 @@ class Committer:
             pointer=None if to is None else to.pointer,
         )
         self._files.write_new(attempt.path / MANIFEST_NAME, manifest.encode())
+        self.announce()
         # Commit point: the rename inside publish.
         store.publish(attempt)
 
@@ -311,6 +317,10 @@ class RankManifestFile:
         """As `to_json` gave it."""
         row, state_bytes, files = value
         return cls(RankEntry(*row), state_bytes, tuple([(name, size) for name, size in files]))
+
+
+def _nobody() -> None:
+    """Is to be told."""
 
 
 def _check_names(attempt: Attempt, written: Sequence[RankManifestFile]) -> None:

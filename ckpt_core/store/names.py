@@ -23,6 +23,9 @@ PINS = ".pins"
 UNPINNED = Path(".levels", "unpinned")
 """Made with the plan of further levels: without any, nobody is to be told."""
 
+LEVEL_WORD = Path(".levels", RUN_NAME)
+"""Which run has a root as a level, where one has, or had."""
+
 LOCK = ".lock"
 REPLACED = ".replaced"
 RETIRED = ".retired"
@@ -120,9 +123,6 @@ def committed_steps(root: Path) -> tuple[int, ...]:
     return tuple(sorted(step for step in steps if step is not None))
 
 
-def _is_published(place: Path) -> bool:
-    """Whether this is a step, in the layout of an object store; what cannot be read is for its readers."""
-    path = place / MANIFEST_NAME
 def check_layout(root: Path) -> None:
     """Be sure that a root has the layout in which steps are saved. Called before anybody saves to it.
 
@@ -148,6 +148,9 @@ def _is_word(path: Path) -> bool:
     return False
 
 
+def _is_published(place: Path) -> bool:
+    """Whether this is a step, in the layout of an object store; what cannot be read is for its readers."""
+    path = place / MANIFEST_NAME
     try:
         found = os.lstat(path)
         if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_MARK_BYTES:

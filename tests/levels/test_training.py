@@ -8,19 +8,21 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ckpt_core
-from ckpt_core import Checkpointer, ConfigError, Level
+from ckpt_core import Checkpointer, CommitError, ConfigError, Level, RootBusy
 from ckpt_core.levels import read_plan, read_status
-from ckpt_core.store import committed_steps, step_path, writer_of
+from ckpt_core.levels.claiming import claim_word
+from ckpt_core.store import RootLock, committed_steps, step_path, writer_of
 from tests.crash.promises import QuickFiles
 from tests.crash.warm import Warm
 from tests.faults.mounts import mount, mounted
+from tests.levels.agents import Agents
 from tests.levels.servers.faulty import SECRET, FaultServer, always, in_environment, never
 from tests.levels.servers.moto import needs_store
 from tests.levels.trainers import SOON_S, agent_of, end_agent, options, processes, until
@@ -63,6 +65,18 @@ def check_whole(place: Path) -> None:
     for step in steps:
         found = ckpt_core.load(step_path(place, step))
         assert found["step"] == step and is_of_step(found)
+
+
+def as_first_root(far: Path) -> Checkpointer:
+    """A level opened by somebody who keeps all; an agent has its lock for moments."""
+
+    def made() -> Checkpointer | None:
+        with suppress(RootBusy):
+            return Checkpointer(far, options(keep_last=None))
+        return None
+
+    found: Checkpointer = until(made, "the lock of the level")
+    return found
 
 
 def all_ended(root: Path) -> None:
@@ -268,6 +282,81 @@ def test_a_store_that_is_away_stops_no_training_and_is_caught_up(
 
 
 @needs_store
+def test_a_level_that_is_saved_to_as_a_first_root_loses_nothing_to_the_agent_it_was_a_level_of(
+    root: Path, far: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    levels = [Level(str(far), keep_last=1), Level(str(other), keep_last=None)]
+    with Checkpointer(root, options(), levels=levels, files=QuickFiles()) as ck:
+        ck.save(1, make_state(1)).reached(1).result(SOON_S)
+        with as_first_root(far) as there:
+            assert there.restore(make_state(0)) is not None
+        assert ck.save(2, make_state(2)).reached(1).result(SOON_S) is None, "it was only read"
+        until(lambda: committed_steps(far) == (2,), "the retention of the level")
+        with as_first_root(far) as there:
+            for step in (3, 4, 5):
+                there.save(step, make_state(step)).committed.result(SOON_S)
+        ck.save(6, make_state(6)).reached(2).result(SOON_S)
+        problem = until(lambda: ck.gauges.levels()[0].problem, "the problem")
+        assert f"{far} is a first root now: process {os.getpid()} on" in problem
+        with pytest.raises(CommitError, match=r"first root now.*start this run anew"):
+            ck.wait(level=1)
+        assert committed_steps(far) == (2, 3, 4, 5)
+    # It is still the level of this run, for whoever says so.
+    with Checkpointer(root, options(), levels=levels, files=QuickFiles()) as ck:
+        until(lambda: committed_steps(far) == (6,), "the retention of the level")
+        assert ck.save(7, make_state(7)).reached(1).result(SOON_S) is None
+    all_ended(root)
+
+
+def test_a_level_that_has_become_the_first_root_keeps_all_though_the_old_roots_agent_starts_again(
+    root: Path, far: Path, agents: Agents
+) -> None:
+    for first, second, steps in ((root, far, (1, 2, 3)), (far, root, (4, 5, 6))):
+        level = Level(str(second), keep_last=2)
+        with Checkpointer(first, options(keep_last=10), levels=[level], files=QuickFiles()) as ck:
+            for step in steps:
+                ck.save(step, make_state(step)).reached(1).result(SOON_S)
+        all_ended(first)
+    # By its plan of before, as a service does.
+    process = agents.start(root)
+
+    def problem() -> str:
+        status = read_status(root)
+        is_its = status is not None and status.pid == process.pid and bool(status.levels)
+        return status.levels[0].problem if status is not None and is_its else ""
+
+    assert "is a first root now" in until(problem, "the problem")
+    assert committed_steps(far) == (2, 3, 4, 5, 6)
+
+
+@pytest.mark.parametrize("case", ["no word", "no file", "no lock", "locked"])
+def test_a_word_that_cannot_be_changed_stops_no_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    made, folder = tmp_path / "root", tmp_path / "root/.levels"
+    with Checkpointer(made, options()):
+        folder.mkdir()
+    (folder / "run.json").write_bytes(claim_word("ab" * 8, 3, host="other", pid=1))
+    if case == "no word":
+        (folder / "run.json").write_text("{")
+    if case == "no file":
+        (folder / "run.json").unlink()
+        os.mkfifo(folder / "run.json")
+    if case == "no lock":
+        (folder / ".words").write_text("in the way")
+    with ExitStack() as stack:
+        if case == "locked":
+            (folder / ".words").mkdir()
+            stack.enter_context(RootLock(folder / ".words"))
+        with Checkpointer(made, options(keep_last=None)) as ck:
+            for step in (1, 2):
+                ck.save(step, make_state(step)).committed.result(SOON_S)
+    assert committed_steps(made) == (1, 2)
+    said = [record.getMessage() for record in caplog.records if "level of some run" in record.msg]
+    assert len(said) == (case in ("no lock", "locked"))
+
+
 def test_a_bucket_that_is_not_there_is_said_when_the_checkpointer_is_made(root: Path) -> None:
     server = FaultServer(buckets=())
     with (

@@ -24,7 +24,7 @@ def check_fence(far: Far, plan: Plan) -> None:
 
     Raises:
         Fenced: one has.
-        Away: it cannot be told, or the level is another run's.
+        Away: it cannot be told, or the level is another run's, or a first root now.
     """
     _check(far, far.read_word(RUN_NAME), plan)
 
@@ -37,6 +37,14 @@ def _check(far: Far, word: Word | None, plan: Plan) -> None:
         text = f"{far.url} belongs to another run ({there.get('run')}): name another place for this one"
         raise Away(text, hopeless=True)
     if there.get("session", 0) > plan.session:
+        if there.get("first_root"):
+            text = (
+                f"{far.url} is a first root now: process {there.get('pid')} on {there.get('host')} saves to "
+                "it. Nothing is sent or retired there any more; to have it as a level again, end that job "
+                "and start this run anew"
+            )
+            # Not for the other levels: these are still of this session.
+            raise Away(text, hopeless=True)
         raise Fenced(
             f"{far.url} is at session {there['session']}, by {there.get('host')}, and this agent at "
             f"{plan.session}: it publishes and retires nothing any more"

@@ -5,8 +5,8 @@
     .levels/<word>           words, each replaced by a rename under a lock of their own
 
 Agents of several nodes may send to it at once, and a Checkpointer may have it as its first root at another
-time. So nothing here repairs the whole root: what others have under way stays, and where a repair of
-theirs deletes a copy of ours, that copy begins anew.
+time (`first_root` of its word). So nothing here repairs the whole root: what others have under way stays, and
+where a repair of theirs deletes a copy of ours, that copy begins anew.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ def held(lock: RootLock, *, busy_s: float, url: str) -> Iterator[None]:
 class Words:
     """Small files in `.levels/` of a root, each written by whoever has seen what it replaces."""
 
-    def __init__(self, root: Path, *, files: Files) -> None:
-        self._folder = root / LEVELS
+    def __init__(self, root: Path, *, files: Files, busy_s: float = _WAIT_S) -> None:
+        self._folder, self._busy_s = root / LEVELS, busy_s
         self._files = files
 
     def read(self, name: str) -> Word | None:
@@ -66,7 +66,7 @@ class Words:
         ensure_dir(self._files, self._folder)
         ensure_dir(self._files, locks)
         url = str(self._folder)
-        with held(RootLock(locks, files=self._files), busy_s=_WAIT_S, url=url):
+        with held(RootLock(locks, files=self._files), busy_s=self._busy_s, url=url):
             there = self.read(name)
             if (None if there is None else there.tag) != over:
                 raise Conflict(f"{self._folder / name} was written by somebody else meanwhile")
