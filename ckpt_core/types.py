@@ -140,6 +140,11 @@ class Placement:
     begin: int | None = None
     ranks: int | None = None
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether other ranks hold other parts; the same on every rank, also where one holds all elements."""
+        return self.replicas != self.ranks
+
 
 @dataclass(frozen=True, slots=True)
 class Destination:

@@ -93,8 +93,8 @@ def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader
         specs = {name: specs[name] for name in named}
     shares = None
     if search.broadcast is not None:
-        parts = binding.blocks.keys() | binding.begins.keys()
-        whole = specs.keys() & leaves.shared.keys() - parts - binding.doubtful
+        # Invariant: all ranks say the same, so it must not depend on how much of a leaf this one holds.
+        whole = specs.keys() & leaves.shared.keys() - binding.divided - binding.doubtful
         shares = search.broadcast.share({name: specs[name] for name in whole})
         search.broadcast.prepare(shares, binding.destinations)
     needs = list(_needs(binding, named, shares))

@@ -150,6 +150,8 @@ class Binding:
             part of a DTensor.
         begins: leaf name -> the first element of the leaf that its destination takes, where that is the
             tensor of a FlatPart. Other destinations take the whole leaf.
+        divided: names of leaves that live tensors hold in parts, with other parts on other ranks. The same
+            on every rank, also on one whose part is empty or everything.
         doubtful: names of leaves that belong into live tensors which share memory otherwise than
             those that were saved; their destinations are all fresh.
     """
@@ -176,6 +178,7 @@ class Binding:
         self._trusted = trusted
         self._checked = False
         leaf = skeleton.refs.leaf
+        self.divided = {leaf[home.number] for home in fit.matcher.homes if home.is_divided}
         self.doubtful = {leaf[home.number] for cluster in plan.doubtful for home in cluster}
 
     @property

@@ -17,7 +17,7 @@ from ckpt_core.state.leaf import overlaps_itself
 from ckpt_core.state.nodes import Ref
 from ckpt_core.state.quiet import quietly
 from ckpt_core.state.special import subbyte_dtypes
-from ckpt_core.types import Block
+from ckpt_core.types import Block, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Home:
         begin: of a FlatPart, the first element that it takes, in row-major order.
         array: the numpy array to fill instead, whose strides torch lacks.
         is_live: False: the memory was made for it, and nothing of the live state has it yet.
+        is_divided: other ranks hold other parts; the same on every rank, whatever this one has.
     """
 
     number: Ref
@@ -43,6 +44,30 @@ class Home:
     array: Any = None
     begin: int | None = None
     is_live: bool = True
+    is_divided: bool = False
+
+    @classmethod
+    def of_part(
+        cls,
+        number: Ref,
+        placed: tuple[Tensor, Placement],
+        path: str,
+        *,
+        whole: Tensor | None = None,
+        is_live: bool = True,
+    ) -> Home:
+        """A local part, with its placement, as the home of that part of an occurrence."""
+        local, place = placed
+        return cls(
+            number,
+            local,
+            path,
+            whole,
+            None if place.block.sizes == place.shape else place.block,
+            begin=place.begin,
+            is_live=is_live,
+            is_divided=place.is_divided,
+        )
 
     @property
     def is_part(self) -> bool:

@@ -208,9 +208,8 @@ class Matcher:
 
     def _distributed(self, number: Ref, live: Tensor, path: str, *, is_live: bool = True) -> None:
         if placed := self._placed(live, path):
-            local, placement = placed
-            block = None if placement.block.sizes == placement.shape else placement.block
-            self.homes.append(Home(number, local, path, live.detach(), block, is_live=is_live))
+            whole = live.detach()
+            self.homes.append(Home.of_part(number, placed, path, whole=whole, is_live=is_live))
 
     def _flat_part(self, node: Node, live: FlatPart, path: str) -> None:
         if not isinstance(node, Ref):
@@ -218,7 +217,7 @@ class Matcher:
         elif self._same(node, live.tensor, path, tuple(live.shape)) and (
             placed := self._placed(live, path)
         ):
-            self.homes.append(Home(node, placed[0], path, begin=placed[1].begin))
+            self.homes.append(Home.of_part(node, placed, path))
 
     def _placed(self, live: Tensor | FlatPart, path: str) -> tuple[Tensor, Placement] | None:
         try:

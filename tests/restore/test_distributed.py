@@ -6,13 +6,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Shard, zeros
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, zeros
 
 from ckpt_core.bench.meeting import free_port
 from ckpt_core.coordination import TorchStore
-from ckpt_core.restore import Restorer, RestoreWarning, load
+from ckpt_core.restore import Restorer, RestoreRequest, RestoreWarning, load
 from ckpt_core.system.files import Files
 from tests.restore.harness import assert_same, flip, zeros_like
 from tests.restore.processes import Rank, run_ranks
@@ -52,6 +53,43 @@ def _restores_its_boxes(me: Rank) -> None:
             assert_same(tensor.to_local(), part_of(whole, block))
             assert_same(local[name], part_of(whole, block))
         assert found.read_bytes == chunk_bytes_of(path, wanted, me.info.rank)
+
+
+def _rows() -> Job:
+    """Tensors of fewer rows than ranks, some of which are in the state twice."""
+    rows = {f"rows{n}": torch.arange(5.0 * n).view(n, 5) + n for n in (0, 1, 2, 7)}
+    one, corner = rows["rows1"] + 1, torch.full((1, 1), 3.0)
+    tied = {"one": one, "again": one, "corner": corner, "too": corner}
+    return Job(2, {"plain": torch.arange(700.0), **tied}, boxed=rows)
+
+
+def _broadcasts_beside_parts(me: Rank) -> None:
+    mesh = init_device_mesh("cpu", (me.info.world_size,))
+    expected = _rows().state(0)
+
+    def spread(whole: torch.Tensor, place: Placement) -> DTensor:
+        return zeros(*whole.shape, dtype=whole.dtype, device_mesh=mesh, placements=[place])
+
+    for place, other in ((Shard(0), Replicate()), (Replicate(), Shard(0)), (Shard(0), Shard(1))):
+        state = zeros_like(expected)
+        state["boxed"] = {name: spread(whole, place) for name, whole in expected["boxed"].items()}
+        for name, how in (("one", place), ("again", other), ("corner", place), ("too", other)):
+            state["shared"][name] = spread(expected["shared"][name], how)
+        found = me.restorer().restore(state, RestoreRequest(broadcast=True))
+        assert found is not None
+        for part, tensors in expected.items():
+            for name, whole in tensors.items():
+                tensor = state[part][name]
+                full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+                assert_same(full, whole)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_without_rows_and_one_that_has_them_all_broadcast_the_rest(
+    tmp_path: Path, world: int
+) -> None:
+    write_ranks(tmp_path / "ckpts", 5, _rows())
+    run_ranks(world, tmp_path, _broadcasts_beside_parts)
 
 
 def _agrees_by_store(me: Rank) -> None:

@@ -25,7 +25,7 @@ from ckpt_core.state import flatten
 from ckpt_core.state.leaf import dtypes
 from ckpt_core.state.special import QUANTIZED
 from tests.quick import drawn
-from tests.state.state_helpers import LIMIT, same, through
+from tests.state.state_helpers import LIMIT, restore, same, through
 
 
 class Colour(enum.Enum):
@@ -337,6 +337,24 @@ def test_sparse_and_quantized_tensors_come_back() -> None:
             assert torch.equal(back[name].dequantize(), tensor.dequantize())
         else:
             assert torch.equal(back[name].to_dense(), tensor.to_dense())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_live_quantized_tensor_takes_the_values_that_its_own_scale_would_make_others() -> None:
+    def made(scale: float, zero: int) -> dict[str, torch.Tensor]:
+        dense, zeros = torch.tensor([[0.0, 1.0], [3.0, 2.0]]), torch.tensor([zero, 1])
+        scales = torch.tensor([scale, 0.5])
+        return {
+            "q": torch.quantize_per_tensor(dense, scale, zero, torch.quint8),
+            "qt": torch.quantize_per_tensor(dense, scale, zero, torch.qint8).t(),
+            "qc": torch.quantize_per_channel(dense, scales, zeros, 0, torch.qint32),
+            "other": torch.quantize_per_channel(dense, scales, zeros, zero % 2, torch.qint8),
+        }
+
+    state, live = made(0.5, 3), made(0.25, 0)
+    restore(state, live)
+    for name, tensor in state.items():
+        assert torch.equal(live[name].dequantize(), tensor.dequantize()), name
 
 
 def test_the_tree_is_frozen_at_flatten() -> None:
