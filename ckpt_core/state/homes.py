@@ -79,7 +79,8 @@ def fill_home(home: Home, source: Tensor) -> None:
     """Fill a live tensor or array from the tensor of an occurrence, which may be distributed alike."""
     source = source_of(home, source)
     if home.array is None:
-        _copy(home.tensor.detach() if home.tensor.layout is torch.strided else home.tensor, source)
+        # Not an alias of it: a quantized one would keep its own scale.
+        _copy(home.tensor, source)
     else:
         home.array[...] = source.numpy()
 

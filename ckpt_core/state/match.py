@@ -21,7 +21,7 @@ from ckpt_core.state.homes import Home
 from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.leaf import dtype_name, dtypes
 from ckpt_core.state.nodes import Array, Map, Node, Obj, Opaque, Record, Ref, Seq
-from ckpt_core.state.objects import kept_shape, needs_load, parameters_of, takes
+from ckpt_core.state.objects import kept_shape, needs_load, parameters_of, takes, to_fill
 from ckpt_core.state.pickled import Literal, Unlike, pair_up
 from ckpt_core.state.plain import (
     SEQUENCES,
@@ -290,7 +290,7 @@ class Matcher:
         found: tuple[list[Any], ...] = (self.homes, self.loaded, self.problems)
         counts = list(map(len, found))
         try:
-            self._module_values(state, here, path)
+            self._module_values(state, here if custom else to_fill(live, here), path)
         finally:
             self._fill = before
         if len(self.problems) > counts[2] and takes(live, lambda: self._stand_ins(state)):

@@ -72,6 +72,15 @@ def is_live(module: Module, state: Any) -> bool:
     return all(own.issuperset(_storages(tensor)) for tensor in state.values())
 
 
+def to_fill(module: Module, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """What of a module to fill, where its `state_dict()` is its live memory.
+
+    Of what is quantized or sparse that holds aliases: a copy would give them a scale or parts of their own.
+    """
+    odd = any(one.is_quantized or one.layout is torch.sparse_coo for one in state.values())
+    return module.state_dict(keep_vars=True) if odd else state
+
+
 def _tensors(module: Module) -> Iterator[Tensor]:
     return chain(module.parameters(), module.buffers())
 

@@ -52,6 +52,13 @@ class Frozen:
         assert self.name != "loaded twice"
 
 
+class Buffers(torch.nn.Linear):
+    def __init__(self, buffers: dict[str, torch.Tensor]) -> None:
+        super().__init__(2, 2)
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+
+
 PLAIN = st.one_of(
     st.none(),
     st.booleans(),
@@ -351,10 +358,23 @@ def test_a_live_quantized_tensor_takes_the_values_that_its_own_scale_would_make_
             "other": torch.quantize_per_channel(dense, scales, zeros, zero % 2, torch.qint8),
         }
 
-    state, live = made(0.5, 3), made(0.25, 0)
+    state, live, module = made(0.5, 3), made(0.25, 0), Buffers(made(0.25, 0))
     restore(state, live)
+    restore(Buffers(state), module)
     for name, tensor in state.items():
         assert torch.equal(live[name].dequantize(), tensor.dequantize()), name
+        assert torch.equal(getattr(module, name).dequantize(), tensor.dequantize()), name
+
+
+def test_a_module_takes_sparse_buffers_of_other_parts_and_is_filled_in_place() -> None:
+    for diagonal in ([1.0, 0.0, 0.0], [1.0, 2.0, 3.0]):
+        state = Buffers({"coo": torch.tensor(diagonal).diag().to_sparse()})
+        live = Buffers({"coo": torch.tensor([0.0, 4.0, 5.0]).diag().to_sparse()})
+        coo, place = live.get_buffer("coo"), live.weight.data_ptr()
+        restore(state, live)
+        assert torch.equal(coo.to_dense(), torch.tensor(diagonal).diag())
+        assert live.get_buffer("coo") is coo and live.weight.data_ptr() == place
+        assert torch.equal(live.weight, state.weight)
 
 
 def test_the_tree_is_frozen_at_flatten() -> None:
