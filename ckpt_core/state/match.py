@@ -341,7 +341,7 @@ class Matcher:
         for key, rows in zip(states.keys, states.values, strict=True):
             if not isinstance(rows, Map) or type(key) is not int:
                 continue
-            mine = live_states.get(key, {})
+            mine = now if isinstance(now := live_states.get(key), Mapping) else {}
             where = f"{path}.state.{key}" if path else f"state.{key}"
             for name, row in fields_of(rows).items():
                 if isinstance(row, Ref):

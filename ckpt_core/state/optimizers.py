@@ -78,7 +78,11 @@ def _keep_states(live: Optimizer, saved: Any) -> None:
         return
     for old, new in zip(saved["param_groups"], live.param_groups, strict=False):
         for key, parameter in zip(old["params"], new["params"], strict=False):
-            _keep_rows(live.state.get(parameter), saved["state"].get(key), parameter.dtype)
+            rows, was = live.state.get(parameter), saved["state"].get(key)
+            if isinstance(rows, dict):
+                _keep_rows(rows, was, parameter.dtype)
+            elif rows is not None:
+                live.state[parameter] = _kept(rows, was, parameter.dtype)
 
 
 def _keep_rows(rows: Any, saved: Any, dtype: torch.dtype | None = None) -> None:

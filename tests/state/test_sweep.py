@@ -6,8 +6,9 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -234,6 +235,11 @@ def test_a_lazy_module_gets_its_shape() -> None:
     assert torch.equal(made.weight, live.weight)
 
 
+class Moments(NamedTuple):
+    mean: torch.Tensor
+    count: int
+
+
 # -- optimizers ------------------------------------------------------------------------------------
 
 
@@ -308,6 +314,36 @@ def test_what_torch_would_cast_or_break_in_a_state_comes_back() -> None:
     rows["mode"] = "warm"
     rows["nested"] = {"a": [torch.randn(2, dtype=torch.float64)]}
     check(made, live)
+
+
+class OneRow(torch.optim.Optimizer):
+    """Keeps of each parameter whatever it is given."""
+
+    def __init__(self, *rows: Any) -> None:
+        super().__init__([nn.Parameter(torch.ones(2, dtype=torch.bfloat16))], {})
+        for row in rows:
+            self.state[self.param_groups[0]["params"][0]] = row
+
+
+_ROWS = {
+    "tensor": torch.tensor([0.1, 0.2]),
+    "list": [torch.tensor([0.1, 0.2]), "warm", np.ones(2)],
+    "tuple": (torch.tensor([0.1, 0.2]), (np.ones(2),)),
+    "named tuple": Moments(torch.tensor([0.1, 0.2]), 3),
+    "array": np.ones(2),
+    "text": "warm",
+    "bytes": b"warm",
+    "number": 3,
+    "dict": {"mean": torch.tensor([0.1, 0.2]), "count": 3},
+}
+
+
+@pytest.mark.parametrize("row", _ROWS.values(), ids=_ROWS)
+def test_a_state_of_a_parameter_of_any_kind_comes_back_over_any_other(row: Any) -> None:
+    for before in ((), *((other,) for other in _ROWS.values())):
+        live = copy.deepcopy(OneRow(*before))
+        restore({"it": OneRow(row)}, {"it": live})
+        assert same(list(live.state.values()), [row])
 
 
 def test_a_learning_rate_that_is_a_tensor_is_filled_in_place() -> None:
