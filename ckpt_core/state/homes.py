@@ -79,8 +79,7 @@ def fill_home(home: Home, source: Tensor) -> None:
     """Fill a live tensor or array from the tensor of an occurrence, which may be distributed alike."""
     source = source_of(home, source)
     if home.array is None:
-        # Not an alias of it: a quantized one would keep its own scale.
-        _copy(home.tensor, source)
+        fill_tensor(home.tensor, source)
     else:
         home.array[...] = source.numpy()
 
@@ -97,9 +96,10 @@ def source_of(home: Home, source: Tensor) -> Tensor:
     return source.detach()
 
 
-def _copy(home: Tensor, source: Tensor) -> None:
-    """Fill a live tensor of any form from one of equal dtype and shape."""
+def fill_tensor(home: Tensor, source: Tensor) -> None:
+    """Fill a live tensor of any form from one of equal dtype, shape and form."""
     if home.layout is torch.strided and not home.is_quantized:
+        home = home.detach()
         if _is_same_memory(home, source):
             return
         for dim, step in enumerate(home.stride()):
@@ -109,10 +109,10 @@ def _copy(home: Tensor, source: Tensor) -> None:
             home, source = home.view(torch.uint8), source.view(torch.uint8)
         if overlaps_itself(home.shape, home.stride()):  # Windows over one memory, one at a time.
             for part, rest in zip(home.unbind(), source.unbind(), strict=True):
-                _copy(part, rest)
+                fill_tensor(part, rest)
             return
         home.copy_(source)
-    else:  # What is sparse gets new memory, which only the live tensor would see.
+    else:  # What is sparse gets new memory, what is quantized a scale: an alias would have them alone.
         quietly(lambda: _copy_unseen(home, source))
 
 

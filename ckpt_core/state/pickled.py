@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from ckpt_core.state.generators import are_alike, is_generator, put_generator, shown_generator
+from ckpt_core.state.homes import fill_tensor
+from ckpt_core.state.optimizers import load_exactly
 from ckpt_core.state.plain import (
     SEQUENCES,
     has_state,
@@ -86,10 +88,10 @@ def _shown(value: Any) -> str:
 def put(live: Any, value: Any) -> None:
     """Make a live tensor, array, generator or object what the pickled one is."""
     if isinstance(live, Tensor):
-        live.detach().copy_(value.detach())
+        fill_tensor(live, value.detach())
     elif is_array(live):
         live[...] = value
     elif is_generator(live):
         put_generator(live, value)
     else:
-        live.load_state_dict(value.state_dict())
+        load_exactly(live, value.state_dict)

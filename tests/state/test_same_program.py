@@ -204,6 +204,36 @@ def _tensors(value: Any) -> list[Any]:
     return [x for item in value for x in _tensors(item)] if isinstance(value, list | tuple) else []
 
 
+def _odd(value: float) -> dict[str, Any]:
+    """Tensors that a copy into an alias would not fill, and an optimizer whose moments torch would cast."""
+    parameter = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    optimizer = torch.optim.AdamW([parameter])
+    rows = {"exp_avg": torch.full((2,), value / 3), "mode": str(value)}
+    optimizer.state[parameter] = {"step": torch.tensor(value), **rows}
+    return {
+        "coo": torch.tensor([value, 0.0, value - 1]).to_sparse(),
+        "q": torch.quantize_per_tensor(torch.ones(2) * value, value / 8, 1, torch.quint8),
+        "spread": torch.tensor([value]).expand(3),
+        "asked for": nn.Parameter(torch.tensor([value])),
+        "optimizer": optimizer,
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_container_with_a_type_of_its_own_is_filled_as_a_dict_is() -> None:
+    for container in (dict, Settings):
+        saved, live = container(_odd(2.0)), container(_odd(1.0))
+        restore({"it": saved}, {"it": live}, trusted=True)
+        for name in ("coo", "q", "spread", "asked for"):
+            held, was = (
+                one[name].dequantize() if name == "q" else one[name].detach().to_dense()
+                for one in (live, saved)
+            )
+            assert torch.equal(held, was), name
+        rows, was = (list(one["optimizer"].state.values()) for one in (live, saved))
+        assert same(rows, was)
+
+
 @pytest.mark.parametrize("make", HELD.values(), ids=HELD)
 def test_containers_with_types_of_their_own_are_filled_in_place(make: Any) -> None:
     saved, live = make(2.0), make(1.0)
