@@ -35,7 +35,7 @@ from ckpt_core.restore.reading import ParallelReader
 from ckpt_core.restore.request import RestoreRequest
 from ckpt_core.restore.results import Guard, NoGuard, RestoredStep
 from ckpt_core.restore.telling import telling
-from ckpt_core.restore.trail import GONE, TOUCHED, Trail, warn
+from ckpt_core.restore.trail import GONE, Trail, tell_touched, warn
 from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import step_path
 from ckpt_core.system.collector import uncollected
@@ -127,8 +127,8 @@ class Restorer:
         try:
             return self._search(search, request)
         except Exception as exc:
-            if search.touched and TOUCHED not in f"{exc} {getattr(exc, '__notes__', ())}":
-                exc.add_note(TOUCHED)
+            if search.touched:
+                tell_touched(exc)
             raise
 
     # -- inside ----------------------------------------------------------------------------------

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckpt_core.errors import CorruptCheckpoint, NotCommitted, RestoreError, RestoreWarning
+from ckpt_core.errors import (
+    CkptError,
+    CorruptCheckpoint,
+    NotCommitted,
+    RestoreError,
+    RestoreWarning,
+)
 from ckpt_core.restore.choosing import Listing, common_step, known_steps, reason, table
 
 logger = logging.getLogger("ckpt_core")
@@ -117,6 +123,16 @@ class Trail:
             f"{what} held by every node, whole and from the same save:\n{table(listings)}\n{_KEPT}"
         )
         return NotCommitted(text, step=self.asked, path=self.root)
+
+
+def tell_touched(error: Exception) -> None:
+    """Have an error say that live tensors hold bytes of a step that was not restored."""
+    if isinstance(error, CkptError):
+        # Whoever wrote the text knew of its own step only.
+        text = str(error).replace("othing was changed", "othing but live tensors was changed")
+        error.args = (text,)
+    if TOUCHED not in f"{error} {getattr(error, '__notes__', ())}":
+        error.add_note(TOUCHED)
 
 
 def warn(text: str) -> None:

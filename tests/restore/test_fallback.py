@@ -200,6 +200,9 @@ def test_a_mismatch_of_an_older_step_says_that_tensors_were_touched(root: Path, 
     with pytest.raises(StateMismatch) as caught:
         passed_over(lambda: restore(root, live))
     assert "Live tensors were overwritten" in caught.value.__notes__[0]
+    assert "nothing but live tensors was changed:\n" in str(caught.value)
+    with pytest.raises(StateMismatch, match="places; nothing was changed:\n"):
+        restore(root, live, step=1)
 
 
 def test_whatever_ends_a_fallback_says_that_tensors_were_touched(
