@@ -310,8 +310,8 @@ class Checkpointer(Looks):
 
         Raises:
             ConfigError: `only` or `rename` does not fit, or a save is not sealed; nothing was changed.
-            StateMismatch: names, shapes or dtypes differ, or nothing fits; nothing was changed, unless the text
-                says that live tensors hold bytes of a newer, damaged step.
+            StateMismatch: names, shapes or dtypes differ, or nothing fits; nothing was changed, unless the
+                text says that live tensors hold bytes of a newer, damaged step.
             CorruptCheckpoint: no step is valid (or the one asked for is not).
             NotCommitted: `step` is not there, or no step is held by every node.
             UntrustedData, UnknownFormat: see there.

@@ -26,6 +26,7 @@ from ckpt_core.types import Block, LeafSpec
 from ckpt_core.units import count_text
 
 _SHOWN = 20
+_WANTED = "say what is wanted of it: restore(only=..., rename=...), or partial=True for what fits."
 
 
 def bind(
@@ -222,7 +223,8 @@ class Binding:
                     f"{one}: shares memory with {what} here, and has another value there"
                 )
         if problems:
-            raise _mismatch(problems, self.skeleton)
+            # Not known before everything else fits: `partial` cannot choose between them.
+            raise _mismatch(problems, self.skeleton, "leave one of them out: restore(only=...).")
 
     def finish(self) -> Any:
         """Complete the live state and return the tree as loaded; call when all bytes are there.
@@ -274,14 +276,13 @@ class Binding:
             ) from exc
 
 
-def _mismatch(problems: list[str], skeleton: Skeleton) -> StateMismatch:
+def _mismatch(problems: list[str], skeleton: Skeleton, advice: str = _WANTED) -> StateMismatch:
     lines = "\n  ".join(problems[:_SHOWN])
     more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
     return StateMismatch(
         f"the checkpoint does not fit the state, in {count_text(len(problems), 'place')}; "
         f"nothing was changed:\n  {lines}{more}\n"
-        "Build the state as it was when it was saved, or say what is wanted of it: restore(only=...,"
-        " rename=...), or partial=True for what fits.",
+        f"Build the state as it was when it was saved, or {advice}",
         problems=problems,
     )
 

@@ -256,6 +256,19 @@ def test_what_makes_no_sense_is_refused_before_anything_changes(
     assert same(plain(state), before)
 
 
+def test_where_memory_is_shared_and_values_differ_only_is_advised_and_helps(tmp_path: Path) -> None:
+    memory = torch.zeros(2, 3)
+    live = {"a": memory, "b": memory.t(), "c": torch.zeros(2)}
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(3, 2), "c": torch.ones(2)})
+        ck.wait()
+        with pytest.raises(StateMismatch, match=r"(?s)a: shares.*restore\(only=") as caught:
+            ck.restore(live, partial=True)
+        assert "partial" not in str(caught.value) and not memory.any() and not live["c"].any()
+        ck.restore(live, only=["a", "c"])
+    assert torch.equal(memory, torch.arange(6.0).view(2, 3)) and live["c"].all()
+
+
 def test_a_part_of_a_shape_is_nothing_that_could_be_restored(tmp_path: Path) -> None:
     with Checkpointer(tmp_path) as ck:
         ck.save(1, {"shape": torch.Size([2, 3]), "w": torch.ones(3)}).committed.result(60)
