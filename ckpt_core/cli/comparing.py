@@ -255,10 +255,14 @@ class _Rank:
             self._a.pieces(left, size * _PIECE_ELEMENTS),
             self._b.pieces(right, size * _PIECE_ELEMENTS),
         )
+        shown, at = _extent(known[0].get("view"), left), 0
         for one, other in zip(*pieces, strict=True):
             self._whole.told(len(one))
-            if one == other:
+            begin, end = (min(max(edge - at, 0), len(one)) for edge in (shown.start, shown.stop))
+            at += len(one)
+            if one == other or one[begin:end] == other[begin:end]:
                 continue
+            one, other = one[begin:end], other[begin:end]
             if distance is None:
                 from ckpt_core.cli.numbers import Distance
 
@@ -266,7 +270,7 @@ class _Rank:
             distance.feed(one, other, itemsize=size)
         if distance is None:
             return None
-        numbers = {**asdict(distance), "elements": left.nbytes // size}
+        numbers = {**asdict(distance), "elements": len(shown) // size}
         del numbers["dtype"]
         return TensorDiff(path, "values", known[0], known[1], **numbers)
 
@@ -292,6 +296,23 @@ def _known(item: Item, leaf: StoredLeaf | None) -> dict[str, Any]:
     if item.tensor is not None and not item.tensor.is_whole:
         made["view"] = [item.tensor.view, item.tensor.flags]
     return made
+
+
+def _extent(view: Any, leaf: StoredLeaf) -> range:
+    """The bytes of a leaf from the first element that a place shows to the last one.
+
+    Args:
+        view: what `_known` says of it; where that is nothing, or makes no sense, the whole leaf is shown.
+    """
+    whole, size = range(leaf.nbytes), itemsize(leaf.spec.dtype)
+    try:
+        dtype, offset, shape, strides = view[0]
+        reach = sum((count - 1) * step for count, step in zip(shape, strides, strict=True))
+        end = offset + (reach + 1) * itemsize(dtype) if all(shape) else offset
+        # Of another dtype, it may begin or end inside an element.
+        return whole[max(offset // size * size, 0) : max(-(-end // size) * size, 0)]
+    except (TypeError, ValueError, LookupError, AttributeError):
+        return whole
 
 
 # -- for people --------------------------------------------------------------------------------

@@ -119,6 +119,24 @@ def test_views_of_one_memory_are_compared_by_what_they_show(cli: Cli, save: Save
     assert (row["path"], row["reason"]) == ("v", "view")
 
 
+def test_a_view_differs_where_what_it_shows_does(cli: Cli, save: Save) -> None:
+    def state(first: float, last: float) -> dict[str, torch.Tensor]:
+        x = torch.arange(20.0)
+        x[0], x[7] = first, last
+        square = x[:16].view(4, 4)
+        return {"x": x, "v": x[5:8], "t": square.t(), "none": x[3:3]}
+
+    a, first, last = save(state(0, 7)), save(state(1, 7), "b"), save(state(0, 8), "c")
+    found = _diff(cli, a, first)
+    counts = {row["path"]: (row["differing"], row["elements"]) for row in found["tensors"]}
+    assert counts == {"x": (1, 20), "t": (1, 16)}
+    assert {"v", "none"} == set(found["equal"])
+    counts = {
+        row["path"]: (row["differing"], row["elements"]) for row in _diff(cli, a, last)["tensors"]
+    }
+    assert counts == {"x": (1, 20), "t": (1, 16), "v": (1, 3)}
+
+
 def test_parts_of_sparse_tensors_are_compared(cli: Cli, save: Save) -> None:
     x = torch.eye(4).to_sparse()
     found = _diff(cli, save({"x": x}), save({"x": x * 2}, "b"))
