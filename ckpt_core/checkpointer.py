@@ -131,7 +131,8 @@ class Checkpointer(Looks):
             replicated: the other way round: paths that are replicated; everything else is private.
 
         Raises:
-            ConfigError: the step or something in the state cannot be saved; names its place in the tree.
+            ConfigError: the step or something in the state cannot be saved, and its place is named; or `close`
+                came meanwhile.
             CkptError: with on_error="raise", an earlier save failed in the background; this one was not
                 started, and the next call tries again.
             StagingError: no earlier checkpoint ended within `timeout`.

@@ -279,7 +279,11 @@ class Engine:
 
         Interrupted anywhere, it is called again.
         """
-        self.journal.sweep(of_all=True)
+        self.flights.closed = ConfigError(
+            f"the Checkpointer of {self.store.root} was closed during this call, which has saved nothing; "
+            f"committed steps are safe"
+        )
+        self.journal.sweep(closed=self.flights.closed)
         self.flights.give_up_unsealed()
         deadline = time.monotonic() + self.options.timeout_s
         if not self.flights.wait_empty(deadline=deadline):

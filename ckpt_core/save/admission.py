@@ -71,6 +71,7 @@ class Admission:
 
         Raises:
             StagingError: none of them ended within `timeout`.
+            ConfigError: the Checkpointer was closed meanwhile.
         """
         # Not before it has its place: the watchdog looks only at those.
         inflight.start_clock(self._timeout_s)
@@ -112,6 +113,8 @@ class Admission:
         self._flights.do(end)
 
     def _undo(self, step: int, inflight: InFlight | None, error: BaseException) -> None:
+        if error is self._flights.closed:
+            self.journal.cut = self._flights.closed
         inflight = inflight or InFlight(step, self._around)
         inflight.attempt_id = inflight.attempt_id or self._around.coordination.attempt_id(step)
         self.give_up(inflight, CkptError(f"{RAISED_TO_CALLER}{type(error).__name__}: {error}"))

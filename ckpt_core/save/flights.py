@@ -32,6 +32,9 @@ class Flights:
         finish: publishes one that is complete, or cleans up one that failed; runs on a finisher thread.
         finishers: finisher threads; with several ranks one for each that may be in flight, since each
             may have to wait for other ranks, which are done with another one first.
+
+    Attributes:
+        closed: what whoever asks for a place is told, once none is given any more.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Flights:
         self._finish = finish
         self._changed = Monitor()
         self._active: list[InFlight] = []
+        self.closed: ConfigError | None = None
         self._looks_at = math.inf
         self._held: list[InFlight] = []
         self._ready: queue.SimpleQueue[InFlight | None] = queue.SimpleQueue()
@@ -65,12 +69,15 @@ class Flights:
 
         Raises:
             StagingError: none of them ended before the deadline.
+            ConfigError: `closed`, maybe while it waited.
         """
 
         looks = True
 
         def enter() -> bool:
             nonlocal looks
+            if self.closed is not None:
+                raise self.closed
             if self.full:
                 return False
             self._active.append(inflight)

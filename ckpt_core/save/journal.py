@@ -24,6 +24,7 @@ from operator import call
 from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from ckpt_core.errors import ConfigError
 from ckpt_core.system import collector
 
 _Given = ParamSpec("_Given")
@@ -55,11 +56,13 @@ class Journal:
     Attributes:
         undo: told the error if the call that is under way fails, and again if that was interrupted.
         thread: of the call that noted last: no other one undoes it, or lets go of it.
+        cut: what the save of this thread raises, whatever it comes to: `close` has undone it meanwhile.
     """
 
     stall: Stall = field(default_factory=Stall)
     undo: Undo | None = None
     thread: int = 0
+    cut: ConfigError | None = None
     _error: BaseException | None = None
     _collecting: bool = False
     _aging: bool = False
@@ -73,20 +76,21 @@ class Journal:
         self.thread = threading.get_ident()
         self.undo = undo
 
-    def sweep(self, *, of_all: bool = False) -> None:
+    def sweep(self, *, closed: ConfigError | None = None) -> None:
         """Undo what an interrupted call of this thread has left. Every call begins with it.
 
         Args:
-            of_all: or of any other thread, none of which calls again.
+            closed: nobody calls again. What any thread has left is undone, and what is still under way,
+                with this error.
         """
         me = threading.get_ident()
         # Together, here and below: no other thread notes anything between the two.
         thread, undo = self.thread, self.undo
-        if undo is not None and thread != me and not of_all:
+        if undo is not None and thread != me and closed is None:
             return
         self.resume_collector()
         if undo is not None:
-            undo(self._error or KeyboardInterrupt())
+            undo(self._error or closed or KeyboardInterrupt())
         if self.undo is undo:
             self.undo = self._error = None
 
@@ -95,6 +99,14 @@ class Journal:
         if self.thread == threading.get_ident():
             self._error = error
         self.sweep()
+
+    def raise_cut(self, cause: Exception | None = None) -> None:
+        """Called at the end of a call, which ended in `cause`; raises `cut`, once, on the thread it is of."""
+        cut = self.cut
+        if cut is not None and self.thread == threading.get_ident():
+            self.cut = None
+            if cut is not cause:
+                raise cut from cause
 
     def pause_collector(self, expected: int = 0) -> None:
         """No cyclic garbage collection from here: it would walk the whole heap on the training thread.
@@ -142,6 +154,7 @@ def stalling(
         began_s = time.monotonic()
         try:
             result = method(self, *args, **kwargs)
+            journal.raise_cut()
             if journal.thread == me:
                 journal.resume_collector()
             stall = journal.stall
@@ -161,6 +174,8 @@ def stalling(
                 raise
             journal.stall.ended_s = time.monotonic()
             journal.stall.seconds += journal.stall.ended_s - began_s
+            if isinstance(exc, Exception):
+                journal.raise_cut(exc)
             raise
 
     return counted
