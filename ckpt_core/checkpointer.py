@@ -131,8 +131,7 @@ class Checkpointer(Looks):
             replicated: the other way round: paths that are replicated; everything else is private.
 
         Raises:
-            ConfigError: the step or something in the state cannot be saved, and its place is named; or `close`
-                came meanwhile.
+            ConfigError: `close` came meanwhile, or something cannot be saved: names its place in the tree.
             CkptError: with on_error="raise", an earlier save failed in the background; this one was not
                 started, and the next call tries again.
             StagingError: no earlier checkpoint ended within `timeout`.
@@ -239,7 +238,7 @@ class Checkpointer(Looks):
                 each calls it.
 
         Raises:
-            ConfigError: there is no such level, or `last` without one.
+            ConfigError: there is no such level, or `last` without one; or a thread of the engine calls.
             PersistError: the agent could not be told of the last step.
             CkptError: with on_error="raise", a save failed in the background.
             StagingError: something was still in flight after `timeout`.
@@ -342,9 +341,11 @@ class Checkpointer(Looks):
 
         Raises:
             CkptError: with on_error="raise", a save failed in the background and was not reported yet.
+            ConfigError: a callback or a subscriber calls, on a thread of the engine; nothing was ended.
         """
         if self._closed or os.getpid() != self._pid:
             return
+        self._engine.refuse_here("close")
         error = self._on_close.call()
         self._end(self._engine.close)
         if error is not None:

@@ -172,6 +172,7 @@ class Engine:
 
     def restore(self, state: Any, request: RestoreRequest) -> RestoredStep | None:
         """Fill a state once nothing is in flight; what came of it is told. As `Checkpointer.restore`."""
+        self.refuse_here("restore")
         self.flights.refuse_unsealed()
         if self.wait_empty():
             self.store.gone_back()
@@ -252,6 +253,7 @@ class Engine:
         Raises:
             ConfigError, CommitError: see `Checkpointer.wait`.
         """
+        self.refuse_here("wait")
         if last and level is None:
             raise ConfigError("wait(last=True): say at which level: wait(level=1, last=True)")
         deadline = time.monotonic() + self.options.timeout_s
@@ -262,6 +264,19 @@ class Engine:
         if level is not None:
             self.levels.wait(level, deadline=deadline, last=last)
         return True
+
+    def refuse_here(self, call: str) -> None:
+        """Before a call that waits for the threads: subscribers, and callbacks of futures, run on them.
+
+        Raises:
+            ConfigError: one of them calls.
+        """
+        own = [*self.flights.workers, *self.pipeline.workers, *self.levels.workers]
+        if any(worker.runs_here for worker in own):
+            raise ConfigError(
+                f"{call}() was called by a callback or a subscriber, on a thread of the Checkpointer, and "
+                f"would wait for that very thread: call it on the thread that trains"
+            )
 
     def wait_empty(self) -> bool:
         """Wait until nothing is in flight; False when `timeout` has passed first."""
@@ -361,7 +376,10 @@ class Looks:
 
         Raises:
             PersistError: the change could not be made durable.
+            ConfigError: `retire`, and the Checkpointer is closed; nothing was changed.
         """
+        if retire and self._closing:
+            raise ConfigError(f"the Checkpointer of {self.root} is closed: it retires nothing")
         self._engine.store.unpin(check_step(step))
         if retire:
             self._engine.committer.retire()

@@ -57,7 +57,7 @@ class WriterPool:
 
     def __init__(self, count: int) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._workers = [Worker(self._run, name=f"ckpt-writer-{index}") for index in range(count)]
+        self.workers = [Worker(self._run, name=f"ckpt-writer-{index}") for index in range(count)]
 
     def start(self) -> None:
         """Start the threads. Called once, when the Checkpointer is made.
@@ -65,7 +65,7 @@ class WriterPool:
         Raises:
             PersistError: the system gives no more threads.
         """
-        start_all(self._workers)
+        start_all(self.workers)
 
     def submit(self, job: Callable[[], None]) -> None:
         """Queue a piece, or what brings pieces; returns at once."""
@@ -73,9 +73,9 @@ class WriterPool:
 
     def close(self, *, timeout_s: float) -> None:
         """End the threads after the jobs already queued; one that hangs is left behind."""
-        for _ in self._workers:
+        for _ in self.workers:
             self._jobs.put(None)
-        join_all(self._workers, timeout_s=timeout_s)
+        join_all(self.workers, timeout_s=timeout_s)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

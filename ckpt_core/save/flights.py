@@ -51,7 +51,7 @@ class Flights:
         self._ready: queue.SimpleQueue[InFlight | None] = queue.SimpleQueue()
         self._chores: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         jobs = [("finisher", self._run_finisher)] * finishers
-        self._workers = [
+        self.workers = [
             Worker(run, name=f"ckpt-{name}")
             for name, run in (*jobs, ("watchdog", self._run_watchdog))
         ]
@@ -62,7 +62,7 @@ class Flights:
         Raises:
             PersistError: the system gives no more threads.
         """
-        start_all(self._workers)
+        start_all(self.workers)
 
     def admit(self, inflight: InFlight, *, deadline: float) -> None:
         """Give a checkpoint its place; blocks while `limit` are in flight.
@@ -241,9 +241,9 @@ class Flights:
     def close(self, *, timeout_s: float) -> None:
         """End the threads; one that hangs is left behind after `timeout_s`. Idempotent."""
         self._chores.put(None)
-        for _ in self._workers[:-1]:
+        for _ in self.workers[:-1]:
             self._ready.put(None)
-        join_all(self._workers, timeout_s=timeout_s)
+        join_all(self.workers, timeout_s=timeout_s)
 
     # -- threads ---------------------------------------------------------------------------------
 

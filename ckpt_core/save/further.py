@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ckpt_core.coordination import Aside
 from ckpt_core.errors import ConfigError
+from ckpt_core.system.threads import Worker
 from ckpt_core.types import Destination
 
 Reaching = Callable[[int | str], Future[None]]
@@ -62,9 +63,11 @@ class NoLevels:
 
     Attributes:
         stays: the Checkpointer has been made, so that what takes steps on outlives it.
+        workers: the threads.
     """
 
     stays = False
+    workers: Sequence[Worker] = ()
 
     def start(self) -> None:
         """Start the thread. Called before the root is locked."""

@@ -50,6 +50,7 @@ class Pipeline:
         self.memory = StagingMemory(options, devices, neighbours=neighbours)
         self.stager = Stager()
         self.writers = WriterPool(options.writers)
+        self.workers = (self.stager.worker, *self.writers.workers)
         self._sampler = Sampler(devices)
         self._changed = Monitor()
         self._locks: set[Callable[[], None]] = set()

@@ -274,7 +274,7 @@ class Stager:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._worker = Worker(self._run, name="ckpt-stager")
+        self.worker = Worker(self._run, name="ckpt-stager")
 
     def start(self) -> None:
         """Start the thread. Called once, when the Checkpointer is made.
@@ -282,7 +282,7 @@ class Stager:
         Raises:
             PersistError: the system gives no more threads.
         """
-        self._worker.start()
+        self.worker.start()
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run `job` on the staging thread, after all earlier ones. A job handles its own errors."""
@@ -291,7 +291,7 @@ class Stager:
     def close(self, *, timeout_s: float) -> bool:
         """End the thread after the jobs already given; whether it has ended. Idempotent."""
         self._jobs.put(None)
-        return join_all([self._worker], timeout_s=timeout_s)
+        return join_all([self.worker], timeout_s=timeout_s)
 
     @torch.no_grad()
     def _run(self) -> None:

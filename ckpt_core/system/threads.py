@@ -92,6 +92,11 @@ class Worker:
                 f"limit of the container), or run fewer threads and processes"
             ) from exc
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether it is this very thread that asks: whoever waits here for what it does waits in vain."""
+        return threading.current_thread() is self._thread
+
     def join(self, *, deadline: float) -> bool:
         """Wait until it has ended, if it was started at all; False for one that hangs, and is left behind."""
         ended = self._changed.wait_for(lambda: not self._running, deadline=deadline)

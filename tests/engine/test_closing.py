@@ -93,3 +93,59 @@ def test_a_save_that_has_begun_says_that_it_was_closed_since(tmp_path: Path, for
     with pytest.raises(ConfigError, match="was closed during this call"):
         FORMS[form](ck, state())
     check_ended(ck)
+
+
+CALLS: dict[str, Callable[[Checkpointer], object]] = {
+    "wait": Checkpointer.wait,
+    "restore": lambda ck: ck.restore(state()),
+    "close": Checkpointer.close,
+}
+
+
+@pytest.mark.parametrize("told", [EventName.STAGED, EventName.COMMITTED, None])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_would_wait_for_its_own_thread_is_refused_at_once(
+    tmp_path: Path, call: str, told: EventName | None
+) -> None:
+    ck, done, has_callback = Checkpointer(tmp_path), threading.Event(), threading.Event()
+
+    def called(*_: object) -> None:
+        with pytest.raises(ConfigError, match=rf"{call}\(\) was called by a callback"):
+            CALLS[call](ck)
+        done.set()
+
+    if told is not None:
+        ck.events.subscribe(called, only=[told])
+    # Else this thread might call it: the save has ended when it is given.
+    ck.events.subscribe(lambda event: has_callback.wait(60), only=[EventName.STAGED])
+    handle = ck.save(1, {"large": torch.ones(500_000), **state()})
+    if told is None:
+        handle.committed.add_done_callback(called)
+    has_callback.set()
+    assert done.wait(60)
+    check_ended(ck)
+
+
+def test_another_thread_of_the_program_may_close(tmp_path: Path) -> None:
+    ck = Checkpointer(tmp_path, Options(timeout=600))
+    ck.save(1, state())
+    closer = threading.Thread(target=ck.close)
+    closer.start()
+    closer.join(60)
+    check_ended(ck)
+
+
+def test_a_step_that_a_closed_checkpointer_cannot_retire_keeps_its_pin(tmp_path: Path) -> None:
+    ck = Checkpointer(tmp_path, Options(keep_last=1))
+    ck.save(1, state()).committed.result(60)
+    ck.pin(1)
+    ck.save(2, state())
+    ck.close()
+    with pytest.raises(ConfigError, match="is closed"):
+        ck.unpin(1, retire=True)
+    assert (tmp_path / ".pins").is_dir() and any((tmp_path / ".pins").iterdir())
+    ck.unpin(1)
+    with Checkpointer(tmp_path, Options(keep_last=1)) as found:
+        found.save(3, state())
+        found.wait()
+        assert found.steps() == (3,)

@@ -97,8 +97,7 @@ class Levels(NoLevels):
         self._rhythm = Rhythm(self._levels)
         self._attempts, self._due = Attempts(root), Due(root, files=files)
         self._agent = Agent(root)
-        self._works = False
-        self._closed_plan = False
+        self._works = self._closed_plan = False
         self._last: tuple[str, ...] = ()
         self._restored: Copy | None = None
         self._saves = False
@@ -107,6 +106,7 @@ class Levels(NoLevels):
         self._is_silent = False
         self._sign: object = None
         self._tender = Tender(root, look=self._look, finish=self._finish)
+        self.workers = (self._tender.worker,)
 
     # -- training thread: the beginning and the end ------------------------------------------------
 

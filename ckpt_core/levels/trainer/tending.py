@@ -34,11 +34,11 @@ class Tender:
         self._bell: Bell | None = None
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._changed = Monitor()
-        self._worker = Worker(self._run, name="ckpt-levels")
+        self.worker = Worker(self._run, name="ckpt-levels")
 
     def start(self) -> None:
         """Begin. Raises PersistError: the system gives no more threads."""
-        self._worker.start()
+        self.worker.start()
 
     def ring(self, *_: object) -> None:
         """Have it look now. Any thread."""
@@ -80,7 +80,7 @@ class Tender:
         """Have it end; whether it has, or hangs. It can be called again where it was interrupted."""
         self._tasks.put(None)
         self.ring()
-        return self._worker.join(deadline=time.monotonic() + _ENDS_WITHIN_S)
+        return self.worker.join(deadline=time.monotonic() + _ENDS_WITHIN_S)
 
     # -- the thread --------------------------------------------------------------------------------
 
