@@ -40,7 +40,7 @@ from ckpt_core.layout.names import (
     shard_name,
 )
 from ckpt_core.layout.parse import HeaderEntry, header_length, parse_header
-from ckpt_core.layout.rules import MAX_MANIFEST_BYTES, check_block
+from ckpt_core.layout.rules import MAX_MANIFEST_BYTES, MAX_UNIX_S, check_block
 from ckpt_core.layout.shard import BuilderMark, Extent, LayoutBuilder, ShardLayout
 from ckpt_core.layout.share import share_leaves, structure_hash
 
@@ -51,6 +51,7 @@ __all__ = [
     "MANIFEST_NAME",
     "MAX_HEADER_BYTES",
     "MAX_MANIFEST_BYTES",
+    "MAX_UNIX_S",
     "METADATA_KEY",
     "PAD_PREFIX",
     "RUN_NAME",

@@ -21,6 +21,7 @@ from ckpt_core.coordination import Ballot, Coordination, Json
 from ckpt_core.errors import CkptError, CommitError, CoordinationTimeout
 from ckpt_core.layout import (
     MANIFEST_NAME,
+    MAX_UNIX_S,
     ChunkSum,
     FileEntry,
     Manifest,
@@ -33,12 +34,13 @@ from ckpt_core.save.contents import Contents
 from ckpt_core.save.further import NoLevels
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.share import Auditor
-from ckpt_core.store import Attempt, GuestStore, StepStore
+from ckpt_core.store import Attempt, GuestStore, StepStore, newest_unix_s
 from ckpt_core.system.files import Files, advice
 from ckpt_core.system.kept_mappings import KeptMappings
 
 _log = logging.getLogger("ckpt_core")
 
+_LATER_S = 1e-3
 _LOOK_AGAIN_S = 0.05
 _SEEN_WITHIN_S = 10.0
 """Network filesystems may show a file of another host only after a while."""
@@ -70,6 +72,7 @@ class Committer:
         self._levels = levels
         self._kept = kept
         self.announce: Callable[[], None] = _nobody
+        self._found_unix_s: float | None = None
 
     def finish(self, inflight: InFlight) -> None:
         """Publish a checkpoint that is complete and apply retention, or clean up one that failed."""
@@ -256,7 +259,7 @@ class Committer:
         manifest = Manifest(
             step=inflight.step,
             attempt=attempt.id,
-            created_unix_s=inflight.created_unix_s,
+            created_unix_s=self._created_unix_s(inflight),
             ranks=tuple([one.entry for one in written]),
             state_bytes=sum(one.state_bytes for one in written),
             world_size=self._coordination.info.world_size,
@@ -267,6 +270,17 @@ class Committer:
         self.announce()
         # Commit point: the rename inside publish.
         store.publish(attempt)
+
+    def _created_unix_s(self, inflight: InFlight) -> float:
+        """When it was let in; of a directory, later than those of earlier processes, for their order."""
+        created_unix_s, to = inflight.created_unix_s, inflight.destination
+        if to is None:
+            return created_unix_s
+        if self._found_unix_s is None:
+            self._found_unix_s = newest_unix_s(self._store.root, self._files)
+        # The clock may have been set back since: in the order in which these began.
+        behind_s = min(self._found_unix_s + to.order * _LATER_S, MAX_UNIX_S)
+        return max(created_unix_s, behind_s)
 
     def _await_files(
         self, attempt: Attempt, written: Sequence[RankManifestFile], *, deadline: float

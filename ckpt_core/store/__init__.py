@@ -24,7 +24,7 @@ and never goes back); LightCheck (two mappings).
 """
 
 from ckpt_core.store.by_hand import opened_by_hand, store_by_hand
-from ckpt_core.store.directories import file_path
+from ckpt_core.store.directories import file_path, newest_unix_s
 from ckpt_core.store.guest import GuestStore
 from ckpt_core.store.kept import KeptSteps
 from ckpt_core.store.leaving import take_away
@@ -87,6 +87,7 @@ __all__ = [
     "is_real_dir",
     "listing",
     "mount_of",
+    "newest_unix_s",
     "opened_by_hand",
     "pinned_steps",
     "place",

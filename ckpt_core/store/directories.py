@@ -6,8 +6,11 @@ Called by `StepStore` with its lock on names held. Functions here let `OSError` 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
+from ckpt_core.errors import CkptError
+from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, is_directory_name
 from ckpt_core.store.names import INFLIGHT
 from ckpt_core.store.publish import Attempt
 from ckpt_core.store.trees import ensure_dir
@@ -28,6 +31,26 @@ def file_path(files: Files, attempt: Attempt, name: str) -> Path:
         folder = folder / parent
         ensure_dir(files, folder)
     return folder / last
+
+
+def newest_unix_s(root: Path, files: Files) -> float:
+    """When the newest directory of files in the root was made, by its own word; 0 where there is none.
+
+    Called on a finisher thread. What cannot be read counts for nothing: no list of directories has it.
+    """
+    newest = 0.0
+    for name in filter(is_directory_name, os.listdir(root)):
+        path = root / name / MANIFEST_NAME
+        with contextlib.suppress(OSError, CkptError):
+            fd = files.open_read(path)
+            try:
+                nbytes = min(os.fstat(fd).st_size, MAX_MANIFEST_BYTES)
+                manifest = Manifest.decode(files.first(fd, nbytes), path=path)
+            finally:
+                files.close(fd)
+            if manifest.directory == name:
+                newest = max(newest, manifest.created_unix_s)
+    return newest
 
 
 class Directories:

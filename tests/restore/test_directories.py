@@ -41,6 +41,17 @@ def test_directories_are_listed_newest_first_when_the_clock_was_set_back(
     assert committed_directories(tmp_path) == ("a", "c", "b")
 
 
+def test_directories_are_listed_newest_first_when_the_clock_was_set_back_between_two_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, "b", "d")
+    now = time.time
+    for hours, names in ((1, ("c", "a")), (2, ("e",)), (0, ("f",))):
+        monkeypatch.setattr(time, "time", lambda hours=hours: now() - 3600 * hours)
+        save(tmp_path, *names)
+    assert committed_directories(tmp_path) == ("f", "e", "a", "c", "d", "b")
+
+
 def test_steps_and_directories_of_others_are_no_directories_of_files(tmp_path: Path) -> None:
     save(tmp_path, "tag")
     with Checkpointer(tmp_path) as ck:
