@@ -33,8 +33,10 @@ from ckpt_core.save import (
     PlainSaves,
     Shards,
     Surroundings,
+    closed_meanwhile,
     make_store,
     open_together,
+    refuse_on,
 )
 from ckpt_core.share import Auditor
 from ckpt_core.store import LEVEL_WORD, StepStore
@@ -75,7 +77,6 @@ class Engine:
         self.journal = Journal()
         auditor = Auditor()
         self.levels = self._make_levels()
-        self._untold = ""
         self._make_flights(auditor)
         self._make_saves(auditor)
         self.gauges = Gauges(
@@ -135,19 +136,10 @@ class Engine:
 
     def _announce(self) -> None:
         """Where the root is, or was, a level: agents that have it as one would retire what is saved here."""
-        root = self.store.root
-        if not os.path.isfile(root / LEVEL_WORD):
-            return
-        from ckpt_core.levels import keep_agents_off
+        if os.path.isfile(self.store.root / LEVEL_WORD):
+            from ckpt_core.levels import keep_agents_off
 
-        problem = keep_agents_off(root, files=self.files)
-        if problem not in ("", self._untold):
-            text = (
-                "%s is a level of some run, whose agent could not be told that it is a first root "
-            )
-            text += "now (%s): end that agent, or it may retire steps here"
-            _log.warning(text, root, problem)
-        self._untold = problem
+            keep_agents_off(self.store.root, files=self.files)
 
     def _make_saves(self, auditor: Auditor) -> None:
         info, pipeline = self.coordination.info, self.pipeline
@@ -266,17 +258,8 @@ class Engine:
         return True
 
     def refuse_here(self, call: str) -> None:
-        """Before a call that waits for the threads: subscribers, and callbacks of futures, run on them.
-
-        Raises:
-            ConfigError: one of them calls.
-        """
-        own = [*self.flights.workers, *self.pipeline.workers, *self.levels.workers]
-        if any(worker.runs_here for worker in own):
-            raise ConfigError(
-                f"{call}() was called by a callback or a subscriber, on a thread of the Checkpointer, and "
-                f"would wait for that very thread: call it on the thread that trains"
-            )
+        """As `refuse_on`, of all its threads."""
+        refuse_on([*self.flights.workers, *self.pipeline.workers, *self.levels.workers], call)
 
     def wait_empty(self) -> bool:
         """Wait until nothing is in flight; False when `timeout` has passed first."""
@@ -294,10 +277,7 @@ class Engine:
 
         Interrupted anywhere, it is called again.
         """
-        self.flights.closed = ConfigError(
-            f"the Checkpointer of {self.store.root} was closed during this call, which has saved nothing; "
-            f"committed steps are safe"
-        )
+        self.flights.closed = closed_meanwhile(self.store.root)
         self.journal.sweep(closed=self.flights.closed)
         self.flights.give_up_unsealed()
         deadline = time.monotonic() + self.options.timeout_s

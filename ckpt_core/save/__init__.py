@@ -20,7 +20,7 @@ further       what is asked of levels beyond         closing    who is told of t
 
 from ckpt_core.save.admission import Admission
 from ckpt_core.save.barriers import Barriers
-from ckpt_core.save.closing import OnClose
+from ckpt_core.save.closing import OnClose, closed_meanwhile, refuse_on
 from ckpt_core.save.commit import Committer
 from ckpt_core.save.failures import Failures
 from ckpt_core.save.flights import Flights
@@ -61,9 +61,11 @@ __all__ = [
     "SaveHandle",
     "Shards",
     "Surroundings",
+    "closed_meanwhile",
     "in_flight_of",
     "look_together",
     "make_store",
     "open_together",
+    "refuse_on",
     "stalling",
 ]

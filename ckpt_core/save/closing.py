@@ -1,10 +1,12 @@
-"""Who is told that a Checkpointer closes: those that hold a save open, and seal it then."""
+"""Who is told that a Checkpointer closes: those that hold a save open, and seal it then. And who may wait."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from ckpt_core.errors import ConfigError
+from ckpt_core.system.threads import Worker
 
 Callback = Callable[[], object]
 
@@ -51,3 +53,24 @@ class OnClose:
             # Order matters: an interrupt above leaves it in its place.
             del self._callbacks[0]
         return error
+
+
+def closed_meanwhile(root: Path) -> ConfigError:
+    """What a call raises whose Checkpointer was closed before it came to an end."""
+    return ConfigError(
+        f"the Checkpointer of {root} was closed during this call, which has saved nothing; committed steps "
+        f"are safe"
+    )
+
+
+def refuse_on(workers: Iterable[Worker], call: str) -> None:
+    """Before a call that waits for these threads: subscribers, and callbacks of futures, run on them.
+
+    Raises:
+        ConfigError: one of them calls.
+    """
+    if any(worker.runs_here for worker in workers):
+        raise ConfigError(
+            f"{call}() was called by a callback or a subscriber, on a thread of the Checkpointer, and would "
+            f"wait for that very thread: call it on the thread that trains"
+        )
