@@ -24,6 +24,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from ckpt_core import FlatPart, RngState
+from ckpt_lightning.loops import batch_ends_epoch, validation_follows
 from ckpt_lightning.sharded import copied_already, referring
 
 EXTRAS = "ckpt_lightning"
@@ -45,12 +46,15 @@ class Moment:
         owed: plateau schedulers of the batch are still to be stepped: "batch", or "validation" if Lightning
             does that by itself on resume, provided that it would validate here; "" if they are not.
         stopped: training has ended within an epoch, which Lightning has counted as over.
+        unfinished: what follows the last batch of an epoch, or a validation, is still to come. A run that
+            resumes leaves it out.
     """
 
     boundary: bool
     stepped: int
     owed: str = ""
     stopped: bool = False
+    unfinished: bool = False
 
 
 def after_batch(trainer: Trainer, *, owed: str) -> Moment:
@@ -75,19 +79,54 @@ def between_epochs(trainer: Trainer) -> Moment:
     return Moment(True, trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
-def dump(trainer: Trainer, moment: Moment, extras: dict[str, Any]) -> dict[str, Any]:
-    """The tree as of now: live tensors, live Python values. Called on the training thread."""
+def in_any_hook(trainer: Trainer) -> Moment:
+    """Wherever training stands (trainer.save_checkpoint)."""
+    loop = trainer.fit_loop.epoch_loop
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    batches: Any = loop.batch_progress.current
+    if epochs.started < epochs.ready:  # on_train_epoch_start
+        return between_epochs(trainer)
+    if batches.processed < batches.ready:
+        return before_next_batch(trainer)
+    begun = epochs.processed < epochs.ready  # Lightning has not counted the epoch as over
+    if batch_ends_epoch(trainer, loop.batch_idx):
+        stepped = (after_batch(trainer, owed="") if begun else between_epochs(trainer)).stepped
+        return Moment(True, stepped, unfinished=epochs.completed < epochs.ready)
+    if not begun:
+        return within_stopped_epoch(trainer)
+    if batches.completed < batches.processed:  # on_train_batch_end
+        follows = validation_follows(trainer)
+        return replace(after_batch(trainer, owed="" if follows else "batch"), unfinished=follows)
+    return (
+        after_batch(trainer, owed="validation")
+        if trainer.validating
+        else before_next_batch(trainer)
+    )
+
+
+def dump(trainer: Trainer) -> dict[str, Any]:
+    """Lightning's checkpoint as of now: live tensors, live Python values. Called on the training thread."""
     # This is what `trainer.save_checkpoint` writes. It has no public name, and has had this one since 2.0.
     with referring(trainer):
         tree: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    return plain_hparams(tree)
+
+
+def completed(
+    tree: dict[str, Any], trainer: Trainer, moment: Moment, extras: dict[str, Any]
+) -> dict[str, Any]:
+    """What Lightning has dumped at this moment, as a tree to go on from. Called on the training thread."""
+    fit_loop = tree["loops"]["fit_loop"]
     if moment.boundary:
-        _begin_epoch_anew(tree["loops"]["fit_loop"])
+        if moment.unfinished:
+            _end_epoch(fit_loop)
+        _begin_epoch_anew(fit_loop)
     if moment.stopped:
-        _go_on_with_epoch(tree["loops"]["fit_loop"])
-    return plain_hparams({**tree, **extras_beside(trainer, moment, extras)})
+        _go_on_with_epoch(fit_loop)
+    return {**tree, **_extras_beside(trainer, moment, extras)}
 
 
-def extras_beside(trainer: Trainer, moment: Moment, extras: dict[str, Any]) -> dict[str, Any]:
+def _extras_beside(trainer: Trainer, moment: Moment, extras: dict[str, Any]) -> dict[str, Any]:
     """What Lightning leaves out, under our key."""
     own = {
         "format": _FORMAT,
@@ -297,10 +336,18 @@ def _begin_epoch_anew(fit_loop: dict[str, Any]) -> None:
         val["total"] = dict.fromkeys(val["total"], 0)
 
 
+def _end_epoch(fit_loop: dict[str, Any]) -> None:
+    """Count the epoch and its last batch, whose hooks Lightning is still calling."""
+    for progress in (fit_loop["epoch_progress"], fit_loop["epoch_loop.batch_progress"]):
+        for counts in (progress["current"], progress["total"]):
+            counts["processed"] = counts["completed"] = counts["started"]
+
+
 def _go_on_with_epoch(fit_loop: dict[str, Any]) -> None:
     """Take back that an epoch was counted, so that a longer run trains what is left of it."""
-    for counts in ("current", "total"):
-        fit_loop["epoch_progress"][counts]["processed"] -= 1
+    for name in ("current", "total"):
+        counts = fit_loop["epoch_progress"][name]
+        counts["processed"] = counts["completed"] = counts["started"] - 1
 
 
 def _zero_current(progress: dict[str, Any]) -> None:

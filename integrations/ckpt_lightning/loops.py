@@ -12,6 +12,12 @@ def batch_ends_epoch(trainer: Trainer, batch_idx: int) -> bool:
     return trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches
 
 
+def within_batch(trainer: Trainer) -> bool:
+    """Whether a batch has been begun, and its hook at the end is still to come."""
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    return bool(batches.processed < batches.started)
+
+
 def validation_follows(trainer: Trainer) -> bool:
     """Whether Lightning validates right after this batch."""
     fetcher = trainer.fit_loop._data_fetcher

@@ -28,10 +28,11 @@ from ckpt_lightning.capture import (
     after_batch,
     before_next_batch,
     between_epochs,
+    completed,
     dump,
     early_part,
-    extras_beside,
     frozen,
+    in_any_hook,
     merged,
     protected,
     within_stopped_epoch,
@@ -42,6 +43,7 @@ from ckpt_lightning.loops import (
     logs_in_training,
     swapping_optimizers,
     validation_follows,
+    within_batch,
 )
 from ckpt_lightning.position import DataPosition
 from ckpt_lightning.ranking import Change, Ranking
@@ -52,6 +54,10 @@ from ckpt_lightning.traps import updating_batch_norm
 from ckpt_lightning.triggers import Schedule, Triggers
 
 _NO_CHANGE = Change()
+_WITHIN_BATCH = (
+    "trainer.save_checkpoint was called within a batch: a run that resumes from this step leaves that batch "
+    "out. Call it in on_train_batch_end, on_validation_end or on_train_epoch_start"
+)
 
 
 @dataclass
@@ -196,10 +202,15 @@ class Recorder:
     def save_now(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         """trainer.save_checkpoint(root): this state, wherever training stands; durable at return."""
         if self._is_new(trainer):
-            moment = before_next_batch(trainer)
-            extras = self.position.extras(trainer, boundary=False)
-            tree = {**checkpoint, **extras_beside(trainer, moment, extras)}
+            moment, own = in_any_hook(trainer), self.last_step
+            if within_batch(trainer):
+                self.teller.once(_WITHIN_BATCH)
+            tree = self._completed(checkpoint, trainer, moment)
             self._save(checkpoint["global_step"], tree, time.monotonic())
+            # One of our own may still come at this step, and takes its place: as one of the best, or since
+            # this one lacks what is still to come.
+            self.last_step = own
+            self.schedule.wanted = self.schedule.wanted or moment.unfinished
         self.session.wait()
 
     # -- inside ----------------------------------------------------------------------------------
@@ -208,7 +219,7 @@ class Recorder:
         if self._pending is not None:
             (step, early), self._pending = self._pending, None
             began = time.monotonic()
-            self._save(step, merged(early, dump(trainer, before_next_batch(trainer), {})), began)
+            self._save(step, merged(early, dump(trainer)), began)
 
     def _stopped_within(self, trainer: Trainer) -> None:
         """Training ends in this epoch, and nobody knew when its last batch ended: a later hook decided."""
@@ -256,8 +267,13 @@ class Recorder:
         return trainer.global_step != self.last_step
 
     def _dump(self, trainer: Trainer, moment: Moment) -> dict[str, Any]:
+        return self._completed(dump(trainer), trainer, moment)
+
+    def _completed(
+        self, checkpoint: dict[str, Any], trainer: Trainer, moment: Moment
+    ) -> dict[str, Any]:
         extras = self.position.extras(trainer, boundary=moment.boundary)
-        tree = dump(trainer, moment, extras)
+        tree = completed(checkpoint, trainer, moment, extras)
         if moment.boundary:
             self.position.settle_boundary(trainer, tree)
         return tree

@@ -32,8 +32,7 @@ class Session:
         self.checkpointer = self._opened(Path(root), options)
         self.meter = Meter()
         self._raises = options.on_error == "raise"
-        self._handles: list[SaveHandle] = []
-        self._changes: dict[int, Change] = {}
+        self._handles: dict[SaveHandle, Change] = {}
         self._unsubscribe = self.checkpointer.events.subscribe(self.meter.on_event)
 
     def steps(self) -> tuple[int, ...]:
@@ -61,8 +60,7 @@ class Session:
             self._failed(step, exc)
             return False
         handle.committed.add_done_callback(lambda done: self._settle_pins(done, change))
-        self._handles.append(handle)
-        self._changes[step] = change
+        self._handles[handle] = change
         return True
 
     def wait_staged(self) -> None:
@@ -77,15 +75,14 @@ class Session:
             self.checkpointer.wait_staged()
         except CkptError as exc:
             # Safe to go on: a save that outlives `timeout` has been given up.
-            self._failed(self._handles[-1].step, exc)
+            self._failed(next(reversed(self._handles)).step, exc)
 
     def poll(
         self, *, on_committed: Callable[[int, Path], None], on_failed: Callable[[int, Change], None]
     ) -> None:
         """Hear what became of saves; never blocks. With on_error="raise", the next save raises."""
         for handle in [handle for handle in self._handles if handle.committed.done()]:
-            self._handles.remove(handle)
-            change = self._changes.pop(handle.step, Change())
+            change = self._handles.pop(handle)
             error = handle.committed.exception()
             if error is None:
                 on_committed(handle.step, handle.committed.result())

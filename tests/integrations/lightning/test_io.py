@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 
 import ckpt_lightning
 from ckpt_core import ConfigError, NotCommitted, UntrustedData, committed_steps, step_path
 from ckpt_core.cli import main
-from ckpt_lightning import StepIO
+from ckpt_lightning import CheckpointWarning, StepIO
 from tests.integrations.lightning import models
 from tests.integrations.lightning.running import QUIET, differences, ending, fit, saver, trainer_of
 
@@ -119,6 +120,74 @@ def test_save_checkpoint_of_the_open_root_adds_a_step_that_resumes_exactly(root:
 
     fit(SavesByHand, models.train_loader, saver(root))
     assert committed_steps(root) == (5, 7, 10, 15)
+
+
+def _saved_by_hand(make: Any, hook: str, at: int, root: Path, copy: Path, **options: Any) -> Any:
+    """How a run ends whose step `at` was saved in that hook; `copy` gets the root as it was right then."""
+
+    def save(trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == at and not copy.exists():
+            trainer.save_checkpoint(root)
+            shutil.copytree(root, copy)
+
+    callbacks = (LambdaCallback(**{hook: save}), saver(root))
+    return ending(*fit(make, models.train_loader, *callbacks, **options))
+
+
+@pytest.mark.parametrize("by", [{}, {"max_epochs": None, "max_steps": 15}], ids=["epochs", "steps"])
+@pytest.mark.parametrize(
+    ("make", "hook", "at"),
+    [
+        (models.StepPlateau, "on_train_batch_end", 3),
+        (models.StepPlateau, "on_validation_end", 2),
+        (models.Net, "on_train_batch_end", 5),
+        (models.StepPlateau, "on_train_epoch_end", 5),
+        (models.Plateau, "on_train_epoch_start", 5),
+    ],
+)
+def test_a_step_that_was_saved_by_hand_between_two_batches_or_epochs_resumes_exactly(
+    root: Path, tmp_path: Path, make: Any, hook: str, at: int, by: dict[str, Any]
+) -> None:
+    options = by | {"val": models.val_loader(), "val_check_interval": 2}
+    undisturbed = ending(*fit(make, models.train_loader, **options))
+    at_once = tmp_path / "at-once"
+    assert not differences(undisturbed, _saved_by_hand(make, hook, at, root, at_once, **options))
+    assert committed_steps(root) == tuple(sorted({at, 5, 10, 15}))
+    for number, origin in enumerate((at_once, root)):
+        beside = saver(tmp_path / f"beside-{number}")
+        path = str(step_path(origin, at))
+        resumed = fit(make, models.train_loader, beside, seed=8, ckpt_path=path, **options)
+        assert not differences(undisturbed, ending(*resumed)), origin
+
+
+def test_saving_by_hand_within_a_batch_is_told(root: Path) -> None:
+    class Saves(models.Net):
+        def on_before_optimizer_step(self, *_: Any) -> None:
+            if self.global_step == 3:
+                self.trainer.save_checkpoint(root)
+
+    with pytest.warns(CheckpointWarning, match=r"leaves that batch out.*on_train_batch_end"):
+        fit(Saves, models.train_loader, saver(root))
+    assert committed_steps(root) == (3, 5, 10, 15)
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_epoch_end"])
+def test_a_step_that_was_saved_by_hand_as_its_epoch_ended_is_saved_again_when_it_is_over(
+    root: Path, tmp_path: Path, hook: str
+) -> None:
+    options = {"val": models.val_loader(), "max_epochs": 2}
+    undisturbed = ending(*fit(models.Plateau, models.train_loader, **options))
+
+    def save(trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == 5:
+            trainer.save_checkpoint(root)
+
+    callbacks = (LambdaCallback(**{hook: save}), saver(root, every_n_epochs=100))
+    fit(models.Plateau, models.train_loader, *callbacks, **options)
+    path = str(step_path(root, 5))
+    beside = saver(tmp_path / "beside")
+    resumed = fit(models.Plateau, models.train_loader, beside, seed=8, ckpt_path=path, **options)
+    assert not differences(undisturbed, ending(*resumed))
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
