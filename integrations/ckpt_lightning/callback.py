@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from ckpt_core import Checkpointer, ConfigError, OnError, Options, RngState
 from ckpt_lightning import resume as resuming
+from ckpt_lightning import tuning
 from ckpt_lightning.by_deepspeed import (
     DeepSpeedDoors,
     DeepSpeedSession,
@@ -126,6 +127,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         self._counter: StepCounter | None = None
         self._averaging: AveragingSchedule | None = None
         self._resumed: dict[str, Any] | None = None
+        self._kept: tuning.Resumed | None = None
         self.knows_root = False
         self._resumes_late = False
         self._last_step: int | None = None
@@ -170,7 +172,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
             DeepSpeedDoors(ranks).install()
         else:
             self._install_doors(trainer, pl_module, ranks)
-        if stage != "fit" or is_fast_dev_run(trainer):
+        if stage != "fit" or is_fast_dev_run(trainer) or tuning.only_searches(trainer):
             return
         self.root = ranks.first(self.root)
         session = (DeepSpeedSession if self._as_tags else Session)(self.root, self.options, ranks)
@@ -206,11 +208,15 @@ class AsyncCheckpoint(Paths, Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Lightning is loading a checkpoint to go on from."""
-        if self._recorder is not None:
-            self._resumed = resuming.extras_of(checkpoint)
-            self._recorder.position.note(checkpoint)
-            if loads_late(trainer) and self._resumed is not None:
-                self._recorder.position.before_loaders(self._resumed)  # on_fit_start is over
+        if self._recorder is None or tuning.loads_own_file(trainer):
+            return
+        self._resumed = resuming.extras_of(checkpoint)
+        self._recorder.position.note(checkpoint)
+        if not loads_late(trainer):
+            self._kept = tuning.kept(trainer, checkpoint)
+        elif self._resumed is not None:  # on_fit_start is over
+            tuning.forget_loaders(trainer)
+            self._recorder.position.before_loaders(self._resumed)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Loaders are made soon."""
@@ -219,6 +225,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
         if self._resumes_late:
             self._resumes_late = False
             self._last_step = self._resume_together(trainer, pl_module)
+        tuning.after_search(trainer, self._kept)
+        self._kept = None
         if self._resumed is None:
             self._recorder.position.fit_begins()
         else:
@@ -363,7 +371,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         finally:
             self._hear(trainer)
             trainer._logger_connector._progress_bar_metrics.pop("ckpt", None)
-            self._recorder = self._resumed = self._counter = self._averaging = None
+            self._recorder = self._resumed = self._kept = self._counter = self._averaging = None
         rank_zero_info(f"checkpoints in {self.root}: {recorder.session.meter.summary()}")
 
     def _hear(self, trainer: Trainer) -> None:
@@ -371,13 +379,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         assert self._recorder is not None
         session = self._recorder.session
         session.poll(on_committed=self._committed, on_failed=self._ranking.undo)
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped
-        for cost in session.meter.take():
-            for logger in trainer.loggers:
-                logger.log_metrics(cost.as_metrics(), step=step)
-        if session.meter.newest is not None:
-            # Not self.log: that would make a tensor on the device at every step.
-            trainer._logger_connector._progress_bar_metrics["ckpt"] = float(session.meter.newest)
+        session.show(trainer)
 
     def _committed(self, step: int, path: Path) -> None:
         self._last_step = max(step, self._last_step or 0)

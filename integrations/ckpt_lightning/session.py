@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import Trainer
+
 from ckpt_core import Checkpointer, CkptError, Meter, Options, SaveHandle
 from ckpt_lightning.ranking import Change
 from ckpt_lightning.ranks import Ranks
@@ -90,6 +92,16 @@ class Session:
             on_failed(handle.step, change)
             if not self._raises:
                 tell(_failure_text(handle.step, error))
+
+    def show(self, trainer: Trainer) -> None:
+        """Tell loggers what saves cost, and the progress bar which step is the newest."""
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped
+        for cost in self.meter.take():
+            for logger in trainer.loggers:
+                logger.log_metrics(cost.as_metrics(), step=step)
+        if self.meter.newest is not None:
+            # Not self.log: that would make a tensor on the device at every step.
+            trainer._logger_connector._progress_bar_metrics["ckpt"] = float(self.meter.newest)
 
     def wait(self) -> None:
         """Block until nothing is in flight.
