@@ -210,13 +210,12 @@ class AsyncCheckpoint(Paths, Checkpoint):
         """Lightning is loading a checkpoint to go on from."""
         if self._recorder is None or tuning.loads_own_file(trainer):
             return
-        self._resumed = resuming.extras_of(checkpoint)
-        self._recorder.position.note(checkpoint)
+        self._resumed = self._recorder.load(trainer, checkpoint)
         if not loads_late(trainer):
             self._kept = tuning.kept(trainer, checkpoint)
         elif self._resumed is not None:  # on_fit_start is over
             tuning.forget_loaders(trainer)
-            self._recorder.position.before_loaders(self._resumed)
+            self._recorder.go_on(trainer, self._resumed)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Loaders are made soon."""
@@ -230,7 +229,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         if self._resumed is None:
             self._recorder.position.fit_begins()
         else:
-            self._recorder.position.before_loaders(self._resumed)
+            self._recorder.go_on(trainer, self._resumed)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The first iterator stands."""

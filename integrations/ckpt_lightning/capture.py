@@ -26,6 +26,7 @@ from torch import Tensor
 from ckpt_core import FlatPart, RngState
 from ckpt_lightning.loops import batch_ends_epoch, validation_follows
 from ckpt_lightning.sharded import copied_already, referring
+from ckpt_lightning.stopping import asked_to_stop
 
 EXTRAS = "ckpt_lightning"
 """Key of our own part of the tree."""
@@ -134,6 +135,7 @@ def _extras_beside(trainer: Trainer, moment: Moment, extras: dict[str, Any]) -> 
         "boundary": moment.boundary,
         "stepped": moment.stepped,
         "owed": moment.owed,
+        "stopping": asked_to_stop(trainer),
         "rng": RngState().state_dict(),
         "metrics": _last_metrics(trainer),
         "gradients": _gradients(trainer),

@@ -23,6 +23,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ckpt_core import ConfigError
 from ckpt_lightning.capture import (
+    EXTRAS,
     Moment,
     Owned,
     after_batch,
@@ -48,7 +49,9 @@ from ckpt_lightning.loops import (
 from ckpt_lightning.position import DataPosition
 from ckpt_lightning.ranking import Change, Ranking
 from ckpt_lightning.rescue import Armed
+from ckpt_lightning.resume import extras_of
 from ckpt_lightning.session import Session
+from ckpt_lightning.stopping import asked_to_stop, stops_again
 from ckpt_lightning.texts import Teller
 from ckpt_lightning.traps import updating_batch_norm
 from ckpt_lightning.triggers import Schedule, Triggers
@@ -79,6 +82,7 @@ class Recorder:
     _score: float | None = None
     _pending: tuple[int, dict[str, Any]] | None = None
     _prepared: bool = False
+    _stops: bool = False
 
     @classmethod
     def of(cls, session: Session, ranking: Ranking, triggers: Triggers, teller: Teller) -> Self:
@@ -96,6 +100,19 @@ class Recorder:
             self._armed = self.session.ranks.armed(self._start_save, timeout_s=timeout_s)
 
     # -- hooks, in their order -------------------------------------------------------------------
+
+    def load(self, trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+        """on_load_checkpoint: our part of it; None if Lightning wrote it by itself."""
+        self.position.note(checkpoint)
+        saved = extras_of(checkpoint)
+        self._stops = saved is not None and stops_again(trainer, checkpoint, saved)
+        return saved
+
+    def go_on(self, trainer: Trainer, saved: dict[str, Any]) -> None:
+        """on_fit_start, or on_load_checkpoint where that comes later. Called on every rank: a collective."""
+        stops = trainer.strategy.reduce_boolean_decision(self._stops, all=False)
+        trainer.should_stop = trainer.should_stop or stops
+        self.position.before_loaders(saved)
 
     def begin(self, trainer: Trainer, *, resumed: bool) -> None:
         """on_train_start."""
@@ -219,6 +236,9 @@ class Recorder:
         if self._pending is not None:
             (step, early), self._pending = self._pending, None
             began = time.monotonic()
+            early[EXTRAS]["stopping"] = asked_to_stop(
+                trainer
+            )  # the module's own hook may have done so
             self._save(step, merged(early, dump(trainer)), began)
 
     def _stopped_within(self, trainer: Trainer) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from ckpt_core import (
     ConfigError,
@@ -129,6 +129,75 @@ def test_an_epoch_that_was_stopped_in_its_middle_is_saved_as_such_when_only_epoc
     resumed = fit(models.Net, models.train_loader, saver(root), seed=1, max_steps=13, **options)
     assert committed_steps(root) == (5, 7, 10, 13)
     assert not differences(undisturbed, ending(*resumed))
+
+
+class Asks(models.Net):
+    """Asks training to end after the third step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.trainer.should_stop = self.trainer.should_stop or self.global_step == 2
+        return super().training_step(batch, batch_idx)
+
+
+class AsksInItsHook(models.OwnHook):
+    def on_train_batch_end(self, *args: Any) -> None:
+        super().on_train_batch_end(*args)
+        self.trainer.should_stop = self.trainer.should_stop or self.global_step == 3
+
+
+@pytest.mark.parametrize("make", [Asks, AsksInItsHook])
+@pytest.mark.parametrize("least", [{"min_steps": 7}, {"min_epochs": 2}], ids=["steps", "epochs"])
+def test_a_stop_that_is_held_back_is_not_forgotten(
+    root: Path, tmp_path: Path, make: Any, least: dict[str, int]
+) -> None:
+    undisturbed = fit(make, models.train_loader, saver(root, every_n_steps=1), **least)
+    assert committed_steps(root)[-1] == (7 if "min_steps" in least else 10)
+    for step in (3, 5, 6):
+        beside = saver(tmp_path / f"from-{step}")
+        path = str(step_path(root, step))
+        resumed = fit(make, models.train_loader, beside, seed=8, ckpt_path=path, **least)
+        assert not differences(ending(*undisturbed), ending(*resumed)), step
+
+
+def _stopped_early(root: Path, seed: int, *, interval: int = 5, **settings: Any) -> Any:
+    """How a run ends, and its step."""
+    early = [EarlyStopping("val_loss", **settings)] if settings else []
+    options = {"val": models.val_loader(), "val_check_interval": interval, "seed": seed}
+    found = fit(models.Net, models.train_loader, *early, saver(root), **options)
+    return found[0].global_step, ending(*found)["state_dict"]
+
+
+@pytest.mark.parametrize(
+    ("ended_at", "settings"),
+    [
+        (10, {"patience": 1, "min_delta": 10.0}),
+        (4, {"patience": 1, "min_delta": 10.0, "interval": 2}),
+        (5, {"stopping_threshold": 1e9}),
+        (5, {"divergence_threshold": 1e-9}),
+    ],
+    ids=["patience", "patience within an epoch", "threshold", "divergence"],
+)
+def test_a_run_that_early_stopping_ended_trains_nothing_more(
+    root: Path, ended_at: int, settings: dict[str, Any]
+) -> None:
+    first = _stopped_early(root, 7, **settings)
+    assert first[0] == ended_at
+    for seed in (8, 9):
+        assert not differences(first, _stopped_early(root, seed, **settings))
+    assert committed_steps(root)[-1] == ended_at
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"patience": 2, "min_delta": 10.0}, {"patience": 1, "min_delta": 0.0}],
+    ids=["without it", "more patience", "another min_delta"],
+)
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_run_that_early_stopping_ended_goes_on_where_the_one_of_now_would_not_have_ended_it(
+    root: Path, settings: dict[str, Any]
+) -> None:
+    assert _stopped_early(root, 7, patience=1, min_delta=10.0)[0] == 10
+    assert _stopped_early(root, 8, **settings)[0] == 15
 
 
 def test_a_second_fit_of_one_process_goes_on_with_what_is_in_memory(root: Path) -> None:
