@@ -207,7 +207,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Lightning is loading a checkpoint to go on from."""
+        """Lightning is loading a checkpoint, to go on from or to look at its weights."""
+        resuming.load_in_double(trainer, pl_module, checkpoint)
         if self._recorder is None or tuning.loads_own_file(trainer):
             return
         self._resumed = self._recorder.load(trainer, checkpoint)

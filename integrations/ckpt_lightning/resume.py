@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.plugins import DoublePrecision
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -156,6 +157,17 @@ def announce(trainer: Trainer, checkpoint_extras: dict[str, Any], path: object) 
     rank_zero_info(
         f"resumed from step {trainer.global_step} (epoch {trainer.current_epoch}, {where}) of {path}"
     )
+
+
+def load_in_double(trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    """With precision "64-true": load the weights as they were saved. Called in on_load_checkpoint.
+
+    Lightning has loaded them into a module that is still in float32, and makes it double only afterwards.
+    """
+    double = isinstance(trainer.precision_plugin, DoublePrecision)
+    if double and not trainer.strategy.restore_checkpoint_after_setup:
+        module.double()
+        trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
 
 
 def put_back(trainer: Trainer, module: LightningModule, saved: dict[str, Any]) -> None:

@@ -73,6 +73,7 @@ CASES = {
     "mixed precision and clipping": Case(
         options={"precision": "bf16-mixed", "gradient_clip_val": 0.5}
     ),
+    "double precision": Case(options={"precision": "64-true"}, stride=7),
     "averaged weights": Case(callbacks=_averaging),
     "averaged weights, validation in the middle": Case(callbacks=_averaging, val=True, options=MID),
     "LBFGS": Case(make=models.Lbfgs),
