@@ -137,7 +137,7 @@ def _extras_beside(trainer: Trainer, moment: Moment, extras: dict[str, Any]) -> 
         "owed": moment.owed,
         "stopping": asked_to_stop(trainer),
         "rng": RngState().state_dict(),
-        "metrics": _last_metrics(trainer),
+        "metrics": _last_metrics(trainer, moment),
         "gradients": _gradients(trainer),
     }
     return {EXTRAS: {**own, **extras}}
@@ -306,8 +306,13 @@ def _local(tensor: Tensor) -> Tensor:
     return local
 
 
-def _last_metrics(trainer: Trainer) -> dict[str, Tensor]:
+def _last_metrics(trainer: Trainer, moment: Moment) -> dict[str, Tensor]:
     """Metrics that were computed already: a plateau scheduler may need one before it is logged again."""
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    in_batch_end = not moment.boundary and batches.processed != batches.completed
+    if in_batch_end and any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        # Lightning has not taken yet what this batch logged, and a scheduler may step by it next.
+        return dict(trainer.callback_metrics)
     # Not `trainer.callback_metrics`: that would compute the running ones, a device sync among them.
     metrics: dict[str, Tensor] = getattr(trainer._logger_connector, "_callback_metrics", {})
     return dict(metrics)

@@ -85,6 +85,7 @@ CASES = {
     "plateau of steps, validation in the middle": Case(
         make=models.StepPlateau, val=True, options=MID
     ),
+    "plateau of steps, metric of training": Case(make=models.TrainingPlateau, stride=2),
     "own on_train_batch_end": Case(make=models.OwnHook),
     "own on_train_batch_end, validation in the middle": Case(
         make=models.OwnHook, val=True, options=MID
