@@ -250,9 +250,9 @@ class AsyncCheckpoint(Paths, Checkpoint):
             self._averaging = AveragingSchedule(trainer)
             if not saved["boundary"]:
                 self._averaging.begin_mid_epoch(pl_module)
-                recorder.position.after_iterator(trainer, saved)
-                measure_again(trainer)
                 warn_about_skipped_hooks(trainer, pl_module, self._teller)
+            recorder.position.after_iterator(trainer, saved)
+            measure_again(trainer)
             warn_about_change(trainer, saved, self._teller)
 
     # -- every epoch, every batch ----------------------------------------------------------------

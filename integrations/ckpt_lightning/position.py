@@ -4,25 +4,29 @@ Loaders that have a state (`ResumableLoader`, `StatefulDataLoader`) are saved by
 one is *replayed*: the generators are set to what they were when the epoch began, a new iterator is made,
 and the batches that training has had already are fetched once more and dropped. That is exact for every
 deterministic loader, workers and their random augmentation included; it costs the reading of those batches.
+A shorter loader of several begins anew within the epoch, and draws its order from the generators of then.
 
 When generators are put back, in the order of Lightning's hooks:
 
-    on_fit_start           those of the first process: loaders and the first iterator are made afterwards
+    on_fit_start           those from which loaders were made: they and the first iterator are made afterwards
     on_train_start         mid-epoch: the iterator stands; replay, if need be; then those of the snapshot
     on_train_epoch_start   between epochs: those of the snapshot; a new iterator is made afterwards, as then
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.utilities import rank_zero_info
 
 from ckpt_core import RngState
+from ckpt_core.data import ResumableLoader
 from ckpt_lightning.texts import Teller
 
 _NOT_EXACT = (
@@ -40,7 +44,9 @@ class DataPosition:
         self._fit_rng: dict[str, Any] = {}
         self._begin: dict[str, Any] = {}
         self._fetch_rng: dict[str, Any] = {}
+        self._cycles: dict[int, dict[str, Any]] = {}
         self._loader_states: list[Any] = []
+        self._remakes = False
 
     # -- while training --------------------------------------------------------------------------
 
@@ -54,9 +60,18 @@ class DataPosition:
         resuming = getattr(loop, "is_resuming", False) or loop.epoch_loop.restarting
         # Lightning has made the first iterator before this hook, and makes later ones after it.
         remade = trainer.current_epoch > 0 and not resuming
-        generators = _generator_states(trainer) if remade else []
+        generators = _generator_states(loaders(trainer)) if remade else []
         self._begin = {"remade": remade, "rng": RngState().state_dict(), "generators": generators}
-        self._fetch_rng = {}
+        self._fetch_rng, self._cycles = {}, {}
+
+    def epoch_ends(self, trainer: Trainer) -> None:
+        """Everything of the epoch that may draw is over. Called in on_train_epoch_end."""
+        loop = trainer.fit_loop
+        every = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+        if every and trainer.current_epoch + 1 - loop._last_train_dl_reload_epoch >= every:
+            self._fit_rng = (
+                RngState().state_dict()
+            )  # Lightning makes loaders anew before the next hook.
 
     def next_is_fetched(self, trainer: Trainer) -> None:
         """A batch is fetched soon. Called when everything of the batch before is over and captured."""
@@ -64,6 +79,7 @@ class DataPosition:
         if fetcher is not None and fetcher.length is None:
             # It is the one after the next, whose augmentation draws now what it will be trained with later.
             self._fetch_rng = RngState().state_dict()
+        self._note_cycle(trainer)
 
     def extras(self, trainer: Trainer, *, boundary: bool) -> dict[str, Any]:
         """For the tree of a snapshot."""
@@ -71,7 +87,10 @@ class DataPosition:
             "fit_rng": self._fit_rng,
             "epoch_begin": {} if boundary else self._begin,
             "fetch_rng": {} if boundary else self._fetch_rng,
-            "generators": _generator_states(trainer),
+            "cycles": {} if boundary else self._cycles,
+            "generators": _generator_states(loaders(trainer)),
+            "val_generators": _generator_states(_val_loaders(trainer)),
+            "loaded_in": _loaded_in(trainer),
         }
 
     def settle_boundary(self, trainer: Trainer, tree: dict[str, Any]) -> None:
@@ -91,24 +110,60 @@ class DataPosition:
         self._loader_states = fit_loop.get("state_dict", {}).get("combined_loader", [])
 
     def before_loaders(self, saved: dict[str, Any]) -> None:
-        """Loaders are made as they were by the first process. Called in on_fit_start."""
+        """Loaders are made as those that the snapshot was trained with. Called in on_fit_start."""
         self._fit_rng = saved["fit_rng"]
         if self._fit_rng:
             RngState().load_state_dict(self._fit_rng)
 
     def after_iterator(self, trainer: Trainer, saved: dict[str, Any]) -> None:
-        """Mid-epoch: go to the batch that comes next. Called in on_train_start."""
+        """Loaders stand. Mid-epoch: go to the batch that comes next. Called in on_train_start."""
+        self._find_loaded(trainer, saved)
+        if saved["boundary"]:
+            # Saved at the end of a run; then they are made after this hook, from these generators.
+            self._remakes = bool(trainer.fit_loop._should_reload_train_dl)
+            if self._remakes:
+                RngState().load_state_dict(saved["rng"])
+            return
         self._begin = saved["epoch_begin"]
+        self._cycles = saved.get("cycles", {})
         if self._begin:
             self._to_next_batch(trainer, saved)
         RngState().load_state_dict(saved["rng"])
+        self._note_cycle(trainer)
 
     def at_boundary(self, trainer: Trainer, saved: dict[str, Any]) -> None:
         """Between epochs. Called in on_train_epoch_start, where the snapshot was taken."""
-        RngState().load_state_dict(saved["rng"])
-        _set_generators(trainer, saved["generators"])
+        if not self._remakes:
+            RngState().load_state_dict(saved["rng"])
+            _set_generators(loaders(trainer), saved["generators"])
+        self._remakes = False
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _find_loaded(self, trainer: Trainer, saved: dict[str, Any]) -> None:
+        """Loaders are those of the epochs in which they were made; older steps do not tell these."""
+        made, val_made = saved.get("loaded_in", (None, None))
+        if made is not None:
+            trainer.fit_loop._last_train_dl_reload_epoch = made
+        if val_made is None:
+            return
+        val_loop: Any = trainer.fit_loop.epoch_loop.val_loop
+        if val_loop._combined_loader is None:
+            trainer.validating = True
+            val_loop.setup_data()
+            trainer.training = True
+        val_loop._last_val_dl_reload_epoch = val_made
+        _set_generators(_val_loaders(trainer), saved["val_generators"])
+
+    def _note_cycle(self, trainer: Trainer) -> None:
+        """Remember the generators where a shorter loader begins anew with the next batch."""
+        lengths = _cycled_lengths(trainer)
+        number = _fetched(trainer) if lengths else 0
+        if number and any(number % length == 0 for length in lengths):
+            # Of each loader the newest one: nobody trains with what earlier ones draw.
+            newest = {number - number % length for length in lengths}
+            kept = {begin: rng for begin, rng in self._cycles.items() if begin in newest}
+            self._cycles = {**kept, number: RngState().state_dict()}
 
     def _to_next_batch(self, trainer: Trainer, saved: dict[str, Any]) -> None:
         stateful = [is_stateful(loader) for loader in loaders(trainer)]
@@ -117,9 +172,10 @@ class DataPosition:
         if not stateful or trainer.fit_loop._data_fetcher is None:
             return
         if all(stateful):
-            _set_generators(trainer, saved["generators"])
+            _set_generators(loaders(trainer), saved["generators"])
             if any(told):
                 self._reload(trainer)
+            _keep_apart(trainer, epoch)
         elif any(stateful) or isinstance(
             trainer.fit_loop._data_fetcher, _DataLoaderIterDataFetcher
         ):
@@ -143,12 +199,14 @@ class DataPosition:
         # A first iterator was made by Lightning, after `before_loaders`, as it was in the first process.
         RngState().load_state_dict(self._begin["rng"])
         if self._begin["remade"]:
-            _set_generators(trainer, self._begin["generators"])
+            _set_generators(loaders(trainer), self._begin["generators"])
             iter(fetcher)
         # Without a length, Lightning's fetcher is one batch ahead, and must do that here too.
         source: Any = fetcher if fetcher.length is None else fetcher.iterator
         done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         for left in reversed(range(done)):
+            if (number := _fetched(trainer)) in self._cycles:
+                RngState().load_state_dict(self._cycles[number])
             if fetch_rng and not left:
                 RngState().load_state_dict(fetch_rng)
             next(source)
@@ -164,6 +222,56 @@ def loaders(trainer: Trainer) -> list[Any]:
     """The training loaders; none before Lightning has asked for them."""
     combined = trainer.fit_loop._combined_loader
     return [] if combined is None else list(combined.flattened)
+
+
+def _val_loaders(trainer: Trainer) -> list[Any]:
+    combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader
+    return [] if combined is None else list(combined.flattened)
+
+
+def _loaded_in(trainer: Trainer) -> tuple[int | None, int | None]:
+    """The epochs in which training's and validation's loaders were made; None for none."""
+    loop = trainer.fit_loop
+    made: Any = loop._last_train_dl_reload_epoch, loop.epoch_loop.val_loop._last_val_dl_reload_epoch
+    train, val = (epoch if isinstance(epoch, int) else None for epoch in made)
+    return train, val
+
+
+def _fetched(trainer: Trainer) -> int:
+    """How many batches the iterator has given."""
+    combined = trainer.fit_loop._combined_loader
+    assert combined is not None and combined._iterator is not None
+    return combined._iterator._idx
+
+
+def _cycled_lengths(trainer: Trainer) -> list[int]:
+    """Of loaders that begin anew within an epoch, since another one is longer; empty if none does."""
+    combined = trainer.fit_loop._combined_loader
+    if combined is None or combined._mode != "max_size_cycle" or len(combined.flattened) < 2:
+        return []
+    lengths = [sized_len(loader) or sys.maxsize for loader in combined.flattened]
+    return [length for length in lengths if length < max(lengths)]
+
+
+def _keep_apart(trainer: Trainer, epoch: int) -> None:
+    """Loaders with a state that are in another epoch than the trainer, or at their end, stay there."""
+    combined = trainer.fit_loop._combined_loader
+    assert combined is not None and combined._iterator is not None
+    done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    for number, loader in enumerate(combined.flattened):
+        if isinstance(loader, ResumableLoader) and loader.epoch != epoch:
+            _overhear_epoch(loader.sampler)
+        if combined._mode == "max_size" and done >= (sized_len(loader) or sys.maxsize):
+            combined._iterator.iterators[number] = iter(())
+
+
+def _overhear_epoch(sampler: Any) -> None:
+    """Lightning tells samplers the trainer's epoch once more after on_train_start: that call does nothing."""
+
+    def set_epoch(epoch: int) -> None:
+        del sampler.set_epoch
+
+    sampler.set_epoch = set_epoch
 
 
 def is_stateful(loader: Any) -> bool:
@@ -188,6 +296,8 @@ def _samplers(loader: Any) -> list[Any]:
 
 def _set_epoch(loader: Any, epoch: int) -> bool:
     """Tell the samplers the epoch; whether one of them wanted to know."""
+    if isinstance(loader, ResumableLoader):
+        return True  # Its state tells it; that may be a later one, where it has begun anew.
     told = False
     for sampler in _samplers(loader):
         if callable(getattr(sampler, "set_epoch", None)):
@@ -196,20 +306,20 @@ def _set_epoch(loader: Any, epoch: int) -> bool:
     return told
 
 
-def _generators(trainer: Trainer) -> list[torch.Generator]:
+def _generators(found: list[Any]) -> list[torch.Generator]:
     """The loaders' own generators, in a fixed order, each once."""
-    found = [
+    owned = [
         getattr(part, "generator", None)
-        for loader in loaders(trainer)
+        for loader in found
         for part in (loader, *_samplers(loader))
     ]
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+    return list({id(g): g for g in owned if isinstance(g, torch.Generator)}.values())
 
 
-def _generator_states(trainer: Trainer) -> list[torch.Tensor]:
-    return [generator.get_state() for generator in _generators(trainer)]
+def _generator_states(found: list[Any]) -> list[torch.Tensor]:
+    return [generator.get_state() for generator in _generators(found)]
 
 
-def _set_generators(trainer: Trainer, states: list[torch.Tensor]) -> None:
-    for generator, state in zip(_generators(trainer), states, strict=False):
+def _set_generators(found: list[Any], states: list[torch.Tensor]) -> None:
+    for generator, state in zip(_generators(found), states, strict=False):
         generator.set_state(state)

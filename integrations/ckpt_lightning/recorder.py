@@ -187,6 +187,7 @@ class Recorder:
         over = batch_ends_epoch(trainer, trainer.fit_loop.epoch_loop.batch_idx)
         if not over and ends_here(trainer):
             self._stopped_within(trainer)
+        self.position.epoch_ends(trainer)
 
     def end(self, trainer: Trainer) -> None:
         """on_train_end."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 BATCHES, BATCH_SIZE, FEATURES = 5, 4, 6
 
@@ -78,6 +78,34 @@ class StepPlateau(Net):
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
         config = {"scheduler": schedule, "monitor": "val_loss", "interval": "step", "strict": False}
         return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+class Weighing(Net):
+    """Keeps a sum of validation's losses that tells in which order its batches came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("validated", torch.zeros(()))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.validated.mul_(0.5).add_(self.loss(batch))
+
+
+class Pair(Net):
+    """Takes batches of several loaders at once."""
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        if isinstance(batch, dict):
+            return sum(super(Pair, self).loss(part) for part in batch.values() if part is not None)
+        return super().loss(batch)
+
+
+class MakesLoaders(Net):
+    """Draws the samples that it trains with when it makes a loader."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        chosen = torch.randperm(BATCHES * BATCH_SIZE)[: 4 * BATCH_SIZE].tolist()
+        return DataLoader(Subset(Noisy(), chosen), batch_size=BATCH_SIZE, shuffle=True)
 
 
 class TrainingPlateau(Net):

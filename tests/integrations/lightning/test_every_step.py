@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule, callbacks
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader, Subset
 
 from ckpt_core import committed_steps, step_path
 from ckpt_core.data import ResumableLoader
@@ -30,6 +32,7 @@ class Case:
     steps: int = 15
     loaders: Callable[[], Any] = models.train_loader
     val: bool = False
+    val_loader: Callable[[], Any] = models.val_loader
     callbacks: Callable[[], list[Any]] = list
     options: dict[str, Any] = field(default_factory=dict)
     stride: int = 1
@@ -45,8 +48,29 @@ def _stateful() -> Any:
     return StatefulDataLoader(models.Noisy(), batch_size=models.BATCH_SIZE, shuffle=True)
 
 
+def _none() -> None:
+    """The module makes them."""
+
+
 def _own_generator() -> Any:
     return models.train_loader(generator=torch.Generator().manual_seed(5))
+
+
+def _pair(kind: Callable[..., Any], mode: Any) -> Callable[[], Any]:
+    """Loaders of 2 and of 5 batches."""
+
+    def made() -> Any:
+        shorter, longer = Subset(models.Noisy(), range(8)), models.Noisy()
+        options = {"batch_size": models.BATCH_SIZE, "shuffle": True}
+        both = {"shorter": kind(shorter, **options), "longer": kind(longer, **options)}
+        return CombinedLoader(both, mode)
+
+    return made
+
+
+def _val_generator() -> Any:
+    own = torch.Generator().manual_seed(3)
+    return DataLoader(models.Noisy(augment=False), batch_size=4, shuffle=True, generator=own)
 
 
 def _averaging() -> list[Any]:
@@ -61,7 +85,38 @@ CASES = {
     "plain loader with a generator": Case(loaders=_own_generator),
     "resumable loader": Case(loaders=_resumable),
     "stateful loader": Case(loaders=_stateful),
+    "two loaders, one begins anew": Case(models.Pair, loaders=_pair(DataLoader, "max_size_cycle")),
+    "two resumable loaders, one begins anew": Case(
+        models.Pair, loaders=_pair(ResumableLoader, "max_size_cycle")
+    ),
+    "two resumable loaders, one ends": Case(
+        models.Pair, loaders=_pair(ResumableLoader, "max_size")
+    ),
+    "two resumable loaders, both end": Case(
+        models.Pair, steps=6, loaders=_pair(ResumableLoader, "min_size")
+    ),
+    "loaders made anew at each epoch": Case(
+        models.MakesLoaders,
+        steps=12,
+        loaders=_none,
+        options={"reload_dataloaders_every_n_epochs": 1},
+    ),
+    "loaders made anew at each second epoch": Case(
+        models.MakesLoaders,
+        20,
+        _none,
+        options={"reload_dataloaders_every_n_epochs": 2, "max_epochs": 5},
+    ),
     "validation at the end": Case(val=True),
+    "validation with a generator": Case(models.Weighing, val=True, val_loader=_val_generator),
+    "validation with a generator at each second epoch": Case(
+        models.Weighing,
+        steps=20,
+        val=True,
+        val_loader=_val_generator,
+        options={"check_val_every_n_epoch": 2, "max_epochs": 4},
+        stride=3,
+    ),
     "validation in the middle": Case(val=True, options=MID),
     "by steps": Case(options=BY_STEPS),
     "by steps, validation at the end": Case(val=True, options=BY_STEPS),
@@ -96,12 +151,13 @@ if not hasattr(callbacks, "EMAWeightAveraging"):  # new in Lightning 2.6
 
 
 def _run(case: Case, *others: Any, **options: Any) -> dict[str, Any]:
-    val = models.val_loader() if case.val else None
+    val = case.val_loader() if case.val else None
     around = (*case.callbacks(), *others)
     trainer, module = fit(case.make, case.loaders, *around, val=val, **case.options, **options)
     return ending(trainer, module)
 
 
+@pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_run_that_resumes_from_any_step_ends_as_if_it_had_never_stopped(
     case: Case, root: Path, tmp_path: Path

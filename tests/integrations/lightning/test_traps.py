@@ -144,6 +144,45 @@ def test_trap_5_random_augmentation_in_workers_of_a_stateful_loader_is_told(root
         fit(models.Net, loader, saver(root, every_n_steps=2), max_epochs=1)
 
 
+@pytest.mark.parametrize(("step", "done"), [(4, 2), (8, 3), (10, 3), (15, 4)])
+def test_loaders_that_are_made_anew_are_so_in_the_same_epochs_of_a_resumed_run(
+    root: Path, tmp_path: Path, step: int, done: int
+) -> None:
+    class Makes(models.MakesLoaders):
+        def train_dataloader(self) -> Any:
+            made.append(("train", self.trainer.current_epoch))
+            return super().train_dataloader()
+
+        def val_dataloader(self) -> Any:
+            made.append(("val", self.trainer.current_epoch))
+            return models.val_loader()
+
+    def run(callback: Callback, **others: Any) -> Any:
+        made.clear()
+        options = {"reload_dataloaders_every_n_epochs": 2, "max_epochs": 6, **others}
+        return ending(*fit(Makes, lambda: None, callback, **options))
+
+    made: list[tuple[str, int]] = []
+    expected = run(saver(root, every_n_steps=1))
+    all_made = [(kind, epoch) for epoch in (0, 2, 4) for kind in ("train", "val")]
+    assert made == all_made
+    again = run(saver(tmp_path / "other"), seed=step, ckpt_path=str(step_path(root, step)))
+    assert made[2:] == all_made[done:]
+    assert not differences(expected, again)
+
+
+def test_a_run_that_had_ended_makes_the_loaders_of_the_epochs_that_it_is_given(root: Path) -> None:
+    options = {"reload_dataloaders_every_n_epochs": 2}
+
+    def run(callback: Callback, epochs: int, seed: int = 7) -> Any:
+        make = models.MakesLoaders
+        return ending(*fit(make, lambda: None, callback, seed=seed, max_epochs=epochs, **options))
+
+    expected = run(saver(root / "whole"), 4)
+    run(saver(root / "parts"), 2)
+    assert not differences(expected, run(saver(root / "parts"), 4, seed=9))
+
+
 def test_trap_6_a_script_that_seeds_everything_does_not_see_the_first_order_again(
     root: Path, tmp_path: Path
 ) -> None:
