@@ -238,8 +238,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
             return
         recorder.session.ranks.check_optimizers()
         recorder.begin(trainer, resumed=self._resumed is not None)
-        if recorder.schedule.within_epochs:
-            warn_about_loaders(trainer, self._teller)
+        within_epochs = recorder.schedule.within_epochs
+        warn_about_loaders(trainer, self._teller, within_epochs=within_epochs)
         if not pl_module.automatic_optimization:
             self._counter = StepCounter(recorder.before_update, self._teller)
             self._counter.watch(trainer.optimizers)

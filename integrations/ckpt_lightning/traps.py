@@ -20,10 +20,24 @@ from ckpt_lightning.texts import Teller
 _SKIPPED = "on_train_epoch_start"
 
 
-def warn_about_loaders(trainer: Trainer, teller: Teller) -> None:
-    """Called in on_train_start, when the loaders are known and saves may come mid-epoch."""
+def warn_about_loaders(trainer: Trainer, teller: Teller, *, within_epochs: bool) -> None:
+    """Called in on_train_start, when the loaders are known.
+
+    Args:
+        within_epochs: saves may come mid-epoch.
+    """
     fetcher = trainer.fit_loop._data_fetcher
     for loader in loaders(trainer):
+        # In its first epoch a worker's generators are new in any process.
+        if not is_stateful(loader) and _keeps_workers(loader) and trainer.max_epochs != 1:
+            teller.once(
+                "a DataLoader with persistent_workers=True: the order of samples resumes exactly, random "
+                "augmentation in its workers does not, from the second epoch on: the generators of new "
+                "workers begin anew. Use ckpt_core.data.ResumableLoader, or persistent_workers=False, if you "
+                "have any"
+            )
+        if not within_epochs:
+            continue
         if is_torchdata(loader) and getattr(loader, "num_workers", None):
             teller.once(
                 "StatefulDataLoader with workers: the order of samples resumes exactly, random augmentation "
@@ -35,6 +49,10 @@ def warn_about_loaders(trainer: Trainer, teller: Teller) -> None:
                 "state is one batch ahead too, and a run that resumes mid-epoch loses that batch. Give it a "
                 "length (__len__)"
             )
+
+
+def _keeps_workers(loader: Any) -> bool:
+    return bool(getattr(loader, "persistent_workers", False))
 
 
 def warn_about_skipped_hooks(trainer: Trainer, module: LightningModule, teller: Teller) -> None:

@@ -144,6 +144,16 @@ def test_trap_5_random_augmentation_in_workers_of_a_stateful_loader_is_told(root
         fit(models.Net, loader, saver(root, every_n_steps=2), max_epochs=1)
 
 
+@pytest.mark.parametrize("every", [{"every_n_epochs": 1}, {"every_n_steps": 2}])
+def test_random_augmentation_in_workers_that_persist_is_told(root: Path, every: Any) -> None:
+    def loader() -> Any:
+        return models.train_loader(num_workers=1, persistent_workers=True)
+
+    fit(models.Net, loader, saver(root / "one", **every), max_epochs=1)  # it is exact
+    with pytest.warns(CheckpointWarning, match=r"persistent_workers=True.*augmentation in its wor"):
+        fit(models.Net, loader, saver(root / "two", **every), max_epochs=2)
+
+
 @pytest.mark.parametrize(("step", "done"), [(4, 2), (8, 3), (10, 3), (15, 4)])
 def test_loaders_that_are_made_anew_are_so_in_the_same_epochs_of_a_resumed_run(
     root: Path, tmp_path: Path, step: int, done: int
