@@ -19,7 +19,11 @@ _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 _STEPS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
-_PLURALS = {"directory": "directories", "leaf": "leaves"}
+_PLURALS = {
+    "directory": "directories",
+    "directory of files": "directories of files",
+    "leaf": "leaves",
+}
 
 
 def parse_bytes(value: int | str, *, field: str) -> int:

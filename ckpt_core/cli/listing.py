@@ -6,20 +6,21 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpt_core.cli.listing_levels import Further, further_levels, told
 from ckpt_core.cli.listing_losses import Losses, losses_of
 from ckpt_core.cli.places import seen
 from ckpt_core.cli.ranking import Score, scores
-from ckpt_core.cli.same_files import added_bytes
+from ckpt_core.cli.same_files import added_bytes, files_below, readable_entries
 from ckpt_core.cli.text import age_text, ranks_text, say, say_json, say_rich, table
 from ckpt_core.errors import CkptError, ConfigError, NotCommitted
-from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, is_directory_name
 from ckpt_core.restore import Watch
 from ckpt_core.store import (
     CORRUPT,
@@ -27,7 +28,8 @@ from ckpt_core.store import (
     SLOTS,
     StepStore,
     committed_steps,
-    entries,
+    is_real_dir,
+    listing,
     roots_in,
     step_path,
     writer_of,
@@ -39,6 +41,7 @@ from ckpt_core.units import count_text, size_text
 if TYPE_CHECKING:
     from ckpt_core.cli.requests import ListRequest
 
+_Row = TypeVar("_Row")
 _MOST_TRIES = 5
 _ELSEWHERE = "at levels alone"
 _WRONG = ("corrupt", "unreadable")
@@ -69,6 +72,21 @@ class StepRow:
 
 
 @dataclass(frozen=True)
+class DirectoryRow:
+    """A directory of files that was committed; it is no step.
+
+    `added_bytes` are those of files that no step and no directory that was made before it has as well.
+    """
+
+    name: str
+    step: int
+    path: str
+    file_bytes: int
+    created_unix_s: float
+    added_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class OtherRow:
     """A directory that is no committed step: begun and not committed, or moved aside as corrupt."""
 
@@ -86,6 +104,7 @@ class Listing:
     root: str
     writer: dict[str, Any] | None
     steps: tuple[StepRow, ...]
+    directories: tuple[DirectoryRow, ...]
     in_flight: tuple[OtherRow, ...]
     corrupt: tuple[OtherRow, ...]
     slots: dict[str, int]
@@ -103,10 +122,7 @@ def list_steps(request: ListRequest) -> bool:
         ConfigError: it is one step, not a root.
         RestoreError: it cannot be listed, or the store cannot be reached.
     """
-    with seen(request.root) as there:
-        there.outline()
-        there.pins()
-        found = survey(there.path)
+    found = survey_of(request.root)
     losses = losses_of(Path(found.root), ask=request.ask) if found.further is not None else None
     if losses is not None and found.further is not None:
         found = replace(found, further=losses.corrected(found.further))
@@ -115,6 +131,15 @@ def list_steps(request: ListRequest) -> bool:
     else:
         _print(found, losses)
     return True
+
+
+def survey_of(place: str) -> Listing:
+    """What is in a root that a person named, a directory or a URL; as `survey`."""
+    with seen(place) as there:
+        there.directories()
+        there.outline()
+        there.pins()
+        return survey(there.path)
 
 
 def survey(root: Path) -> Listing:
@@ -133,21 +158,20 @@ def survey(root: Path) -> Listing:
     # What is kept for its metric is pinned, so a root without pins costs nothing here.
     kept = scores(step_path(root, steps[-1])) if steps and pinned else {}
     there = [row for row in found if row is not None]
-    added = added_bytes(step_path(root, row.step) for row in there)
-    rows = tuple(
-        [
-            replace(row, score=kept.get(row.step), added_bytes=more)
-            for row, more in zip(there, added, strict=True)
-        ]
-    )
+    named = _directories(root)
+    folders = [*(step_path(root, row.step) for row in there), *(root / row.name for row in named)]
+    added = iter(added_bytes(folders))
+    rows = [replace(row, score=kept.get(row.step), added_bytes=next(added)) for row in there]
+    directories = [replace(row, added_bytes=next(added)) for row in named]
     in_flight, corrupt = tuple(_others(root / INFLIGHT)), tuple(_others(root / CORRUPT))
-    slots = [size for size, _ in _files(root / SLOTS)]
-    total = sum(row.added_bytes for row in rows) + sum(slots)
-    total += sum(other.file_bytes for other in (*in_flight, *corrupt))
+    slots = [file.st_size for file in files_below(root / SLOTS)]
+    total = sum(row.added_bytes for row in rows) + sum(row.added_bytes for row in directories)
+    total += sum(slots) + sum(other.file_bytes for other in (*in_flight, *corrupt))
     return Listing(
         root=str(root),
         writer=writer_of(root),
-        steps=rows,
+        steps=tuple(rows),
+        directories=tuple(directories),
         in_flight=in_flight,
         corrupt=corrupt,
         slots={"files": len(slots), "file_bytes": sum(slots)},
@@ -161,11 +185,38 @@ def survey(root: Path) -> Listing:
 def _step_row(root: Path, step: int, *, newest: bool, pins: frozenset[int]) -> StepRow | None:
     """What is said of a step; None if a writer has retired it meanwhile."""
     path = step_path(root, step)
+
+    def look() -> StepRow:
+        row = StepRow(step, str(path), _bytes_below(path), newest=newest, pinned=step in pins)
+        return _with_manifest(row, path)
+
+    return _steadily(path, look)
+
+
+def _directories(root: Path) -> list[DirectoryRow]:
+    """The directories of files, oldest first; what has no manifest that says so is somebody else's."""
+    with listing(root):
+        paths = [root / name for name in filter(is_directory_name, os.listdir(root))]
+    likely = [path for path in paths if is_real_dir(path) and (path / MANIFEST_NAME).exists()]
+    found = [_steadily(path, partial(_directory_row, path)) for path in likely]
+    rows = [row for row in found if row is not None]
+    return sorted(rows, key=lambda row: (row.created_unix_s, row.step, row.name))
+
+
+def _directory_row(path: Path) -> DirectoryRow | None:
+    with suppress(CkptError, OSError):
+        manifest = _manifest(path / MANIFEST_NAME)
+        if manifest.directory is not None:
+            size, made_unix_s = _bytes_below(path), manifest.created_unix_s
+            return DirectoryRow(path.name, manifest.step, str(path), size, made_unix_s)
+    return None
+
+
+def _steadily(path: Path, look: Callable[[], _Row]) -> _Row | None:
+    """What is seen of a directory that is one and the same meanwhile; None if it has gone."""
     for _ in range(_MOST_TRIES):
         with Watch(path) as watch:
-            size = sum(size for size, _ in _files(path))
-            row = StepRow(step, str(path), size, newest=newest, pinned=step in pins)
-            row = _with_manifest(row, path)
+            row = look()
             if watch.stood_still():
                 return row
         # Retired, or replaced: then there is another one to look at.
@@ -201,33 +252,23 @@ def _manifest(path: Path) -> Manifest:
 
 
 def _others(folder: Path) -> Iterator[OtherRow]:
-    for entry in _entries(folder):
-        files = list(_files(Path(entry.path)))
+    for entry in readable_entries(folder):
+        files = list(files_below(Path(entry.path)))
         with suppress(FileNotFoundError):
-            modified = max([entry.stat(follow_symlinks=False).st_mtime, *(at for _, at in files)])
+            mine = entry.stat(follow_symlinks=False)
+            modified = max(about.st_mtime for about in (mine, *files))
             name = entry.name.removeprefix("step-")
             yield OtherRow(
                 name=entry.name,
                 step=parse_step_dir(f"step-{name.partition('-')[0]}"),
                 path=entry.path,
-                file_bytes=sum(size for size, _ in files),
+                file_bytes=sum(file.st_size for file in files),
                 modified_unix_s=modified,
             )
 
 
-def _files(folder: Path) -> Iterator[tuple[int, float]]:
-    """Size and time of change of the files in a directory; links are not followed."""
-    for entry in _entries(folder):
-        with suppress(FileNotFoundError):
-            found = entry.stat(follow_symlinks=False)
-            if stat.S_ISREG(found.st_mode):
-                yield found.st_size, found.st_mtime
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    with suppress(NotADirectoryError, PermissionError):
-        return entries(folder)
-    return []
+def _bytes_below(folder: Path) -> int:
+    return sum(file.st_size for file in files_below(folder))
 
 
 # -- for people --------------------------------------------------------------------------------
@@ -315,6 +356,9 @@ def _summary(found: Listing) -> str:
             text += f"; {count_text(len(found.roots_below), 'root')} right below it"
     else:
         text = f"{count_text(len(found.steps), 'committed step')}, {size_text(found.file_bytes)} in all"
+    if found.directories:
+        size = size_text(sum(row.added_bytes for row in found.directories))
+        text += f"; {count_text(len(found.directories), 'directory of files')} ({size})"
     if found.slots["files"]:
         slots = count_text(found.slots["files"], "recycled file")
         text += f"; {slots} ({size_text(found.slots['file_bytes'])}) for the next saves"

@@ -30,6 +30,9 @@ class Here:
     def outline(self) -> None:
         """Nothing."""
 
+    def directories(self) -> None:
+        """Nothing."""
+
     def everything(self) -> None:
         """Nothing."""
 

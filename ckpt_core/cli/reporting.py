@@ -9,9 +9,8 @@ from pathlib import Path
 from statistics import median
 
 from ckpt_core.anywhere import local, url_of
-from ckpt_core.cli.listing import Listing, StepRow, state_texts, survey
+from ckpt_core.cli.listing import Listing, StepRow, state_texts, survey_of
 from ckpt_core.cli.listing_levels import told
-from ckpt_core.cli.places import seen
 from ckpt_core.cli.requests import ReportRequest
 from ckpt_core.cli.text import note
 from ckpt_core.errors import ConfigError
@@ -35,7 +34,7 @@ def write_report(request: ReportRequest) -> bool:
     roots = [place for place in request.paths if url_of(place) or local(place).is_dir()]
     if roots and len(request.paths) > 1:
         raise ConfigError(f"{roots[0]} is a root: name it alone, or event files")
-    text = _of_root(_surveyed(roots[0])) if roots else _of_events(request)
+    text = _of_root(survey_of(roots[0])) if roots else _of_events(request)
     request.out.write_text(text, encoding="utf-8")
     note(f"{request.out} is written: open it in a browser")
     if roots:
@@ -49,13 +48,6 @@ def _of_events(request: ReportRequest) -> str:
         if path.exists() and request.out.exists() and path.samefile(request.out):
             raise ConfigError(f"--out {request.out} is the event file itself; name another")
     return page(gather(paths), title=_title(", ".join(path.name for path in paths)))
-
-
-def _surveyed(root: str) -> Listing:
-    with seen(root) as there:
-        there.outline()
-        there.pins()
-        return survey(there.path)
 
 
 def _title(names: str) -> str:
@@ -107,6 +99,9 @@ def _tiles(found: Listing) -> Iterator[tuple[str, str]]:
     kept = [row for row in found.steps if row.score is not None and row.score.best]
     if kept and kept[0].score is not None:
         yield f"{kept[0].score.value:.6g}", f"best {kept[0].score.metric}, step {kept[0].step}"
+    if found.directories:
+        number, _, noun = count_text(len(found.directories), "directory of files").partition(" ")
+        yield number, noun
     if found.in_flight:
         yield str(len(found.in_flight)), "in flight" if found.writer else "left over"
     if found.corrupt:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,12 +43,30 @@ def added_bytes(folders: Iterable[Path]) -> list[int]:
     found = []
     for folder in folders:
         added = 0
-        for entry in entries(folder):
-            with suppress(OSError):  # retired meanwhile
-                about = Path(entry.path).lstat()
-                mine = about.st_dev, about.st_ino
-                if stat.S_ISREG(about.st_mode) and mine not in seen:
-                    seen.add(mine)
-                    added += about.st_size
+        for about in files_below(folder):
+            mine = about.st_dev, about.st_ino
+            if mine not in seen:
+                seen.add(mine)
+                added += about.st_size
         found.append(added)
     return found
+
+
+def files_below(folder: Path) -> Iterator[os.stat_result]:
+    """The files in a directory and in those in it, but what cannot be read; links are not followed."""
+    folders = [folder]
+    while folders:
+        for entry in readable_entries(folders.pop()):
+            with suppress(FileNotFoundError):  # retired meanwhile
+                found = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode):
+                    folders.append(Path(entry.path))
+                elif stat.S_ISREG(found.st_mode):
+                    yield found
+
+
+def readable_entries(folder: Path) -> list[os.DirEntry[str]]:
+    """As `entries`; nothing where they cannot be read."""
+    with suppress(NotADirectoryError, PermissionError):
+        return entries(folder)
+    return []

@@ -105,15 +105,23 @@ def _newest(seen: Watched) -> Row:
     step = newest_step(seen)
     if step is None:
         unknown = seen.problems and not seen.roots and not seen.ranks
-        return Row("newest step", "not known" if unknown else "none is committed yet")
+        texts = ["not known" if unknown else "none is committed yet"]
+        texts += [_held(root) for root in seen.roots if root.directories]
+        return Row("newest step", "; ".join(texts))
     told = [save.unix_s for save in _committed(seen) if save.step == step]
     row = _row_of(seen, step)
     if row is not None and row.created_unix_s is not None:
         told = told or [row.created_unix_s]
     text = f"{step}, {age_text(seen.unix_s - max(told))}" if told else str(step)
     for root in seen.roots:
-        text += f"; {count_text(len(root.steps), 'step')}, {size_text(root.file_bytes)} in the root"
+        text += f"; {_held(root)}"
     return Row("newest step", text)
+
+
+def _held(root: Listing) -> str:
+    texts = [count_text(len(root.steps), "step")] if root.steps or not root.directories else []
+    texts += [count_text(len(root.directories), "directory of files")] if root.directories else []
+    return f"{', '.join(texts)}, {size_text(root.file_bytes)} in the root"
 
 
 def _row_of(seen: Watched, step: int) -> StepRow | None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_core.anywhere import local, url_of
-from ckpt_core.cli.listing import Listing, survey
-from ckpt_core.cli.places import seen
+from ckpt_core.cli.listing import Listing, survey, survey_of
 from ckpt_core.errors import CkptError
 from ckpt_core.report import Facts, Following, RankFacts, Save
 
@@ -133,10 +132,7 @@ class Watcher:
     def _far_root(self, place: str) -> Listing:
         at_s, found = self._far.get(place, (0.0, None))
         if found is None or time.monotonic() - at_s > _FAR_S:
-            with seen(place) as there:
-                there.outline()
-                there.pins()
-                found = survey(there.path)
+            found = survey_of(place)
             self._far[place] = time.monotonic(), found
         return found
 

@@ -103,7 +103,7 @@ class Look:
 
     def directories(self) -> None:
         """Give the directories of files of a root their names, too."""
-        for name in self.far.directories():
+        for name in self.far.directories() if self.path == self.root else ():
             if is_directory_name(name):
                 (self.root / name).mkdir(exist_ok=True)
 
