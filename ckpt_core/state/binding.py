@@ -104,6 +104,8 @@ def _fit(
             break
         units = [problem.unit for problem in matcher.problems]
         if selection is None or not selection.partial or "" in units:
+            if selection is not None:
+                selection.check_moved(problem.path for problem in matcher.problems)
             raise _mismatch(list(map(str, matcher.problems)), skeleton)
         left_out += told_of(matcher.problems)
         selection = selection.without(units)

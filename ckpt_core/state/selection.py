@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from ckpt_core.errors import ConfigError
@@ -54,6 +55,7 @@ class Selection:
     left: frozenset[str] = frozenset()
     _seen: set[str] = field(default_factory=set)
     _others: list[str] = field(default_factory=list)
+    _passed: list[tuple[Node, str, str]] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -121,11 +123,22 @@ class Selection:
         for wanted in self.only:
             if wanted in self._seen:
                 continue
+            self.check_moved([wanted])
             near = difflib.get_close_matches(wanted, dict.fromkeys(self._others), _SHOWN)
             near = near or list(dict.fromkeys(self._others))[:_SHOWN]
             there = f"; there is {', '.join(near)}" if near else ""
             text = f"only={wanted!r}: nothing of that name is in the checkpoint or in the state"
             raise ConfigError(f"{text}{there}. Nothing was changed")
+
+    def check_moved(self, missing: Iterable[str]) -> None:
+        """Raise ConfigError if `rename` would fill one of these places out of what is not wanted.
+
+        Called once something is wrong with them: until then, what is not wanted is not asked about.
+        """
+        # Few of them: there may be as many as leaves, and each is looked for among all.
+        first = list(islice(filter(None, missing), _SHOWN))
+        for node, path, saved in self._passed if self.rename is not None else ():
+            self._check_inside(node, path, saved, first)
 
     def cut(self, skeleton: Skeleton) -> Skeleton:
         """The skeleton of what is wanted, under the names of the live state.
@@ -135,6 +148,7 @@ class Selection:
         """
         self._seen.clear()
         self._others.clear()
+        self._passed.clear()
         tree = self._cut(skeleton.tree, "", "")
         names = frozenset(_leaves(tree, skeleton.refs))
         return Skeleton(tree, skeleton.refs, skeleton.leaves, path=skeleton.path, names=names)
@@ -162,8 +176,11 @@ class Selection:
 
     def _item(self, key: object, node: Node, path: str, saved: str) -> Node:
         """An item whose place is kept: None where it is not wanted."""
-        where = _join(path, key)
-        return self._cut(node, where, _join(saved, key)) if self.takes(where) else None
+        where, before = _join(path, key), _join(saved, key)
+        if self.takes(where):
+            return self._cut(node, where, before)
+        self._passed.append((node, where, before))
+        return None
 
     def _cut_map(self, node: Map, path: str, saved: str) -> Map:
         rows: list[tuple[Node, Node]] = []
@@ -180,25 +197,40 @@ class Selection:
             where = _join(path, key)
             if self.takes(where):
                 rows.append((key, self._cut(value, where, before)))
+            else:
+                self._passed.append((value, where, before))
         keys, values = ([row[at] for row in rows] for at in (0, 1))
         return dataclasses.replace(node, keys=keys, values=values)
 
     def _renamed(self, key: str, path: str, saved: str) -> str:
         """The key here of what is called `saved` there, in the container that is called `path` here."""
-        if self.rename is None:
-            return key
-        found = (
-            _mapped(saved, self.rename) if isinstance(self.rename, Mapping) else self.rename(saved)
-        )
+        found = self._called(saved)
         if found == saved:
             return key
         prefix = f"{path}." if path else ""
         if type(found) is not str or not found.startswith(prefix) or found == prefix:
-            inside = f": it is in what is {path!r} here, and stays there" if path else ""
-            raise ConfigError(
-                f"rename: {saved!r} cannot become {found!r}{inside}. Nothing was changed"
-            )
+            stays = f": it is in what is {path!r} here, and stays there: rename that too"
+            text = f"rename: {saved!r} cannot become {found!r}{stays if path else ''}"
+            raise ConfigError(f"{text}. Nothing was changed")
         return found[len(prefix) :]
+
+    def _called(self, saved: str) -> str:
+        """What `rename` makes of a path of the checkpoint; a function may answer with anything."""
+        if self.rename is None:
+            return saved
+        if isinstance(self.rename, Mapping):
+            return _mapped(saved, self.rename)
+        return self.rename(saved)
+
+    def _check_inside(self, node: Node, path: str, saved: str, missing: list[str]) -> None:
+        node = node.state if isinstance(node, Obj) else node
+        for key, value in zip(node.keys, node.values, strict=True) if isinstance(node, Map) else ():
+            before, where = _join(saved, key), _join(path, key)
+            if type(key) is str and (found := self._called(before)) != before:
+                where = str(found)
+                if any(_is_below(where, one) or _is_below(one, where) for one in missing):
+                    self._renamed(key, path, before)
+            self._check_inside(value, where, before, missing)
 
 
 def told_of(differences: Iterable[Difference]) -> list[str]:

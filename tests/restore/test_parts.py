@@ -256,6 +256,48 @@ def test_what_makes_no_sense_is_refused_before_anything_changes(
     assert same(plain(state), before)
 
 
+@pytest.mark.parametrize(
+    ("only", "rename", "text"),
+    [
+        (
+            "net.body",
+            {"model.encoder": "net.body"},
+            "'model.encoder.0.weight' cannot become 'net.body.0",
+        ),
+        (
+            "bare",
+            {"model.encoder": "bare"},
+            "'model.encoder.0.weight' cannot become 'bare.0.weight'",
+        ),
+        ("bare", {"deep.er.one": "bare"}, "'deep.er.one' cannot become 'bare': .* 'deep.er' here"),
+        (
+            "bare",
+            lambda path: path.replace("model.encoder", "bare"),
+            "'model.encoder.0.weight' cannot become 'bare.0.weight': it is in what is 'model' here",
+        ),
+    ],
+)
+def test_what_rename_takes_out_of_a_container_that_is_not_wanted_is_told_as_that(
+    tmp_path: Path, only: str, rename: Any, text: str
+) -> None:
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, {"model": Net(), "deep": {"er": {"one": torch.ones(2)}}}).committed.result(60)
+    net = Renamed()
+    state = {"net": net, "bare": net.body}
+    before = plain(state)
+    with pytest.raises(ConfigError, match=text):
+        restore(tmp_path, state, only=[only], rename=rename)
+    assert same(plain(state), before)
+
+
+def test_a_rename_that_is_not_wanted_is_not_blamed(root: Path) -> None:
+    names = {"model.head": "elsewhere", "model.encoder": "model.body"}
+    with pytest.raises(ConfigError, match=r"only='epochs': nothing of that name.*there is epoch"):
+        restore(root, made(2), only=["epochs"], rename=names)
+    with pytest.raises(StateMismatch, match="nothing: missing"):
+        restore(root, {"nothing": torch.ones(2)}, only=["nothing"], rename=names)
+
+
 def test_where_memory_is_shared_and_values_differ_only_is_advised_and_helps(tmp_path: Path) -> None:
     memory = torch.zeros(2, 3)
     live = {"a": memory, "b": memory.t(), "c": torch.zeros(2)}
