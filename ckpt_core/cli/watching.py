@@ -11,6 +11,7 @@ from ckpt_core.cli.text import console, say, say_json, say_wrong
 from ckpt_core.cli.watch_text import picture, rows, saved_text, writer_text
 from ckpt_core.cli.watched import Watched, Watcher
 from ckpt_core.errors import ConfigError
+from ckpt_core.system.interrupts import Terminated
 
 _IDLE = 10
 """Looking takes at most one part in so many of the time, however much there is to look at."""
@@ -26,6 +27,7 @@ def watch(request: WatchRequest) -> bool:
 
     Raises:
         ConfigError: one object is asked for, and no end.
+        Terminated: SIGTERM ended it.
     """
     if request.json and not request.once:
         raise ConfigError("--json answers with one object: give --once with it")
@@ -37,6 +39,8 @@ def watch(request: WatchRequest) -> bool:
             _live(watcher, request.every)
         else:
             _lines(watcher, request.every)
+    except Terminated:
+        raise
     except KeyboardInterrupt:
         pass
     return True

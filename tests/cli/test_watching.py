@@ -195,6 +195,18 @@ def test_a_running_job_is_watched_until_it_is_killed_and_on_to_ctrl_c(tmp_path: 
     assert len(steps) == len(set(steps))
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_ctrl_c_is_the_usual_end_and_sigterm_is_told_as_for_other_commands(
+    ckpts: Path, number: signal.Signals, code: int
+) -> None:
+    with running("-m", "ckpt_core", "watch", ckpts, stdout=subprocess.PIPE) as watching:
+        assert watching.stdout is not None
+        with watching.stdout as told:
+            assert told.readline()
+            watching.send_signal(number)
+            assert watching.wait(60) == code
+
+
 def test_one_object_has_an_end(cli: Callable[..., Any], tmp_path: Path) -> None:
     answer = cli("watch", tmp_path, "--json")
     assert (answer.code, "give --once" in answer.err) == (2, True)
