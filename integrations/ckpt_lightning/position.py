@@ -69,9 +69,8 @@ class DataPosition:
         loop = trainer.fit_loop
         every = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
         if every and trainer.current_epoch + 1 - loop._last_train_dl_reload_epoch >= every:
-            self._fit_rng = (
-                RngState().state_dict()
-            )  # Lightning makes loaders anew before the next hook.
+            # Lightning makes loaders anew before the next hook.
+            self._fit_rng = RngState().state_dict()
 
     def next_is_fetched(self, trainer: Trainer) -> None:
         """A batch is fetched soon. Called when everything of the batch before is over and captured."""

@@ -237,9 +237,8 @@ class Recorder:
         if self._pending is not None:
             (step, early), self._pending = self._pending, None
             began = time.monotonic()
-            early[EXTRAS]["stopping"] = asked_to_stop(
-                trainer
-            )  # the module's own hook may have done so
+            # The module's own hook may have asked for it since.
+            early[EXTRAS]["stopping"] = asked_to_stop(trainer)
             self._save(step, merged(early, dump(trainer)), began)
 
     def _stopped_within(self, trainer: Trainer) -> None:
