@@ -321,6 +321,7 @@ class Looks:
     _engine: Engine
     _guard: SigtermGuard | None
     _closing: bool
+    _closed: bool
 
     def __repr__(self) -> str:
         return (
@@ -358,7 +359,7 @@ class Looks:
             PersistError: the change could not be made durable.
             ConfigError: `retire`, and the Checkpointer is closed; nothing was changed.
         """
-        if retire and self._closing:
+        if retire and self._closed:
             raise ConfigError(f"the Checkpointer of {self.root} is closed: it retires nothing")
         self._engine.store.unpin(check_step(step))
         if retire:

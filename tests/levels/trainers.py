@@ -83,7 +83,8 @@ def end_agent(root: Path) -> None:
 
 def wait_for_agent(root: Path) -> None:
     """Until it has taken everything on, and has ended. It may be starting still."""
-    until(lambda: read_status(root) is not None and agent_of(root) is None, "the end of the agent")
+    # A second one that was started beside it may only then get the lock.
+    until(lambda: read_status(root) is not None and not processes(root), "the end of the agent")
     # Read again: it may have ended between the two looks.
     status = read_status(root)
     assert status is not None and status.ended == "up to date"
