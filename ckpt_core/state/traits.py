@@ -82,6 +82,7 @@ class Traits:
         self._shared = shared
         # Swapped as a whole: an interrupt may come between two assignments.
         self._memory = _Memory.of(tensors, list(map(Tensor.data_ptr, tensors)), shared)
+        self._empty = [index for index, at in enumerate(self._memory.pointers) if not at]
         # Made when tensors are seen again: a state of which there is one save needs none.
         self._checks: list[_Check] = [_not_yet] * -(-len(tensors) // _AT_A_TIME)
 
@@ -136,8 +137,8 @@ class Traits:
                     for tensor, want in zip(some, wanted, strict=True)
                 ]
         last = self._memory
-        # What lies at the same addresses in the same way shares the bytes that it shared.
-        if found == last.pointers:
+        # What lies at the same addresses in the same way shares what it shared; empty ones have no address.
+        if found == last.pointers and self._empty_ones_are(tensors, last.storages):
             return last.pointers, aliases or tensors
         if first_freed(tensors, found) is not None:
             return None
@@ -146,6 +147,13 @@ class Traits:
             return None
         self._memory = memory
         return found, aliases or tensors
+
+    def _empty_ones_are(self, tensors: Sequence[Tensor], storages: Sequence[int]) -> bool:
+        """Whether tensors without elements are in the storages in which they were."""
+        return all(
+            _storage_id(tensors[index].untyped_storage()) == storages[index]
+            for index in self._empty
+        )
 
     def _looked_at(self, some: Sequence[Tensor], number: int) -> bool:
         """Whether tensors are alike that the guard does not know."""

@@ -184,6 +184,13 @@ def test_any_changes_between_saves_are_all_seen(data: Any) -> None:
         check(tree, memo)
 
 
+def test_empty_tensors_that_are_one_or_two_are_told_apart() -> None:
+    one, memo = torch.zeros(0, 4), SpecMemo()
+    for state in ({"a": one, "b": one}, {"a": one.clone(), "b": one}, {"a": one, "b": one}):
+        check(state, memo)
+        check(state, memo)
+
+
 def model() -> dict[str, Any]:
     net = nn.Sequential(nn.Linear(3, 70), nn.BatchNorm1d(70), nn.Linear(70, 3))
     adam = torch.optim.AdamW(net.parameters())
