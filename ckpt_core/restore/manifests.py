@@ -25,6 +25,7 @@ from ckpt_core.layout import (
     rank_manifest_name,
 )
 from ckpt_core.restore.failures import ReadRefused, check_means
+from ckpt_core.store import home_of
 from ckpt_core.system.files import Files
 from ckpt_core.types import parse_step_dir
 from ckpt_core.units import count_text
@@ -92,7 +93,9 @@ def read_json(step_dir: Path, *, files: Files) -> StepManifest:
     """`read_manifests` without a look at the shard files."""
     manifest = read_manifest(step_dir, files=files)
     with _reading(step_dir):
-        home = _home(step_dir, manifest)
+        home = home_of(step_dir, manifest)
+        if home != step_dir:
+            _check_folder(home)
         ranks = tuple([_read_rank(home, entry, files=files) for entry in manifest.ranks])
     for rank in ranks:
         if rank.version != manifest.version:
@@ -154,15 +157,6 @@ def _check_step(step_dir: Path, manifest: Manifest) -> None:
         raise _corrupt(path, expected=f"step {named}", got="a directory of files")
     if named is not None and named != manifest.step:
         raise _corrupt(path, expected=f"step {named}", got=f"step {manifest.step}")
-
-
-def _home(step_dir: Path, manifest: Manifest) -> Path:
-    """Where the files lie: beside the manifest, or in a folder of their attempt, as in an object store."""
-    folder = step_dir / manifest.attempt.rpartition("-")[2]
-    if os.path.lexists(step_dir / manifest.ranks[0].file) or not os.path.lexists(folder):
-        return step_dir
-    _check_folder(folder)
-    return folder
 
 
 def _read_rank(step_dir: Path, entry: RankEntry, *, files: Files) -> RankManifest:

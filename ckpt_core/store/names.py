@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ckpt_core.errors import ConfigError, NotCommitted, RestoreError
-from ckpt_core.layout import MANIFEST_NAME, RUN_NAME, retired_in
+from ckpt_core.layout import MANIFEST_NAME, RUN_NAME, Manifest, retired_in
 from ckpt_core.system.files import advice
 from ckpt_core.types import parse_step_dir, step_dir_name
 from ckpt_core.units import count_text
@@ -146,6 +146,17 @@ def _is_word(path: Path) -> bool:
             word = json.loads(path.read_bytes())
             return isinstance(word, dict) and {"run", "session"} <= word.keys()
     return False
+
+
+def home_of(folder: Path, manifest: Manifest) -> Path:
+    """Where the files of a step, or of a directory of files, lie. Raises OSError.
+
+    Beside the manifest; or in a folder of their attempt, as in an object store and in what a peer keeps. It
+    may be a link, which is for the caller to find out.
+    """
+    own = folder / manifest.attempt.rpartition("-")[2]
+    is_beside = os.path.lexists(folder / manifest.ranks[0].file) or not os.path.lexists(own)
+    return folder if is_beside else own
 
 
 def _is_published(place: Path) -> bool:

@@ -291,8 +291,7 @@ class DirectoryFar(Far):
         return self._looked.home(copy) or self._inflight(copy)
 
     def _has(self, copy: Copy) -> bool:
-        manifest = self._looked.manifest(copy.target)
-        return manifest is not None and manifest.attempt == copy.attempt
+        return self._looked.home(copy) is not None
 
     def _attempt(self, copy: Copy) -> Attempt:
         to = None if copy.directory is None else Destination(copy.directory)

@@ -19,7 +19,7 @@ from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.layout import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, RankManifest
 from ckpt_core.levels.far.door import Away, Copy
 from ckpt_core.levels.mailbox import LEVELS
-from ckpt_core.store import check_layout, entries, is_real_dir, mount_of
+from ckpt_core.store import check_layout, entries, home_of, is_real_dir, mount_of
 from ckpt_core.system.files import Files, advice
 from ckpt_core.types import parse_step_dir
 
@@ -63,18 +63,13 @@ class Looked:
         return found
 
     def home(self, copy: Copy) -> Path | None:
-        """Where the files of a copy lie; None when something else, or nothing, has its name. Raises OSError.
-
-        Beside the manifest; or in a folder of the attempt, as in an object store, and in what a peer keeps.
-        """
+        """Where the files of a copy lie; None when nothing, or something else, has its name."""
         manifest = self.manifest(copy.target)
         if manifest is None or manifest.attempt != copy.attempt:
             return None
         folder = self._root / copy.target
-        is_beside = os.path.lexists(folder / manifest.ranks[0].file)
-        return (
-            folder if is_beside or not is_real_dir(folder / copy.folder) else folder / copy.folder
-        )
+        home = home_of(folder, manifest)
+        return home if is_real_dir(home) else folder
 
     def forget_others(self, names: Collection[str]) -> None:
         """Only these are in the root: nothing of what has gone is remembered."""
