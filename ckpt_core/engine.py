@@ -125,8 +125,8 @@ class Engine:
             auditor=auditor,
             levels=self.levels,
             kept=self.pipeline.kept,
+            announce=self._announce,
         )
-        self.committer.announce = self._announce
         self.flights = Flights(
             in_flight,
             finish=self.committer.finish,

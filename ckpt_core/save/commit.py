@@ -49,7 +49,7 @@ _SEEN_WITHIN_S = 10.0
 class Committer:
     """Publishes or cleans up; runs on finisher threads only.
 
-    Attributes:
+    Args:
         announce: called before each publication, by the rank that leads a root. Never raises.
     """
 
@@ -63,6 +63,7 @@ class Committer:
         auditor: Auditor,
         levels: NoLevels,
         kept: KeptMappings,
+        announce: Callable[[], None],
     ) -> None:
         self._store = store
         self._coordination = coordination
@@ -71,7 +72,7 @@ class Committer:
         self._auditor = auditor
         self._levels = levels
         self._kept = kept
-        self.announce: Callable[[], None] = _nobody
+        self._announce = announce
         self._found_unix_s: float | None = None
 
     def finish(self, inflight: InFlight) -> None:
@@ -267,7 +268,7 @@ class Committer:
             pointer=None if to is None else to.pointer,
         )
         self._files.write_new(attempt.path / MANIFEST_NAME, manifest.encode())
-        self.announce()
+        self._announce()
         # Commit point: the rename inside publish.
         store.publish(attempt)
 
@@ -331,10 +332,6 @@ class RankManifestFile:
         """As `to_json` gave it."""
         row, state_bytes, files = value
         return cls(RankEntry(*row), state_bytes, tuple([(name, size) for name, size in files]))
-
-
-def _nobody() -> None:
-    """Is to be told."""
 
 
 def _check_names(attempt: Attempt, written: Sequence[RankManifestFile]) -> None:
