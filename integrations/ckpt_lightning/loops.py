@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning.pytorch import Trainer
+
+_Kind = TypeVar("_Kind")
 
 
 def batch_ends_epoch(trainer: Trainer, batch_idx: int) -> bool:
     """Whether no batch of this epoch follows."""
     return trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches
+
+
+def callbacks_of(trainer: Trainer, *kinds: type[_Kind]) -> list[_Kind]:
+    """Those of the trainer's callbacks that are of one of these classes."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return [one for one in callbacks if isinstance(one, kinds)]
 
 
 def within_batch(trainer: Trainer) -> bool:

@@ -24,7 +24,7 @@ from lightning.pytorch.trainer.connectors import checkpoint_connector
 from lightning.pytorch.trainer.states import TrainerFn
 
 from ckpt_core import NotCommitted
-from ckpt_lightning.loops import is_fast_dev_run
+from ckpt_lightning.loops import callbacks_of, is_fast_dev_run
 from ckpt_lightning.paths import Paths
 from ckpt_lightning.resume import load
 
@@ -66,8 +66,7 @@ def _last(
 ) -> str | None:
     """The newest of all; None where a fit finds it by itself, or begins from the start."""
     path, other = ours.last_model_path, None
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    if any(isinstance(one, ModelCheckpoint | OnExceptionCheckpoint) for one in callbacks):
+    if callbacks_of(trainer, ModelCheckpoint, OnExceptionCheckpoint):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=_NONE_OF_THEIRS)
             other = theirs()

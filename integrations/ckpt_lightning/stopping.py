@@ -13,6 +13,8 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
+from ckpt_lightning.loops import callbacks_of
+
 _SETTINGS = ("min_delta", "check_finite", "stopping_threshold", "divergence_threshold")
 
 
@@ -22,7 +24,7 @@ def asked_to_stop(trainer: Trainer) -> dict[str, Any]:
         return {}
     return {
         "held_back": not trainer.fit_loop._can_stop_early,
-        "early": {one.state_key: _settings(one) for one in _early_stopping(trainer)},
+        "early": {one.state_key: _settings(one) for one in callbacks_of(trainer, EarlyStopping)},
     }
 
 
@@ -38,7 +40,7 @@ def stops_again(trainer: Trainer, checkpoint: dict[str, Any], extras: dict[str, 
     return asked["held_back"] or any(
         asked["early"].get(one.state_key) == _settings(one)
         and _says_so(one, states[one.state_key], extras["metrics"].get(one.monitor))
-        for one in _early_stopping(trainer)
+        for one in callbacks_of(trainer, EarlyStopping)
     )
 
 
@@ -57,8 +59,3 @@ def _says_so(one: EarlyStopping, state: dict[str, Any], value: torch.Tensor | No
 
 def _settings(one: EarlyStopping) -> dict[str, Any]:
     return {name: getattr(one, name) for name in _SETTINGS}
-
-
-def _early_stopping(trainer: Trainer) -> list[EarlyStopping]:
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    return [one for one in callbacks if isinstance(one, EarlyStopping)]

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from ckpt_lightning.loops import callbacks_of
 from ckpt_lightning.position import is_stateful, is_torchdata, loaders
 from ckpt_lightning.texts import Teller
 
@@ -71,14 +72,13 @@ def warn_about_skipped_hooks(trainer: Trainer, module: LightningModule, teller: 
 
 def warn_about_finetuning(trainer: Trainer, teller: Teller) -> None:
     """Called in on_train_start of a run that resumes."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, BaseFinetuning):
-            teller.once(
-                f"{type(callback).__name__} freezes its layers again in a run that resumes, and unfreezes "
-                f"them when the epoch for that begins: layers that were trained already are trained no more, "
-                f"and what it does as an epoch begins is done once more. Set requires_grad and rates in "
-                f"the module's on_train_start"
-            )
+    for callback in callbacks_of(trainer, BaseFinetuning):
+        teller.once(
+            f"{type(callback).__name__} freezes its layers again in a run that resumes, and unfreezes "
+            f"them when the epoch for that begins: layers that were trained already are trained no more, "
+            f"and what it does as an epoch begins is done once more. Set requires_grad and rates in "
+            f"the module's on_train_start"
+        )
 
 
 def _begins_epochs(callback: Callback) -> bool:
@@ -96,9 +96,8 @@ def begin_accumulation(trainer: Trainer, module: LightningModule) -> None:
 
     Called in on_train_start of a run that resumes there.
     """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, GradientAccumulationScheduler):
-            callback.on_train_epoch_start(trainer, module)
+    for callback in callbacks_of(trainer, GradientAccumulationScheduler):
+        callback.on_train_epoch_start(trainer, module)
 
 
 def updating_batch_norm(trainer: Trainer, teller: Teller) -> bool:
@@ -130,10 +129,8 @@ class AveragingSchedule:
 
     def begin_mid_epoch(self, module: LightningModule) -> None:
         """Let its hook make the scheduler, and put the rates back. Called in on_train_start."""
-        for callback in self._trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, StochasticWeightAveraging) and (
-                callback.swa_start <= self._trainer.current_epoch <= callback.swa_end
-            ):
+        for callback in callbacks_of(self._trainer, StochasticWeightAveraging):
+            if callback.swa_start <= self._trainer.current_epoch <= callback.swa_end:
                 callback.on_train_epoch_start(self._trainer, module)
                 self.put_back()
 

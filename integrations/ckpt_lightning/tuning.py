@@ -14,6 +14,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from ckpt_lightning.loops import callbacks_of
+
 _FILES = (".lr_find_", ".scale_batch_size_")
 Resumed = tuple[dict[str, Any], Any]
 
@@ -53,5 +55,4 @@ def forget_loaders(trainer: Trainer) -> None:
 
 
 def _finders(trainer: Trainer) -> list[Any]:
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    return [one for one in callbacks if isinstance(one, BatchSizeFinder | LearningRateFinder)]
+    return callbacks_of(trainer, BatchSizeFinder, LearningRateFinder)
