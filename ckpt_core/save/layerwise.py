@@ -27,8 +27,9 @@ from ckpt_core.save.journal import stalling
 from ckpt_core.save.layers import LayerPlanner, LayerwisePlan, Tail
 from ckpt_core.save.open_save import Errand, OpenSave
 from ckpt_core.save.pipeline import Pipeline
+from ckpt_core.save.reading import Reading, look_at, stage_items
 from ckpt_core.save.shards import Shards
-from ckpt_core.save.staging import Reading, guarded, look_at, stage_items, stage_still
+from ckpt_core.save.staging import guarded, stage_still
 from ckpt_core.save.still_files import open_still
 from ckpt_core.share import Audit, Auditor, Placed, Scope, items_of
 from ckpt_core.snapshot import LeafWatch, ShardImage, StageItem
@@ -211,7 +212,7 @@ class LayerwiseSave(OpenSave):
         with guarded(self._inflight, [self._image], self._streams):
             self._streams.follow(behind)
             self._look_at(self._audit, looked_at)
-            reading = Reading(self._streams, self._watch.end, bool(behind.events))
+            reading = Reading(self._streams, self._watch, bool(behind.events))
             stage_items(self._inflight.snapshot, self._image, items, reading)
 
     def _run_end(self, tail: Tail | None) -> None:
@@ -264,7 +265,8 @@ class LayerwiseSave(OpenSave):
             self._planner.sharing.look(live, tail.looked_at)
             self._tail_watch.end(live)
 
-        reading = Reading(self._streams, copied, bool(tail.behind.events))
+        on_devices = bool(tail.behind.events)
+        reading = Reading(self._streams, self._tail_watch, on_devices, copied)
         stage_items(self._inflight.snapshot, image, items[:lazy], reading)
         image.leaves(items[lazy:])
         return placed

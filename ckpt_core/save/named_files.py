@@ -28,8 +28,9 @@ from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.journal import stalling
 from ckpt_core.save.open_save import Errand, OpenSave
 from ckpt_core.save.pipeline import Pipeline
+from ckpt_core.save.reading import Reading, stage_items
 from ckpt_core.save.shards import Shards
-from ckpt_core.save.staging import Reading, guarded, stage_items
+from ckpt_core.save.staging import guarded
 from ckpt_core.save.still_named import NamedStill, named_sharing_for
 from ckpt_core.share import TextReference
 from ckpt_core.snapshot import (
@@ -333,7 +334,7 @@ class _File:
 
     def reading(self) -> Reading:
         """How its tensors are read."""
-        return Reading(self.streams, self.watch.end, bool(self.behind.events))
+        return Reading(self.streams, self.watch, bool(self.behind.events))
 
 
 def _split(

@@ -22,6 +22,7 @@ from torch import Tensor
 from ckpt_core.errors import CkptError, StagingError
 from ckpt_core.save.in_flight import InFlight
 from ckpt_core.save.pipeline import Pipeline
+from ckpt_core.save.reading import Reading, look_at, stage_items
 from ckpt_core.save.still_files import StillFile
 from ckpt_core.save.unchanged import NoSharing
 from ckpt_core.share import Arrangement, Audit, Whole, items_of
@@ -32,21 +33,13 @@ from ckpt_core.snapshot import (
     Items,
     LeafWatch,
     ShardImage,
-    Snapshot,
     StageItem,
-    batches,
     buffers_at,
     frozen,
 )
 from ckpt_core.state import FlatState
 from ckpt_core.system.devices import NOTHING_QUEUED, Devices, Queued
 from ckpt_core.types import Mode
-
-_BATCH = (64 * 1024, 256)
-"""Bytes and leaves after which training is told: it may wait for the next ones."""
-
-_DEVICE_BATCH = (64 * 2**20, 4096)
-"""The same where copies are only queued, behind an event for each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,83 +261,12 @@ class StageJob:
             stage_still(self.inflight, still, self.pipeline, self.sharing, on_devices=on_devices)
 
     def _reading(self) -> Reading:
-        return Reading(self.pipeline.streams, self._copied, bool(self.source.behind.events))
+        on_devices = bool(self.source.behind.events)
+        return Reading(self.pipeline.streams, self.watch, on_devices, self._copied)
 
     def _copied(self, items: Sequence[StageItem]) -> None:
         self.sharing.look(items, self.offsets)
         self.watch.end(items)
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How live leaves are read.
-
-    Attributes:
-        copied: told of leaves whose copies are made, or queued.
-        on_devices: most of them lie there.
-    """
-
-    streams: CopyStreams
-    copied: Callable[[Sequence[StageItem]], None]
-    on_devices: bool
-
-    def of(self, snapshot: Snapshot) -> _Entered:
-        """Copies of live leaves are made or queued; after an error nobody reads them.
-
-        Raises:
-            StagingError: the checkpoint was given up meanwhile.
-        """
-        if not snapshot.enter_copy():
-            raise StagingError(f"step {snapshot.step} was given up while it was being staged")
-        return _Entered(snapshot, self.streams)
-
-
-class _Entered:
-    """Copies behind `enter_copy`; after an error none is under way any more."""
-
-    # Not made of a generator, which takes several times as long: there is one for each larger leaf.
-
-    def __init__(self, snapshot: Snapshot, streams: CopyStreams) -> None:
-        self._snapshot = snapshot
-        self._streams = streams
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            if error is not None:
-                self._streams.settle()
-        finally:
-            # Order matters: training may change these leaves as soon as the snapshot knows.
-            self._snapshot.leave_copy()
-
-
-def look_at(
-    snapshot: Snapshot, audit: Audit, streams: CopyStreams, among: Sequence[str] | None = None
-) -> None:
-    """Read what is to be compared with other ranks, unless the checkpoint was given up meanwhile."""
-    if not snapshot.enter_copy():
-        return
-    with _Entered(snapshot, streams):
-        audit.read_lazy(streams, among)
-        streams.settle()
-
-
-def stage_items(
-    snapshot: Snapshot, image: ShardImage, items: Sequence[StageItem], reading: Reading
-) -> None:
-    """Copy items in batches, telling the snapshot after each.
-
-    Raises:
-        StagingError: the checkpoint was given up meanwhile.
-    """
-    most = _DEVICE_BATCH if reading.on_devices else _BATCH
-    for batch in batches(items, *most):
-        with reading.of(snapshot):
-            image.leaves(batch)
-            reading.copied(batch)
-        snapshot.arrived(len(batch), reading.streams.queued_now())
 
 
 def stage_still(
@@ -362,7 +284,7 @@ def stage_still(
         ConfigError, BarrierError: a leaf has changed that must not.
     """
     snapshot, streams = inflight.snapshot, pipeline.streams
-    reading = Reading(streams, still.watch.end, on_devices)
+    reading = Reading(streams, still.watch, on_devices)
     with reading.of(snapshot):
         is_there = still.is_there(inflight, pipeline, sharing)
     if is_there:

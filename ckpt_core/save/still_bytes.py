@@ -21,7 +21,7 @@ import xxhash
 from ckpt_core.errors import StagingError
 from ckpt_core.persist import HeldFile
 from ckpt_core.snapshot import CopyStreams, Snapshot, StageItem
-from ckpt_core.state import memory_at, memory_of
+from ckpt_core.state import lies_at, memory_at, memory_of
 from ckpt_core.system.threads import Monitor
 
 _SCRATCH_BYTES = 8 * 2**20
@@ -155,7 +155,7 @@ def bytes_of(
     """Some of the row-major bytes of a leaf, which are whole elements of one that is strided."""
     devices = streams.devices
     if devices.is_flat(tensor):
-        yield memory_at(tensor.data_ptr() + begin, nbytes)
+        yield memory_at(lies_at(tensor) + begin, nbytes)
         return
     most = _SCRATCH_BYTES // tensor.element_size() * tensor.element_size()
     # Of this call, and so of this thread alone.

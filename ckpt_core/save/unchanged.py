@@ -13,6 +13,8 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import nbytes
 from ckpt_core.options import Options
@@ -20,7 +22,7 @@ from ckpt_core.save.still_group import Rebase, StillGroup
 from ckpt_core.save.still_looks import Looks, lines_of
 from ckpt_core.share import Arrangement, Share, StillPart, is_below
 from ckpt_core.snapshot import StageItem
-from ckpt_core.state import FlatState
+from ckpt_core.state import FlatState, is_freed
 from ckpt_core.system.devices import Devices
 from ckpt_core.units import count_text
 
@@ -192,7 +194,7 @@ class Unchanged(NoSharing):
             name = names.get(offset)
             if name is None or not size or not self._devices.is_flat(tensor):
                 continue
-            self._note(name, _sample(tensor.data_ptr(), size))
+            self._note(name, _sample(tensor, size))
 
     def lie_on_devices(self, items: Sequence[StageItem]) -> bool:
         """See `NoSharing.lie_on_devices`."""
@@ -348,9 +350,10 @@ def _sum(names: Iterable[str], sizes: Mapping[str, int]) -> int:
     return sum([sizes[name] for name in names])
 
 
-def _sample(address: int, length: int) -> bytes:
-    if not address:  # a leaf that has lost its memory
+def _sample(tensor: Tensor, length: int) -> bytes:
+    if is_freed(tensor):
         return b""
+    address = tensor.data_ptr()
     return b"".join([ctypes.string_at(address + at, size) for at, size in lines_of(length)])
 
 
@@ -358,7 +361,7 @@ def _glance(part: StillPart, flat: FlatState, devices: Devices, most: int) -> di
     placed = part.placed[:: -(-len(part.placed) // most)]
     tensors = [(place.extent.name, flat.tensors[place.part.index]) for place in placed]
     return {
-        name: _sample(tensor.data_ptr(), tensor.nbytes)
+        name: _sample(tensor, tensor.nbytes)
         for name, tensor in tensors
         if devices.is_flat(tensor) and tensor.nbytes
     }

@@ -23,7 +23,7 @@ from ckpt_core.share.audit_plan import AuditPlan, Look, Turns
 from ckpt_core.share.reference import LeafRow, difference, encode_rows
 from ckpt_core.share.sharing import Share
 from ckpt_core.snapshot import CopyStreams, EagerCopies, StageItem
-from ckpt_core.state import Leaf, blocks, memory_at
+from ckpt_core.state import Leaf, blocks, lies_at, memory_at
 from ckpt_core.system.devices import NOTHING_QUEUED, Queued
 from ckpt_core.units import align_up
 
@@ -174,7 +174,7 @@ class Audit:
         runs = look.runs.at(turn)
         if len(runs) == 1 and scratch.devices.is_flat(tensor):
             begin, end = runs[0]
-            memory = memory_at(tensor.data_ptr() + begin, end - begin)
+            memory = memory_at(lies_at(tensor) + begin, end - begin)
             self._seen[look.row] = (look.group, xxhash.xxh3_64_intdigest(memory))
             return
         digest = xxhash.xxh3_64()
@@ -220,7 +220,7 @@ class _Scratch:
     def hash(self, digest: Any, tensor: torch.Tensor, begin: int, end: int) -> None:
         """Give row-major bytes of a leaf to `digest`, at the next `flush` if not at once."""
         if self.devices.is_flat(tensor):
-            digest.update(memory_at(tensor.data_ptr() + begin, end - begin))
+            digest.update(memory_at(lies_at(tensor) + begin, end - begin))
             return
         if self._memory is None:
             self._memory = torch.empty(_SCRATCH_BYTES, dtype=torch.uint8, device="cpu")

@@ -13,7 +13,7 @@ from torch import Tensor
 from ckpt_core.snapshot.items import Items, StageItem
 from ckpt_core.snapshot.runs import Run, runs_of
 from ckpt_core.snapshot.streams import CopyStreams
-from ckpt_core.state import all_as_known
+from ckpt_core.state import all_as_known, refuse_freed
 from ckpt_core.system.devices import Devices
 from ckpt_core.units import align_up
 
@@ -126,8 +126,12 @@ class DeviceClones:
 
         Returns:
             The same bytes of each file in few items, in file order.
+
+        Raises:
+            BarrierError: a leaf has lost its memory.
         """
         leaves, begins = _side_by_side(files)
+        refuse_freed(leaves.tensors)
         on = self._streams.devices.of_each(leaves.tensors)
         if self._places is None or not self._places.fit(leaves, on):
             # Its memory may be that of the next one.

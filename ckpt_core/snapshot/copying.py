@@ -15,7 +15,14 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ckpt_core.state import FEW_ELEMENTS, GIL_RELEASE_BYTES, as_known, blocks, one_thread_limit
+from ckpt_core.state import (
+    FEW_ELEMENTS,
+    GIL_RELEASE_BYTES,
+    as_known,
+    blocks,
+    lies_at,
+    one_thread_limit,
+)
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.pages import address_of
 from ckpt_core.system.streaming import large_move, memmove, memmove_locked
@@ -71,7 +78,11 @@ def copy_range(tensor: torch.Tensor, start: int, target: torch.Tensor, *, device
         tensor: the live leaf.
         start: byte offset into the row-major bytes.
         target: 1-D uint8 tensor on the host.
+
+    Raises:
+        BarrierError: the leaf has lost its memory.
     """
+    lies_at(tensor)
     tensor = as_known(tensor)
     begin, words = start // tensor.element_size(), target.view(tensor.dtype)
     count = words.numel()

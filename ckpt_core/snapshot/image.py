@@ -24,6 +24,7 @@ from ckpt_core.snapshot.copying import Buffer, move, move_all, write_all, zero
 from ckpt_core.snapshot.pool import Chunk, Part, StagingPool
 from ckpt_core.snapshot.runs import collected
 from ckpt_core.snapshot.streams import CopyStreams
+from ckpt_core.state import lies_at
 from ckpt_core.system.devices import NOTHING_QUEUED, Queued
 from ckpt_core.units import align_up
 
@@ -163,19 +164,22 @@ class ShardImage:
 
         Raises:
             StagingError: no chunk became free in time.
+            BarrierError: the leaf has lost its memory.
         """
         if nbytes == 0:
             return
         if offset != self._cursor:
             self._zero_to(offset)
-        if self._streams.devices.is_flat(tensor):
-            self._move(tensor.data_ptr(), nbytes)
-            return
+        is_flat = self._streams.devices.is_flat(tensor)
         start = 0
         while start < nbytes:
             chunk, inside, room = self._room()
             part = min(room, nbytes - start)
-            self._take(chunk, inside, tensor, start, part)
+            if is_flat:
+                # Order matters: behind the wait for room, in which its memory may come to lie elsewhere.
+                move(chunk.address + inside, lies_at(tensor) + start, part)
+            else:
+                self._take(chunk, inside, tensor, start, part)
             start += part
             self._advance(part)
 
@@ -230,7 +234,7 @@ class ShardImage:
             ):
                 self.leaf(tensor, offset=offset, nbytes=nbytes)
             else:
-                move(chunk.address + inside, tensor.data_ptr(), nbytes)
+                move(chunk.address + inside, lies_at(tensor), nbytes)
                 self._cursor = offset + nbytes
 
     def finish(self) -> None:

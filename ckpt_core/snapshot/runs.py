@@ -21,7 +21,7 @@ from ckpt_core.errors import StagingError
 from ckpt_core.snapshot.copying import copy_range
 from ckpt_core.snapshot.items import Items, StageItem
 from ckpt_core.snapshot.streams import CopyStreams
-from ckpt_core.state import all_as_known, as_known
+from ckpt_core.state import all_as_known, as_known, refuse_freed
 from ckpt_core.system.devices import Devices
 
 _log = logging.getLogger("ckpt_core")
@@ -232,6 +232,7 @@ def _collected(items: Items, on: Sequence[Any], streams: CopyStreams) -> Iterato
         if len(run.tensors) == 1:
             yield run.tensors[0], run.offset, run.nbytes
             continue
+        refuse_freed(run.tensors)
         streams.enter(run.device)
         try:
             flat = streams.devices.collect(all_as_known(run.tensors))

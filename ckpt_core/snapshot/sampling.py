@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from ckpt_core.snapshot.items import StageItem
+from ckpt_core.state import is_freed
 from ckpt_core.system.devices import Devices
 
 MOST = 64
@@ -63,8 +64,7 @@ class Sampler:
 
 def look(tensor: torch.Tensor, place: int, size: int) -> bytes:
     """The bytes at a place in a leaf's memory, now; none where the leaf has lost its memory."""
-    address = tensor.data_ptr()
-    return ctypes.string_at(address + place, size) if address else b""
+    return b"" if is_freed(tensor) else ctypes.string_at(tensor.data_ptr() + place, size)
 
 
 def _run_of(tensor: torch.Tensor, draw: int) -> tuple[int, int]:

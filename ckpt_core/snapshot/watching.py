@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import torch
 import xxhash
@@ -10,7 +11,7 @@ import xxhash
 from ckpt_core.errors import BarrierError
 from ckpt_core.snapshot.items import StageItem
 from ckpt_core.snapshot.sampling import Look, Sampler, look
-from ckpt_core.state import memory_of
+from ckpt_core.state import is_freed, memory_of
 from ckpt_core.system.devices import Devices
 from ckpt_core.units import count_text
 
@@ -72,14 +73,33 @@ class LeafWatch:
             for name, (_, offset, nbytes) in zip(names, items, strict=True)
             if nbytes and offset in self._changed
         }
-        shown = ", ".join(list(changed)[:10]) + (" ..." if len(changed) > 10 else "")
         raise BarrierError(
             f"step {self._step} was not saved: {count_text(len(changed), 'leaf')} changed during "
-            f"staging: {shown}. Steps of torch optimizers wait by themselves; call wait_staged() "
+            f"staging: {_some(changed)}. Steps of torch optimizers wait by themselves; call wait_staged() "
             f"before whatever else changes these. A buffer is copied inside save() if its module is passed, "
             f"and not the module's state_dict()",
             step=self._step,
         )
+
+    def raise_if_lost(self) -> None:
+        """End the snapshot if a leaf that was handed over has no memory any more.
+
+        Raises:
+            BarrierError: names the leaves.
+        """
+        lost = {
+            name: None
+            for names, items in self._handed
+            for name, (tensor, _, _) in zip(names, items, strict=True)
+            if is_freed(tensor)
+        }
+        if lost:
+            raise BarrierError(
+                f"step {self._step} was not saved: {count_text(len(lost), 'leaf')} had memory that was taken "
+                f"away during staging: {_some(lost)}. Call wait_staged() before what takes it away, such "
+                f"as the end of FSDP.summon_full_params()",
+                step=self._step,
+            )
 
     def _every_byte(self, items: Sequence[StageItem]) -> list[Look]:
         return [(at, (0, self._now(tensor, 0, 0))) for tensor, at, nbytes in items if nbytes]
@@ -87,7 +107,14 @@ class LeafWatch:
     def _now(self, tensor: torch.Tensor, place: int, size: int) -> bytes:
         if self._sampler is not None:
             return look(tensor, place, size)
+        if is_freed(tensor):
+            return b""
         return fingerprint(self._devices.to_host(tensor))
+
+
+def _some(names: Iterable[str]) -> str:
+    first = list(islice(names, 11))
+    return ", ".join(first[:10]) + (" ..." if len(first) > 10 else "")
 
 
 def fingerprint(tensor: torch.Tensor) -> bytes:

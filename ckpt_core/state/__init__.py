@@ -37,9 +37,12 @@ if TYPE_CHECKING:
         as_known,
         as_words,
         blocks,
+        is_freed,
+        lies_at,
         memory_at,
         memory_of,
         one_thread_limit,
+        refuse_freed,
     )
     from ckpt_core.state.rng import RngState
     from ckpt_core.state.selection import Selection
@@ -55,8 +58,8 @@ _LAZY = {
         "flat": "FlatState",
         "flattening": "flatten",
         "leaf": "Leaf",
-        "memory": "FEW_ELEMENTS GIL_RELEASE_BYTES all_as_known as_known as_words blocks memory_at memory_of "
-        "one_thread_limit",
+        "memory": "FEW_ELEMENTS GIL_RELEASE_BYTES all_as_known as_known as_words blocks is_freed lies_at "
+        "memory_at memory_of one_thread_limit refuse_freed",
         "memo": "SpecMemo",
         "rng": "RngState",
         "skeleton": "Skeleton",
@@ -85,10 +88,13 @@ __all__ = [
     "bind",
     "blocks",
     "flatten",
+    "is_freed",
+    "lies_at",
     "local_of",
     "memory_at",
     "memory_of",
     "one_thread_limit",
+    "refuse_freed",
 ]
 
 

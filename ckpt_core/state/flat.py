@@ -81,20 +81,3 @@ def aliases(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
 def straight(tensor: Tensor) -> Tensor:
     """The same memory, with the strides that its shape has when it is alone."""
     return tensor.as_strided(tensor.shape, row_major(tensor.shape))
-
-
-def is_freed(tensor: Tensor) -> bool:
-    """Whether a tensor has lost its memory: FSDP and others take it away from what is not in use.
-
-    Danger: torch gives out such a tensor as any other, and whoever reads it reads at address 0.
-    """
-    return first_freed([tensor], [tensor.data_ptr()]) is not None
-
-
-def first_freed(tensors: Sequence[Tensor], pointers: Sequence[int]) -> int | None:
-    """The number of the first tensor that has lost its memory, of those at these addresses."""
-    if 0 not in pointers:
-        return None
-    pairs = enumerate(zip(pointers, tensors, strict=True))
-    # One without elements has no memory either.
-    return next((index for index, (at, one) in pairs if at == 0 and one.numel()), None)

@@ -19,10 +19,11 @@ from ckpt_core.errors import ConfigError
 from ckpt_core.state.aliasing import Draft, PoolDraft, draft_leaves, find_shared
 from ckpt_core.state.distributed import Placer, check_plain_parts, keep_local_parts
 from ckpt_core.state.eager import larger_than, must_be_eager
-from ckpt_core.state.flat import FlatState, aliases, first_freed
+from ckpt_core.state.flat import FlatState, aliases
 from ckpt_core.state.freeze import Walker, shown
 from ckpt_core.state.leaf import Leaf
 from ckpt_core.state.memo import Shown, SpecMemo
+from ckpt_core.state.memory import first_freed
 from ckpt_core.state.nodes import Composite, LeafTable, Pool, Ref, RefTable
 from ckpt_core.state.origin import Origin
 from ckpt_core.state.skeleton import Skeleton

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from ckpt_core.state.arrays import as_tensor
 from ckpt_core.state.build import check_view
 from ckpt_core.state.distributed import FlatPart, Placer, Unplaced, is_distributed
-from ckpt_core.state.flat import is_freed
 from ckpt_core.state.generators import is_generator
 from ckpt_core.state.homes import Home
 from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.leaf import dtype_name, dtypes
+from ckpt_core.state.memory import is_freed
 from ckpt_core.state.nodes import Array, Map, Node, Obj, Opaque, Record, Ref, Seq
 from ckpt_core.state.objects import kept_shape, needs_load, parameters_of, takes, to_fill
 from ckpt_core.state.pickled import Literal, Unlike, pair_up

@@ -9,6 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ckpt_core.errors import BarrierError
+
 _Tensors = TypeVar("_Tensors", bound=Sequence[Tensor])
 
 GIL_RELEASE_BYTES = 128 * 1024
@@ -20,6 +22,9 @@ of threads instead is no way out: set_num_threads also counts for every thread s
 
 FEW_ELEMENTS = 256
 """A device is asked to collect or spread so many where it has no room for more."""
+
+_LOW = 1 << 40
+"""An address below may be none: of a tensor that has lost its memory torch says how far in it began."""
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _COMMON = frozenset(
@@ -47,6 +52,51 @@ def memory_at(address: int, nbytes: int) -> memoryview:
     """Bytes at an address, read-only; the caller keeps the memory alive."""
     view: memoryview = _view_of(address, nbytes, _READABLE)
     return view
+
+
+def lies_at(tensor: Tensor) -> int:
+    """Where a tensor lies now: another process that it is sent to makes torch move it to shared memory.
+
+    Raises:
+        BarrierError: as `refuse_freed`.
+    """
+    address = tensor.data_ptr()
+    if address < _LOW:
+        refuse_freed([tensor])
+    return address
+
+
+def refuse_freed(tensors: Sequence[Tensor]) -> None:
+    """Before leaves are read that were handed over a while ago.
+
+    Raises:
+        BarrierError: one has lost its memory. Which one it is says whoever knows their names.
+    """
+    if first_freed(tensors, list(map(Tensor.data_ptr, tensors))) is not None:
+        raise BarrierError("the memory of a leaf was taken away while it was being staged")
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Whether a tensor has lost its memory: FSDP and others take it away from what is not in use.
+
+    Danger: torch gives out such a tensor as any other, and whoever reads it ends the process.
+    """
+    return first_freed([tensor], [tensor.data_ptr()]) is not None
+
+
+def first_freed(tensors: Sequence[Tensor], pointers: Sequence[int]) -> int | None:
+    """The number of the first tensor that has lost its memory, of those at these addresses."""
+    if min(pointers, default=_LOW) >= _LOW:
+        return None
+    pairs = enumerate(zip(pointers, tensors, strict=True))
+    return next((index for index, (at, one) in pairs if at < _LOW and _has_none(one, at)), None)
+
+
+def _has_none(tensor: Tensor, address: int) -> bool:
+    # One without elements has no memory either.
+    if not tensor.numel():
+        return False
+    return address == 0 or not tensor.untyped_storage().nbytes()
 
 
 def as_words(tensor: Tensor) -> Tensor:

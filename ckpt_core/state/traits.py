@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ckpt_core.state.flat import first_freed
+from ckpt_core.state.memory import first_freed
 
 _storage_id, _alias = attrgetter("_cdata"), attrgetter("data")
 _AT_A_TIME = 256

@@ -18,10 +18,11 @@ import ckpt_core
 from ckpt_core import Checkpointer, CkptError, Options
 from ckpt_core.errors import StagingError
 from ckpt_core.persist import HeldBack, WriteJob, WriterPool
-from ckpt_core.save.staging import Reading, stage_items
+from ckpt_core.save.reading import Reading, stage_items
 from ckpt_core.snapshot import (
     CopyStreams,
     ImageSpec,
+    LeafWatch,
     Piece,
     PoolPlan,
     ShardImage,
@@ -147,7 +148,8 @@ def test_leaves_are_free_after_an_error_only_when_no_copy_reads_them() -> None:
     bench = Bench(chunks=1)  # The second chunk never comes.
     snapshot = Snapshot(1, devices=bench.devices)
     snapshot.expect(["leaf"], [None])
-    reading = Reading(bench.streams, lambda _: None, on_devices=True)
+    watch = LeafWatch(1, None, devices=bench.streams.devices)
+    reading = Reading(bench.streams, watch, on_devices=True)
     with pytest.raises(StagingError):
         stage_items(snapshot, bench.image, [bench.leaf(2 * CHUNK)], reading)
     assert bench.devices.copies_into(0, 1 << 63) == 0

@@ -7,6 +7,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -440,3 +442,42 @@ def test_a_save_inside_another_one_that_fails_is_declined_at_once(tmp_path: Path
     assert committed_steps(tmp_path) == (1,)
     assert [step for step, _ in declined] == [2]
     assert "ConfigError" in declined[0][1]
+
+
+@pytest.mark.parametrize("offset", [0, 8])
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_leaf_whose_memory_is_taken_away_before_its_turn_is_named(
+    tmp_path: Path, debug: bool, offset: int
+) -> None:
+    files = GatedFiles()
+    leaves = {name: torch.ones(50_000) for name in "abc"}
+    state = {name: leaf[offset:] for name, leaf in leaves.items()}
+    with Checkpointer(tmp_path, replace(TINY, debug_barrier=debug), files=files) as ck:
+        handle = ck.save(1, state)
+        nbytes = leaves["c"].untyped_storage().nbytes()
+        leaves["c"].untyped_storage().resize_(0)  # the pool is full of "a": "c" has not been copied
+        files.gate.set()
+        with pytest.raises(BarrierError, match=r"1 leaf had memory that was taken away.*: c\."):
+            handle.committed.result(timeout=60)
+        leaves["c"].untyped_storage().resize_(nbytes)
+        with pytest.raises(BarrierError):
+            ck.save(2, state)
+        ck.save(3, state)
+        ck.wait()
+        assert ck.steps() == (3,)
+
+
+def test_a_leaf_that_is_sent_to_another_process_meanwhile_is_saved_from_where_it_lies_then(
+    tmp_path: Path,
+) -> None:
+    files = GatedFiles()
+    state = {name: torch.arange(50_000) for name in "abc"}
+    with Checkpointer(tmp_path, TINY, files=files) as ck:
+        handle = ck.save(1, state)
+        before = state["a"].data_ptr()
+        ForkingPickler.dumps(state)  # as a queue of torch.multiprocessing does
+        assert state["a"].data_ptr() != before
+        files.gate.set()
+        path = handle.committed.result(timeout=60)
+    found = ckpt_core.load(path)
+    assert all(torch.equal(found[name], leaf) for name, leaf in state.items())

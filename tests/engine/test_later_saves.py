@@ -89,6 +89,25 @@ def test_a_tensor_without_its_memory_is_refused_by_name_and_later_saves_go_on(
     assert torch.equal(ckpt_core.load(path)["freed"], freed)
 
 
+def test_a_view_of_memory_that_is_gone_is_refused_too(tmp_path: Path) -> None:
+    whole = torch.randn(1000)
+    state = {"view": whole[10:900], "other": torch.randn(7)}
+    whole.untyped_storage().resize_(0)
+    assert state["view"].data_ptr() != 0
+    with Checkpointer(tmp_path) as ck:
+        with pytest.raises(ConfigError, match="'view': its memory has been freed"):
+            ck.save(1, state)
+        with pytest.raises(ConfigError, match="'view': its memory has been freed"):
+            ck.begin(1, state)
+        whole.untyped_storage().resize_(4000)
+        whole.fill_(3)
+        path = ck.save(2, state).committed.result()
+        whole.untyped_storage().resize_(0)
+        with pytest.raises(StateMismatch, match="view: the memory of the live tensor"):
+            ck.restore(state)
+    assert torch.equal(ckpt_core.load(path)["view"], torch.full((890,), 3.0))
+
+
 def test_a_tensor_without_its_memory_is_not_restored_into(tmp_path: Path) -> None:
     freed, other = torch.ones(100), torch.ones(7)
     state = {"freed": freed, "other": other}
