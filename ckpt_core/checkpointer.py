@@ -24,7 +24,7 @@ from ckpt_core.state import Selection
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
-from ckpt_core.system.threads import at_exit
+from ckpt_core.system.threads import at_exit, lending_locks, refuse_fork
 from ckpt_core.units import parse_timeout
 
 _log = logging.getLogger("ckpt_core")
@@ -333,11 +333,13 @@ class Checkpointer(Looks):
         """
         self._on_close.add(callback)
 
+    @lending_locks
     def close(self) -> None:
         """Finish what is in flight, within `timeout`, then end the threads and unlock the root. Idempotent.
 
-        Where it is interrupted it can be called again, and else goes on at the end of the process.
-        A thread that hangs on storage is left behind: all it can do once it is back is delete its attempt.
+        Interrupted, it can be called again, and else goes on at the end of the process. In a signal handler
+        it gives up the call that it came into. A thread that hangs on storage is left behind: all it
+        can do once it is back is delete its attempt.
 
         Raises:
             CkptError: with on_error="raise", a save failed in the background and was not reported yet.
@@ -394,7 +396,4 @@ class Checkpointer(Looks):
         self._check_process()
 
     def _check_process(self) -> None:
-        # The threads stayed behind: whoever waits for them in a fork waits for ever.
-        if os.getpid() != self._pid:
-            made = f"the Checkpointer of {self.root} was made in process {self._pid}, and this is a fork"
-            raise ConfigError(f"{made} of it: make one in this process, with a root of its own")
+        refuse_fork(self.root, self._pid)

@@ -154,7 +154,7 @@ class Engine:
             self.levels,
         )
         admission = Admission(
-            around, self.flights, journal=self.journal, timeout_s=self.options.timeout_s
+            *(around, self.flights, self.journal, self.options.timeout_s), refuse=self.refuse_here
         )
         shards = self.shards = Shards(pipeline, self.store, info, files=self.files)
         planner = LayerPlanner(pipeline, auditor, info)
@@ -166,7 +166,7 @@ class Engine:
         """Fill a state once nothing is in flight; what came of it is told. As `Checkpointer.restore`."""
         self.refuse_here("restore")
         self.flights.refuse_unsealed()
-        if self.wait_empty():
+        if self.flights.wait_empty(deadline=time.monotonic() + self.options.timeout_s):
             self.store.gone_back()
         began = time.monotonic()
         found = self._restorer().restore(state, request)
@@ -240,10 +240,9 @@ class Engine:
         self.outlets.count(options.metrics_place, root=root, levels=self.levels.gauges)
 
     def wait(self, level: int | str | None, *, last: bool) -> bool:
-        """As `wait_empty`, until nothing asks a device for anything either, and all due at a level is there.
+        """Wait until nothing is in flight nor asks a device for anything, and all due at a level is there.
 
-        Raises:
-            ConfigError, CommitError: see `Checkpointer.wait`.
+        False where the first two took until `timeout`. Raises as `Checkpointer.wait`.
         """
         self.refuse_here("wait")
         if last and level is None:
@@ -260,10 +259,8 @@ class Engine:
     def refuse_here(self, call: str) -> None:
         """As `refuse_on`, of all its threads."""
         refuse_on([*self.flights.workers, *self.pipeline.workers, *self.levels.workers], call)
-
-    def wait_empty(self) -> bool:
-        """Wait until nothing is in flight; False when `timeout` has passed first."""
-        return self.flights.wait_empty(deadline=time.monotonic() + self.options.timeout_s)
+        if call != "close":  # which ends a save that it comes into
+            self.flights.refuse_within(self.journal, call)
 
     def said(self) -> str:
         """What is in the root and under way, in a few words."""

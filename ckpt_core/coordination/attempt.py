@@ -18,7 +18,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-import threading
 import time
 from collections.abc import Iterable
 
@@ -30,6 +29,7 @@ from ckpt_core.coordination.comparing import compared, explained
 from ckpt_core.coordination.crew import Crew, Keys
 from ckpt_core.coordination.outcome import Cause, Outcome
 from ckpt_core.errors import CkptError, ConfigError, CoordinationTimeout
+from ckpt_core.system.threads import own_lock
 
 _GO = Outcome()
 _EXPLAIN_S = 10.0
@@ -47,7 +47,7 @@ class Attempt:
         self.step = step
         self.keys = Keys(crew, attempt_id)
         self._elsewhere = Elsewhere(attempt_id)
-        self.lock = threading.Lock()
+        self.lock = own_lock()
         self.voted = False
         self.going = False
         self.own: BaseException | None = None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 
 from ckpt_core.coordination.heartbeat import Liveness
+from ckpt_core.system.threads import own_lock
 
 _REMEMBERED = 1024
 
@@ -14,7 +14,7 @@ class Begun:
     """Attempts that this rank has begun, ended or not. For any number of threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         self._ended: OrderedDict[str, bool] = OrderedDict()
 
     def add(self, attempt_id: str) -> None:

@@ -7,7 +7,6 @@ import ctypes
 import os
 import queue
 import socket
-import threading
 import time
 import weakref
 from collections import deque
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 from ckpt_core.coordination.address import Address
 from ckpt_core.coordination.line import cut, open_sockets, opened_since
 from ckpt_core.errors import PersistError
-from ckpt_core.system.threads import Monitor, Worker, at_exit, join_all
+from ckpt_core.system.threads import Monitor, Worker, at_exit, join_all, own_lock
 
 Store = Any
 """A `torch.distributed.TCPStore`: torch does not export the type, and is not loaded before it is needed."""
@@ -33,7 +32,7 @@ _NEW_S = 10.0
 """Opening includes looking up names, which takes its time where a name server does not answer. The first
 value is for connecting, the second for a request that finds no connection free."""
 
-_OPENING = threading.RLock()
+_OPENING = own_lock()
 """Held while a store is made or destroyed: in some versions torch does both without Python's lock, and two at
 once end the process (pytorch issue 143593). For the same reason connections are opened ahead, and not while
 training runs."""

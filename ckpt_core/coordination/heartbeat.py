@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ckpt_core.coordination.channel import Channel
 from ckpt_core.coordination.client import StoreGone
-from ckpt_core.system.threads import Worker
+from ckpt_core.system.threads import Worker, own_lock
 
 _log = logging.getLogger("ckpt_core")
 
@@ -111,7 +110,7 @@ class Liveness:
         self._key_of = key_of
         self._beat_s = beat_s
         self._dead_after_s = dead_after_s
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         self._seen: dict[int, _Seen] = {}
 
     def look(self, channel: Channel, ranks: Sequence[int]) -> dict[int, str]:

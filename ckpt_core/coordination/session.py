@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from ckpt_core.coordination.meeting import Run
 from ckpt_core.coordination.options import StoreOptions
 from ckpt_core.coordination.outcome import Words
 from ckpt_core.errors import CkptError, CommitError, ConfigError, CoordinationTimeout
-from ckpt_core.system.threads import at_exit
+from ckpt_core.system.threads import at_exit, own_lock
 from ckpt_core.types import RankInfo
 
 _REMEMBERED = 256
@@ -71,7 +70,7 @@ class Session:
         self._clients = clients
         self._options = options
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         self._closed = self._lingered = self._left = False
         self._live: dict[str, _Part] = {}
         self._ended: OrderedDict[str, Words | None] = OrderedDict()

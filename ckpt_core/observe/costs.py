@@ -5,7 +5,6 @@ Numbers come from the engine's events and from the clock: no device is asked, no
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ckpt_core.observe.event import Event, EventName
+from ckpt_core.system.threads import own_lock
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         self._open: dict[int | None, SaveCost] = {}
         self._calling: int | None = None
         self._early: list[Event] = []

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from ckpt_core.observe.event import Event, EventName
 from ckpt_core.observe.log import EventLog
+from ckpt_core.system.threads import own_lock
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _BYTES = tuple(float(1 << power) for power in range(20, 42, 2))
@@ -94,7 +94,7 @@ class Figures:
         self.changed: Callable[[], object] = lambda: None
         self._labels = {"root": root, "rank": str(rank)}
         self._waited_s, self._levels = waited_s, levels
-        self._mutex = threading.Lock()
+        self._mutex = own_lock()
         self._values: dict[str, float] = {"open": 1, "opened_timestamp_seconds": time.time()}
         self._values |= dict.fromkeys(("saves_total", "save_failures_total"), 0)
         self._values |= dict.fromkeys(("saved_bytes_total", "retired_steps_total"), 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
@@ -13,6 +12,7 @@ from pathlib import Path
 from ckpt_core.errors import PersistError
 from ckpt_core.observe.event import Event, EventName
 from ckpt_core.observe.timeline import timeline
+from ckpt_core.system.threads import own_lock
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class EventLog:
         """Keep `capacity` events; older ones are forgotten, their number is not."""
         self._events: deque[Event] = deque(maxlen=capacity)
         self._subscribers: list[_Subscriber] = []
-        self._mutex = threading.Lock()
+        self._mutex = own_lock()
         self.emitted = 0
 
     def emit(self, event: Event) -> None:

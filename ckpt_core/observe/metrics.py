@@ -14,14 +14,13 @@ import logging
 import os
 import queue
 import socket
-import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.observe.figures import Figures, told
-from ckpt_core.system.threads import Worker
+from ckpt_core.system.threads import Worker, own_lock
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +229,7 @@ def _server(host: str, port: int, outlet: _Outlet) -> HTTPServer:
 # -- who tells where, in this process ---------------------------------------------------------------
 
 _outlets: dict[str, _Outlet] = {}
-_mutex = threading.Lock()
+_mutex = own_lock()
 
 
 def _join(place: str, figures: Figures) -> _Outlet:
@@ -274,7 +273,7 @@ def _leave(place: str, outlet: _Outlet, figures: Figures) -> None:
 def _after_fork() -> None:
     """In a child: the port stays the parent's alone, and is free when that ends."""
     global _mutex
-    _mutex = threading.Lock()
+    _mutex = own_lock()
     for outlet in _outlets.values():
         if isinstance(outlet, _Port):
             outlet.server.socket.close()

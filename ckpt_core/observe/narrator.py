@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from ckpt_core.observe.event import Event, EventName
 from ckpt_core.observe.log import EventLog
+from ckpt_core.system.threads import own_lock
 from ckpt_core.units import count_text, size_text, time_text
 
 logger = logging.getLogger("ckpt_core")
@@ -35,7 +35,7 @@ class Narrator:
     ) -> None:
         self._root, self._waited_s = root, waited_s
         self._level = logging.DEBUG if rank else logging.INFO
-        self._mutex = threading.Lock()
+        self._mutex = own_lock()
         self._began = time.monotonic()
         self._told_s = 0.0
         self._saves = self._failures = self._nbytes = 0

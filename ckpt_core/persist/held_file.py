@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import logging
 import os
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import xxhash
 
 from ckpt_core.errors import PersistError
 from ckpt_core.system.files import Files
+from ckpt_core.system.threads import own_lock
 
 _log = logging.getLogger("ckpt_core")
 
@@ -61,7 +61,7 @@ class HeldFile:
         self._written_ns = os.lstat(path).st_mtime_ns
         self._fd = files.open_read(path)
         self._users = 1
-        self._lock = threading.Lock()
+        self._lock = own_lock()
 
     @property
     def nbytes(self) -> int:

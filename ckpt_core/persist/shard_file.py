@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from ckpt_core.persist.requests import FilePlace, PieceLike, ShardRequest
 from ckpt_core.system.files import NO_DIRECT, Files, advice
 from ckpt_core.system.kept_mappings import KeptMapping, KeptMappings
 from ckpt_core.system.pages import touch_view
+from ckpt_core.system.threads import own_lock
 from ckpt_core.types import DirectIO
 
 _log = logging.getLogger("ckpt_core")
@@ -44,7 +44,7 @@ class ShardFile:
         self._files = files
         self._kept = kept
         self._is_warm = self._is_synced = False
-        self._opening = threading.Lock()
+        self._opening = own_lock()
         self._fd: int | None = None
         self._path: Path | None = None
         self._mapping: mmap.mmap | None = None

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckpt_core.persist.requests import PieceLike
 from ckpt_core.persist.shard_file import ShardFile
-from ckpt_core.system.threads import Worker, join_all, start_all
+from ckpt_core.system.threads import Worker, join_all, own_lock, start_all
 
 _log = logging.getLogger("ckpt_core")
 
@@ -96,7 +95,7 @@ class HeldBack:
     def __init__(self, writers: WriterPool) -> None:
         self._writers = writers
         self._held: list[WriteJob] | None = []
-        self._lock = threading.Lock()
+        self._lock = own_lock()
 
     def submit(self, job: WriteJob) -> None:
         """Keep a piece; after `let_go` it goes to the writers at once."""

@@ -17,15 +17,26 @@ _LATER_S = 1e-3
 
 
 class Admission:
-    """How each form of a save begins; used on the training thread."""
+    """How each form of a save begins; used on the training thread.
+
+    Args:
+        refuse: called before a wait; raises where the caller would wait for itself.
+    """
 
     def __init__(
-        self, around: Surroundings, flights: Flights, *, journal: Journal, timeout_s: float
+        self,
+        around: Surroundings,
+        flights: Flights,
+        journal: Journal,
+        timeout_s: float,
+        *,
+        refuse: Callable[[str], None],
     ) -> None:
         self.journal = journal
         self._around = around
         self._flights = flights
         self._timeout_s = timeout_s
+        self._refuse = refuse
         self._newest_unix_s = 0.0
 
     def announce(self, step: int, to: Callable[[], Destination] | None = None) -> InFlight:
@@ -44,7 +55,7 @@ class Admission:
         # An interrupt may come before there is any: the others have begun this attempt, and must hear of it.
         self.journal.note(partial(self._undo, step, None))
         inflight = InFlight(step, self._around)
-        self.journal.note(partial(self._undo, step, inflight))
+        self.journal.note(partial(self._undo, step, inflight), inflight)
         inflight.attempt_id = self._around.coordination.attempt_id(step)
         inflight.destination = None if to is None else to()
         self.refuse_capture()
@@ -71,8 +82,11 @@ class Admission:
 
         Raises:
             StagingError: none of them ended within `timeout`.
-            ConfigError: the Checkpointer was closed meanwhile.
+            ConfigError: the Checkpointer was closed meanwhile; or no place is free, and none can be while a
+                callback, or a signal handler, waits for one.
         """
+        if self._flights.full:
+            self._refuse("save")
         # Not before it has its place: the watchdog looks only at those.
         inflight.start_clock(self._timeout_s)
         self._flights.admit(inflight, deadline=inflight.deadline)

@@ -13,7 +13,6 @@ Source: CheckFreq (FAST '21), whose barrier sits in a wrapped optimizer.
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +30,7 @@ from ckpt_core.save.journal import Stall
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.snapshot import Snapshot
 from ckpt_core.state import local_of
+from ckpt_core.system.threads import own_lock
 
 
 class Barriers:
@@ -63,7 +63,7 @@ class Barriers:
         self._timeout_s = timeout_s
         self.passed: Callable[[], None] | None = None
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         # Every optimizer that has made a step, by id, and those whose owner sees to the barrier.
         self._met: dict[int, Callable[[], Optimizer | None]] = {}
         self._left: set[int] = set()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.system.threads import Worker
+from ckpt_core.system.threads import Worker, locks_held
 
 Callback = Callable[[], object]
 
@@ -67,10 +67,30 @@ def refuse_on(workers: Iterable[Worker], call: str) -> None:
     """Before a call that waits for these threads: subscribers, and callbacks of futures, run on them.
 
     Raises:
-        ConfigError: one of them calls.
+        ConfigError: one of them calls, or a signal handler, in the middle of another call.
     """
+    refuse_halfway(call)
     if any(worker.runs_here for worker in workers):
         raise ConfigError(
             f"{call}() was called by a callback or a subscriber, on a thread of the Checkpointer, and would "
             f"wait for that very thread: call it on the thread that trains"
         )
+
+
+def refuse_halfway(call: str) -> None:
+    """Before a call that takes locks: a signal handler that has interrupted another one may have them.
+
+    Raises:
+        ConfigError: this thread has one, and would wait for itself.
+    """
+    if locks_held():
+        raise halfway(call)
+
+
+def halfway(call: str) -> ConfigError:
+    """What a call raises that was made in the middle of another one, and would wait for that."""
+    return ConfigError(
+        f"{call}() was called in the middle of another call of the Checkpointer on the same thread, as by a "
+        f"signal handler or a subscriber, and would wait for that very call: nothing was done, and that one "
+        f"goes on. Set a flag there, and look at it between two steps: for SIGTERM on_sigterm='save' does so"
+    )

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from ckpt_core.errors import CkptError, ConfigError, PersistError, StagingError
+from ckpt_core.save.closing import halfway
 from ckpt_core.save.in_flight import InFlight, Phase
+from ckpt_core.save.journal import Journal
 from ckpt_core.system.threads import Monitor, Worker, join_all, start_all
 
 _log = logging.getLogger("ckpt_core")
@@ -216,6 +218,15 @@ class Flights:
                 raise ConfigError(
                     f"the save of step {inflight.step} was begun and is not sealed: seal or abort it first"
                 )
+
+    def refuse_within(self, journal: Journal, call: str) -> None:
+        """Before a call that waits until fewer are in flight.
+
+        Raises:
+            ConfigError: it is made inside a save, which is one of them, and would wait for itself.
+        """
+        if journal.is_inside and any(one in self._active for one in journal.making):
+            raise halfway(call)
 
     def give_up_unsealed(self) -> None:
         """Fail the open ones whose caller never ended them."""

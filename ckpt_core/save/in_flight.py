@@ -30,6 +30,7 @@ from ckpt_core.save.still_group import Keeper
 from ckpt_core.snapshot import ShardImage, Snapshot, Stager, StagingPool
 from ckpt_core.store import Attempt, GuestStore, StepStore
 from ckpt_core.system.devices import Devices
+from ckpt_core.system.threads import own_lock
 from ckpt_core.types import Destination
 
 _log = logging.getLogger("ckpt_core")
@@ -107,9 +108,9 @@ class InFlight:
         self.begun = self.reported = False
         self.voted = False
         self._around = around
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         # Apart from _lock: making the directory may hang on storage, and failing must not.
-        self._making = threading.Lock()
+        self._making = own_lock()
         self.open_ended = False
         self._ended = threading.Lock()
         self._ended.acquire()

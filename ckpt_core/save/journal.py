@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ckpt_core.errors import ConfigError
+from ckpt_core.save.closing import refuse_halfway
 from ckpt_core.system import collector
 
 _Given = ParamSpec("_Given")
@@ -56,12 +57,14 @@ class Journal:
     Attributes:
         undo: told the error if the call that is under way fails, and again if that was interrupted.
         thread: of the call that noted last: no other one undoes it, or lets go of it.
+        making: what the calls that are under way start or go on with: it ends only when they have.
         cut: what the save of this thread raises, whatever it comes to: `close` has undone it meanwhile.
     """
 
     stall: Stall = field(default_factory=Stall)
     undo: Undo | None = None
     thread: int = 0
+    making: tuple[object, ...] = ()
     cut: ConfigError | None = None
     _error: BaseException | None = None
     _collecting: bool = False
@@ -71,10 +74,18 @@ class Journal:
         """Seconds that training has spent inside the engine so far. Called by any thread."""
         return self.stall.seconds
 
-    def note(self, undo: Undo) -> None:
+    def note(self, undo: Undo, making: object = None) -> None:
         """What gives back all that this call is going to take."""
         self.thread = threading.get_ident()
+        if making is not None:
+            self.making = (*self.making, making)
         self.undo = undo
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a call that saves is still running further out on this thread."""
+        mine = self.undo is not None and self.thread == threading.get_ident()
+        return mine and _is_inside(self, sys._getframe(1))
 
     def sweep(self, *, closed: ConfigError | None = None) -> None:
         """Undo what an interrupted call of this thread has left. Every call begins with it.
@@ -142,6 +153,7 @@ def stalling(
 
     @functools.wraps(method)
     def counted(self: Any, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        refuse_halfway(method.__name__)
         journal: Journal = self._journal
         me = threading.get_ident()
         outer = journal.undo
@@ -151,6 +163,8 @@ def stalling(
         if outer is not None and _is_inside(journal, sys._getframe(1)):
             return _nested(journal, outer, functools.partial(method, self, *args, **kwargs))
         journal.sweep()
+        if journal.undo is None:
+            journal.making = ()
         began_s = time.monotonic()
         try:
             result = method(self, *args, **kwargs)
@@ -163,6 +177,7 @@ def stalling(
             # Together: no interrupt comes between the two, so that the caller gets the result or the error.
             if journal.thread == me:
                 # Else another thread's call has begun since, and this one has nothing to undo.
+                journal.making = ()
                 journal.undo = None
             return result
         except BaseException as exc:
@@ -183,6 +198,7 @@ def stalling(
 
 def _nested(journal: Journal, outer: Undo, call: Callable[[], _Result]) -> _Result:
     """A call inside another one, which goes on whatever becomes of it."""
+    making = journal.making
     try:
         return call()
     except BaseException as exc:
@@ -196,6 +212,7 @@ def _nested(journal: Journal, outer: Undo, call: Callable[[], _Result]) -> _Resu
                 raise
         raise
     finally:
+        journal.making = making
         journal.undo = outer
 
 

@@ -93,6 +93,7 @@ class OpenSave:
         errand.behind = self._handed
         recover = self._recover
         self._journal.thread = threading.get_ident()
+        self._journal.making = (*self._journal.making, self._inflight)
         # Together: no interrupt comes between the two.
         self._errand = errand
         self._journal.undo = recover

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ckpt_core.save.admission import Admission
+from ckpt_core.save.closing import refuse_halfway
 from ckpt_core.save.contents import Contents, Stored
 from ckpt_core.save.handle import SaveHandle
 from ckpt_core.save.in_flight import InFlight
@@ -115,6 +116,7 @@ class PlainSaves:
         self, state: Any, *, per_rank: Iterable[str] | None, replicated: Iterable[str] | None
     ) -> None:
         """See `Checkpointer.prepare`."""
+        refuse_halfway("prepare")
         self._admission.refuse_capture()
         scope = Scope.of(state, per_rank=per_rank, replicated=replicated)
         plan = self._plan(state, scope)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Protocol
 
 from ckpt_core.options import Options
 from ckpt_core.persist import HeldFile, ShardFile
+from ckpt_core.system.threads import own_lock
 
 _log = logging.getLogger("ckpt_core")
 
@@ -81,7 +81,7 @@ class StillGroup:
         self.names = frozenset(names)
         self.declared = declared
         self._rebase = rebase
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         self._file: HeldFile | None = None
         self._looked: Mapping[str, bytes] = {}
         self._steps, self._since = 0, 0.0

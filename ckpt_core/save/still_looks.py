@@ -6,9 +6,10 @@ it, so its leaves are looked at as they come out of staging memory, piece by pie
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+
+from ckpt_core.system.threads import own_lock
 
 _LOOKS, _LINE_BYTES = 4, 64
 
@@ -33,7 +34,7 @@ class Looks:
     ) -> None:
         self._leaves = leaves
         self._seen = seen
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         # Begin, end and leaf of each line; made by the first writer, not by training.
         self._lines: list[tuple[int, int, str]] | None = None
         self._left: dict[str, int] = {}

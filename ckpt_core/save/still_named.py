@@ -10,7 +10,6 @@ the same barrier, and compared by the writers: what comes of a device is looked 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import xxhash
 from ckpt_core.options import Options
 from ckpt_core.persist import ShardFile
 from ckpt_core.save.still_group import Rebase, StillGroup
+from ckpt_core.system.threads import own_lock
 from ckpt_core.torch_zip import ZipLayout
 
 _MOST_FILES = 128
@@ -33,7 +33,7 @@ class NamedStill(StillGroup):
 
     def __init__(self, name: str, *, rebase: Rebase) -> None:
         super().__init__((name,), declared=False, rebase=rebase)
-        self._looking = threading.Lock()
+        self._looking = own_lock()
         self._frames = b""
         self._looks: tuple[bytes, ...] = ()
         self._wait, self._next_wait = 0, _FIRST_WAIT

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import difflib
-import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +23,7 @@ from ckpt_core.share import Arrangement, Share, StillPart, is_below
 from ckpt_core.snapshot import StageItem
 from ckpt_core.state import FlatState, is_freed
 from ckpt_core.system.devices import Devices
+from ckpt_core.system.threads import own_lock
 from ckpt_core.units import count_text
 
 _PATIENCE = 2
@@ -132,7 +132,7 @@ class Unchanged(NoSharing):
         self._known = _Known(None, {}, ())
         self._order: tuple[Arrangement | None, list[tuple[int, str]], int] = (None, [], 0)
         self._turn = 0
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         self._saves = 0
         self._seen: dict[str, tuple[bytes, int]] = {}
         self._ripe: set[str] = set()

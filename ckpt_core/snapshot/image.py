@@ -11,7 +11,6 @@ may be handed over by a writer meanwhile.
 from __future__ import annotations
 
 import logging
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from ckpt_core.snapshot.runs import collected
 from ckpt_core.snapshot.streams import CopyStreams
 from ckpt_core.state import lies_at
 from ckpt_core.system.devices import NOTHING_QUEUED, Queued
+from ckpt_core.system.threads import own_lock
 from ckpt_core.units import align_up
 
 _log = logging.getLogger("ckpt_core")
@@ -118,7 +118,7 @@ class ShardImage:
         self._chunk_bytes = pool.plan.chunk_bytes
         self._front_end = align_up(spec.front_bytes, self._chunk_bytes)
         self._held = _Held(until=spec.hold_bytes)
-        self._letting_go = threading.Lock()
+        self._letting_go = own_lock()
         # By address. Whatever becomes of the fields below when an interrupt comes, these are given back.
         self._taken: dict[int, Chunk] = {}
         self._open: _Open | None = None

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -27,7 +26,7 @@ from ckpt_core.errors import StagingError
 from ckpt_core.snapshot.planning import PoolPlan
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.pages import address_of, page_memory, touch
-from ckpt_core.system.threads import Monitor
+from ckpt_core.system.threads import Monitor, own_lock
 from ckpt_core.units import ALIGN_BYTES
 
 _SEGMENT_BYTES = 256 * 2**20
@@ -97,7 +96,7 @@ class StagingPool:
         self._segments: list[Segment] = []
         self._locked: list[tuple[int, torch.device]] = []
         self._refused = False
-        self._locking = threading.Lock()
+        self._locking = own_lock()
         self.closed = False
         # Dicts as ordered sets: giving the same chunk back twice does no harm.
         self._free: dict[Part, dict[Chunk, None]] = {Part.FRONT: {}, Part.STREAM: {}}

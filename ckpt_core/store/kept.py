@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from ckpt_core.store.pins import (
 )
 from ckpt_core.store.repair import step_of_attempt
 from ckpt_core.system.files import Files
+from ckpt_core.system.threads import own_lock
 from ckpt_core.types import check_step
 
 
@@ -48,8 +48,8 @@ class KeptSteps:
         """Of a root, with links resolved; writes nothing."""
         self.root = root
         self._files = files
-        self._names = threading.RLock()
-        self._state = threading.Lock()
+        self._names = own_lock()
+        self._state = own_lock()
         self._holds: weakref.WeakSet[Hold] = weakref.WeakSet()
         self._suspects: set[int] = set()
         self.awaited: Callable[[Sequence[int]], Collection[int]] = _nothing

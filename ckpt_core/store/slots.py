@@ -14,7 +14,6 @@ import logging
 import os
 import secrets
 import stat
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from ckpt_core.store.names import SLOTS, entries, is_real_dir
 from ckpt_core.store.trees import ensure_dir, remove_each
 from ckpt_core.system.files import Files
 from ckpt_core.system.kept_mappings import KeptMappings
+from ckpt_core.system.threads import own_lock
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Slots:
         self._files = files
         self._kept = kept or KeptMappings(files=files, most=0)
         self._spare = spare
-        self._mutex = threading.Lock()
+        self._mutex = own_lock()
         self._taken = self._shared = shared
         self._rank = rank
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 from pathlib import Path
 
 from ckpt_core.layout import parse_shard_name
@@ -12,6 +11,7 @@ from ckpt_core.store.names import RETIRED, entries
 from ckpt_core.store.slots import Slots
 from ckpt_core.store.trees import remove_tree
 from ckpt_core.system.files import Files
+from ckpt_core.system.threads import own_lock
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Trash:
         self._files = files
         self._slots = slots
         self._paths: list[tuple[Path, bool]] = []
-        self._mutex = threading.Lock()
+        self._mutex = own_lock()
 
     def __bool__(self) -> bool:
         return bool(self._paths)

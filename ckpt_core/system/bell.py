@@ -6,10 +6,11 @@ import contextlib
 import ctypes
 import os
 import select
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
+
+from ckpt_core.system.threads import own_lock
 
 _IN_MOVED_TO = 0x80
 _IN_ONLYDIR = 0x01000000
@@ -26,7 +27,7 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         self._rung = self._named = -1
         with contextlib.suppress(OSError):
             self._rung = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from ckpt_core.system.files import Files
 from ckpt_core.system.pages import touch_view
+from ckpt_core.system.threads import own_lock
 
 _TOUCH_BYTES = 8 * 2**20
 _BLOCK_BYTES = 512
@@ -64,7 +64,7 @@ class KeptMappings:
     def __init__(self, *, files: Files, most: int) -> None:
         self._files = files
         self._most = most
-        self._mutex = threading.Lock()
+        self._mutex = own_lock()
         self._kept: dict[tuple[int, int], KeptMapping] = {}
         self._keeps: bool | None = None
         _opened.add(self)

@@ -1,26 +1,81 @@
-"""Threads, a lock with a wait, and the end of the process, all such that an interrupt leaves them whole.
+"""Threads, locks, one with a wait, and the end of the process, all such that an interrupt leaves them whole.
 
 Danger: Python raises KeyboardInterrupt between any two calls of the training thread. `threading.Condition` is
 entered and left by functions written in Python, and an interrupt inside them leaves its lock taken for ever.
+A signal handler that does not raise, but calls us, may have interrupted its own thread with a lock of ours in
+the hand: each is made by `own_lock`, which knows whose it is.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any, TypeVar
 
-from ckpt_core.errors import PersistError
+from ckpt_core.errors import ConfigError, PersistError
+from ckpt_core.system.interrupts import putting_back
 
 _log = logging.getLogger("ckpt_core")
+
+T = TypeVar("T")
+
+_locks: set[weakref.ref[Any]] = set()
+"""All that `own_lock` has made. Each is added, dropped or looked at by one call that is written in C."""
 
 _LOOK_AGAIN_S = 0.5
 """Whoever rings the bells may be interrupted between two of them."""
 
 _HURRIES = 10
 _HURRIED = "%r at the end of the process: what is in flight is given up, committed steps are safe"
+
+
+def own_lock() -> threading.RLock:
+    """For `with`: a lock of which `locks_held` knows whether this thread has it."""
+    lock = threading.RLock()
+    _locks.add(weakref.ref(lock, _locks.discard))
+    return lock
+
+
+def locks_held() -> list[Any]:
+    """What this thread has of the locks of `own_lock`. Where a call of ours begins that is none, unless a
+    signal handler calls, which has interrupted another one half-way.
+    """
+    # A copy, since it is made in C at one go: others make locks, and the collector drops some, meanwhile.
+    made = [each() for each in _locks.copy()]
+    return [lock for lock in made if lock is not None and lock._is_owned()]
+
+
+def lending_locks(method: Callable[[T], None]) -> Callable[[T], None]:
+    """Of a method that a signal handler may call: other threads have the locks of this one meanwhile.
+
+    They find what an interrupt would have left them here, which is whole. What was interrupted goes on
+    afterwards with what it had seen before: so this is for the end, after which that counts no more.
+    """
+
+    @functools.wraps(method)
+    def call(self: T, /) -> None:
+        lent: dict[Any, Any] = {}
+
+        def lend() -> None:
+            for lock in locks_held():
+                lent[lock] = lock._release_save()
+            method(self)
+
+        def take_back() -> None:
+            for lock, had in lent.items():
+                if not lock._is_owned():
+                    lock._acquire_restore(had)
+
+        putting_back(lend, take_back)
+
+    return call
 
 
 class Monitor:
@@ -32,7 +87,7 @@ class Monitor:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = own_lock()
         self._bells: list[threading.Lock] = []
 
     def wait_for(self, ready: Callable[[], bool], *, deadline: float) -> bool:
@@ -127,6 +182,17 @@ def join_all(workers: Iterable[Worker], *, timeout_s: float) -> bool:
     """Wait for those that have been told to end; whether all have. One that hangs is left behind."""
     deadline = time.monotonic() + timeout_s
     return all(worker.join(deadline=deadline) for worker in workers)
+
+
+def refuse_fork(root: Path, pid: int) -> None:
+    """The threads stayed behind in the process of this id: whoever waits for them in a fork waits for ever.
+
+    Raises:
+        ConfigError: this is another one.
+    """
+    if os.getpid() != pid:
+        made = f"the Checkpointer of {root} was made in process {pid}, and this is a fork"
+        raise ConfigError(f"{made} of it: make one in this process, with a root of its own")
 
 
 def at_exit(close: Callable[[], None], hurry: Callable[[], None], *, priority: int) -> Finalize:

@@ -126,6 +126,24 @@ def test_a_call_that_would_wait_for_its_own_thread_is_refused_at_once(
     check_ended(ck)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_save_in_a_callback_for_which_no_place_is_free_is_refused_at_once(
+    tmp_path: Path, form: str
+) -> None:
+    ck, done = Checkpointer(tmp_path, Options(timeout=600, in_flight=1)), threading.Event()
+
+    def called(event: object) -> None:
+        # What has just been committed has its place until all have been told of it.
+        with pytest.raises(ConfigError, match=r"save\(\) was called by a callback"):
+            FORMS[form](ck, state())
+        done.set()
+
+    ck.events.subscribe(called, only=[EventName.COMMITTED])
+    ck.save(1, state())
+    assert done.wait(60)
+    check_ended(ck)
+
+
 def test_another_thread_of_the_program_may_close(tmp_path: Path) -> None:
     ck = Checkpointer(tmp_path, Options(timeout=600))
     ck.save(1, state())

@@ -27,6 +27,7 @@ from ckpt_core.levels.bring.subsets import chosen_rows, lacks, part_of
 from ckpt_core.levels.errands import Progress
 from ckpt_core.levels.far.door import Away, Copy, Readable
 from ckpt_core.system.files import Files, advice
+from ckpt_core.system.threads import own_lock
 from ckpt_core.units import size_text
 
 logger = logging.getLogger("ckpt_core")
@@ -84,7 +85,7 @@ class _Fetching:
     def __init__(self, far: Readable, wanted: Wanted, progress: Progress, files: Files) -> None:
         self._far, self._wanted, self._files = far, wanted, files
         self._progress = progress
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         self._heard = time.monotonic()
         self._told = 0.0
         self._error: BaseException | None = None

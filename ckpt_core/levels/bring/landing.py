@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import xxhash
 
 from ckpt_core.layout import ChunkSum, FileEntry, parents_of
 from ckpt_core.system.files import Files
+from ckpt_core.system.threads import own_lock
 
 
 def make_folders(directory: Path, entries: Iterable[FileEntry], *, files: Files) -> None:
@@ -100,8 +100,8 @@ class Landing:
         self.entry = entry
         self.path = directory / entry.name
         self._files = files
-        self._lock = threading.Lock()
-        self._turn = threading.Lock()
+        self._lock = own_lock()
+        self._turn = own_lock()
         self._fd: int | None = None
         self._left = entry.nbytes
 

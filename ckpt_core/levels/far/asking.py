@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import re
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from typing import Any
 from ckpt_core.levels.far.clients import endpoint, is_set, peer_settings, s3_settings, split
 from ckpt_core.levels.signing import Sign, signer
 from ckpt_core.options import PEER
+from ckpt_core.system.threads import own_lock
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def _google(url: str) -> Asking | None:
     keys = _asked_of("google.auth", lambda: _google_keys(info))
     if keys is None:
         return None
-    one_at_a_time = threading.Lock()
+    one_at_a_time = own_lock()
 
     def sign(method: str, url: str, content: str) -> dict[str, str]:
         with one_at_a_time:

@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import stat
-import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -21,6 +20,7 @@ from ckpt_core.levels.far.door import Away, Copy
 from ckpt_core.levels.mailbox import LEVELS
 from ckpt_core.store import check_layout, entries, home_of, is_real_dir, mount_of
 from ckpt_core.system.files import Files, advice
+from ckpt_core.system.threads import own_lock
 from ckpt_core.types import parse_step_dir
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Looked:
         self._root = root
         self._files = files
         self._known: dict[str, tuple[Seen, Manifest | None]] = {}
-        self._lock = threading.Lock()
+        self._lock = own_lock()
 
     def manifest(self, name: str) -> Manifest | None:
         """That of what has a name in the root; None when nothing whole has, said once in the log.

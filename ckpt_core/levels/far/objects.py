@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -34,6 +33,7 @@ from ckpt_core.levels.far.manifest_places import (
     manifest_key,
     may_publish,
 )
+from ckpt_core.system.threads import own_lock
 from ckpt_core.types import parse_step_dir
 
 REQUEST_S = 60.0
@@ -56,7 +56,7 @@ class ObjectFar(Far):
     def __init__(self, url: str, *, request_s: float = REQUEST_S) -> None:
         self.url = url
         self._bucket = Bucket(url, request_s=request_s, retries=_RETRIES)
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         self._places = ManifestPlaces(self._bucket)
         self._put: dict[tuple[str, str], dict[str, int]] = {}
         """Files that this process has put: a list may not show them yet."""

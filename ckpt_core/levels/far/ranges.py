@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ckpt_core.levels.far.door import Away, Copy, Far
 from ckpt_core.system.files import Buffer, Files
+from ckpt_core.system.threads import own_lock
 
 _MIB = 1024 * 1024
 _DIRECT_BYTES = _MIB
@@ -59,7 +60,7 @@ class FarFiles(Files):
         self._origins: dict[str, Origin] = {}
         self._open: dict[int, Origin] = {}
         self._pieces: OrderedDict[tuple[int, int], memoryview] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         self._scratch = threading.local()
         self._pool = ThreadPoolExecutor(_PARTS, thread_name_prefix="ckpt-ranges")
 

@@ -15,7 +15,6 @@ import logging
 import re
 import socket
 import struct
-import threading
 import time
 import urllib.request
 import weakref
@@ -38,6 +37,7 @@ from ckpt_core.levels.far.clients import (
 )
 from ckpt_core.levels.signing import signed
 from ckpt_core.options import PEER
+from ckpt_core.system.threads import own_lock
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Receiver:
         self._url, self._sign, self._request_s = url, sign, request_s
         self._idle: list[socket.socket] = []
         self._is_refused = self._is_closed = False
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         # Whoever opens a level to look at one thing need not close it, nor read a range to its end.
         self._open = set[socket.socket]()
         weakref.finalize(self, _close_all, self._open)

@@ -15,7 +15,6 @@ import hashlib
 import logging
 import os
 import re
-import threading
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -35,6 +34,7 @@ from ckpt_core.levels.far.leftovers import (
 from ckpt_core.levels.far.part_sending import PartSending, Pieces, SendFailed, Way, cut
 from ckpt_core.levels.far.parts import PART_BYTES, part_bytes
 from ckpt_core.levels.signing import UNSIGNED, sum_of
+from ckpt_core.system.threads import own_lock
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Resuming:
         self._known: dict[str, _Known] = {}
         self._failed: set[str] = set()
         self._has_other_tags = False
-        self._lock = threading.Lock()
+        self._lock = own_lock()
 
     @staticmethod
     def fits(url: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from ckpt_core.levels.trainer.awaiting import Attempts
 from ckpt_core.options import PARITY, scheme_of
 from ckpt_core.store import committed_steps
 from ckpt_core.system.files import Files
+from ckpt_core.system.threads import own_lock
 
 _log = logging.getLogger("ckpt_core")
 
@@ -53,7 +53,7 @@ class Agreeing:
         files: Files,
     ) -> None:
         self._root, self._copy, self._files = root, copy, files
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         self._heard = self._latest = agreed
         self._attempts = Attempts(root)
         self._lacked = self._lagged = 0

@@ -7,7 +7,6 @@ no file, and waits for nothing.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ from ckpt_core.levels.wants import meets
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.options import Level
 from ckpt_core.save import Followed, LevelGauge
+from ckpt_core.system.threads import own_lock
 
 _log = logging.getLogger("ckpt_core")
 
@@ -52,7 +52,7 @@ class Following:
     def __init__(self, levels: Sequence[Level], events: EventLog) -> None:
         self._levels = tuple(levels)
         self._events = events
-        self._lock = threading.Lock()
+        self._lock = own_lock()
         self._status: Status | None = None
         self._asked: list[_Asked] = []
         self._latest: dict[int, Followed] = {}
