@@ -59,6 +59,10 @@ _HEARD = {
 }
 
 
+_Named = tuple[int | None, str | None]
+"""A save: its step, and its attempt where events tell it."""
+
+
 class Meter:
     """Gathers what saves cost, for whoever logs it.
 
@@ -78,8 +82,9 @@ class Meter:
 
     def __init__(self) -> None:
         self._lock = own_lock()
-        self._open: dict[int | None, SaveCost] = {}
+        self._open: dict[_Named, SaveCost] = {}
         self._calling: int | None = None
+        self._attempt: str | None = None
         self._early: list[Event] = []
         self._done: deque[SaveCost] = deque()
         self._begun_last: SaveCost | None = None
@@ -105,7 +110,7 @@ class Meter:
         """
         began_s = time.monotonic() if began_s is None else began_s
         with self._lock:
-            self._calling, self._early = step, []
+            self._calling, self._attempt, self._early = step, None, []
         try:
             yield
         except BaseException:
@@ -142,7 +147,8 @@ class Meter:
         return text + (f"; {self.failures} {saves} failed" if self.failures else "")
 
     def _hear(self, event: Event) -> None:
-        cost = self._open.get(event.step)
+        named = event.step, event.attempt
+        cost = self._open.get(named)
         if event.name == EventName.WAITED:
             # At a barrier, because of the newest save.
             if self._begun_last is not None:
@@ -151,6 +157,7 @@ class Meter:
             if event.step == self._calling:
                 # What was told until now was of another save of the step, which nobody measures.
                 self._early.clear()
+                self._attempt = event.attempt
         elif cost is None:
             if event.step == self._calling:
                 self._early.append(event)
@@ -159,14 +166,14 @@ class Meter:
         elif event.name == EventName.PERSISTED:
             cost.persist_s, cost.nbytes = event.seconds, event.nbytes
         else:
-            del self._open[event.step]
+            del self._open[named]
             self._end(cost, failed=event.name == EventName.FAILED)
 
     def _begun(self, step: int, *, stall_s: float) -> None:
         cost = SaveCost(step, step - self._last_step, stall_s, 0)
         self._last_step = step
         with self._lock:
-            self._open[step] = self._begun_last = cost
+            self._open[step, self._attempt] = self._begun_last = cost
             for event in self._told():
                 self._hear(event)
             cost.in_flight = len(self._open)
@@ -174,7 +181,8 @@ class Meter:
     def _told(self) -> list[Event]:
         """What the engine has told of the save whose call is over."""
         told, self._early, self._calling = self._early, [], None
-        return told
+        # Another save of the step, which nobody measures, may go on behind the call.
+        return [event for event in told if event.attempt == self._attempt]
 
     def _refused(self, step: int, *, stall_s: float) -> None:
         """The call has raised: at once, or, with `blocking`, after all that the engine told of the save."""

@@ -46,6 +46,37 @@ def test_what_is_told_of_a_save_that_nobody_measures_counts_for_no_later_one_of_
     assert not meter._early
 
 
+def test_a_save_that_nobody_measures_is_not_taken_for_one_of_the_same_step_beside_it() -> None:
+    def told(name: EventName, seconds: float, attempt: str) -> None:
+        meter.on_event(Event(name, 0.0, 3, attempt, seconds, nbytes=100))
+
+    meter = Meter()
+    told(EventName.BEGIN, 0.0, "other")
+    with meter.saving(3):
+        told(EventName.BEGIN, 0.0, "mine")
+        told(EventName.PERSISTED, 9.0, "other")
+    told(EventName.COMMITTED, 9.1, "other")
+    assert not meter.take()
+    told(EventName.PERSISTED, 0.5, "mine")
+    told(EventName.COMMITTED, 0.6, "mine")
+    (cost,) = meter.take()
+    assert cost.persist_s == 0.5
+
+
+def test_the_failure_of_a_save_that_nobody_measures_is_not_that_of_a_call_that_was_refused() -> (
+    None
+):
+    def refused() -> None:
+        with meter.saving(3):
+            meter.on_event(Event(EventName.FAILED, 0.0, 3, "other"))
+            raise PersistError("refused at once")
+
+    meter = Meter()
+    with pytest.raises(PersistError):
+        refused()
+    assert not meter.failures
+
+
 def test_a_wait_at_a_barrier_counts_for_the_newest_save() -> None:
     meter = Meter()
     tell(meter, EventName.WAITED, 900.0, step=None)
