@@ -228,6 +228,31 @@ def test_a_program_that_sets_a_value_itself_is_told(cli: Cli, disk: Path, progra
     assert left_in(disk) == []
 
 
+def test_steps_of_two_checkpointers_of_a_program_come_to_no_iteration(tmp_path: Path) -> None:
+    def line(name: str, opening: str, time_s: float, **more: object) -> str:
+        told = {"name": name, "rank": 0, "opening": opening, "time_s": time_s, **more}
+        return json.dumps(told) + "\n"
+
+    def run(opening: str, begin_s: float, step_s: float, saves: int) -> list[str]:
+        told = [line("opened", opening, begin_s, options={"keep_last": saves})]
+        for n in range(1, saves + 1):
+            now_s = begin_s + n * step_s
+            told += [
+                line("begin", opening, now_s, step=n),
+                line("committed", opening, now_s + 0.1, step=n, seconds=0.1, nbytes=saves),
+                line("barrier", opening, now_s + 0.2),
+            ]
+        return told
+
+    path, events = tmp_path / "events.jsonl", Events()
+    path.write_text("".join(run("first", 0.0, 7.0, 2) + run("main", 900.0, 1.0, 5)))
+    events.read(path)
+    trace = events.trace()
+    assert (events.commits, events.barriers, len(trace.saves)) == (5, 5, 5)
+    assert [end - begin for begin, end in trace.iterations] == pytest.approx([1.0] * 4)
+    assert (trace.nbytes, events.nbytes, events.options) == (5, {0: 5}, {"keep_last": 5})
+
+
 def test_every_field_of_a_candidate_must_be_left_to_the_environment() -> None:
     candidate = tuning.Candidate(2, 2, 2**16, 2**20, "off")
     events = Events()
