@@ -211,6 +211,24 @@ def test_words_are_written_by_whoever_has_seen_what_was_there(far: DirectoryFar)
     assert far.steps() == {}
 
 
+def test_a_word_whose_writer_was_killed_leaves_nothing_behind_the_next_one(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    class Killing(QuickFiles):
+        def rename(self, source: Path, target: Path) -> None:
+            raise Killed
+
+    def write(files: QuickFiles) -> None:
+        DirectoryFar(tmp_path, files=files).write_word("run.json", b"1", over=None)
+
+    for _ in range(2):
+        with pytest.raises(Killed):
+            write(Killing())
+    write(QuickFiles())
+    assert sorted(os.listdir(tmp_path / ".levels")) == [".words", "run.json"]
+
+
 def test_of_many_that_write_a_word_at_once_each_sees_the_one_before(tmp_path: Path) -> None:
     def count(times: int) -> None:
         far = DirectoryFar(tmp_path / "far", files=QuickFiles())

@@ -397,6 +397,23 @@ def test_which_steps_never_meet_every_100(steps: Any, said: bool, caplog: Any) -
 # -- the agent beside it -----------------------------------------------------------------------------
 
 
+def test_the_id_of_a_run_that_a_kill_cut_off_leaves_nothing_behind_the_next_one(
+    tmp_path: Path,
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    class Killing(QuickFiles):
+        def rename(self, source: Path, target: Path) -> None:
+            raise Killed
+
+    for _ in range(2):
+        with pytest.raises(Killed):
+            write_run(tmp_path, "one", files=Killing())
+    write_run(tmp_path, "one", files=QuickFiles())
+    assert os.listdir(tmp_path / ".levels") == ["run"]
+
+
 def test_an_agent_that_is_killed_is_started_again_with_one_warning(
     bench: Bench, caplog: Any
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -74,7 +73,10 @@ class Words:
         return _tag(data)
 
     def _replace(self, name: str, data: bytes) -> None:
-        fresh = self._folder / f".{name}.{secrets.token_hex(4)}"
+        # Always the same name: there is one writer, who takes away what a kill has left of the one before.
+        fresh = self._folder / f".{name}.new"
+        with suppress(FileNotFoundError):
+            self._files.unlink(fresh)
         try:
             self._files.write_new(fresh, data)
             self._files.rename(fresh, self._folder / name)

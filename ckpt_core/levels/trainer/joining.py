@@ -145,11 +145,14 @@ def write_run(root: Path, run: str, *, files: Files) -> None:
     if read_run(root) == run:
         return
     folder = root / LEVELS
-    fresh = folder / f".{RUN}.{secrets.token_hex(4)}"
+    # Always the same name: who has the root is the only writer, and takes away what a kill has left.
+    fresh = folder / f".{RUN}.new"
     try:
         with contextlib.suppress(FileExistsError):
             files.mkdir(folder)
         files.sync_dir(root)
+        with contextlib.suppress(FileNotFoundError):
+            files.unlink(fresh)
         files.write_new(fresh, f"{run}\n".encode())
         files.rename(fresh, folder / RUN)
         files.sync_dir(folder)
