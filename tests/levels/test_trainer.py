@@ -347,6 +347,25 @@ def test_events_and_gauges_tell_of_each_level(bench: Bench, caplog: Any) -> None
     ]
 
 
+def test_that_nothing_is_kept_for_other_nodes_is_told_once_until_it_is_again(
+    bench: Bench, caplog: Any
+) -> None:
+    def said() -> list[str]:
+        lines = [record.getMessage() for record in caplog.records]
+        return [line for line in lines if "steps for others" in line]
+
+    with bench.open():
+        level = LevelStatus(bench.url)
+        bench.say(level, refused="the port is taken")
+        until(lambda: len(said()) == 1)
+        bench.say(level)
+        bench.say(level, refused="the token is gone")
+        bench.say(level, serving="10.0.0.1:7000")
+        until(lambda: len(said()) == 2)
+    assert "keeps no steps for others (the port is taken)" in said()[0]
+    assert "again, at 10.0.0.1:7000" in said()[1]
+
+
 def test_steps_of_an_earlier_run_are_no_news(bench: Bench) -> None:
     with bench.open() as ck:
         save(ck, 5)

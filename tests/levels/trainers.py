@@ -101,12 +101,13 @@ class Bench:
         given = levels or (Level(self.url),)
         return Checkpointer(self.root, options(**changes), levels=given, files=QuickFiles())
 
-    def say(self, *levels: LevelStatus, ended: str = "") -> None:
+    def say(self, *levels: LevelStatus, ended: str = "", **hosting: str) -> None:
         """As the agent that goes by the plan that is there."""
         plan = read_plan(self.root)
         assert plan is not None
         given = levels or (LevelStatus(self.url),)
-        write_status(self.root, Status(os.getpid(), "here", plan.token, list(given), ended=ended))
+        said = Status(os.getpid(), "here", plan.token, list(given), ended=ended, **hosting)
+        write_status(self.root, said)
 
     @property
     def run(self) -> str | None:

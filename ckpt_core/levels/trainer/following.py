@@ -58,6 +58,7 @@ class Following:
         self._latest: dict[int, Followed] = {}
         self._ended = ""
         self._told: list[_Told] = [_Told() for _ in levels]
+        self._refused = ""
 
     def lead_to(self, levels: Sequence[Level]) -> None:
         """These are the places, as many as before. Called before anything is heard of them."""
@@ -99,6 +100,7 @@ class Following:
         if [level.url for level in status.levels] != [level.url for level in self._levels]:
             return
         self._status = status
+        self._tell_refused(status)
         for level, told in zip(status.levels, self._told, strict=True):
             self._tell(level, told)
 
@@ -187,6 +189,20 @@ class Following:
         told.began = True
         if level.problem != told.problem:
             self._tell_problem(level, told)
+
+    def _tell_refused(self, status: Status) -> None:
+        """Nothing is kept for other nodes, which have this one as their level: those do not go on."""
+        before = self._refused
+        if status.refused or status.serving:
+            # An agent that has just been started says neither.
+            self._refused = status.refused
+        if self._refused and not before:
+            text = (
+                "this node keeps no steps for others (%s), and it is tried again; training goes on"
+            )
+            _log.warning(text, self._refused)
+        elif before and not self._refused:
+            _log.warning("this node keeps steps for others again, at %s", status.serving)
 
     def _tell_problem(self, level: LevelStatus, told: _Told) -> None:
         before, told.problem = told.problem, level.problem
