@@ -197,3 +197,23 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         TopologicalSorter(needs).prepare()
     except CycleError as exc:
         pytest.fail(" <- ".join(exc.args[1]))
+
+
+NO_OWN_LOCKS = (
+    "bench",
+    "cli",
+    *(f"levels/{name}" for name in ("agent", "by_hand", "parity", "serving")),
+)
+"""Folders of other processes than the one that trains."""
+RUNG = ("observe/progress.py", "save/flights.py", "save/in_flight.py", "system/threads.py")
+"""Here a lock is given back by another thread than took it, or is only tried."""
+
+
+def test_a_lock_that_training_may_hold_knows_who_has_it() -> None:
+    names = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
+    found = [
+        name
+        for name, path in names.items()
+        if not name.startswith(NO_OWN_LOCKS) and re.search(r"\bR?Lock\(\)", path.read_text())
+    ]
+    assert set(found) == set(RUNG), "use ckpt_core.system.threads.own_lock"

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.util import Finalize
+from operator import call
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,8 @@ from ckpt_core.system.interrupts import putting_back
 _log = logging.getLogger("ckpt_core")
 
 T = TypeVar("T")
+
+_IS_OWN: Callable[[Any], bool] = type(threading.RLock())._is_owned  # type: ignore[attr-defined]
 
 _locks: set[weakref.ref[Any]] = set()
 """All that `own_lock` has made. Each is added, dropped or looked at by one call that is written in C."""
@@ -48,8 +51,8 @@ def locks_held() -> list[Any]:
     signal handler calls, which has interrupted another one half-way.
     """
     # A copy, since it is made in C at one go: others make locks, and the collector drops some, meanwhile.
-    made = [each() for each in _locks.copy()]
-    return [lock for lock in made if lock is not None and lock._is_owned()]
+    # The rest in C as well, since each call of training begins with it.
+    return list(filter(_IS_OWN, filter(None, map(call, _locks.copy()))))
 
 
 def lending_locks(method: Callable[[T], None]) -> Callable[[T], None]:
@@ -60,7 +63,7 @@ def lending_locks(method: Callable[[T], None]) -> Callable[[T], None]:
     """
 
     @functools.wraps(method)
-    def call(self: T, /) -> None:
+    def lending(self: T, /) -> None:
         lent: dict[Any, Any] = {}
 
         def lend() -> None:
@@ -75,7 +78,7 @@ def lending_locks(method: Callable[[T], None]) -> Callable[[T], None]:
 
         putting_back(lend, take_back)
 
-    return call
+    return lending
 
 
 class Monitor:
