@@ -271,8 +271,9 @@ class StagingPool:
 
     def wait_idle(self, *, deadline: float) -> bool:
         """Wait until every chunk is back and no more are wanted; False when the deadline passed first."""
+        # Closed meanwhile: by a handler that came into this.
         return self._changed.wait_for(
-            lambda: not self._held and not self._leases, deadline=deadline
+            lambda: self.closed or not (self._held or self._leases), deadline=deadline
         )
 
     @property

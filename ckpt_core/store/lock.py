@@ -129,13 +129,14 @@ class RootLock:
 
     def release(self) -> None:
         """Give the lock back. Idempotent; changes nothing on storage."""
-        ours = self._key is None or self._key[0] == os.getpid()
-        if self._fd is not None and ours:
+        # Looked at once: a signal handler that releases it may come between any two lines.
+        fd, key = self._fd, self._key
+        if fd is not None and (key is None or key[0] == os.getpid()):
             # Order matters: an interrupt may lose the descriptor as it is closed, and the lock with it.
             with contextlib.suppress(OSError):
-                self._files.unlock(self._fd)
-        if self._key is not None and _held.get(self._key) is self:
-            del _held[self._key]
+                self._files.unlock(fd)
+        if key is not None and _held.get(key) is self:
+            _held.pop(key, None)
         self._key = None
         self._close()
 

@@ -199,3 +199,18 @@ def test_what_would_wait_for_the_save_that_it_came_into_is_refused_at_once(
     assert handle.committed.result(SOON_S).is_dir()
     run.check()
     run.close()
+
+
+@pytest.mark.parametrize(
+    "inside", ["StagingPool.wait_idle", "StagingPool.wait_idle.<locals>.<lambda>", "Files.unlock"]
+)
+def test_close_in_a_handler_that_came_into_close_leaves_that_nothing_to_wait_for(
+    tmp_path: Path, inside: str
+) -> None:
+    run = opened(tmp_path / "root")
+    handler = Handler(-1, run.ck.close, inside=inside)
+    began = time.monotonic()
+    handler.run(run.ck.close)
+    assert handler.error is None
+    assert time.monotonic() - began < SOON_S
+    run.check_ended()
