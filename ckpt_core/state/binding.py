@@ -27,6 +27,7 @@ from ckpt_core.units import count_text
 
 _SHOWN = 20
 _WANTED = "say what is wanted of it: restore(only=..., rename=...), or partial=True for what fits."
+_CALLED = "say what is called otherwise here: rename=... With partial=True what fits is filled, and nothing does."
 
 
 def bind(
@@ -93,6 +94,7 @@ def _fit(
 ) -> _Fit:
     """Walk through both, again and again with less of them while something differs and may be left out."""
     left_out: list[str] = []
+    advice = _CALLED if selection is not None and selection.partial else _WANTED
     while True:
         part = skeleton if selection is None else selection.cut(skeleton)
         matcher = Matcher(part, specs, trusted=trusted, selection=selection)
@@ -106,11 +108,11 @@ def _fit(
         if selection is None or not selection.partial or "" in units:
             if selection is not None:
                 selection.check_moved(problem.path for problem in matcher.problems)
-            raise _mismatch(list(map(str, matcher.problems)), skeleton)
+            raise _mismatch(list(map(str, matcher.problems)), skeleton, advice)
         left_out += told_of(matcher.problems)
         selection = selection.without(units)
     if left_out and not (matcher.homes or matcher.loads or matcher.literals):
-        raise _mismatch(left_out, skeleton)
+        raise _mismatch(left_out, skeleton, advice)
     return _Fit(part, matcher, tuple(left_out), selection)
 
 

@@ -152,6 +152,17 @@ def test_a_step_of_which_nothing_fits_is_refused(root: Path) -> None:
     assert torch.equal(other["net"], torch.ones(2))
 
 
+@pytest.mark.parametrize("other", [{"net": torch.ones(2)}, [torch.ones(2)]])
+def test_where_nothing_fits_partial_is_not_advised_to_who_has_asked_for_it(
+    root: Path, other: Any
+) -> None:
+    with pytest.raises(StateMismatch, match=r"say what .*restore\(only=.*or partial=True"):
+        restore(root, other)
+    with pytest.raises(StateMismatch, match=r"partial=True.*nothing does") as caught:
+        restore(root, other, partial=True)
+    assert "rename=" in str(caught.value) and "or partial=True" not in str(caught.value)
+
+
 class Custom(Net):
     """A module whose `load_state_dict` does more than fill tensors."""
 
