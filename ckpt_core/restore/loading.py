@@ -90,7 +90,7 @@ def _load(step_dir: Path, how: ParallelReader, wanted: _Wanted) -> Any:
     owner = leaves.owner(there[0] if rank is None else rank)
     skeleton = Skeleton.from_json(owner.skeleton, path=step_dir)
     if wanted.selection is not None:
-        skeleton = wanted.selection.cut(skeleton)
+        skeleton = wanted.selection.cut(skeleton, trusted=wanted.trusted)
         wanted.selection.check_seen()
     names = skeleton.leaf_names()
     named = leaves.of(owner, names, whole=True)

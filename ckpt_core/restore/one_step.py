@@ -82,7 +82,9 @@ def read_step(path: Path, search: Search, info: RankInfo, *, how: ParallelReader
     leaves = StepLeaves(step)
     owner = leaves.owner(info.rank)
     skeleton = Skeleton.from_json(owner.skeleton, path=path)
-    part = skeleton if search.selection is None else search.selection.cut(skeleton)
+    part = skeleton
+    if search.selection is not None:
+        part = search.selection.cut(skeleton, trusted=search.trusted)
     named = leaves.of(owner, part.leaf_names())
     # Order matters: every difference is found here, before a live byte changes.
     specs = {name: leaf.spec for name, leaf in named.items()}

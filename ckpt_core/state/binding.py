@@ -27,7 +27,9 @@ from ckpt_core.units import count_text
 
 _SHOWN = 20
 _WANTED = "say what is wanted of it: restore(only=..., rename=...), or partial=True for what fits."
-_CALLED = "say what is called otherwise here: rename=... With partial=True what fits is filled, and nothing does."
+_CALLED = (
+    "say what is called otherwise here: rename=... partial=True fills what fits: nothing does."
+)
 
 
 def bind(
@@ -96,7 +98,7 @@ def _fit(
     left_out: list[str] = []
     advice = _CALLED if selection is not None and selection.partial else _WANTED
     while True:
-        part = skeleton if selection is None else selection.cut(skeleton)
+        part = skeleton if selection is None else selection.cut(skeleton, trusted=trusted)
         matcher = Matcher(part, specs, trusted=trusted, selection=selection)
         matcher.check_refs()
         matcher.match(part.tree, live, "")

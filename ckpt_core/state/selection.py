@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from ckpt_core.errors import ConfigError
+from ckpt_core.errors import CkptError, ConfigError
+from ckpt_core.state.build import Builder
 from ckpt_core.state.kinds import KINDS
-from ckpt_core.state.nodes import Array, Map, Node, Obj, Record, Ref, RefTable, Seq
+from ckpt_core.state.nodes import PLAIN, Array, Map, Member, Node, Obj, Record, Ref, RefTable, Seq
+from ckpt_core.state.plain import shown
 from ckpt_core.state.skeleton import Skeleton
 
 Rename = Mapping[str, str] | Callable[[str], str]
@@ -56,6 +59,7 @@ class Selection:
     _seen: set[str] = field(default_factory=set)
     _others: list[str] = field(default_factory=list)
     _passed: list[tuple[Node, str, str]] = field(default_factory=list)
+    _builder: list[Builder] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -140,8 +144,11 @@ class Selection:
         for node, path, saved in self._passed if self.rename is not None else ():
             self._check_inside(node, path, saved, first)
 
-    def cut(self, skeleton: Skeleton) -> Skeleton:
+    def cut(self, skeleton: Skeleton, *, trusted: bool) -> Skeleton:
         """The skeleton of what is wanted, under the names of the live state.
+
+        Args:
+            trusted: keys may be of any type.
 
         Raises:
             ConfigError: `rename` gives two entries one name, or takes one out of what it is in.
@@ -149,6 +156,7 @@ class Selection:
         self._seen.clear()
         self._others.clear()
         self._passed.clear()
+        self._builder[:] = [skeleton.builder({}, trusted=trusted)]
         tree = self._cut(skeleton.tree, "", "")
         names = frozenset(_leaves(tree, skeleton.refs))
         return Skeleton(tree, skeleton.refs, skeleton.leaves, path=skeleton.path, names=names)
@@ -186,21 +194,32 @@ class Selection:
         rows: list[tuple[Node, Node]] = []
         names: dict[str, str] = {}
         for key, value in zip(node.keys, node.values, strict=True):
-            before = _join(saved, key)
+            text = self._text(key)
+            before = _join(saved, text)
             if type(key) is str:
-                key = self._renamed(key, path, before)
+                key = text = self._renamed(key, path, before)
                 if names.setdefault(key, before) != before:
                     raise ConfigError(
                         f"rename: {names[key]!r} and {before!r} of the checkpoint would both be "
                         f"{_join(path, key)!r}. Nothing was changed"
                     )
-            where = _join(path, key)
+            where = _join(path, text)
             if self.takes(where):
                 rows.append((key, self._cut(value, where, before)))
             else:
                 self._passed.append((value, where, before))
         keys, values = ([row[at] for row in rows] for at in (0, 1))
         return dataclasses.replace(node, keys=keys, values=values)
+
+    def _text(self, key: Node) -> str:
+        """What a key is called in paths: as when it was saved, the text of its value."""
+        if type(key) in PLAIN:
+            return str(key)
+        try:
+            return str(self._builder[0].tree(key))
+        except CkptError:
+            # A type that is not here, or not trusted: an error where it is wanted, and none elsewhere.
+            return f"{_last(key.type_name)}.{key.name}" if isinstance(key, Member) else shown(key)
 
     def _renamed(self, key: str, path: str, saved: str) -> str:
         """The key here of what is called `saved` there, in the container that is called `path` here."""
@@ -225,7 +244,8 @@ class Selection:
     def _check_inside(self, node: Node, path: str, saved: str, missing: list[str]) -> None:
         node = node.state if isinstance(node, Obj) else node
         for key, value in zip(node.keys, node.values, strict=True) if isinstance(node, Map) else ():
-            before, where = _join(saved, key), _join(path, key)
+            text = self._text(key)
+            before, where = _join(saved, text), _join(path, text)
             if type(key) is str and (found := self._called(before)) != before:
                 where = str(found)
                 if any(_is_below(where, one) or _is_below(one, where) for one in missing):
@@ -251,6 +271,11 @@ def _is_below(path: str, above: str) -> bool:
 
 def _join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
+
+
+def _last(type_name: str) -> str:
+    """The name of a class, without its module and those that it is in."""
+    return re.split("[:.]", type_name)[-1]
 
 
 def _mapped(saved: str, rename: Mapping[str, str]) -> str:

@@ -4,8 +4,10 @@ bit, and its bytes are not read."""
 from __future__ import annotations
 
 import copy
+import enum
+import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +160,7 @@ def test_where_nothing_fits_partial_is_not_advised_to_who_has_asked_for_it(
 ) -> None:
     with pytest.raises(StateMismatch, match=r"say what .*restore\(only=.*or partial=True"):
         restore(root, other)
-    with pytest.raises(StateMismatch, match=r"partial=True.*nothing does") as caught:
+    with pytest.raises(StateMismatch, match=r"partial=True fills .*nothing does") as caught:
         restore(root, other, partial=True)
     assert "rename=" in str(caught.value) and "or partial=True" not in str(caught.value)
 
@@ -320,6 +322,74 @@ def test_where_memory_is_shared_and_values_differ_only_is_advised_and_helps(tmp_
         assert "partial" not in str(caught.value) and not memory.any() and not live["c"].any()
         ck.restore(live, only=["a", "c"])
     assert torch.equal(memory, torch.arange(6.0).view(2, 3)) and live["c"].all()
+
+
+class Color(enum.Enum):
+    """Of keys that are no text."""
+
+    R = 1
+
+
+def keyed(value: float) -> dict[Any, Any]:
+    """A state by keys of many types, outside and inside."""
+    keys = (("a", 1), Color.R, 3, None, b"z", frozenset({5}), "text")
+    state: dict[Any, Any] = {key: torch.full((2,), value) for key in keys}
+    return state | {"inner": {key: torch.full((2,), value) for key in keys}}
+
+
+@pytest.mark.parametrize("inner", ["", "inner."])
+@pytest.mark.parametrize("key", [("a", 1), Color.R, 3, None, b"z", frozenset({5}), "text"])
+def test_what_has_a_key_of_any_type_is_named_as_errors_name_it(
+    tmp_path: Path, key: Any, inner: str
+) -> None:
+    name, live = f"{inner}{key}", keyed(0.0)
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, keyed(7.0)).committed.result(60)
+        ck.restore(live, only=[name])
+        lesser = keyed(0.0)
+        del (lesser["inner"] if inner else lesser)[key]
+        with pytest.raises(StateMismatch, match=re.escape(f"{name}: unexpected")):
+            ck.restore(lesser)
+        with pytest.raises(StateMismatch, match=re.escape(f"{name}: unexpected")):
+            ck.restore(lesser, only=[name])
+    loaded = ckpt_core.load(tmp_path, only=[name])
+    for state in (live, loaded):
+        filled = [place for place, value in places(state) if value.all()]
+        assert filled == [name]
+
+
+def places(state: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    for key, value in state.items():
+        if isinstance(value, Mapping):
+            yield from places(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def test_an_error_about_a_name_shows_those_that_can_be_given(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, {("a", 1): torch.ones(2), Color.R: torch.ones(2)}).committed.result(60)
+    with pytest.raises(ConfigError, match=r"there is \('a', 1\), Color\.R\."):
+        ckpt_core.load(tmp_path, only=["b"])
+
+
+def test_what_is_in_a_container_that_is_renamed_goes_along_whatever_its_key(tmp_path: Path) -> None:
+    live = {"outer": keyed(0.0)["inner"]}
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, {"inner": keyed(7.0)["inner"]}).committed.result(60)
+        ck.restore(live, only=["outer.('a', 1)"], rename={"inner": "outer"})
+    assert live["outer"]["a", 1].all() and not live["outer"][Color.R].any()
+
+
+def test_a_key_of_a_type_that_is_not_here_stands_in_the_way_of_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, {Color.R: torch.ones(2), "b": torch.ones(2)}).committed.result(60)
+    monkeypatch.delattr(f"{__name__}.Color")
+    assert ckpt_core.load(tmp_path, only=["b"])["b"].all()
+    with pytest.raises(RestoreError, match="Color"):
+        ckpt_core.load(tmp_path, only=["Color.R"])
 
 
 def test_a_part_of_a_shape_is_nothing_that_could_be_restored(tmp_path: Path) -> None:
