@@ -47,6 +47,7 @@ FILES = (
     # Dozens of processes, each of which imports torch.
     *("test_doctor*.py", "test_exact_bounds.py", "test_startup.py", "test_watching.py"),
     *("test_deepspeed_settings.py", "test_horovod_frequency.py", "test_suites.py"),
+    *("test_spot.py",),  # runs that are killed with their agent
     # Other processes, or filesystems that are mounted.
     *("test_kept_mappings.py", "test_lock.py", "test_warm_deepspeed.py", "store/test_crash.py"),
     *("engine/test_threads.py",),

@@ -83,6 +83,10 @@ class Auto(Policy):
         Raises:
             ConfigError: it is no Checkpointer.
         """
+        self._see(checkpointer, agree=agree)
+        self._look_at_levels(checkpointer)
+
+    def _see(self, checkpointer: Any, *, agree: bool) -> None:
         gauges = gauges_of(checkpointer)
         if self._meter is not None:
             self._meter.close()
@@ -112,6 +116,9 @@ class Auto(Policy):
         return None if self._meter is None else self._meter.profile
 
     # -- Policy ----------------------------------------------------------------------------------
+
+    def _is_regular(self) -> bool:
+        return False
 
     def due(self, step: int) -> bool:
         """Whether a save comes now; times the iterations since the last question.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from typing import Any
 
+from ckpt_core.policy.meter import gauges_of
 from ckpt_core.types import check_step
+
+_log = logging.getLogger("ckpt_core")
 
 
 class Policy(ABC):
@@ -37,6 +41,26 @@ class Policy(ABC):
     def watch(self, checkpointer: Any, *, agree: bool = True) -> None:  # noqa: B027
         """For policies that measure or read a clock, see `Auto.watch`; others take no notice."""
 
+    def _see(self, checkpointer: Any, *, agree: bool) -> None:
+        """As `watch`, of a part of a combined policy: that one looks whether all of it fits the levels."""
+        self.watch(checkpointer, agree=agree)
+
+    def _is_regular(self) -> bool | None:
+        """Whether multiples of a number are saved, whatever number; False: only by chance. None: unknown."""
+        return None
+
+    def _look_at_levels(self, checkpointer: Any) -> None:
+        """Say at once which levels get hardly a step: after a loss it is too late."""
+        gauges = gauges_of(checkpointer)
+        for url, every in gauges.every.items() if gauges.rank == 0 else ():
+            if every > 1 and self._is_regular() is False:
+                _log.warning(
+                    "%r saves at steps that are multiples of nothing, and every=%d lets multiples of %d "
+                    "alone go to the level %s: hardly any will. Leave its every at 1, or save those as well, "
+                    "with EveryNSteps(%d) | ...",
+                    *(self, every, every, url, every),
+                )
+
     def __or__(self, other: object) -> Policy:
         """Save when either wants to; a save counts for both."""
         if not isinstance(other, Policy):
@@ -60,8 +84,18 @@ class _Combined(Policy):
         return f"({self._parts[0]!r} {sign} {self._parts[1]!r})"
 
     def watch(self, checkpointer: Any, *, agree: bool = True) -> None:
+        self._see(checkpointer, agree=agree)
+        self._look_at_levels(checkpointer)
+
+    def _see(self, checkpointer: Any, *, agree: bool) -> None:
         for part in self._parts:
-            part.watch(checkpointer, agree=agree)
+            part._see(checkpointer, agree=agree)
+
+    def _is_regular(self) -> bool | None:
+        answers = [part._is_regular() for part in self._parts]
+        # With `&` a wish waits for the other one, so that one that is irregular makes all of it so.
+        order = (False, True) if self._every else (True, False)
+        return next((answer for answer in order if answer in answers), None)
 
     def due(self, step: int) -> bool:
         # Every part is asked, since the first question sets its origin.

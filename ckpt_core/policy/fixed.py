@@ -36,6 +36,9 @@ class EveryNSteps(Policy):
     def __repr__(self) -> str:
         return f"EveryNSteps({self.n_steps})"
 
+    def _is_regular(self) -> bool:
+        return True
+
     def due(self, step: int) -> bool:
         if self._next is None or step < self._seen:
             self._next = max(-(-step // self.n_steps), 1) * self.n_steps

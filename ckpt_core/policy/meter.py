@@ -59,6 +59,10 @@ class Gauges(Protocol):
     def mode(self) -> str:
         """How leaves are staged now."""
 
+    @property
+    def every(self) -> Mapping[str, int]:
+        """Of which steps each further level takes the multiples, by its URL."""
+
     def machine(self) -> Mapping[str, Any]:
         """What measured numbers belong to."""
 

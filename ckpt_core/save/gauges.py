@@ -55,6 +55,11 @@ class Gauges:
         """How leaves were staged last: "host", "device" or "direct"; before the first save, what is set."""
         return str(self._saves.mode_used)
 
+    @property
+    def every(self) -> dict[str, int]:
+        """Of which steps each further level takes the multiples, by its URL."""
+        return {level.url: level.every for level in self._pipeline.options.further}
+
     def modes(self, state_bytes: int) -> tuple[str, ...]:
         """The ways of staging that could be used for so much state; none where there is no choice.
 

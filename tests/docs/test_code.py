@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ckpt_core import Checkpointer
+from ckpt_core.store import committed_steps
 from tests.docs.api import Excerpt, Instance
 from tests.docs.prepared import PREPARED, pages_of, run_page
 from tests.docs.snippets import BLOCKS, EXCERPT, Block
@@ -50,6 +51,14 @@ def test_the_example_about_data_resumes_at_the_end_of_its_run(
         names = run_page(DATA)
         assert names["step"] == 39
         assert names["total"].item() == 3 * sum(range(100))
+
+
+def test_the_example_about_policies_saves_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run_page("docs/policy.md")
+    assert committed_steps(tmp_path / "ckpts")[-1] == names["total_steps"]
 
 
 @pytest.mark.parametrize("block", EXCERPTS, ids=_name)

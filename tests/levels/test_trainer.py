@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from ckpt_core import (
+    Auto,
     Checkpointer,
     CommitError,
     ConfigError,
+    LastStep,
     Level,
     Options,
     PersistError,
@@ -381,6 +383,14 @@ def test_an_every_that_no_step_meets_is_said_once(bench: Bench, caplog: Any) -> 
             save(ck, step)
         until(lambda: "no step goes to the level" in caplog.text)
     assert caplog.text.count("no step goes to the level") == 1
+
+
+def test_an_every_that_auto_hardly_meets_is_said_when_it_sees_the_checkpointer(
+    bench: Bench, caplog: Any
+) -> None:
+    with bench.open(Level(bench.url, every=100)) as ck:
+        (Auto() | LastStep(900)).watch(ck)
+        assert f"every=100 lets multiples of 100 alone go to the level {bench.url}" in caplog.text
 
 
 @pytest.mark.parametrize(

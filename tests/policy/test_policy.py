@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.policy import EveryNSteps, EverySeconds, LastStep, Policy
+from ckpt_core.policy import Auto, EveryNSteps, EverySeconds, LastStep, Policy
 from tests.policy.world import World
 
 
@@ -175,3 +175,59 @@ def test_the_last_step_of_a_run_is_saved_once_whatever_the_interval() -> None:
     for wrong in (-1, 2.5, True):
         with pytest.raises(ConfigError):
             LastStep(wrong)  # type: ignore[arg-type]
+
+
+class WhenAsked(Policy):
+    """One that a user has written."""
+
+    watched: object = None
+
+    def watch(self, checkpointer: Any, *, agree: bool = True) -> None:
+        self.watched = checkpointer
+
+    def due(self, step: int) -> bool:
+        return False
+
+    def saved(self, step: int) -> None:
+        pass
+
+
+AUTO = Auto(cache=False)
+
+
+@pytest.mark.parametrize(
+    ("policy", "every", "warns"),
+    [
+        (AUTO, 50, True),
+        (AUTO, 1, False),
+        (AUTO | LastStep(250), 50, True),
+        (LastStep(250) | (EverySeconds(60) | AUTO), 50, True),
+        (EveryNSteps(50) & AUTO, 50, True),
+        (EveryNSteps(100) | (LastStep(250) | AUTO), 50, False),
+        (EveryNSteps(70) | LastStep(250), 50, False),
+        (AUTO | WhenAsked(), 50, True),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_level_that_gets_hardly_a_step_of_auto_is_told_at_once_and_once(
+    policy: Policy,
+    every: int,
+    warns: bool,
+    rank: int,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    levels = {"/near": 1, "s3://bucket/far": every}
+    policy.watch(World(tmp_path / "root", rank=rank, world_size=2, every=levels))
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (warns and rank == 0)
+    for text in told:
+        assert "s3://bucket/far" in text and f"every={every}" in text and "Auto(" in text
+
+
+def test_a_policy_of_ones_own_watches_in_a_combination_too(tmp_path: Path) -> None:
+    mine = WhenAsked()
+    world = World(tmp_path / "root")
+    (mine | EveryNSteps(2) | LastStep(9)).watch(world)
+    assert mine.watched is world

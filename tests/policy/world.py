@@ -48,6 +48,7 @@ class World:
     mode: str = "host"
     choices: tuple[str, ...] = ()
     state_bytes: int = 1000
+    every: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.now_s = 100.0
