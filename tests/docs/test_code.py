@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from unittest.mock import patch
 
@@ -59,6 +60,15 @@ def test_the_example_about_policies_saves_its_last_step(
     monkeypatch.chdir(tmp_path)
     names = run_page("docs/policy.md")
     assert committed_steps(tmp_path / "ckpts")[-1] == names["total_steps"]
+
+
+def test_the_example_about_costs_prints_those_of_all_its_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page("docs/metrics.md")
+    printed = re.findall(r"^(\d+) {", capsys.readouterr().out, re.MULTILINE)
+    assert sorted(printed) == ["2", "4", "6"]
 
 
 @pytest.mark.parametrize("block", EXCERPTS, ids=_name)
