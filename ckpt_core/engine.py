@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,21 +80,16 @@ class Engine:
         self.levels = self._make_levels()
         self._make_flights(auditor)
         self._make_saves(auditor)
+        stall = self.journal.stall
         self.gauges = Gauges(
-            root,
-            self.events,
-            self.journal.stall,
-            coordination,
-            self.pipeline,
-            self.plain,
-            self.levels,
+            root, self.events, stall, coordination, self.pipeline, self.plain, self.levels
         )
         self.outlets = Outlets(root, self.events, info, waited_s=self.journal.waited_s)
         self.barriers = Barriers(
             self.flights,
             self.pipeline,
             events=self.events,
-            stall=self.journal.stall,
+            stall=stall,
             timeout_s=options.timeout_s,
         )
 
@@ -319,6 +315,7 @@ class Looks:
     _guard: SigtermGuard | None
     _closing: bool
     _closed: bool
+    _check_process: Callable[[], None]
 
     def __repr__(self) -> str:
         return (
@@ -346,7 +343,9 @@ class Looks:
             NotCommitted: the step has been retired, or was never saved. One in flight or still to come can be
                 pinned.
             PersistError: the pin could not be made durable.
+            ConfigError: this is a fork of the process that made it; one made here may pin.
         """
+        self._check_process()
         self._engine.store.pin(check_step(step))
 
     def unpin(self, step: int, *, retire: bool = False) -> None:
@@ -354,8 +353,9 @@ class Looks:
 
         Raises:
             PersistError: the change could not be made durable.
-            ConfigError: `retire`, and the Checkpointer is closed; nothing was changed.
+            ConfigError: `retire`, and the Checkpointer is closed, or this is a fork; nothing was changed.
         """
+        self._check_process()
         if retire and self._closed:
             raise ConfigError(f"the Checkpointer of {self.root} is closed: it retires nothing")
         self._engine.store.unpin(check_step(step))

@@ -30,7 +30,7 @@ from ckpt_core.save.still_group import Keeper
 from ckpt_core.snapshot import ShardImage, Snapshot, Stager, StagingPool
 from ckpt_core.store import Attempt, GuestStore, StepStore
 from ckpt_core.system.devices import Devices
-from ckpt_core.system.threads import own_lock
+from ckpt_core.system.threads import ThreadFuture, own_lock
 from ckpt_core.types import Destination
 
 _log = logging.getLogger("ckpt_core")
@@ -98,7 +98,7 @@ class InFlight:
         self.began = self.deadline = time.monotonic()
         self.created_unix_s = 0.0
         self.snapshot = Snapshot(step, devices=around.devices, on_staged=self._note_staged)
-        self.committed: Future[Path] = Future()
+        self.committed: Future[Path] = ThreadFuture()
         self.shards: list[ShardFile] = []
         self.stills: list[tuple[Keeper, ShardFile, Mapping[str, bytes]]] = []
         self.images: list[ShardImage] = []

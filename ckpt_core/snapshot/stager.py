@@ -24,7 +24,7 @@ import torch
 from ckpt_core.errors import StagingError
 from ckpt_core.snapshot.items import StageItem
 from ckpt_core.system.devices import NOTHING_QUEUED, Devices, Queued
-from ckpt_core.system.threads import Monitor, Worker, join_all
+from ckpt_core.system.threads import Monitor, ThreadFuture, Worker, join_all
 
 _log = logging.getLogger("ckpt_core")
 
@@ -56,7 +56,7 @@ class Snapshot:
         self._devices = devices
         self._ending = self._settled = False
         self._leaf_of: Callable[[str], str | None] = lambda name: None
-        self.staged: Future[None] = Future()
+        self.staged: Future[None] = ThreadFuture()
         self._changed = Monitor()
         self._queued: dict[str, int] = {}
         # What is not in there yet: few ask for a leaf by its name.

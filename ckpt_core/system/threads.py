@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from multiprocessing.util import Finalize
 from operator import call
 from pathlib import Path
@@ -116,6 +117,31 @@ class Monitor:
         """Something has changed: everyone who waits looks again. Called with the lock."""
         while self._bells:
             self._bells.pop().release()
+
+
+class ThreadFuture(Future[T]):
+    """A future that a thread of this process settles: no fork of it waits for one that is not done.
+
+    `result` and `exception` raise ConfigError there, at once: the threads stayed behind.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+
+    def result(self, timeout: float | None = None) -> T:
+        self._check_process()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._check_process()
+        return super().exception(timeout)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid and not self.done():
+            raise ConfigError(
+                f"this save was begun in process {self._pid}, and this is a fork of it: ask there"
+            )
 
 
 class Worker:

@@ -265,6 +265,60 @@ def test_a_forked_child_that_asks_to_wait_is_refused_at_once(tmp_path: Path) -> 
         assert _ended_with(_wait_in_child, ck) == 4
 
 
+@contextmanager
+def held_by_a_thread(lock: Any) -> Iterator[None]:
+    """As the finisher has it while names are synced: in a fork nobody gives it back."""
+    held, enough = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            enough.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+def _ask_in_child(given: tuple[Checkpointer, SaveHandle, SaveHandle]) -> None:
+    ck, committed, stuck_save = given
+    refused = 0
+    for ask in (
+        lambda: ck.pin(1),
+        lambda: ck.unpin(1),
+        lambda: ck.unpin(1, retire=True),
+        *(
+            getattr(future, name)
+            for future in (stuck_save.staged, stuck_save.committed)
+            for name in ("result", "exception")
+        ),
+    ):
+        try:
+            ask()
+        except ckpt_core.ConfigError as exc:
+            refused += "this is a fork of it" in str(exc)
+    os._exit(refused if committed.committed.result() == ck.root / "step-000000000000" else 99)
+
+
+def test_a_forked_child_that_pins_or_asks_for_the_end_of_a_save_is_refused_at_once(
+    tmp_path: Path,
+) -> None:
+    gate = Gate()
+    with Checkpointer(tmp_path, SETTINGS, files=gate) as ck:
+        ended = ck.save(0, updates.sgd().state())
+        ck.wait()
+        gate.shut()
+        given = (ck, ended, ck.save(1, updates.sgd().state()))
+        with held_by_a_thread(ck._engine.store._names):
+            assert _ended_with(_ask_in_child, given) == 7
+        gate.open_up()
+
+
 def test_a_wait_of_a_step_is_told_and_counted(tmp_path: Path) -> None:
     program = updates.sgd()
     with stuck(tmp_path, program) as (ck, gate):

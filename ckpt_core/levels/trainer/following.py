@@ -19,7 +19,7 @@ from ckpt_core.levels.wants import meets
 from ckpt_core.observe import EventLog, EventName
 from ckpt_core.options import Level
 from ckpt_core.save import Followed, LevelGauge
-from ckpt_core.system.threads import own_lock
+from ckpt_core.system.threads import ThreadFuture, own_lock
 
 _log = logging.getLogger("ckpt_core")
 
@@ -37,7 +37,7 @@ class _Asked:
 
     save: Followed
     level: int
-    future: Future[None] = field(default_factory=Future)
+    future: Future[None] = field(default_factory=ThreadFuture)
     missed_s: float | None = None
 
 
