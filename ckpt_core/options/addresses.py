@@ -1,4 +1,4 @@
-"""Where figures are told: a file or an address, as people write it."""
+"""Paths that the working directory no longer concerns, and where figures are told, as people write it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,21 @@ _SUFFIX = ".prom"
 _WANTED = "name a file that ends in .prom, a port (of 127.0.0.1), HOST:PORT (0.0.0.0: any network), or None"
 
 
+def absolute(path: str) -> str:
+    """A path that later changes of the working directory do not concern.
+
+    Raises:
+        ConfigError: it is relative, and the working directory has been removed, or cannot be found.
+    """
+    try:
+        return os.path.abspath(path)
+    except OSError as exc:
+        raise ConfigError(
+            f"{path!r} is relative, and the working directory cannot be found ({exc.strerror}): give an "
+            f"absolute path, or start in a directory that is there"
+        ) from exc
+
+
 def parse_metrics(value: Any) -> str:
     """An absolute path that ends in .prom, or `HOST:PORT`.
 
@@ -23,8 +38,7 @@ def parse_metrics(value: Any) -> str:
         path = os.fspath(value)
         if not isinstance(path, str) or not path.endswith(_SUFFIX):
             raise ConfigError(f"metrics={value!r}: Prometheus reads no such file: {_WANTED}")
-        # The loop may change its working directory before the file is opened.
-        return os.path.abspath(path)
+        return absolute(path)
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ConfigError(f"metrics={value!r} is no place: {_WANTED}")
     text = str(value).strip()

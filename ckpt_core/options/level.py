@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core.errors import ConfigError
+from ckpt_core.options.addresses import absolute
 from ckpt_core.units import known_names, parse_bytes
 
 PEER = "peer"
@@ -96,7 +97,7 @@ class Level:
                 raise ConfigError(f"url={self.url!r} and peers={self.peers!r}: give one of them")
             _check_peers(self)
             object.__setattr__(self, "url", PEERS)
-            object.__setattr__(self, "dir", absolute(self.dir))
+            object.__setattr__(self, "dir", at_home(self.dir))
         try:
             self._check_rest()
         except ConfigError as exc:
@@ -122,7 +123,7 @@ class Level:
         _check_shape(self.parity)
         _check_nodes(self, f"parity={self.parity!r}")
         object.__setattr__(self, "url", self.url or PARITY)
-        object.__setattr__(self, "dir", absolute(self.dir))
+        object.__setattr__(self, "dir", at_home(self.dir))
 
     @property
     def of_nodes(self) -> bool:
@@ -220,7 +221,7 @@ def _checked_url(url: object) -> str:
     if match is None:
         check_collapsed(text, "url")
         # The loop may change its working directory before anything goes there.
-        return absolute(text)
+        return at_home(text)
     scheme, rest = match[1].lower(), match[2].rstrip("/")
     if scheme == "file":
         return os.path.abspath("/" + rest.lstrip("/"))
@@ -255,7 +256,7 @@ def check_collapsed(text: str, field: str) -> None:
         meant = f"{found[1].lower()}://{text[found.end() :]}"
         raise ConfigError(
             f"{field}={text!r} is the name of a directory, and looks like {meant}: give that as text, not as "
-            f"a Path; the directory of that name is {os.path.abspath(text)}"
+            f"a Path; the directory of that name is {absolute(text)}"
         )
 
 
@@ -265,9 +266,9 @@ def _did_you_mean(scheme: str) -> str:
     return f"did you mean {scheme}://bucket/run?"
 
 
-def absolute(path: str | os.PathLike[str] | None) -> str:
-    """A path that later changes of the working directory do not concern; "~" is the home."""
-    return os.path.abspath(os.path.expanduser(os.fspath(path or "")))
+def at_home(path: str | os.PathLike[str] | None) -> str:
+    """As `absolute`; "~" is the home."""
+    return absolute(os.path.expanduser(os.fspath(path or "")))
 
 
 def _is_peer(rest: str) -> bool:

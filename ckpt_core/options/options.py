@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.options.addresses import parse_metrics
-from ckpt_core.options.level import Level, absolute, check_collapsed, parse_levels, scheme_of
+from ckpt_core.options.addresses import absolute, parse_metrics
+from ckpt_core.options.level import Level, at_home, check_collapsed, parse_levels, scheme_of
 from ckpt_core.options.presets import preset_fields
 from ckpt_core.types import DirectIO, Mode, OnError
 from ckpt_core.units import (
@@ -301,8 +301,7 @@ def _checked(name: str, value: Any) -> Any:
     if name == "events_file":
         if not isinstance(value, str | os.PathLike) or not os.fspath(value):
             raise ConfigError(f"events_file={value!r} is not a path: name a file, or None")
-        # The loop may change its working directory before the file is opened.
-        return os.path.abspath(os.fspath(value))
+        return absolute(os.fspath(value))
     assert name in _DURATIONS, name
     parse = parse_timeout if name == "timeout" else parse_duration
     return parse(value, field=name)
@@ -367,4 +366,4 @@ def checked_root(root: object) -> Path:
     if "\0" in text:
         raise ConfigError(f"root={text!r} has a null character, and no path has: leave it out")
     check_collapsed(text, "root")
-    return Path(absolute(text))
+    return Path(at_home(text))

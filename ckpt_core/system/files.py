@@ -51,6 +51,9 @@ _ADVICE = {
     errno.ENOLCK: "This filesystem has no locks: use a local disk, or NFS with its lock service.",
     errno.EMFILE: "This process has too many open files: raise `ulimit -n`, or find what leaves them open.",
     errno.ENFILE: "This machine has too many open files: end what holds them, or raise fs.file-max.",
+    errno.EFBIG: (
+        "This process or this filesystem allows no file of that size: raise `ulimit -f`, or use another disk."
+    ),
     errno.ENOMEM: "There is not enough memory: end what uses it, or lower staging_bytes.",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,28 @@ def test_a_url_that_has_become_a_path_is_no_directory(name: str | Path) -> None:
     with pytest.raises(ConfigError, match="looks like"):
         checked_root(name)
     assert Level(f"./{name}").scheme is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: checked_root("runs"),
+        lambda: Level("far"),
+        lambda: Level(peers=1, bind="ib0:7077", dir="copies"),
+        lambda: Options(events_file="e.jsonl"),
+        lambda: Options(metrics="m.prom"),
+    ],
+    ids=["root", "level", "dir", "events_file", "metrics"],
+)
+def test_what_is_relative_to_a_working_directory_that_is_gone_is_told(
+    make: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigError, match=r"is relative.* cannot be found.*: give an absolute"):
+        make()
+    assert checked_root(tmp_path / "runs") == tmp_path / "runs"
 
 
 @pytest.mark.parametrize(

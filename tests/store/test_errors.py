@@ -215,6 +215,7 @@ def test_a_step_that_was_replaced_and_cannot_be_moved_stays_replaced(root: Path)
         (errno.EACCES, "permissions"),
         (errno.EIO, "device reports"),
         (errno.EMFILE, "ulimit -n"),
+        (errno.EFBIG, "ulimit -f"),
         (errno.ENAMETOOLONG, "shorter path"),
         (errno.EBUSY, "kernel log"),
     ],
