@@ -152,7 +152,10 @@ class ImportRequest:
         bool, typer.Option("--trusted", help="Build its objects, which may run code.")
     ] = False
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the step; take one older than others there.")
+        bool,
+        typer.Option(
+            "--force", help="Replace the step; take an older one, and a tag that may lack layers."
+        ),
     ] = False
     no_progress: NoProgress = False
     json: Json = False

@@ -16,6 +16,11 @@ _COUNT = "global_steps"
 _OF_RANK = re.compile(
     r"(?P<mixed>bf16_)?zero_pp_rank_\d+_mp_rank_\d+_(?P<of>model|optim)_states\.pt"
 )
+_LAYER = re.compile(r"layer_(\d+)-(?:.*-)?model_states\.pt")
+_EXPERT = re.compile(r"layer_(\d+)_expert_(\d+)_mp_rank_\d+_model_states\.pt")
+_OF_EXPERTS = re.compile(r"expp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
+_NAMED = ("param_shapes", "frozen_param_shapes", "buffer_names")
+"""Under which keys a model's file names what it is of; under ZeRO alone the first is there."""
 _SHOWN = 4
 
 
@@ -39,7 +44,8 @@ def _read(asked: Asked) -> NamedFiles:
         raise ConfigError(f"{asked.path} is no tag, and names none in a file latest: give a tag")
     names = _names(tag)
     model = next((found for name in names if (found := _model_in(tag / name, asked))), {})
-    missing = sorted(set(_of_all_ranks(tag, names, model, asked)).difference(names))
+    wanted = {*_of_all_ranks(tag, names, model, asked), *_of_experts(names, model)}
+    missing = sorted(wanted.difference(names))
     if missing:
         shown = ", ".join(missing[:_SHOWN]) + (", ..." if missing[_SHOWN:] else "")
         raise ConfigError(
@@ -47,6 +53,8 @@ def _read(asked: Asked) -> NamedFiles:
             f"or bring the files here",
             path=tag,
         )
+    if not asked.force:
+        _check_layers(tag, names, asked)
 
     def read(name: str) -> Any:
         return load_torch(tag / name, trusted=asked.trusted)
@@ -100,6 +108,63 @@ def _of_all_ranks(
             yield f"{mixed}{name}_optim_states.pt"
             if is_split:
                 yield f"{name}_model_states.pt"
+
+
+def _of_experts(names: list[str], model: dict[str, Any]) -> Iterator[str]:
+    """The files of experts that a tag must have, by what the model's file says of their number."""
+    counts = model.get("num_experts")
+    # AutoEP may have them in the files of ZeRO; an old release has names without a layer.
+    is_plain = isinstance(counts, list) and model.get("ds_autoep_layers") is None
+    if not is_plain or any(name.startswith("expert_") for name in names):
+        return
+    found = {match.groups() for name in names if (match := _EXPERT.fullmatch(name))}
+    for layer, count in enumerate(counts):
+        for expert in range(count):
+            if (str(layer), str(expert)) not in found:
+                yield f"layer_{layer}_expert_{expert}_mp_rank_00_model_states.pt"
+    if counts and model.get("param_shapes") is None:
+        ranks = {int(match[1]) for name in names if (match := _OF_EXPERTS.fullmatch(name))}
+        for rank in set(range(max(ranks, default=0) + 1)) - ranks:
+            yield f"expp_rank_{rank}_mp_rank_00_optim_states.pt"
+
+
+def _check_layers(tag: Path, names: list[str], asked: Asked) -> None:
+    """Be sure that a pipeline has all its layers, which are numbered over its stages.
+
+    Raises:
+        ConfigError: one in between is not there. It may be a plain function, which has no file: only the
+            user knows, unless ZeRO names all that is trained.
+    """
+    numbers = {int(match[1]) for name in names if (match := _LAYER.fullmatch(name))}
+    gaps = set(range(max(numbers, default=0))) - numbers
+    if gaps:
+        gaps -= _without_parameters(tag, names, gaps, asked)
+    if gaps:
+        shown = [f"layer_{number:02d}-model_states.pt" for number in sorted(gaps)]
+        raise ConfigError(
+            f"{tag} lacks {', '.join(shown[:_SHOWN])}{', ...' if shown[_SHOWN:] else ''}: if each of these "
+            f"layers is a plain function, or one that is tied and has a forward_fn, it never was there: "
+            f"--force imports the tag; else it was not saved whole",
+            path=tag,
+        )
+
+
+def _without_parameters(tag: Path, names: list[str], gaps: set[int], asked: Asked) -> set[int]:
+    """Those layers that hold nothing, by the names in the files of models."""
+    held = [found for name in names if (found := _model_in(tag / name, asked))]
+    if not held or any(model.get("param_shapes") is None for model in held):
+        return set()
+    groups = [group for model in held for key in _NAMED for group in _groups(model.get(key))]
+    heads = {name.partition(".")[0] for group in groups for name in group}
+    # What is tied is named by its key, and does not say which layers have it.
+    return set() if "tied_modules" in heads else {one for one in gaps if str(one) not in heads}
+
+
+def _groups(named: Any) -> list[Any]:
+    """Names are under the groups of an optimizer, or alone."""
+    if isinstance(named, list) and named and not isinstance(named[0], str):
+        return named
+    return [named or ()]
 
 
 SOURCE = Source(

@@ -49,7 +49,7 @@ def import_source(request: ImportRequest) -> bool:
         PersistError, StagingError, CommitError: it could not be saved; nothing was published.
     """
     root = directory_of(request.root, command="ckpt-core import")
-    asked = Asked(request.source, request.step, request.key, request.trusted)
+    asked = Asked(request.source, request.step, request.key, request.trusted, request.force)
     source = chosen(request.format, asked.path)
     if request.format == AUTO:
         note(f"{asked.path} is {source.what} ({source.name})")

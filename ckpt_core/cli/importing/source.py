@@ -19,12 +19,14 @@ class Asked:
         step: its number, as the user says; None: what the source says.
         key: put all that it holds under this key of the state; None: it is a state already.
         trusted: its objects may be built, which may run code.
+        force: take what may lack a part of it, too.
     """
 
     path: Path
     step: int | None = None
     key: str | None = None
     trusted: bool = False
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)

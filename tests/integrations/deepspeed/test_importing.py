@@ -79,6 +79,74 @@ def test_a_tag_that_lacks_files_of_ranks_is_refused(
     assert not (tmp_path / "new" / tag.name).exists()
 
 
+def layered(tag: Path, numbers: tuple[int, ...], **says: Any) -> None:
+    """Make it a tag of a pipeline with files of these layers."""
+    torch.save({"global_steps": 6, "module": None} | says, tag / MODEL)
+    for number in numbers:
+        torch.save({"w": torch.ones(3)}, tag / f"layer_{number:02d}-model_states.pt")
+
+
+SHAPES = {"0.w": (3,), "2.w": (3,), "3.w": (3,)}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says", "lacks"),
+    [
+        ((0, 2, 3), {}, "layer_01"),
+        ((1, 2, 11), {}, "layer_00-model_states.pt, layer_03.*, ...: if each"),
+        ((0, 3), {"param_shapes": [SHAPES]}, "layer_02-model_states.pt: if"),
+        (
+            (0, 3),
+            {"param_shapes": [{"0.w": (3,)}], "frozen_param_shapes": {"2.w": (3,)}},
+            "layer_02",
+        ),
+        ((0, 3), {"param_shapes": [{"0.w": (3,)}], "buffer_names": ["2.seen"]}, "layer_02"),
+        ((0, 2, 3), {"param_shapes": [SHAPES, {"tied_modules.ends.w": (3,)}]}, "layer_01"),
+        ((0, 1, 2, 3), {}, None),
+        ((0, 2, 3), {"param_shapes": [SHAPES]}, None),
+    ],
+)
+def test_a_pipeline_without_a_layer_is_refused_unless_that_layer_holds_nothing(
+    tag: Path, tmp_path: Path, numbers: tuple[int, ...], says: dict[str, Any], lacks: str | None
+) -> None:
+    layered(tag, numbers, **says)
+    if lacks is not None:
+        with pytest.raises(ConfigError, match=f"lacks {lacks}"):
+            import_source(ImportRequest(tag, str(tmp_path / "new")))
+        assert not (tmp_path / "new" / tag.name).exists()
+    import_source(ImportRequest(tag, str(tmp_path / "new"), force=lacks is not None))
+    assert verify(tmp_path / "new" / tag.name).ok
+
+
+@pytest.mark.parametrize(
+    ("without", "is_zero"),
+    [
+        ("layer_1_expert_2_mp_rank_00_model_states.pt", True),
+        ("layer_0_expert_3_mp_rank_00_model_states.pt", False),
+        ("expp_rank_0_mp_rank_00_optim_states.pt", False),
+        (None, True),
+        (None, False),
+    ],
+)
+def test_a_tag_that_lacks_files_of_experts_is_refused(
+    tag: Path, tmp_path: Path, without: str | None, is_zero: bool
+) -> None:
+    says = {"num_experts": [4, 3], "param_shapes": [{}] if is_zero else None}
+    torch.save({"global_steps": 6, "module": {}} | says, tag / MODEL)
+    experts = [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2)]
+    names = [f"layer_{of}_expert_{one}_mp_rank_00_model_states.pt" for of, one in experts]
+    names += [] if is_zero else [f"expp_rank_{n}_mp_rank_00_optim_states.pt" for n in range(2)]
+    for name in names:
+        if name != without:
+            torch.save({"w": torch.ones(3)}, tag / name)
+    if without is None:
+        import_source(ImportRequest(tag, str(tmp_path / "new")))
+        return
+    with pytest.raises(ConfigError, match=f"lacks {without}"):
+        import_source(ImportRequest(tag, str(tmp_path / "new"), force=True))
+    assert not (tmp_path / "new" / tag.name).exists()
+
+
 def test_what_is_no_file_of_torch_is_refused(tag: Path, tmp_path: Path) -> None:
     (tag / "nvme").mkdir()
     with pytest.raises(ConfigError, match="holds nvme"):
