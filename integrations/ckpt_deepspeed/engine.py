@@ -140,9 +140,7 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
             info.save_dir, self.settings.options, per_node=self._saving.per_node
         )
         if problem is not None:
-            # Begun, so that giving it up tells the other ranks.
-            with suppress(CkptError):
-                self._files(tag)
+            self.declines()
             tag.problem = problem
 
     def makedirs(self, path: Any, exist_ok: bool = False) -> None:
@@ -250,6 +248,18 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         assert tag is not None and tag.checkpointer is not None
         if self.settings.wait is Wait.PERSISTED or tag.moves:
             _be_durable(handle, tag.checkpointer)
+
+    def declines(self) -> bool:
+        """See to it that giving up the tag tells the other ranks; False where they know, or none is open.
+
+        An error of `create`, and of what is before it, is one of all ranks.
+        """
+        tag = self._tag
+        if tag is None or tag.checkpointer is None:
+            return False
+        with suppress(CkptError):
+            self._files(tag)  # only what is begun is declined
+        return True
 
     def seal(self) -> SaveHandle:
         """All files of this rank have been given; a rank that has none takes part in the commit too.

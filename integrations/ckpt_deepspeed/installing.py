@@ -169,7 +169,8 @@ def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
             is_restless=_is_restless(self),
             per_node=bool(self.use_node_local_storage()),
         )
-        with ours.saving(known), _compared(self, is_agreed=isinstance(tag, AgreedTag)):
+        is_agreed = isinstance(tag, AgreedTag)
+        with ours.saving(known), _compared(self, is_agreed=is_agreed), _caught_up(self):
             return original(self, save_dir, tag, client_state, *args, **kwargs)
 
     return save_checkpoint
@@ -209,6 +210,23 @@ def _compared(engine: Any, *, is_agreed: bool) -> Iterator[None]:
         yield
     finally:
         vars(engine).pop("_checkpoint_tag_validation", None)
+
+
+@contextmanager
+def _caught_up(engine: Any) -> Iterator[None]:
+    """Where DeepSpeed raises on this rank, and perhaps on no other, all still meet at its last barrier.
+
+    The others wait there: without it they would, for ever, or for the next collective of this one.
+    """
+    try:
+        yield
+    except Exception:
+        if engine.checkpoint_engine.declines():
+            # ZeRO-3 gathers here what it has partitioned before the save.
+            if engine._optimizer_has_ckpt_event_epilogue():
+                engine.optimizer.checkpoint_event_epilogue()
+            deepspeed.comm.barrier()
+        raise
 
 
 def _agreed_tag(engine: Any, tag: Any) -> Any:

@@ -114,8 +114,8 @@ def _of_experts(names: list[str], model: dict[str, Any]) -> Iterator[str]:
     """The files of experts that a tag must have, by what the model's file says of their number."""
     counts = model.get("num_experts")
     # AutoEP may have them in the files of ZeRO; an old release has names without a layer.
-    is_plain = isinstance(counts, list) and model.get("ds_autoep_layers") is None
-    if not is_plain or any(name.startswith("expert_") for name in names):
+    others = model.get("ds_autoep_layers") or any(name.startswith("expert_") for name in names)
+    if others or not isinstance(counts, list):
         return
     found = {match.groups() for name in names if (match := _EXPERT.fullmatch(name))}
     for layer, count in enumerate(counts):

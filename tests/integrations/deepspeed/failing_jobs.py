@@ -206,6 +206,24 @@ def raising(root: str) -> list[dict[str, Any]]:
     return [*found, _left(root)]
 
 
+def raising_inside(root: str, zero: int) -> dict[str, Any]:
+    """Rank 1 raises in DeepSpeed's own part of its second save; what comes of it and after it."""
+    made = engine(zero, "bf16", **PATIENT)
+    state_dict, raised = made.optimizer.state_dict, []
+
+    def fails() -> Any:
+        raise AssertionError("out of memory")
+
+    for step in range(1, 5):
+        train(made, step - 1, step)
+        if step == 2 and dist.get_rank() == 1:
+            made.optimizer.state_dict = fails
+        raised.append(_raised(lambda: made.save_checkpoint(root, client_state=client_of(step))))  # noqa: B023
+        made.optimizer.state_dict = state_dict
+    ckpt_deepspeed.close()
+    return {"raised": raised, **_left(root)}
+
+
 def loads_after_a_failure(root: str) -> list[str]:
     """A save has failed, and rank 0 knows already: what loads make of it on each rank."""
     fault = Fault("EIO")

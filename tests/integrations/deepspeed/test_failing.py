@@ -103,6 +103,20 @@ def test_a_rank_that_raises_in_a_save_fails_it_for_all_and_the_next_one_works(
     assert first[4]["latest"] == "2-12" and all(first[4]["whole"].values())
 
 
+@pytest.mark.parametrize("zero", [1, 3])
+def test_a_rank_that_raises_in_deepspeeds_own_part_keeps_no_other_waiting(
+    ranks: Ranks, tmp_path: Path, zero: int
+) -> None:
+    root = str(tmp_path / "ckpts")
+    for rank, found in enumerate(
+        results(ranks("failing_jobs.raising_inside", root=root, zero=zero))
+    ):
+        own = "AssertionError: out of memory" if rank == 1 else ""
+        assert found["raised"] == ["", own, "", ""]
+        assert found["latest"] == "global_step4"
+        assert found["whole"] == {f"global_step{step}": True for step in (1, 3, 4)}
+
+
 def test_ranks_that_mean_different_tags_save_to_that_of_the_first_one(raising: list[Any]) -> None:
     for rank, (*_, found, left) in enumerate(raising):
         assert found["name"] == "different tags"
