@@ -18,6 +18,7 @@ from ckpt_transformers.files import ADAPTER, ADAPTER_CONFIG, contents
 
 _WEIGHTS = "model.safetensors"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_GENERATION = "generation_config.json"
 
 
 def export(
@@ -81,6 +82,8 @@ def _write(
     if hasattr(model, "tie_weights"):
         model.tie_weights()
     model.save_pretrained(folder)
+    if _GENERATION in files:  # of the model that was trained, over one that is made of the configuration
+        (folder / _GENERATION).write_bytes(files[_GENERATION])
 
 
 def _fill(model: Any, weights: dict[str, torch.Tensor]) -> None:

@@ -40,6 +40,19 @@ def test_from_pretrained_reads_the_newest_step(tmp_path: Path) -> None:
         export(tmp_path / "ckpts", folder)
 
 
+def test_how_it_generates_is_exported_as_save_model_writes_it(tmp_path: Path) -> None:
+    model = gpt()
+    model.generation_config.update(max_new_tokens=7, do_sample=True)
+    trainer = trainer_of(tmp_path, model=model, max_steps=2)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "stock"))
+    expected = (tmp_path / "stock" / "generation_config.json").read_text()
+    made = export(tmp_path / "ckpts", tmp_path / "made")
+    filled = export(tmp_path / "ckpts", tmp_path / "filled", model=gpt(seed=1))
+    assert (made / "generation_config.json").read_text() == expected
+    assert (filled / "generation_config.json").read_text() == expected
+
+
 def test_a_root_without_steps_or_of_another_kind_is_named(tmp_path: Path) -> None:
     with Checkpointer(tmp_path / "ckpts") as checkpointer:
         with pytest.raises(NotCommitted):
