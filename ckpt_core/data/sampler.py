@@ -78,6 +78,7 @@ class ResumableSampler(DistributedSampler[int]):
         self._share: Share | None = None
         self._yielded = (0, 0)
         self._order: tuple[tuple[int, int, int], Tensor] | None = None
+        self._begun: tuple[tuple[int, int], Tensor] | None = None
         self._loaded = False
         self._join()
 
@@ -94,7 +95,9 @@ class ResumableSampler(DistributedSampler[int]):
     def remaining(self) -> int:
         """Samples that the next iteration gives to this rank: what is left of the epoch."""
         _, world_size = self._join()
-        left = len(cast(Sized, self.dataset)) - self._position.consumed
+        position = self._position
+        whole = self._epoch_order(position) if position.consumed else cast(Sized, self.dataset)
+        left = len(whole) - position.consumed
         return share_length(left, world_size, drop_last=self.drop_last)
 
     def __len__(self) -> int:
@@ -149,7 +152,8 @@ class ResumableSampler(DistributedSampler[int]):
             unit: take a multiple of so many, for batches of which none may be short.
         """
         rank, world_size = self._join()
-        order = self._epoch_order(self._position.epoch)
+        order = self._epoch_order(self._position)
+        self._begun = ((self._position.epoch, self.seed), order)
         start = min(self._position.consumed, len(order))
         samples = share_of(order, start, rank=rank, world_size=world_size, drop_last=self.drop_last)
         samples = samples[: len(samples) // unit * unit]
@@ -193,7 +197,7 @@ class ResumableSampler(DistributedSampler[int]):
                 raise ConfigError(f"{consumed=} samples of the latest iteration, but {drawn}")
             samples, batches = consumed, 0
         position = self._position if share is None else share.after(samples, batches)
-        order = self._epoch_order(position.epoch)
+        order = self._epoch_order(position)
         _, world_size = self._join()
         return Saved(
             position, self.seed, self.shuffle, len(order), world_size, order_digest(order)
@@ -224,7 +228,7 @@ class ResumableSampler(DistributedSampler[int]):
                 " the state: resume with that release until the end of the epoch"
             )
         self.seed, self._share, self._loaded = saved.seed, None, True
-        self._order = ((saved.position.epoch, saved.seed, length), order)
+        self._begun = ((saved.position.epoch, saved.seed), order)
         self._move(saved.position)
 
     # -- inside --------------------------------------------------------------------------------
@@ -244,11 +248,15 @@ class ResumableSampler(DistributedSampler[int]):
         self._position = position
         self.epoch = position.epoch
 
-    def _epoch_order(self, epoch: int) -> Tensor:
-        """The order of `epoch`, kept until another one is asked for."""
-        key = (epoch, self.seed, len(cast(Sized, self.dataset)))
-        if self._order is None or self._order[0] != key:
-            self._order = (key, self._draw(epoch, self.seed))
+    def _epoch_order(self, position: Position) -> Tensor:
+        """The order that `position` lies in, kept until another one is asked for."""
+        key = (position.epoch, self.seed)
+        # A place within an epoch is one of the order that was begun, whatever became of the dataset since.
+        if position.consumed and self._begun is not None and self._begun[0] == key:
+            return self._begun[1]
+        sized = (*key, len(cast(Sized, self.dataset)))
+        if self._order is None or self._order[0] != sized:
+            self._order = (sized, self._draw(position.epoch, self.seed))
         return self._order[1]
 
     def _draw(self, epoch: int, seed: int) -> Tensor:

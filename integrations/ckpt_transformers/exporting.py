@@ -82,7 +82,9 @@ def _write(
     if hasattr(model, "tie_weights"):
         model.tie_weights()
     model.save_pretrained(folder)
-    if _GENERATION in files:  # of the model that was trained, over one that is made of the configuration
+    if (
+        _GENERATION in files
+    ):  # of the model that was trained, over one that is made of the configuration
         (folder / _GENERATION).write_bytes(files[_GENERATION])
 
 

@@ -352,6 +352,20 @@ def test_a_dataset_of_another_length_is_refused_by_both_lengths() -> None:
 # -- as a DataLoader ---------------------------------------------------------------------------
 
 
+def test_a_dataset_that_grows_within_an_epoch_belongs_to_the_next_one() -> None:
+    data = list(range(8))
+    loader = ResumableLoader(data, batch_size=2, shuffle=True, seed=3)
+    iterator = iter(loader)
+    seen = [*next(iterator).tolist(), *next(iterator).tolist()]
+    data += range(8, 12)
+    assert len(loader) == 4
+    with pytest.raises(ConfigError, match="has 12 samples, the one of the saved state had 8"):
+        ResumableLoader(data, batch_size=2, shuffle=True).load_state_dict(loader.state_dict())
+    seen += [sample for batch in loader for sample in batch.tolist()]
+    assert sorted(seen) == list(range(8))
+    assert sorted(sample for batch in loader for sample in batch.tolist()) == data
+
+
 def test_it_gives_what_a_plain_data_loader_gives() -> None:
     dataset = TensorDataset(torch.arange(10.0), torch.arange(10))
     ours = ResumableLoader(dataset, batch_size=4)

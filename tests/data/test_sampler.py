@@ -168,6 +168,36 @@ def test_a_dataset_of_another_length_is_refused_by_both_lengths() -> None:
     assert (sampler.epoch, sampler.consumed) == (0, 0)
 
 
+@pytest.mark.parametrize("change", [4, -4])
+def test_an_epoch_keeps_its_order_whatever_becomes_of_the_dataset_within_it(change: int) -> None:
+    data = list(range(10))
+    sampler = ResumableSampler(data, seed=3)
+    whole = list(ResumableSampler(range(10), seed=3))
+    iterator = iter(sampler)
+    taken = [next(iterator) for _ in range(7)]
+    data[:] = range(10 + change)
+    assert sampler.state_dict(consumed=0)["length"] == 10 + change, "the epoch may begin anew"
+    state = sampler.state_dict()
+    assert taken + list(iterator) == whole
+    assert sampler.remaining() == 10 + change, "the next epoch has the new length"
+    then, now = ResumableSampler(range(10)), ResumableSampler(data)
+    with pytest.raises(ConfigError, match="the one of the saved state had 10"):
+        now.load_state_dict(state)
+    then.load_state_dict(state)
+    assert list(then) == whole[7:]
+
+
+def test_a_restored_position_is_one_in_the_order_that_was_saved() -> None:
+    data = list(range(10))
+    sampler = ResumableSampler(data)
+    whole = list(ResumableSampler(data))
+    sampler.load_state_dict(_state(10, epoch=0, drawn=4))
+    data += range(10, 14)
+    assert sampler.remaining() == 6
+    assert list(sampler) == whole[4:]
+    assert sorted(sampler) == data
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
