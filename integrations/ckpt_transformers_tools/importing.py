@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,12 +105,26 @@ def _with_tied(weights: dict[str, Any], folder: Path) -> dict[str, Any]:
     for tied in names.values():
         there = [name for name in tied if name in weights]
         weights |= {name: weights[there[0]] for name in tied if there}
-    return {
-        name: weights[name]
-        for group in (model.state_dict(), weights)
-        for name in group
-        if name in weights
-    }
+    live = model.state_dict()
+    if any(name not in live or live[name].shape != weights[name].shape for name in weights):
+        weights = _converted(type(model), folder, weights) or weights
+    return {name: weights[name] for group in (live, weights) for name in group if name in weights}
+
+
+def _converted(kind: Any, folder: Path, weights: dict[str, Any]) -> dict[str, Any] | None:
+    """Under the names that the model has: the file may have others, as of experts that are one tensor.
+
+    None where something was added to the model, or taken from it: then the file's names are the model's.
+    """
+    import torch
+
+    kinds = {value.dtype for value in weights.values() if value.is_floating_point()}
+    widest = functools.reduce(torch.promote_types, kinds)  # what config.json says may round
+    model, told = kind.from_pretrained(
+        folder, dtype=widest, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    wrong = any(told[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched"))
+    return None if wrong else model.state_dict()
 
 
 def _zero() -> Any:

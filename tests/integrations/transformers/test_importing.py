@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
+import ckpt_core
 from ckpt_core import ConfigError, CorruptCheckpoint, committed_steps
 from ckpt_core.cli.exporting import export_step
 from ckpt_core.cli.importing import import_source
 from ckpt_core.cli.requests import ExportRequest, ImportRequest
-from tests.integrations.transformers.jobs import DiesAt, run, run_stock
+from tests.integrations.transformers.jobs import DiesAt, gpt, plain, run, run_stock
 
 PLACES = (4, 6)
 """In the middle of the first epoch, and at its end."""
@@ -60,6 +61,38 @@ def test_the_step_goes_back_by_export(stock: Path, tmp_path: Path) -> None:
     expected = AutoModelForCausalLM.from_pretrained(stock / "checkpoint-4").state_dict()
     assert list(found) == list(expected)
     assert all(map(torch.equal, found.values(), expected.values()))
+
+
+def _experts() -> Any:
+    """The file of its weights has a name for each expert, the model one for all."""
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"vocab_size": 64, "hidden_size": 8, "intermediate_size": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 2}
+    return MixtralForCausalLM(
+        MixtralConfig(**size, **heads, num_hidden_layers=1, max_position_embeddings=16)
+    )
+
+
+def test_weights_that_have_other_names_in_the_file_are_those_of_the_model(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"max_steps": 6, "logging_steps": 2, "collator": plain}
+    # Not one that Trainer goes on with itself: it would leave the experts as they were made.
+    expected = run_stock(tmp_path / "stock", model=_experts(), **more)
+    source = tmp_path / "stock" / "out" / "checkpoint-4"
+    import_source(ImportRequest(source, str(tmp_path / "ckpts")))
+    assert run(tmp_path, model=_experts(), **more) == expected
+
+
+def test_what_was_added_to_a_model_is_imported_as_it_is(tmp_path: Path) -> None:
+    def with_a_scale() -> Any:
+        model = gpt()
+        model.scale = torch.nn.Parameter(torch.full((2,), 3.0))
+        return model
+
+    run_stock(tmp_path / "stock", model=with_a_scale(), max_steps=4)
+    source = tmp_path / "stock" / "out" / "checkpoint-2"
+    import_source(ImportRequest(source, str(tmp_path / "ckpts")))
+    found = ckpt_core.load(tmp_path / "ckpts", only=["model"])["model"]
+    assert sorted(found) == sorted(with_a_scale().state_dict())
 
 
 @pytest.mark.parametrize(
