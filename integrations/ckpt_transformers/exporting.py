@@ -99,13 +99,14 @@ def _fill(model: Any, weights: dict[str, torch.Tensor]) -> None:
 
 
 def model_of_config(folder: Path) -> Any:
-    """A model without weights; None if there is no configuration, or its class is none of `transformers`."""
+    """A model without weights; None if its class or its configuration is none of `transformers`."""
     if not (folder / "config.json").is_file():
         return None
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    kind = getattr(transformers, (config.architectures or [""])[0], None)
-    if kind is None:
+    read, _ = transformers.PreTrainedConfig.get_config_dict(folder, local_files_only=True)
+    kind = getattr(transformers, (read.get("architectures") or [""])[0], None)
+    if kind is None or read.get("model_type") not in transformers.CONFIG_MAPPING:
         return None
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
         return kind(config)
 

@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    PreTrainedConfig,
+    PreTrainedModel,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -84,6 +86,34 @@ def gpt(seed: int = 0) -> Any:
     size: dict[str, Any] = {"vocab_size": 64, "n_positions": 16, "n_embd": 16}
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     return GPT2LMHeadModel(GPT2Config(**size, **ends, n_layer=2, n_head=2))
+
+
+class OwnConfig(PreTrainedConfig):
+    """Of a kind that `AutoConfig` does not know."""
+
+    model_type = "ckpt-own"
+
+
+class Own(PreTrainedModel):
+    """A class of one's own, which guesses the next word from one alone."""
+
+    config_class = OwnConfig
+
+    def __init__(self, config: OwnConfig) -> None:
+        super().__init__(config)
+        self.guess = torch.nn.Embedding(64, 64)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The mean loss."""
+        logits = self.guess(input_ids[:, :-1]).transpose(1, 2)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels[:, 1:])}
+
+
+def own(seed: int = 0) -> Own:
+    """One with weights."""
+    torch.manual_seed(seed)
+    return Own(OwnConfig())
 
 
 def trainer_of(

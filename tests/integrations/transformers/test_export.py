@@ -20,7 +20,7 @@ from transformers import (
 import ckpt_core
 from ckpt_core import Checkpointer, ConfigError, NotCommitted, committed_steps, step_path
 from ckpt_transformers import AsyncCheckpoint, export
-from tests.integrations.transformers.jobs import SMALL, DiesAt, gpt, plain, run, trainer_of
+from tests.integrations.transformers.jobs import SMALL, DiesAt, gpt, own, plain, run, trainer_of
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -140,6 +140,15 @@ def test_a_model_of_ones_own_is_given(tmp_path: Path) -> None:
     mine = gpt(seed=1)
     export(tmp_path / "ckpts", tmp_path / "model", model=mine)
     assert _same(mine.state_dict(), ckpt_core.load(tmp_path / "ckpts", only=["model"])["model"])
+
+
+def test_weights_of_a_class_that_transformers_does_not_know_are_exported_as_they_are(
+    tmp_path: Path,
+) -> None:
+    model = own()
+    run(tmp_path, model=model, collator=plain, max_steps=2, eval_strategy="no")
+    folder = export(tmp_path / "ckpts", tmp_path / "model")
+    assert _same(type(model).from_pretrained(folder).state_dict(), model.state_dict())
 
 
 def _with_a_new_head(folder: Path) -> Any:

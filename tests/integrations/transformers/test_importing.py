@@ -15,7 +15,7 @@ from ckpt_core import ConfigError, CorruptCheckpoint, committed_steps
 from ckpt_core.cli.exporting import export_step
 from ckpt_core.cli.importing import import_source
 from ckpt_core.cli.requests import ExportRequest, ImportRequest
-from tests.integrations.transformers.jobs import DiesAt, gpt, plain, run, run_stock
+from tests.integrations.transformers.jobs import DiesAt, gpt, own, plain, run, run_stock
 
 PLACES = (4, 6)
 """In the middle of the first epoch, and at its end."""
@@ -93,6 +93,16 @@ def test_what_was_added_to_a_model_is_imported_as_it_is(tmp_path: Path) -> None:
     import_source(ImportRequest(source, str(tmp_path / "ckpts")))
     found = ckpt_core.load(tmp_path / "ckpts", only=["model"])["model"]
     assert sorted(found) == sorted(with_a_scale().state_dict())
+
+
+def test_a_class_and_a_configuration_of_ones_own_are_imported_and_gone_on_with(
+    tmp_path: Path,
+) -> None:
+    more: dict[str, Any] = {"max_steps": 6, "logging_steps": 2, "collator": plain}
+    expected = run_stock(tmp_path / "stock", model=own(), **more)
+    source = tmp_path / "stock" / "out" / "checkpoint-4"
+    import_source(ImportRequest(source, str(tmp_path / "ckpts")))
+    assert run(tmp_path, model=own(), **more) == expected
 
 
 @pytest.mark.parametrize(
