@@ -117,3 +117,9 @@ def state_text(trainer: Trainer) -> str:
 def state_of(text: str) -> TrainerState:
     """The state that was saved as `text`."""
     return TrainerState(**json.loads(text))
+
+
+def was_to_stop(text: str) -> bool:
+    """Whether training was to end when that state was saved; SIGTERM, for one, wishes so too."""
+    callbacks: Any = state_of(text).stateful_callbacks
+    return bool(callbacks.get("TrainerControl", {}).get("args", {}).get("should_training_stop"))

@@ -23,13 +23,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import Trainer, TrainerState
+from transformers import EarlyStoppingCallback, Trainer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
 from ckpt_core import Checkpointer, ConfigError, RngState, TorchStore, step_path
 from ckpt_transformers import settings
-from ckpt_transformers.capture import EpochPlace, state_of
+from ckpt_transformers.capture import EpochPlace, state_of, was_to_stop
 from ckpt_transformers.run import Restored, Run
 from ckpt_transformers.texts import tell
 
@@ -192,7 +192,7 @@ class Doors:
 
     def _run_epoch(self, *, epoch: int, **named: Any) -> None:
         trainer, run = self.trainer, self._running
-        if trainer.state.global_step >= trainer.state.max_steps > 0:
+        if trainer.state.global_step >= trainer.state.max_steps > 0 or self._was_stopped():
             trainer.control.should_training_stop = True  # Trainer would train one step too many
             return
         done = 0
@@ -208,6 +208,18 @@ class Doors:
             whole = run.epoch_is_done or trainer.control.should_epoch_stop
             run.place = replace(run.place, boundary=whole)
             run.save()
+
+    def _was_stopped(self) -> bool:
+        """Whether early stopping, which counts on, had ended the run: Trainer forgets that as it begins."""
+        found = self.restored
+        if found is None or found.imported or found.step != self.trainer.state.global_step:
+            return False
+        callbacks: list[Any] = self.trainer.callback_handler.callbacks
+        return was_to_stop(found.trainer) and any(
+            each.early_stopping_patience_counter >= each.early_stopping_patience
+            for each in callbacks
+            if isinstance(each, EarlyStoppingCallback)
+        )
 
     def left_epoch(self) -> bool:
         """Whether SIGTERM ends the run in the middle of an epoch."""

@@ -70,6 +70,17 @@ def test_states_of_callbacks_go_on(tmp_path: Path) -> None:
     assert run(tmp_path / "cut", EarlyStoppingCallback(4), **arguments) == expected
 
 
+@pytest.mark.parametrize("when", ["epoch", "steps"])
+def test_a_run_that_early_stopping_ended_trains_nothing_more(when: str, tmp_path: Path) -> None:
+    arguments = BEST | {"restore_callback_states_from_checkpoint": True, "save_total_limit": None}
+    arguments |= {"eval_strategy": when, "save_strategy": when}
+    expected = run(tmp_path, EarlyStoppingCallback(1), **arguments)
+    assert expected["step"] < STEPS, "it stops early"
+    assert run(tmp_path, EarlyStoppingCallback(1), **arguments) == expected
+    arguments["restore_callback_states_from_checkpoint"] = False
+    assert run(tmp_path, EarlyStoppingCallback(1), **arguments)["step"] > expected["step"]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A run with all its steps, and how it ended."""
