@@ -27,7 +27,7 @@ def export(
     """Write a step as `Trainer.save_model` would: weights, configuration, tokenizer. Returns the directory.
 
     Takes no lock; works beside a run that is still training. Nothing is there before all of it is. Of a model
-    with an adapter (PEFT) the adapter is written.
+    with adapters (PEFT) these are written, each where PEFT has it.
 
     Args:
         path: a step, or a root: then its newest step. A directory, or the URL of an object store.
@@ -37,7 +37,7 @@ def export(
 
     Raises:
         ConfigError: `directory` is there, the step was not saved by AsyncCheckpoint, or its weights are not
-            those of `model`; or PEFT computes what its adapter's file holds, and `model` is None.
+            those of `model`; or PEFT computes what an adapter's file holds, and `model` is None.
         NotCommitted: there is no step.
         CorruptCheckpoint, UnknownFormat, RestoreError: as `ckpt_core.load`.
     """
@@ -61,15 +61,17 @@ def export(
 def _write(
     folder: Path, weights: dict[str, torch.Tensor], files: dict[str, bytes], model: Any
 ) -> None:
-    names = files.pop(ADAPTER, None)
+    adapters = [Path(name).parent for name in files if Path(name).name == ADAPTER_CONFIG]
+    homes = {at: files.pop(str(at / ADAPTER), None) for at in adapters}
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    if names is not None:
-        mine = {new: weights[old] for new, old in json.loads(names).items()}
-        _save(mine, folder / _ADAPTER_WEIGHTS)
+    if adapters and None not in homes.values():
+        for at, names in homes.items():
+            mine = {new: weights[old] for new, old in json.loads(names or "").items()}
+            _save(mine, folder / at / _ADAPTER_WEIGHTS)
         return
-    if model is None and ADAPTER_CONFIG in files:
+    if model is None and adapters:
         raise ConfigError(
             "the step is of a model with an adapter whose file PEFT computes (prompt, prefix, P-tuning): "
             "pass model=, a PeftModel of the same configuration, which is filled, and written by PEFT"
@@ -82,9 +84,7 @@ def _write(
     if hasattr(model, "tie_weights"):
         model.tie_weights()
     model.save_pretrained(folder)
-    if (
-        _GENERATION in files
-    ):  # of the model that was trained, over one that is made of the configuration
+    if _GENERATION in files:  # over what is made of the configuration
         (folder / _GENERATION).write_bytes(files[_GENERATION])
 
 

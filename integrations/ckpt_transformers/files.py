@@ -12,7 +12,7 @@ from transformers import Trainer
 from transformers.utils.import_utils import is_peft_available
 
 ADAPTER = "ckpt_transformers_adapter.json"
-"""Which entries of the model make up the adapter's file, and under which names. Missing where none do."""
+"""Which entries of the model make up an adapter's file, and under which names. Missing where none do."""
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -35,7 +35,7 @@ def small_files(trainer: Trainer) -> dict[str, torch.Tensor]:
         }
     if "config.json" in found:
         found["config.json"] = _with_class(found["config.json"], model)
-    return {name: _tensor(data) for name, data in (found | _adapter(model)).items() if data}
+    return {name: _tensor(data) for name, data in (found | _adapters(model)).items() if data}
 
 
 def contents(files: dict[str, torch.Tensor]) -> dict[str, bytes]:
@@ -52,15 +52,26 @@ def _with_class(config: bytes, model: Any) -> bytes:
     return json.dumps(kept, indent=2, sort_keys=True).encode()
 
 
-def _adapter(model: Any) -> dict[str, bytes]:
-    """The adapter's configuration, and where its weights lie in the model."""
-    if not _is_peft(model):
-        return {}
-    adapter = model.active_adapters[0]
-    config = model.peft_config[adapter].to_dict() | {"inference_mode": True}
-    found = {ADAPTER_CONFIG: json.dumps(config, indent=2, sort_keys=True, default=sorted).encode()}
-    names = _names_of(model, adapter)
-    return found if names is None else {**found, ADAPTER: json.dumps(names).encode()}
+def _adapters(model: Any) -> dict[str, bytes]:
+    """Configurations of adapters, and where their weights lie in the model; in the folders that PEFT has."""
+    found: dict[str, bytes] = {}
+    for adapter in model.peft_config if _is_peft(model) else ():
+        folder = "" if adapter == "default" else f"{adapter}/"
+        config = model.peft_config[adapter].to_dict() | {"inference_mode": True}
+        if config["task_type"] is None:  # without one, this is what AutoPeftModel goes by
+            config["auto_mapping"] = _base_class(model)
+        text = json.dumps(config, indent=2, sort_keys=True, default=sorted)
+        found[folder + ADAPTER_CONFIG] = text.encode()
+        if (names := _names_of(model, adapter)) is not None:
+            found[folder + ADAPTER] = json.dumps(names).encode()
+    return found
+
+
+def _base_class(model: Any) -> dict[str, str]:
+    """As PEFT notes the class of the base. FSDP2 puts one of its own before it."""
+    classes = type(model.get_base_model()).__mro__
+    kind = next(each for each in classes if not each.__name__.startswith("FSDP"))
+    return {"base_model_class": kind.__name__, "parent_library": kind.__module__}
 
 
 def _names_of(model: Any, adapter: str) -> dict[str, str] | None:

@@ -57,7 +57,7 @@ def _check(folder: Path) -> None:
             "has weights, and not the state of a training (optimizer.pt, trainer_state.json): "
             "from_pretrained takes it as it is"
         )
-    if (folder / _ADAPTER).is_file():
+    if any(folder.rglob(_ADAPTER)):
         why = "has an adapter without its base"
     if any(folder.glob("pytorch_model_fsdp*")):
         why = "was saved under FSDP"

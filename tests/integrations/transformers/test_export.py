@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -78,6 +80,36 @@ def test_an_adapter_goes_on_bit_for_bit_and_is_exported(tmp_path: Path) -> None:
     folder = export(tmp_path / "cut" / "ckpts", tmp_path / "adapter")
     read = pytest.importorskip("peft").PeftModel.from_pretrained(gpt(), folder)
     assert _same(read.state_dict(), model.state_dict())
+
+
+def _with_two() -> Any:
+    model = _lora()
+    model.add_adapter("other", model.peft_config["default"])
+    return model
+
+
+def _named() -> Any:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    return peft.get_peft_model(gpt(), config, adapter_name="mine")
+
+
+@pytest.mark.parametrize("make", [_with_two, _named])
+def test_all_adapters_are_exported_where_save_model_writes_them(make: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, model=make(), max_steps=2)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "stock"))
+    folder = export(tmp_path / "ckpts", tmp_path / "adapters")
+    wanted = {path.relative_to(tmp_path / "stock") for path in tmp_path.glob("stock/**/adapter_*")}
+    assert {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} == wanted
+    for name in wanted:
+        ours, stock = folder / name, tmp_path / "stock" / name
+        if name.suffix == ".json":
+            assert json.loads(ours.read_text()) == json.loads(stock.read_text())
+        else:
+            assert _same(
+                dict(sorted(load_file(ours).items())), dict(sorted(load_file(stock).items()))
+            )
 
 
 def _prompted(kind: str) -> Any:

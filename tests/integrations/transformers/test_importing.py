@@ -111,6 +111,7 @@ def test_a_class_and_a_configuration_of_ones_own_are_imported_and_gone_on_with(
         ("optimizer.pt", "from_pretrained takes it as it is"),
         ("trainer_state.json", "from_pretrained takes it as it is"),
         ("+adapter_config.json", "an adapter without its base"),
+        ("+mine/adapter_config.json", "an adapter without its base"),
         ("+pytorch_model_fsdp_0", "saved under FSDP"),
         ("+global_step4", "--format deepspeed"),
     ],
@@ -120,6 +121,7 @@ def test_what_no_step_can_be_made_of_is_refused(
 ) -> None:
     folder = Path(shutil.copytree(stock / "checkpoint-4", tmp_path / "c"))
     if wrong.startswith("+"):
+        (folder / wrong[1:]).parent.mkdir(exist_ok=True)
         (folder / wrong[1:]).touch()
     else:
         (folder / wrong).unlink()
