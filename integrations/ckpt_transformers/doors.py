@@ -317,10 +317,12 @@ def _is_stock(state: TrainerState) -> bool:
 
 def _step_of(path: Path, root: Path) -> int | None:
     """The step of this root that a path names; None for the root itself: the newest."""
-    if path == root:
+    home = os.path.realpath(root)  # either may be named through a link
+    if os.path.realpath(path) == home:
         return None
     digits = path.name.removeprefix("step-")
-    if not digits.isdecimal() or path != step_path(root, int(digits)):
+    named = digits.isdecimal() and path.name == step_path(root, int(digits)).name
+    if not named or os.path.realpath(path.parent) != home:
         raise ConfigError(
             f"resume_from_checkpoint={str(path)!r} is neither a step of {root} nor a directory that Trainer "
             f"wrote: give True for the newest step, or one of its directories"

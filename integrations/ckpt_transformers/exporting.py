@@ -42,7 +42,7 @@ def export(
         CorruptCheckpoint, UnknownFormat, RestoreError: as `ckpt_core.load`.
     """
     target = Path(os.path.abspath(directory))
-    if target.exists():
+    if os.path.lexists(target):
         raise ConfigError(f"directory={str(directory)!r} is there already: give another name")
     try:
         tree = ckpt_core.load(path, only=["model", "files"])

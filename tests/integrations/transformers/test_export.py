@@ -38,8 +38,11 @@ def test_from_pretrained_reads_the_newest_step(tmp_path: Path) -> None:
     read = AutoModelForCausalLM.from_pretrained(folder)
     assert _same(read.state_dict(), trainer.model.state_dict())
     assert (folder / "config.json").is_file()
-    with pytest.raises(ConfigError, match="is there already"):
-        export(tmp_path / "ckpts", folder)
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "nowhere")
+    for taken in (folder, dangling):
+        with pytest.raises(ConfigError, match="is there already"):
+            export(tmp_path / "ckpts", taken)
 
 
 def test_how_it_generates_is_exported_as_save_model_writes_it(tmp_path: Path) -> None:

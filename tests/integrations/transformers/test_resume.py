@@ -115,6 +115,10 @@ def test_a_step_of_the_root_or_the_root_may_be_named(
     assert run(tmp_path, resume=str(step_path(root, 6))) == whole[1]
     with pytest.raises(ConfigError, match="neither a step of"):
         run(tmp_path, resume=str(tmp_path / "elsewhere"))
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    assert run(link, resume=str(root)) == whole[1]
+    assert run(link, resume=str(step_path(root, 6))) == whole[1]
 
 
 def test_a_run_that_begins_anew_does_not_mix_its_steps_with_others(
