@@ -26,8 +26,8 @@ def export(
 ) -> Path:
     """Write a step as `Trainer.save_model` would: weights, configuration, tokenizer. Returns the directory.
 
-    Takes no lock; works beside a run that is still training. Nothing is there before all of it is. Of a model
-    with adapters (PEFT) these are written, each where PEFT has it.
+    Takes no lock; works beside a run that is still training. Nothing is there before all of it is,
+    durably. Of a model with adapters (PEFT) these are written, each where PEFT has it.
 
     Args:
         path: a step, or a root: then its newest step. A directory, or the URL of an object store.
@@ -54,8 +54,19 @@ def export(
         folder = Path(name) / "export"
         folder.mkdir()
         _write(folder, tree["model"], contents(tree["files"]), model)
+        _sync(folder, *folder.rglob("*"))  # first: a power cut leaves all of it there, or nothing
         os.rename(folder, target)
+    _sync(target.parent)
     return target
+
+
+def _sync(*paths: Path) -> None:
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
 
 
 def _write(

@@ -35,7 +35,14 @@ def small_files(trainer: Trainer) -> dict[str, torch.Tensor]:
         }
     if "config.json" in found:
         found["config.json"] = _with_class(found["config.json"], model)
-    return {name: _tensor(data) for name, data in (found | _adapters(model)).items() if data}
+    return {name: as_tensor(data) for name, data in (found | _adapters(model)).items()}
+
+
+def as_tensor(data: bytes) -> torch.Tensor:
+    """A file as a leaf; one of no bytes too, which `frombuffer` refuses."""
+    if not data:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def contents(files: dict[str, torch.Tensor]) -> dict[str, bytes]:
@@ -94,7 +101,3 @@ def _is_peft(model: Any) -> bool:
     from peft import PeftModel
 
     return isinstance(model, PeftModel)
-
-
-def _tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

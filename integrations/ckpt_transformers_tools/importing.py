@@ -150,14 +150,13 @@ def _generators(folder: Path, *, trusted: bool) -> Iterator[dict[str, Any]]:
 
 def _files(folder: Path) -> Iterator[tuple[str, Any]]:
     """Configuration, tokenizer and the like, as `export` writes them."""
-    import torch
+    from ckpt_transformers.files import as_tensor
 
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_dir() or name == _STATE or name.endswith(_NO_FILES):
             continue
-        if data := path.read_bytes():
-            yield name, torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        yield name, as_tensor(path.read_bytes())
 
 
 def _write(step: str, folder: Path) -> None:

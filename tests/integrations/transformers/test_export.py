@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -56,6 +57,45 @@ def test_how_it_generates_is_exported_as_save_model_writes_it(tmp_path: Path) ->
     filled = export(tmp_path / "ckpts", tmp_path / "filled", model=gpt(seed=1))
     assert (made / "generation_config.json").read_text() == expected
     assert (filled / "generation_config.json").read_text() == expected
+
+
+class Letters:
+    """A tokenizer that merges nothing, and says so."""
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        (Path(folder) / "merges.txt").touch()
+
+
+def test_a_file_of_the_tokenizer_may_be_empty(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, max_steps=2)
+    trainer.processing_class = Letters()  # type: ignore[assignment]
+    trainer.train()
+    folder = export(tmp_path / "ckpts", tmp_path / "model")
+    assert (folder / "merges.txt").read_bytes() == b""
+
+
+def test_all_is_durable_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, max_steps=2)
+    synced: list[int] = []
+    fsync, rename = os.fsync, os.rename
+
+    def syncs(file: int) -> None:
+        fsync(file)
+        synced.append(os.fstat(file).st_ino)
+
+    def renames(source: Path, target: Path) -> None:
+        wanted = {path.stat().st_ino for path in (source, *Path(source).rglob("*"))}
+        assert len(wanted) > 3
+        assert wanted <= set(synced)
+        rename(source, target)
+        synced.clear()
+
+    monkeypatch.setattr(os, "fsync", syncs)
+    monkeypatch.setattr(os, "rename", renames)
+    export(tmp_path / "ckpts", tmp_path / "new" / "model")
+    assert (tmp_path / "new").stat().st_ino in synced
 
 
 def test_a_root_without_steps_or_of_another_kind_is_named(tmp_path: Path) -> None:
