@@ -65,7 +65,7 @@ class StepIO(CheckpointIO):
         `path` is a root, which gets one more step; with a suffix `.ckpt`, a file in Lightning's own format.
 
         Raises:
-            ConfigError: storage_options for a format that has none.
+            ConfigError: storage_options for a format that has none, or weights alone.
             CkptError: the save failed; what was there before is untouched.
         """
         if names_a_file(path):
@@ -75,6 +75,11 @@ class StepIO(CheckpointIO):
             raise ConfigError(
                 f"storage_options={storage_options!r}: a directory of steps has none; set them with "
                 f"AsyncCheckpoint(options=Options(...)), or give the path a suffix .ckpt"
+            )
+        if "optimizer_states" not in checkpoint:
+            raise ConfigError(
+                "weights_only=True: a step holds the whole state, since runs go on from the newest one. Leave "
+                "it out, or give the path a suffix .ckpt"
             )
         plain_hparams(checkpoint)
         root = Path(os.path.abspath(path))

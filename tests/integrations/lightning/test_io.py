@@ -122,6 +122,21 @@ def test_save_checkpoint_of_the_open_root_adds_a_step_that_resumes_exactly(root:
     assert committed_steps(root) == (5, 7, 10, 15)
 
 
+def test_weights_alone_are_no_step(root: Path, tmp_path: Path) -> None:
+    def save(trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == 3:
+            trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+            trainer.save_checkpoint(root, weights_only=True)
+
+    saves = LambdaCallback(on_train_batch_end=save)
+    with pytest.raises(ConfigError, match=r"holds the whole state.*suffix \.ckpt"):
+        fit(models.Net, models.train_loader, saver(root, every_n_steps=2), saves)
+    assert committed_steps(root) == (2,)
+    assert (tmp_path / "weights.ckpt").is_file()
+    trainer, _ = fit(models.Net, models.train_loader, saver(root))
+    assert trainer.global_step == 15
+
+
 def _saved_by_hand(make: Any, hook: str, at: int, root: Path, copy: Path, **options: Any) -> Any:
     """How a run ends whose step `at` was saved in that hook; `copy` gets the root as it was right then."""
 
