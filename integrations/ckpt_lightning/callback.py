@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
-from ckpt_core import Checkpointer, ConfigError, OnError, Options, RngState
+from ckpt_core import ConfigError, OnError, Options, RngState
 from ckpt_lightning import resume as resuming
 from ckpt_lightning import tuning
 from ckpt_lightning.by_deepspeed import (
@@ -177,6 +177,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
         self.root = ranks.first(self.root)
         session = (DeepSpeedSession if self._as_tags else Session)(self.root, self.options, ranks)
         self._recorder = Recorder.of(session, self._ranking, self.triggers, self._teller)
+        if isinstance(trainer.strategy.checkpoint_io, StepIO):
+            trainer.strategy.checkpoint_io.opens(self._recorder)
         # A second fit of this process goes on with what it has in memory.
         if not self.knows_root:
             if self._resume_mode == "never":
@@ -197,12 +199,10 @@ class AsyncCheckpoint(Paths, Checkpoint):
                 base,
                 # Those places are of this root, and of no other.
                 options=replace(self.options, levels=(), events_file=None, metrics=None),
-                trusted=self._trusted,
-                save_here=self._save_here,
-                load_here=self._load_here,
             )
+        base.trusted = base.trusted or self._trusted
         base.ranks = ranks
-        Doors(trainer, module, base, ranks, self._checkpointer).install()
+        Doors(trainer, module, base, ranks).install()
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -351,9 +351,6 @@ class AsyncCheckpoint(Paths, Checkpoint):
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _checkpointer(self) -> Checkpointer | None:
-        return None if self._recorder is None else self._recorder.session.checkpointer
-
     def _resume_together(self, trainer: Trainer, pl_module: LightningModule) -> int | None:
         assert self._recorder is not None
         session = self._recorder.session
@@ -369,6 +366,8 @@ class AsyncCheckpoint(Paths, Checkpoint):
         try:
             recorder.close()
         finally:
+            if isinstance(trainer.strategy.checkpoint_io, StepIO):
+                trainer.strategy.checkpoint_io.closes(recorder)
             self._hear(trainer)
             trainer._logger_connector._progress_bar_metrics.pop("ckpt", None)
             self._recorder = self._resumed = self._kept = self._counter = self._averaging = None
@@ -383,17 +382,3 @@ class AsyncCheckpoint(Paths, Checkpoint):
 
     def _committed(self, step: int, path: Path) -> None:
         self._last_step = max(step, self._last_step or 0)
-
-    def _save_here(self, checkpoint: dict[str, Any], root: Path) -> bool:
-        """`trainer.save_checkpoint(root)` of the root that is open: one more step, durable at return."""
-        if self._recorder is None or root != self.root:
-            return False
-        self._recorder.save_now(self._recorder.session.ranks.trainer, checkpoint)
-        return True
-
-    def _load_here(self, path: Path, trusted: bool) -> dict[str, Any] | None:
-        """A step of the root that is open, if it is not there: further levels may have it."""
-        checkpointer = self._checkpointer()
-        if checkpointer is None or not self.options.levels or path.exists():
-            return None
-        return resuming.load_from_levels(checkpointer, path, trusted=trusted)

@@ -136,11 +136,15 @@ def _extras_beside(trainer: Trainer, moment: Moment, extras: dict[str, Any]) -> 
         "stepped": moment.stepped,
         "owed": moment.owed,
         "stopping": asked_to_stop(trainer),
-        "rng": RngState().state_dict(),
-        "metrics": _last_metrics(trainer, moment),
+        **passing(trainer, moment),
         "gradients": _gradients(trainer),
     }
     return {EXTRAS: {**own, **extras}}
+
+
+def passing(trainer: Trainer, moment: Moment) -> dict[str, Any]:
+    """The part of it that a validation or a test behind the fit would change."""
+    return {"rng": RngState().state_dict(), "metrics": _last_metrics(trainer, moment)}
 
 
 def merged(early: dict[str, Any], late: dict[str, Any]) -> dict[str, Any]:

@@ -7,20 +7,21 @@ a file         Lightning's own, `.ckpt`: left to the CheckpointIO that was there
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.plugins import CheckpointIO
 
 from ckpt_core import Checkpointer, ConfigError, Options
 from ckpt_lightning.capture import plain_hparams
 from ckpt_lightning.ranks import Ranks
-from ckpt_lightning.resume import load
+from ckpt_lightning.resume import load, load_from_levels
+
+if TYPE_CHECKING:
+    from ckpt_lightning.by_hand import ByHand
+    from ckpt_lightning.recorder import Recorder
 
 _FILES = frozenset({".ckpt", ".pt", ".pth", ".bin"})
-SaveHere = Callable[[dict[str, Any], Path], bool]
-LoadHere = Callable[[Path, bool], dict[str, Any] | None]
 
 
 class StepIO(CheckpointIO):
@@ -33,8 +34,6 @@ class StepIO(CheckpointIO):
         base: for everything that is not ours; None for Lightning's default.
         options: of the engine, for `trainer.save_checkpoint`.
         trusted: allow objects that could run code when they are loaded.
-        save_here: takes a checkpoint that belongs into a root which is open already; False if it does not.
-        load_here: finds a step of such a root where the root has not got it; None if it has, or is another.
     """
 
     def __init__(
@@ -43,8 +42,6 @@ class StepIO(CheckpointIO):
         *,
         options: Options | None = None,
         trusted: bool = False,
-        save_here: SaveHere | None = None,
-        load_here: LoadHere | None = None,
     ) -> None:
         if base is None:
             from lightning.fabric.plugins import TorchCheckpointIO
@@ -53,9 +50,27 @@ class StepIO(CheckpointIO):
         self.base = base
         self.options = options or Options()
         self.trusted = trusted
-        self.save_here = save_here
-        self.load_here = load_here
         self.ranks: Ranks | None = None
+        self._recorders: list[Recorder] = []
+        self._by_hand: ByHand | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and for other processes, which have no part in a fit that runs here."""
+        return {**self.__dict__, "_recorders": [], "_by_hand": None}
+
+    def opens(self, recorder: Recorder) -> None:
+        """A fit of this trainer begins, and its root is open."""
+        self._recorders.append(recorder)
+        self._by_hand = recorder.by_hand
+
+    def closes(self, recorder: Recorder) -> None:
+        """It is over. What is saved after it is still completed."""
+        self._recorders = [one for one in self._recorders if one is not recorder]
+
+    def recorder_of(self, root: Path) -> Recorder | None:
+        """The one that has this root open."""
+        found = (one for one in self._recorders if one.session.checkpointer.root == root)
+        return next(found, None)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
@@ -78,13 +93,16 @@ class StepIO(CheckpointIO):
             )
         if "optimizer_states" not in checkpoint:
             raise ConfigError(
-                "weights_only=True: a step holds the whole state, since runs go on from the newest one. Leave "
-                "it out, or give the path a suffix .ckpt"
+                "weights_only=True: a step holds the whole state, since runs go on from the newest: leave it "
+                "out, or give the path a suffix .ckpt"
             )
         plain_hparams(checkpoint)
         root = Path(os.path.abspath(path))
-        if self.save_here is not None and self.save_here(checkpoint, root):
+        if (recorder := self.recorder_of(root)) is not None:
+            recorder.save_now(checkpoint)
             return
+        if self._by_hand is not None:
+            checkpoint, _ = self._by_hand.completed(checkpoint)
         ranks = self.ranks
         opened = ranks.open(root, self.options) if ranks else Checkpointer(root, self.options)
         with opened as checkpointer:
@@ -106,10 +124,9 @@ class StepIO(CheckpointIO):
         """
         if _is_ours(path):
             trusted = self.trusted if weights_only is None else not weights_only
-            if self.load_here is not None:
-                found = self.load_here(Path(os.path.abspath(path)), trusted)
-                if found is not None:
-                    return found
+            found = self._from_levels(Path(os.path.abspath(path)), trusted)
+            if found is not None:
+                return found
             return load(path, trusted=trusted, rank=self.ranks.viewpoint if self.ranks else None)
         options = {} if weights_only is None else {"weights_only": weights_only}
         if map_location is not None:
@@ -124,6 +141,16 @@ class StepIO(CheckpointIO):
     def teardown(self) -> None:
         """Called by Lightning when it is done."""
         self.base.teardown()
+
+    def _from_levels(self, path: Path, trusted: bool) -> dict[str, Any] | None:
+        """A step that a root which is open has not got itself: its further levels may have it."""
+        for recorder in [] if path.exists() else self._recorders:
+            checkpointer = recorder.session.checkpointer
+            if checkpointer.options.levels:
+                found = load_from_levels(checkpointer, path, trusted=trusted)
+                if found is not None:
+                    return found
+        return None
 
 
 def _is_ours(path: str | Path) -> bool:

@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ckpt_core import ConfigError
+from ckpt_lightning.by_hand import ByHand, complete
 from ckpt_lightning.capture import (
     EXTRAS,
     Moment,
@@ -29,11 +30,9 @@ from ckpt_lightning.capture import (
     after_batch,
     before_next_batch,
     between_epochs,
-    completed,
     dump,
     early_part,
     frozen,
-    in_any_hook,
     merged,
     protected,
     within_stopped_epoch,
@@ -44,7 +43,6 @@ from ckpt_lightning.loops import (
     logs_in_training,
     swapping_optimizers,
     validation_follows,
-    within_batch,
 )
 from ckpt_lightning.position import DataPosition
 from ckpt_lightning.ranking import Change, Ranking
@@ -57,10 +55,6 @@ from ckpt_lightning.traps import updating_batch_norm
 from ckpt_lightning.triggers import Schedule, Triggers
 
 _NO_CHANGE = Change()
-_WITHIN_BATCH = (
-    "trainer.save_checkpoint was called within a batch: a run that resumes from this step leaves that batch "
-    "out. Call it in on_train_batch_end, on_validation_end or on_train_epoch_start"
-)
 
 
 @dataclass
@@ -94,6 +88,7 @@ class Recorder:
         return cls(session, DataPosition(teller), schedule, ranking, triggers, teller)
 
     def __post_init__(self) -> None:
+        self.by_hand = ByHand(self.session.ranks.trainer, self.position, self.teller)
         self._armed = Armed(self._start_save)
         if self.triggers.save_on_exception:
             timeout_s = self.session.checkpointer.options.timeout_s
@@ -105,6 +100,8 @@ class Recorder:
         """on_load_checkpoint: our part of it; None if Lightning wrote it by itself."""
         self.position.note(checkpoint)
         saved = extras_of(checkpoint)
+        if saved is not None:
+            self.by_hand.resumes(checkpoint)
         self._stops = saved is not None and stops_again(trainer, checkpoint, saved)
         return saved
 
@@ -116,6 +113,7 @@ class Recorder:
 
     def begin(self, trainer: Trainer, *, resumed: bool) -> None:
         """on_train_start."""
+        self.by_hand.begins()
         self._seen_step = trainer.global_step
         self.last_step = trainer.global_step if resumed else 0
         self.session.meter.resumed(trainer.global_step)
@@ -193,6 +191,7 @@ class Recorder:
         """on_train_end."""
         self.schedule.wanted = self.schedule.wanted or self.triggers.save_last
         self._offer(trainer, between_epochs(trainer), self._score)
+        self.by_hand.ends()
         self.session.wait_staged()
 
     def fail(self, trainer: Trainer, error: BaseException) -> None:
@@ -214,21 +213,20 @@ class Recorder:
         Raises:
             CkptError: as `Session.close`.
         """
+        self.by_hand.closes()
         self._armed.close()
         self.session.close()
 
-    def save_now(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    def save_now(self, checkpoint: dict[str, Any]) -> None:
         """trainer.save_checkpoint(root): this state, wherever training stands; durable at return."""
-        if self._is_new(trainer):
-            moment, own = in_any_hook(trainer), self.last_step
-            if within_batch(trainer):
-                self.teller.once(_WITHIN_BATCH)
-            tree = self._completed(checkpoint, trainer, moment)
+        if self._is_new(self.session.ranks.trainer):
+            own = self.last_step
+            tree, unfinished = self.by_hand.completed(checkpoint)
             self._save(checkpoint["global_step"], tree, time.monotonic())
             # One of our own may still come at this step, and takes its place: as one of the best, or since
             # this one lacks what is still to come.
             self.last_step = own
-            self.schedule.wanted = self.schedule.wanted or moment.unfinished
+            self.schedule.wanted = self.schedule.wanted or unfinished
         self.session.wait()
 
     # -- inside ----------------------------------------------------------------------------------
@@ -287,16 +285,7 @@ class Recorder:
         return trainer.global_step != self.last_step
 
     def _dump(self, trainer: Trainer, moment: Moment) -> dict[str, Any]:
-        return self._completed(dump(trainer), trainer, moment)
-
-    def _completed(
-        self, checkpoint: dict[str, Any], trainer: Trainer, moment: Moment
-    ) -> dict[str, Any]:
-        extras = self.position.extras(trainer, boundary=moment.boundary)
-        tree = completed(checkpoint, trainer, moment, extras)
-        if moment.boundary:
-            self.position.settle_boundary(trainer, tree)
-        return tree
+        return complete(dump(trainer), trainer, self.position, moment)
 
     def _save(
         self,

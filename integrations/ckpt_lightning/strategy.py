@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,17 +58,12 @@ def resume_together(
 
 @dataclass(frozen=True)
 class Doors:
-    """Stand in the strategy's way for directories of ours. Made in setup().
-
-    Attributes:
-        checkpointer: that of the fit that runs, if one does.
-    """
+    """Stand in the strategy's way for directories of ours. Made in setup()."""
 
     trainer: Trainer
     module: LightningModule
     io: StepIO
     ranks: Ranks
-    checkpointer: Callable[[], Checkpointer | None]
 
     def install(self) -> None:
         """Called at each setup(); takes the place of those of an earlier one."""
@@ -107,9 +101,8 @@ class Doors:
             return found
         root, step = root_and_step(path)
         trusted = self.io.trusted if weights_only is None else not weights_only
-        open_already = self.checkpointer()
-        if open_already is not None and open_already.root == root:
-            return self._tree(open_already, step=step, trusted=trusted)
+        if (recorder := self.io.recorder_of(root)) is not None:
+            return self._tree(recorder.session.checkpointer, step=step, trusted=trusted)
         with self.ranks.open(root, self.io.options) as checkpointer:
             return self._tree(checkpointer, step=step, trusted=trusted)
 

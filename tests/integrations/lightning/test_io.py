@@ -15,9 +15,18 @@ from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 import ckpt_lightning
 from ckpt_core import ConfigError, NotCommitted, UntrustedData, committed_steps, step_path
 from ckpt_core.cli import main
-from ckpt_lightning import CheckpointWarning, StepIO
+from ckpt_core.data import ResumableLoader
+from ckpt_lightning import AsyncCheckpoint, CheckpointWarning, StepIO
 from tests.integrations.lightning import models
-from tests.integrations.lightning.running import QUIET, differences, ending, fit, saver, trainer_of
+from tests.integrations.lightning.running import (
+    QUIET,
+    SMALL,
+    differences,
+    ending,
+    fit,
+    saver,
+    trainer_of,
+)
 
 
 class Odd:
@@ -173,6 +182,92 @@ def test_a_step_that_was_saved_by_hand_between_two_batches_or_epochs_resumes_exa
         path = str(step_path(origin, at))
         resumed = fit(make, models.train_loader, beside, seed=8, ckpt_path=path, **options)
         assert not differences(undisturbed, ending(*resumed)), origin
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_epoch_start"])
+def test_a_step_that_was_saved_to_another_root_within_a_fit_resumes_exactly(
+    root: Path, tmp_path: Path, hook: str
+) -> None:
+    undisturbed = ending(*fit(models.StepPlateau, models.train_loader))
+    at, other = 5 if hook == "on_train_epoch_start" else 7, tmp_path / "other"
+
+    def save(trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == at:
+            trainer.save_checkpoint(other)
+
+    saves = LambdaCallback(**{hook: save})
+    assert not differences(
+        undisturbed, ending(*fit(models.StepPlateau, models.train_loader, saves, saver(root)))
+    )
+    assert committed_steps(other) == (at,) and committed_steps(root) == (5, 10, 15)
+    assert _resumed_differs(models.StepPlateau, models.train_loader, other, undisturbed) == []
+
+
+def _resumed_differs(make: Any, loaders: Any, path: Path, expected: Any) -> list[str]:
+    """Where a run that goes on from there, and saves elsewhere, ends otherwise."""
+    beside = saver(path.parent / "beside")
+    resumed = fit(make, loaders, beside, seed=8, ckpt_path=str(path))
+    return differences(expected, ending(*resumed))
+
+
+def _resumable() -> Any:
+    return ResumableLoader(models.Noisy(), batch_size=models.BATCH_SIZE, shuffle=True, seed=3)
+
+
+@pytest.mark.parametrize("loaders", [models.train_loader, _resumable], ids=["plain", "resumable"])
+@pytest.mark.parametrize("until", [{"max_epochs": 2}, {"max_steps": 7}], ids=["epoch", "within"])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "again"])
+def test_what_is_saved_by_hand_after_a_fit_resumes_exactly_like_its_last_step(
+    root: Path, tmp_path: Path, loaders: Any, until: dict[str, Any], again: bool
+) -> None:
+    undisturbed = ending(*fit(models.StepPlateau, loaders))
+    for _ in range(1 + again):  # the second run trains nothing
+        trainer, module = fit(models.StepPlateau, loaders, saver(root), **until)
+        trainer.validate(module, models.val_loader(), verbose=False)
+        for path in (root, tmp_path / "other"):
+            trainer.save_checkpoint(path)
+    for path in (root, tmp_path / "other"):
+        assert committed_steps(path)[-1] == trainer.global_step
+        assert _resumed_differs(models.StepPlateau, loaders, path, undisturbed) == []
+        shutil.rmtree(tmp_path / "beside")
+
+
+class _Second(AsyncCheckpoint):
+    state_key = "second"
+
+
+@pytest.mark.parametrize("way", ["two callbacks", "a plugin beside", "the callback of a later fit"])
+def test_each_root_that_a_fit_has_open_takes_what_is_saved_by_hand(
+    root: Path, tmp_path: Path, way: str
+) -> None:
+    def save(trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == 8:
+            trainer.save_checkpoint(root)
+
+    saves, before = LambdaCallback(on_train_batch_end=save), saver(tmp_path / "before")
+    callback = _Second(root, options=SMALL)
+    if way == "a plugin beside":
+        fit(models.Net, models.train_loader, callback, saves, plugins=[StepIO()])
+    elif way == "two callbacks":
+        fit(models.Net, models.train_loader, before, callback, saves)
+    else:
+        trainer, module = fit(models.Net, models.train_loader, before, max_epochs=1)
+        trainer.callbacks = [callback, saves]
+        trainer.fit_loop.max_epochs = 3
+        trainer.fit(module, models.train_loader())
+    assert 8 in committed_steps(root)
+    assert "ckpt_lightning" in ckpt_lightning.load(step_path(root, 8))
+
+
+def test_a_callback_that_trusts_does_so_beside_a_plugin_too(root: Path, tmp_path: Path) -> None:
+    def make() -> Any:
+        return WithHparams(extra=Odd())
+
+    fit(make, models.train_loader, saver(root), max_epochs=1)
+    beside = saver(tmp_path / "beside", trusted=True)
+    path = str(root)
+    trainer, _ = fit(make, models.train_loader, beside, ckpt_path=path, plugins=[StepIO()])
+    assert trainer.global_step == 15
 
 
 def test_saving_by_hand_within_a_batch_is_told(root: Path) -> None:
