@@ -130,6 +130,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         self._kept: tuning.Resumed | None = None
         self.knows_root = False
         self._resumes_late = False
+        self._unwanted: tuple[int, ...] = ()
         self._last_step: int | None = None
 
     # -- what Lightning and loggers ask a checkpoint callback -------------------------------------
@@ -179,17 +180,17 @@ class AsyncCheckpoint(Paths, Checkpoint):
         self._recorder = Recorder.of(session, self._ranking, self.triggers, self._teller)
         if isinstance(trainer.strategy.checkpoint_io, StepIO):
             trainer.strategy.checkpoint_io.opens(self._recorder)
-        # A second fit of this process goes on with what it has in memory.
+        # A second fit of this process goes on with what it has in memory, unless the step is of that fit.
         if not self.knows_root:
             if self._resume_mode == "never":
-                resuming.refuse_steps(self.root, session.steps())
+                self._unwanted = session.steps()
             elif loads_late(trainer):
                 self._resumes_late = True
             elif ranks.several or self.options.levels:
                 self._last_step = self._resume_together(trainer, pl_module)
             else:
                 self._last_step = resuming.resume_newest(trainer, pl_module, self.root)
-        self.knows_root = True
+        self.knows_root = not self._unwanted
 
     def _install_doors(self, trainer: Trainer, module: LightningModule, ranks: Ranks) -> None:
         base = trainer.strategy.checkpoint_io
@@ -222,6 +223,9 @@ class AsyncCheckpoint(Paths, Checkpoint):
         """Loaders are made soon."""
         if self._recorder is None:
             return
+        if not trainer.ckpt_path:  # Lightning tells it no earlier
+            resuming.refuse_steps(self.root, self._unwanted)
+        self.knows_root, self._unwanted = True, ()
         if self._resumes_late:
             self._resumes_late = False
             self._last_step = self._resume_together(trainer, pl_module)
@@ -347,6 +351,10 @@ class AsyncCheckpoint(Paths, Checkpoint):
         if self._resumed is not None:
             # The run had ended already: nothing was trained, so nobody has put these back.
             RngState().load_state_dict(self._resumed["rng"])
+            later = not trainer.ckpt_path and resuming.of_later_fit(trainer, self._resumed)
+            self.knows_root = not later
+            if self._resumed["boundary"]:
+                resuming.begin_epoch(trainer)
         self._close(trainer)
 
     # -- inside ----------------------------------------------------------------------------------

@@ -151,6 +151,17 @@ def check_model(module: LightningModule, checkpoint: dict[str, Any], path: Path)
         )
 
 
+def of_later_fit(trainer: Trainer, saved: dict[str, Any]) -> bool:
+    """Whether a step lies behind the end of the fit that has loaded it, and so trained nothing.
+
+    A program that calls `fit` several times has saved it in a later one, of which much is not in memory then.
+    """
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    begun = epochs.processed + (not saved["boundary"])
+    limits = (trainer.max_epochs, begun), (trainer.max_steps, trainer.global_step)
+    return any(limit not in (None, -1) and limit < reached for limit, reached in limits)
+
+
 def announce(trainer: Trainer, checkpoint_extras: dict[str, Any], path: object) -> None:
     """The one log line that says where training goes on."""
     where = "between two epochs" if checkpoint_extras["boundary"] else "mid-epoch"

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 
 from ckpt_core import (
     ConfigError,
@@ -212,6 +213,31 @@ def test_a_second_fit_of_one_process_goes_on_with_what_is_in_memory(root: Path) 
     assert (module.net[0].weight == 0.5).all()
 
 
+def _two_fits(*callbacks: Any, seed: int) -> Any:
+    """How a program ends that trains one epoch, and then two more with the same trainer."""
+    torch.manual_seed(seed)
+    module, trainer = models.Net(), trainer_of(*callbacks, max_epochs=1)
+    trainer.fit(module, models.train_loader())
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(module, models.train_loader())
+    return ending(trainer, module)
+
+
+@pytest.mark.parametrize("at", [4, 5, 7, 9])
+def test_a_program_of_two_fits_that_was_killed_in_one_of_them_ends_as_if_it_had_not(
+    root: Path, at: int
+) -> None:
+    def fail(trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == at:
+            raise Stop
+
+    undisturbed = _two_fits(seed=7)
+    with pytest.raises(Stop):
+        _two_fits(saver(root, every_n_steps=1), LambdaCallback(on_train_batch_start=fail), seed=7)
+    assert committed_steps(root)[-1] == at
+    assert not differences(undisturbed, _two_fits(saver(root, every_n_steps=1), seed=8))
+
+
 def test_a_root_that_holds_steps_is_refused_when_resume_is_never(root: Path) -> None:
     _interrupted(root, 5)
     with pytest.raises(ConfigError, match=r"resume='never'.*2 steps .newest 4.*another root"):
@@ -225,6 +251,14 @@ def test_an_explicit_ckpt_path_wins(root: Path, caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         resumed = ending(*fit(models.Net, models.train_loader, saver(root), ckpt_path=path))
     assert f"resumed from step 4 (epoch 0, mid-epoch) of {path}" in caplog.text
+    assert not differences(undisturbed, resumed)
+
+
+def test_an_explicit_ckpt_path_wins_over_never_too(root: Path) -> None:
+    _interrupted(root, 9)
+    undisturbed = ending(*fit(models.Net, models.train_loader))
+    path, callback = str(step_path(root, 4)), saver(root, resume="never")
+    resumed = ending(*fit(models.Net, models.train_loader, callback, ckpt_path=path))
     assert not differences(undisturbed, resumed)
 
 
