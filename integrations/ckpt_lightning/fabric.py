@@ -29,7 +29,8 @@ from typing import Any, Self
 from lightning.fabric import Fabric
 from lightning.fabric.strategies.deepspeed import DeepSpeedStrategy
 from lightning.fabric.strategies.fsdp import FSDPStrategy
-from lightning.fabric.wrappers import _FabricModule, _unwrap_objects
+from lightning.fabric.wrappers import _FabricModule, _unwrap_compiled, _unwrap_objects
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from ckpt_core import (
@@ -202,10 +203,14 @@ class FabricCheckpoint:
             return None
         whole: dict[str, Any] = found.state
         for key in state:
-            if not _is_live(tree[key]):
-                state[key] = whole[key]
+            state[key] = _in_place(state[key], tree[key], whole[key])
         self._last_step = found.step
         return {key: value for key, value in whole.items() if key != _RNG}
+
+    def _looked_at(self, step: int | None) -> dict[str, Any] | None:
+        found = self._open().restore(None, step=step, trusted=self._trusted)
+        whole: dict[str, Any] = {} if found is None else found.state
+        return {key: value for key, value in whole.items() if key != _RNG} or None
 
     def _saving(self, original: Callable[..., None]) -> Callable[..., None]:
         def save(path: Any, state: dict[str, Any], filter: Any = None) -> None:
@@ -227,12 +232,11 @@ class FabricCheckpoint:
             place = Path(os.path.abspath(path))
             if self.root not in (place, place.parent):
                 return original(path, state, *args, **options)
-            given = {} if state is None else state
             _, step = root_and_step(place)
-            found = self._restored(given, step)
+            found = self._restored(state, step) if state else self._looked_at(step)
             if found is None:
                 raise NotCommitted(f"{path} holds no committed step", path=place)
-            return {key: value for key, value in found.items() if key not in given}
+            return {key: value for key, value in found.items() if key not in (state or {})}
 
         return load
 
@@ -243,8 +247,26 @@ def _on_device(fabric: Fabric) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """What Fabric has wrapped; of DistributedDataParallel the module inside, with the user's names."""
-    return value.module if isinstance(value, _FabricModule) else _unwrap_objects(value)
+    """What Fabric has wrapped, at any depth; of DistributedDataParallel the module, with the user's names."""
+    return _unwrap_objects(apply_to_collection(value, nn.Module, _bare_module))
+
+
+def _bare_module(module: nn.Module) -> nn.Module:
+    inner, _ = _unwrap_compiled(module)
+    return inner.module if isinstance(inner, _FabricModule) else module
+
+
+def _in_place(given: Any, bare: Any, found: Any) -> Any:
+    """What was found, with live objects where the state has them, in containers too; `bare` was filled."""
+    if _is_live(bare):
+        return given
+    if isinstance(bare, dict) and isinstance(found, dict):
+        found.update(
+            {key: _in_place(given[key], bare[key], found[key]) for key in bare if key in found}
+        )
+    elif type(bare) is type(found) in (list, tuple) and len(bare) == len(found):
+        return type(bare)(map(_in_place, given, bare, found))
+    return found
 
 
 def _is_live(value: Any) -> bool:

@@ -11,7 +11,10 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import FSDPStrategy
+from lightning.fabric.wrappers import _FabricModule
+from torch import nn
 
+import ckpt_core
 from ckpt_core import ConfigError, StateMismatch, committed_steps, step_path
 from ckpt_core.bench.meeting import free_port
 from ckpt_lightning import FabricCheckpoint
@@ -95,6 +98,60 @@ def test_save_and_load_of_fabric_itself_go_through_the_engine(root: Path, tmp_pa
         assert fabric.load(tmp_path / "theirs.ckpt")["epoch"] == 2
         with pytest.raises(ConfigError, match="filter"):
             fabric.save(root, state, filter={"model": lambda *_: True})
+
+
+def test_a_look_at_a_step_leaves_the_generators_of_the_run_alone(root: Path) -> None:
+    fabric, saving, state = _begun(root)
+    with saving:
+        fabric.save(root, state)
+        saving.wait()
+        torch.rand(1)
+        before = torch.get_rng_state()
+        assert fabric.load(step_path(root, 3))["step"] == 3
+        assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_models_within_containers_are_restored_and_saved_again_as_they_are_by_then(
+    root: Path, kind: Any
+) -> None:
+    fabric, saving, state = _begun(root)
+    model, optimizer = state.pop("model"), state.pop("optimizer")
+    state |= {"models": {"g": model, "seen": 1}, "rest": kind([optimizer, 2])}
+    with saving:
+        fabric.save(root, state)
+        saving.wait()
+        state["models"]["seen"] = 5
+        assert saving.restore(state) == 3
+        assert state["models"] == {"g": model, "seen": 1} and state["rest"] == kind([optimizer, 2])
+        with torch.no_grad():
+            model.module[0].weight.fill_(0.5)
+        fabric.save(root, {**state, "step": 4})
+        saving.wait()
+    assert (ckpt_core.load(root)["models"]["g"]["0.weight"] == 0.5).all()
+
+
+class _AsDdp(nn.Module):
+    """A strategy's wrapper, as DistributedDataParallel is one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+@pytest.mark.parametrize("way", ["plain", "nested", "compiled"])
+def test_what_a_strategy_has_wrapped_is_saved_under_the_modules_own_names(
+    root: Path, way: str
+) -> None:
+    module = net()
+    model: Any = _FabricModule(_AsDdp(module), made().strategy, original_module=module)
+    if way == "compiled":
+        model = torch.compile(model, backend="eager")
+    state = {"model": {"g": model} if way == "nested" else model, "step": 1}
+    with saver(root).attach(made()) as saving:
+        saving.save(state)
+    saved = ckpt_core.load(root)["model"]
+    assert set(saved["g"] if way == "nested" else saved) == set(module.state_dict())
 
 
 def test_a_state_of_another_model_is_refused_and_nothing_is_changed(root: Path) -> None:
