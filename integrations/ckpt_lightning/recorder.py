@@ -47,7 +47,7 @@ from ckpt_lightning.loops import (
 from ckpt_lightning.position import DataPosition
 from ckpt_lightning.ranking import Change, Ranking
 from ckpt_lightning.rescue import Armed
-from ckpt_lightning.resume import extras_of
+from ckpt_lightning.resume import extras_of, own_buffers
 from ckpt_lightning.session import Session
 from ckpt_lightning.stopping import asked_to_stop, stops_again
 from ckpt_lightning.texts import Teller
@@ -103,7 +103,7 @@ class Recorder:
         if saved is not None:
             self.by_hand.resumes(checkpoint)
         self._stops = saved is not None and stops_again(trainer, checkpoint, saved)
-        return saved
+        return saved and {**saved, "buffers": own_buffers(trainer, checkpoint)}
 
     def go_on(self, trainer: Trainer, saved: dict[str, Any]) -> None:
         """on_fit_start, or on_load_checkpoint where that comes later. Called on every rank: a collective."""

@@ -9,10 +9,12 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.plugins import DoublePrecision
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 import ckpt_core
 from ckpt_core import (
@@ -181,12 +183,27 @@ def load_in_double(trainer: Trainer, module: LightningModule, checkpoint: dict[s
         trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
 
 
+def own_buffers(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
+    """This rank's, where nobody keeps those of the ranks equal. Called in on_load_checkpoint."""
+    module = trainer.lightning_module
+    if module.automatic_optimization or not isinstance(trainer.strategy, DDPStrategy):
+        return {}
+    saved = checkpoint["state_dict"]
+    return {name: saved[name] for name, _ in module.named_buffers() if name in saved}
+
+
 def put_back(trainer: Trainer, module: LightningModule, saved: dict[str, Any]) -> None:
     """What Lightning does not restore, but for generators. Called in on_train_start."""
     if not saved["boundary"]:
         begin_accumulation(trainer, module)  # schedulers that are owed a step ask for it
         for optimizer in swapping_optimizers(trainer):
             optimizer.train()  # saved behind a validation, before the module's own hook
+    model = trainer.strategy.model
+    if saved["buffers"] and isinstance(model, DistributedDataParallel):
+        # Made equal when it was made, and in its first batch; with manual optimization, in no later one.
+        for name, value in saved["buffers"].items():
+            module.get_buffer(name).copy_(value)
+        model.require_forward_param_sync = False
     trainer._logger_connector._callback_metrics.update(saved["metrics"])
     parameters = dict(module.named_parameters())
     for name, gradient in saved["gradients"].items():

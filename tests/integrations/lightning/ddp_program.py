@@ -126,14 +126,13 @@ class InFlat(Flat):
 class ByHand:
     """Before one of the modules: it steps by itself, with the gradients of four batches, also of two epochs.
 
-    They are cleared when the next are to come, so that there are some at any time. Without BatchNorm: here
-    DDP makes its buffers equal in the first batch of a process alone.
+    They are cleared when the next are to come, so that there are some at any time. DDP makes the buffers of
+    BatchNorm equal in the first batch alone.
     """
 
     def __init__(self: Any, *args: Any) -> None:
         super().__init__(*args)
         self.automatic_optimization = False
-        self.net[1] = nn.LayerNorm(8)
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> None:
         count = self.trainer.fit_loop.epoch_loop.total_batch_idx
