@@ -35,16 +35,19 @@ def wanted(
         there: what is whole at the level, likewise.
         last: nothing comes after the newest step, so that it goes there whatever `every` says.
     """
-    newest = max(there, default=-1)
     fitting = {step for step in here if meets(step, level)}
     if last and here:
         fitting.add(max(here))
-    open_ones = [
-        step
-        for step in fitting
-        if there.get(step) != here[step] and (step > newest or step in there)
-    ]
+    open_ones = fitting & _open(here, there).keys()
     return tuple(sorted(open_ones)[-level.backlog :])
+
+
+def coming(
+    here: Mapping[int, str], level: Level, *, there: Mapping[int, str], want: Collection[int]
+) -> frozenset[tuple[int, str]]:
+    """Saves that may still come to a level: those to be sent now, and those that might be instead."""
+    later = [save for save in _open(here, there).items() if meets(save[0], level)]
+    return frozenset([*later, *[(step, here[step]) for step in want]])
 
 
 def lasting(here: Collection[int], level: Level, *, there: Collection[int]) -> int | None:
@@ -56,6 +59,16 @@ def lasting(here: Collection[int], level: Level, *, there: Collection[int]) -> i
     newest = max(there, default=-1)
     fitting = [step for step in here if step > newest and meets(step, level)]
     return max(fitting, key=lambda step: (_twos(step // level.every), step), default=None)
+
+
+def _open(here: Mapping[int, str], there: Mapping[int, str]) -> dict[int, str]:
+    """Saves that are newer than all that is there, or of which another one is there."""
+    newest = max(there, default=-1)
+    return {
+        step: attempt
+        for step, attempt in here.items()
+        if there.get(step) != attempt and (step > newest or step in there)
+    }
 
 
 def _twos(number: int) -> int:

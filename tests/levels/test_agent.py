@@ -20,7 +20,7 @@ from ckpt_core.levels.mailbox import PROTOCOL
 from ckpt_core.options import Level
 from ckpt_core.store import step_path
 from ckpt_core.system.files import Files
-from tests.faults.mounts import mounted, remount
+from tests.faults.mounts import bound, mounted, remount
 from tests.levels.agents import Agents, log_of, plan_of, until
 from tests.levels.making import CHUNK_BYTES, look, make_store, read_step, save
 
@@ -558,6 +558,60 @@ def test_a_full_level_is_told_spares_its_steps_and_is_caught_up_with(
         until(lambda: set(look(disk / "far")) == {1, 2})
         store.close()
         agents.ended(process, root)
+
+
+def test_a_level_that_always_has_something_to_send_lets_older_steps_go_meanwhile(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far, store = tmp_path / "far", make_store(root)
+    for step in (1, 2, 3, 4):
+        save(store, step)
+    save(store, 5, nbytes=8 << 20)  # so that it is on its way to the end of the test
+    agents.start(root, plan_of(level(far, keep_last=1, bandwidth="100KB/s")))
+    most = 0
+
+    def has_let_go() -> bool:
+        nonlocal most
+        most = max(most, len(there := look(far)))
+        return set(there) == {4}
+
+    until(has_let_go)
+    assert most <= 2, "what it is to keep, and the one that has just come"
+    store.close()
+
+
+def test_a_level_that_is_full_goes_on_by_itself_once_it_is_to_keep_fewer_steps(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    with mounted("tmpfs", tmp_path) as disk:
+        (disk / "ballast").write_bytes(bytes(8 << 20))
+        store = make_store(root)
+        for step in (1, 2, 3, 4):
+            save(store, step, nbytes=5 << 20)
+        plan = plan_of(level(disk / "far"))
+        process = agents.start(root, plan)
+        problem = until(lambda: (found := read_status(root)) and found.levels[0].problem)
+        assert "keep fewer steps" in problem and set(look(disk / "far")) == {1, 2, 3}
+        write_plan(root, plan_of(level(disk / "far", keep_last=1)))
+        until(lambda: set(look(disk / "far")) == {4})
+        store.close()
+        assert agents.ended(process, root).levels[0].problem == ""
+
+
+def test_a_level_that_lets_no_step_go_says_so_and_takes_newer_ones_all_the_same(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far, store = tmp_path / "far", make_store(root)
+    save(store, 1)
+    agents.start(root, plan_of(level(far, keep_last=1)))
+    until(lambda: set(look(far)) == {1})
+    with bound(step_path(far, 1)):  # which nobody can rename
+        for step in (2, 3, 4):
+            save(store, step)
+        until(lambda: {1, 4} <= set(look(far)))
+        assert "busy" in until(lambda: (found := read_status(root)) and found.levels[0].problem)
+    until(lambda: set(look(far)) == {4})
+    store.close()
 
 
 def test_a_copy_that_is_given_up_for_a_newer_one_gives_its_space_back(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_core import Checkpointer, Level, PersistError
-from ckpt_core.levels import open_far, read_plan, write_plan
+from ckpt_core.levels import open_far, read_plan, read_status, write_plan
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.levels.trainer import levels as trainer
 from ckpt_core.store import UNPINNED, committed_steps, pinned_steps, unpinned_marks
@@ -150,6 +150,30 @@ def test_what_is_unpinned_while_a_level_is_away_is_unpinned_there_later(
     store.close()
     agents.run(root)
     assert not pins(far) and not unpinned_marks(root)
+
+
+def test_a_level_that_always_has_something_to_send_hears_of_what_is_unpinned(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far = tmp_path / "far"
+    pin_the_first(root, 1)
+    agents.run(root, plan_of(Level(str(far))))
+    store = make_store(root)
+    save(store, 3, nbytes=200_000)
+    save(store, 4)
+    store.pin(4)
+    store.unpin(1)
+    plan = plan_of(Level(str(far), backlog=9, keep_last=1, bandwidth="100KB/s"))
+    agents.start(root, plan)
+    until(lambda: (found := read_status(root)) and found.levels[0].sending == 3)
+    save(store, 5, nbytes=8 << 20)  # so that it is on its way to the end of the test
+
+    def seen() -> bool:
+        assert pins(far) & {1, 4}, "the one before stays until the best step has come"
+        return pins(far) == {4} and committed_steps(far) == (4,)
+
+    until(seen)
+    store.close()
 
 
 def test_a_step_that_is_pinned_again_stays_pinned(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ckpt_core.errors import CkptError, CorruptCheckpoint, RestoreError, UnknownFormat
 from ckpt_core.levels.agent.board import Board, Timing
-from ckpt_core.levels.agent.claims import Fenced, beat, check_fence, take
+from ckpt_core.levels.agent.claims import Fenced, check_fence, renew, take
 from ckpt_core.levels.agent.copying import How, Sent, complete, is_still_there, send
 from ckpt_core.levels.agent.named_carrying import NamedCarrier
 from ckpt_core.levels.agent.noting import Notes
@@ -27,7 +27,7 @@ from ckpt_core.levels.agreed import Agreed, Save
 from ckpt_core.levels.far.door import Away, Copy, Far
 from ckpt_core.levels.far.opening import open_far
 from ckpt_core.levels.mailbox import read_mounts
-from ckpt_core.levels.wants import meets, newest_of, wanted
+from ckpt_core.levels.wants import coming, meets, newest_of, wanted
 from ckpt_core.options import Level, scheme_of
 from ckpt_core.store import pinned_steps, step_path
 from ckpt_core.system.files import Files
@@ -133,25 +133,14 @@ class Carrier:
         """Renew the lease while somebody trains; give it back at the end, if nobody does then."""
         begun = False
         while not self._stop.is_set():
-            if self._renews():
-                begun = self._renew(closed=False) or begun
+            if self._far is not None and self._board.plan.sweeps and self._board.alive:
+                begun = renew(self._far, self._board.plan) or begun
             self._stop.wait(self._timing.beat_s if begun else self._timing.poll_s)
-        if begun and not self._board.alive:
-            self._renew(closed=True)
+        if self._far is not None and begun and not self._board.alive:
+            renew(self._far, self._board.plan, closed=True)
         self._threads[0].join(self._timing.end_s)
         if self._far is not None and not self._threads[0].is_alive():
             self._far.close()
-
-    def _renews(self) -> bool:
-        return self._far is not None and self._board.plan.sweeps and self._board.alive
-
-    def _renew(self, *, closed: bool) -> bool:
-        assert self._far is not None
-        try:
-            beat(self._far, self._board.plan, closed=closed)
-        except CkptError:  # the other thread tells of it
-            return False
-        return True
 
     # -- one turn ----------------------------------------------------------------------------------
 
@@ -192,17 +181,19 @@ class Carrier:
         last = self._board.is_last(newest_of(here))
         want = wanted(here, level, there=self._there, last=last)
         want = with_sought(want, agreed.sought, here=here, there=self._there)
-        for step in want:
-            if self._waiting.get(step) != here[step]:
-                return self._send(far, Copy(step, here[step]))
-        if want:
-            return self._join_parts(far, [Copy(step, here[step]) for step in want])
-        self._waiting.clear()
-        if self._named.turn(far, level, self._folders(), self._how):
-            return True
-        far.give_up()
-        self._pins.unpin(far)
-        return self._tidy(far, level, here, agreed)
+        copies = [Copy(step, here[step]) for step in want]
+        ahead = coming(here, level, there=self._there, want=want)
+        try:
+            # Order matters: where it is slower than the saves, or full, something is always to be sent.
+            if self._make_room(far, level, agreed, ahead):
+                return True
+        except Away:
+            self._forward(far, level, copies)  # what lets nothing go may take steps all the same
+            raise
+        moved = self._forward(far, level, copies)
+        if not moved and not copies:
+            self._clear_up(far, here)
+        return moved
 
     def _holds(self, file: str) -> bool:
         target, _, rest = file.partition("/")
@@ -258,6 +249,19 @@ class Carrier:
         self._notes.look(fitting, self._there, sought)
 
     # -- sending -----------------------------------------------------------------------------------
+
+    def _forward(self, far: Far, level: Level, copies: list[Copy]) -> bool:
+        """Send what comes first; whether there may be more to do."""
+        moved = False
+        unsent = [one for one in copies if self._waiting.get(one.step) != one.attempt]
+        if unsent:
+            moved = self._send(far, unsent[0])
+        elif copies:
+            moved = self._join_parts(far, copies)
+        else:
+            self._waiting.clear()
+        # Also behind a step: where something always waits to be sent they would never have their turn.
+        return self._named.turn(far, level, self._folders(), self._how) or moved
 
     def _send(self, far: Far, copy: Copy) -> bool:
         if self._begun not in (None, copy):
@@ -365,19 +369,27 @@ class Carrier:
 
     # -- the rest ----------------------------------------------------------------------------------
 
-    def _tidy(self, far: Far, level: Level, here: dict[int, str], agreed: Agreed) -> bool:
-        """Retention, and what others have left; whether anything went."""
-        if not self._board.plan.sweeps and not self._is_own():
+    def _make_room(self, far: Far, level: Level, agreed: Agreed, ahead: frozenset[Save]) -> bool:
+        """Retention; whether anything went."""
+        self._pins.unpin(far, ahead)
+        if not self._retires() or not agreed.begun:
             return False
-        if time.monotonic() - self._swept_s >= self._timing.sweep_s:
-            far.sweep([Copy(step, attempt) for step, attempt in here.items()])
-            self._swept_s = time.monotonic()
         behind = self._board.behind(self.url)
         kept = {*awaited(self._there, behind, last=not self._board.alive)}
         kept |= pinned_steps(self._root) | agreed.keeps
-        if not agreed.begun or not doomed(self._there, level, kept=kept):
+        if not doomed(self._there, level, kept=kept):
             return False
         return self._retire(far, doomed(self._there, level, kept=kept | far.pins()))
+
+    def _retires(self) -> bool:
+        return self._board.plan.sweeps or self._is_own()
+
+    def _clear_up(self, far: Far, here: dict[int, str]) -> None:
+        """What has been left: by this root, and now and then by others."""
+        far.give_up()
+        if self._retires() and time.monotonic() - self._swept_s >= self._timing.sweep_s:
+            far.sweep([Copy(step, attempt) for step, attempt in here.items()])
+            self._swept_s = time.monotonic()
 
     def _retire(self, far: Far, going: Collection[int]) -> bool:
         if going:

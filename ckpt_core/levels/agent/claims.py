@@ -89,3 +89,12 @@ def beat(far: Far, plan: Plan, *, closed: bool = False) -> None:
     }
     with suppress(Conflict):  # somebody has taken it this moment
         far.write_word(LEASE, json.dumps(lease).encode(), over=None if word is None else word.tag)
+
+
+def renew(far: Far, plan: Plan, *, closed: bool = False) -> bool:
+    """As `beat`; whether it could be done: that a level is away is told by who sends to it."""
+    try:
+        beat(far, plan, closed=closed)
+    except CkptError:
+        return False
+    return True

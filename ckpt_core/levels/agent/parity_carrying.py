@@ -31,7 +31,7 @@ from ckpt_core.levels.parity.holds import held_steps, hold, let_go
 from ckpt_core.levels.parity.meeting import Met
 from ckpt_core.levels.parity.objects import step_of
 from ckpt_core.levels.parity.parts import read_part
-from ckpt_core.levels.wants import but_for, lasting, meets, newest_of, wanted
+from ckpt_core.levels.wants import but_for, coming, lasting, meets, newest_of, wanted
 from ckpt_core.options import Level
 from ckpt_core.store import pinned_steps
 from ckpt_core.system.files import Files, advice
@@ -104,8 +104,8 @@ class ParityCarrier(Carrier):
             # Before that training may go back to a step that is older than what this group has reached.
             self._note_all(here, level, apart)
         self._waiting = {step: here[step] for step in self._wanted(here, level)}
-        if not self._waiting:
-            self._pins.unpin(met.own)
+        ahead = coming(here, level, there=self._there, want=self._waiting)
+        self._pins.unpin(met.own, ahead)
         self._let_go(met, level, here)
         return moved
 

@@ -2,7 +2,7 @@
 
     before    a step that is pinned is so before it can be seen there
     pin       so is one that was pinned since
-    unpin     those that somebody has unpinned are not any more, once all that is wanted has come
+    unpin     those that somebody has unpinned are not any more, once all has come that was to come then
 
 A pin that is missing in the root says nothing: the root may be new. A mark of `store.pins` does. Several
 nodes may have the level, each with a root of its own: whoever still pins a step pins it there again.
@@ -18,6 +18,7 @@ from pathlib import Path
 from ckpt_core.errors import NotCommitted
 from ckpt_core.levels.agent.board import Board
 from ckpt_core.levels.agent.claims import check_fence
+from ckpt_core.levels.agreed import Save
 from ckpt_core.levels.far.door import Far
 from ckpt_core.store import forget_marks, pinned_steps, unpinned_marks
 from ckpt_core.system.files import Files
@@ -32,6 +33,7 @@ class Pins:
         self._root, self._url, self._board, self._files = root, url, board, files
         self._there: frozenset[int] = frozenset()
         self._told: set[str] = set()
+        self._before: dict[str, frozenset[Save]] = {}
 
     def look(self, far: Far) -> None:
         """See which of them are still there: others may have taken some."""
@@ -55,17 +57,21 @@ class Pins:
             with self._board.change(self._url) as status:
                 status.pinned = told
 
-    def unpin(self, far: Far) -> None:
-        """Unpin what somebody has unpinned; called once all that is wanted there has come.
+    def unpin(self, far: Far, coming: frozenset[Save]) -> None:
+        """Unpin what somebody has unpinned, once all has come that was to come when that was seen first.
 
         What has taken the place of the best step is there by then, if it ever comes there. Raises as `pin`.
+
+        Args:
+            coming: saves that may still come there.
         """
         # Order matters: a step is marked before it is unpinned, and pinned before it has no mark any more.
         marks = unpinned_marks(self._root)
         pinned = pinned_steps(self._root)
         self._told &= marks.keys()
+        self._before = {name: self._before.get(name, coming) for name in marks}
         for name in sorted(marks.keys() - self._told):
-            if marks[name] not in pinned:
+            if marks[name] not in pinned and self._before[name].isdisjoint(coming):
                 check_fence(far, self._board.plan)
                 far.pin(marks[name], False)
                 self._there -= {marks[name]}
