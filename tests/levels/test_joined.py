@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from ckpt_core.errors import NotCommitted
+from ckpt_core.errors import CorruptCheckpoint, NotCommitted
 from ckpt_core.layout import Manifest
 from ckpt_core.levels.bring.fetching import Wanted, fetch
 from ckpt_core.levels.bring.joined import JoinedFar
@@ -74,6 +75,59 @@ def test_a_copy_does_where_a_root_is_gone_or_damaged(cluster: Cluster) -> None:
     cluster.lose(2)
     assert joined(*places).steps() == {STEP: ATTEMPT}
     assert bring(joined(*places), cluster) == whole
+
+
+def damage(shard: Path, how: str) -> None:
+    """Bytes of it are others, or it ends too early, or is gone."""
+    if how == "flipped":
+        flip(shard, shard.stat().st_size // 2)
+    elif how == "cut":
+        os.truncate(shard, 5)
+    else:
+        shard.unlink()
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
+def test_where_a_shard_is_damaged_in_a_root_its_bytes_come_from_the_copy(
+    cluster: Cluster, how: str
+) -> None:
+    copy, whole = cluster.folder / "copy", bring(joined(*map(cluster.root, range(3))), cluster)
+    shutil.rmtree(cluster.folder / "brought")
+    shutil.copytree(cluster.root(2), copy)
+    (shard,) = step_path(cluster.root(2), STEP).glob("shard-*")
+    damage(shard, how)
+    places = [*(cluster.root(n) for n in range(3)), copy]
+    assert bring(joined(*places), cluster) == whole
+    shutil.rmtree(cluster.folder / "brought")
+    (shard,) = step_path(copy, STEP).glob("shard-*")
+    damage(shard, "flipped")
+    if how == "flipped":
+        with pytest.raises(CorruptCheckpoint, match="shard-00002"):
+            bring(joined(*places), cluster)
+    else:
+        with pytest.raises((Away, CorruptCheckpoint)):
+            bring(joined(*places), cluster)
+
+
+@pytest.mark.parametrize("name", ["shard-00001-0.safetensors", "rank-00001.json"])
+def test_where_a_root_is_damaged_parity_gives_back_what_it_should_have(
+    cluster: Cluster, name: str
+) -> None:
+    cluster.encode()
+    whole = bring(joined(*map(cluster.root, range(3))), cluster)
+    shutil.rmtree(cluster.folder / "brought")
+    flip(step_path(cluster.root(1), STEP) / name, 70)
+    roots = [DirectoryFar(cluster.root(n), files=QuickFiles()) for n in range(3)]
+    made = ParityFar("peers:///run", "node-00001", [node(cluster, n) for n in (0, 2)])
+    found = bring(JoinedFar("peers:///run", roots, rest=[made]), cluster)
+    del found["manifest.json"], whole["manifest.json"]  # it has the time at one of the nodes
+    assert found == whole
+
+
+def node(cluster: Cluster, n: int) -> Node:
+    root, kept = cluster.root(n), cluster.kept(n)
+    fars = [DirectoryFar(path, files=QuickFiles()) for path in (root, kept)]
+    return Node(f"node-{n:05d}", *fars)
 
 
 def test_parity_gives_back_the_part_of_a_root_that_is_gone(cluster: Cluster) -> None:

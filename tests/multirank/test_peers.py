@@ -118,6 +118,21 @@ def test_more_nodes_and_fewer_go_on_from_what_others_have_saved(
     assert go_on(["a", "fresh"]) == [4, 4], "and a loss is survived as ever"
 
 
+@pytest.mark.parametrize("shape", ["", "2+1"], ids=["copies", "parity"])
+def test_other_nodes_go_on_from_the_newest_step_though_bytes_in_one_root_are_damaged(
+    warm: Warm, place: Path, shape: str
+) -> None:
+    all_well(run(warm, "go_on_cut", place, NODES, steps=[1, 2], cut=True, shape=shape))
+    (shard,) = step_path(place / "a" / "root", 2).glob("shard-*")
+    flip(shard, shard.stat().st_size // 2)
+    if not shape:
+        end(place / "c")
+        shutil.rmtree(place / "c")  # whose part is at a, as a's is at b
+    nodes, shape = ([*NODES, "d"], "3+1") if shape else (NODES[:2], "")
+    begun = all_well(run(warm, "go_on_cut", place, nodes, steps=[3], cut=True, shape=shape))
+    assert begun == [2] * len(nodes)
+
+
 def test_fewer_nodes_that_lack_what_one_had_say_so_and_change_nothing(
     warm: Warm, place: Path
 ) -> None:

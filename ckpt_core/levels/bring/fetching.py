@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import xxhash
 
-from ckpt_core.errors import CorruptCheckpoint, NotCommitted, PersistError
+from ckpt_core.errors import CkptError, CorruptCheckpoint, NotCommitted, PersistError
 from ckpt_core.layout import MANIFEST_NAME, FileEntry, Manifest, RankEntry, RankManifest
 from ckpt_core.levels.bring.landing import Arriving, Landing, Run, Wrong, make_folders, runs_of
 from ckpt_core.levels.bring.subsets import chosen_rows, lacks, part_of
@@ -234,16 +234,29 @@ class _Fetching:
             self._fail(exc)
 
     def _fetch_run(self, landing: Landing, run: Run) -> None:
-        for one in self._stream(landing, run):
-            # Once more: what is wrong may have happened on the way.
-            again = Run(one.offset, one.chunk.nbytes, (one.chunk,))
-            for wrong in self._stream(landing, again):
-                raise self._bad_chunk(landing.entry.name, wrong)
+        for wrong in self._stream(self._far, landing, run):
+            self._fetch_again(landing, wrong)
         with self._writing(landing.path):
             landing.has_got(run)
         self._count(run.nbytes)
 
-    def _stream(self, landing: Landing, run: Run) -> list[Wrong]:
+    def _fetch_again(self, landing: Landing, wrong: Wrong) -> None:
+        """A chunk that is not what was saved: it may have happened on the way, or at one place of several."""
+        again = Run(wrong.offset, wrong.chunk.nbytes, (wrong.chunk,))
+        name = landing.entry.name
+        failed: CkptError | None = None
+        for place in self._far.places(self._wanted.copy, name):
+            try:
+                found = self._stream(place, landing, again)
+            except Away as exc:
+                failed = failed or exc
+                continue
+            if not found:
+                return
+            failed = self._bad_chunk(name, found[0])
+        raise failed or self._bad_chunk(name, wrong)
+
+    def _stream(self, far: Readable, landing: Landing, run: Run) -> list[Wrong]:
         """Write a run as it comes; its chunks that are not what was saved."""
         come = Arriving(run)
 
@@ -251,8 +264,7 @@ class _Fetching:
             # Where it stopped, if it did: what has come was hashed, and lies in its place.
             first = run.offset + come.done
             nbytes = min(RANGE_BYTES, run.nbytes - come.done)
-            blocks = self._far.read_blocks(self._wanted.copy, landing.entry.name, first, nbytes)
-            for block in blocks:
+            for block in far.read_blocks(self._wanted.copy, landing.entry.name, first, nbytes):
                 with self._writing(landing.path):
                     landing.write(block, run.offset + come.done)
                 come.take(block)

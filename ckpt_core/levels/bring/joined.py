@@ -2,7 +2,8 @@
 
 with open_source(url) as far:        url: "peers://<root>", where the plan of that root names the places
     far.steps()                      of which the places together have what all ranks wrote
-    far.read_blocks(...)             from the place that has the file
+    far.read_blocks(...)             from a place that has the file, and does answer
+    far.places(...)                  all of them, for whoever finds that the bytes are wrong
 
 Idea: the manifests of parts are those of the step with fewer rows. With all rows together it is the step, as
 one root that all ranks share would have it, and whoever brings it compares every byte.
@@ -10,7 +11,7 @@ one root that all ranks share would have it, and whoever brings it compares ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,12 +32,12 @@ class _Whole:
 
     Attributes:
         raw: the bytes of its `manifest.json`.
-        owners: where each file is, the first place that has it.
+        owners: where each file is, the first place in front.
         sizes: of these files.
     """
 
     raw: bytes
-    owners: Mapping[str, Readable]
+    owners: Mapping[str, Sequence[Readable]]
     sizes: Mapping[str, int]
 
 
@@ -46,12 +47,17 @@ class JoinedFar(Readable):
     Args:
         url: what it is called.
         places: roots with the files of some ranks each, those to be read first in front.
+        rest: what is asked only where a file is damaged, or away, at all of them.
     """
 
-    def __init__(self, url: str, places: Sequence[Readable]) -> None:
-        self.url, self._places = url, list(places)
+    def __init__(
+        self, url: str, places: Sequence[Readable], *, rest: Sequence[Readable] = ()
+    ) -> None:
+        self.url, self._places, self._rest = url, list(places), list(rest)
+        self._away: set[Readable] = set()
         self._saves: dict[int, str] | None = None
         self._whole: dict[Copy, _Whole] = {}
+        self._spare: dict[Copy, list[tuple[Readable, Part]]] = {}
 
     def steps(self) -> dict[int, str]:
         """As `Far.steps`.
@@ -97,24 +103,46 @@ class JoinedFar(Readable):
 
     def read_into(self, copy: Copy, name: str, buffer: memoryview, offset: int) -> None:
         """As `Far.read_into`."""
-        self._owner(copy, name).read_into(copy, name, buffer, offset)
+        done = 0
+        for block in self.read_blocks(copy, name, offset, len(buffer)):
+            buffer[done : done + len(block)] = block
+            done += len(block)
 
     def read_blocks(self, copy: Copy, name: str, offset: int, nbytes: int) -> Iterator[memoryview]:
-        """As `Far.read_blocks`."""
-        return self._owner(copy, name).read_blocks(copy, name, offset, nbytes)
+        """As `Far.read_blocks`: where a place does not give it, the next one goes on."""
+        done = 0
+        failed: Exception | None = None
+        for place in self._in_turn(copy, name):
+            try:
+                for block in place.read_blocks(copy, name, offset + done, nbytes - done):
+                    done += len(block)
+                    yield block
+                return
+            except (Away, CorruptCheckpoint) as exc:
+                self._away.add(place)
+                failed = failed or exc
+        raise failed or Away(f"{self.url}: no node has {name} of step {copy.step}", step=copy.step)
+
+    def places(self, copy: Copy, name: str) -> Iterator[Readable]:
+        """As `Readable.places`."""
+        return self._in_turn(copy, name)
 
     def close(self) -> None:
         """See `Readable`."""
-        for place in self._places:
+        for place in (*self._places, *self._rest):
             place.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _owner(self, copy: Copy, name: str) -> Readable:
-        place = self._put_together(copy).owners.get(name)
-        if place is None:
-            raise Away(f"{self.url}: no node has {name} of step {copy.step}", step=copy.step)
-        return place
+    def _in_turn(self, copy: Copy, name: str) -> Iterator[Readable]:
+        """The places that have a file, those last that have failed to give one; then the rest."""
+        owners = self._put_together(copy).owners.get(name, ())
+        yield from sorted(owners, key=lambda place: place in self._away)
+        if copy not in self._spare:
+            self._spare[copy] = list(self._parts(copy, self._rest))
+        for place, part in self._spare[copy]:
+            if place not in owners and part.has(name):
+                yield place
 
     def _put_together(self, copy: Copy) -> _Whole:
         if copy not in self._whole:
@@ -124,27 +152,38 @@ class JoinedFar(Readable):
     def _read(self, copy: Copy) -> _Whole:
         manifest: Manifest | None = None
         ranks: dict[int, RankManifest] = {}
-        owners: dict[str, Readable] = {}
+        owners: dict[str, list[Readable]] = {}
         sizes: dict[str, int] = {}
-        for place, part in self._parts(copy):
+        for place, part in self._enough(copy, ranks):
             path = Path(place.url) / copy.target
             found = Manifest.decode(part.raw, path=path)
-            fresh = [row for row in found.ranks if row.rank not in ranks]
-            rows = {row.rank: row for row in (*(manifest.ranks if manifest else ()), *fresh)}
+            rows = {row.rank: row for row in (*found.ranks, *(manifest.ranks if manifest else ()))}
             manifest = replace(found, ranks=tuple([rows[rank] for rank in sorted(rows)]))
-            for row in fresh:
+            for row in found.ranks:
                 one = RankManifest.decode(part.ranks[row.file], path=path / row.file)
-                ranks[row.rank] = one
-                sizes |= {entry.name: entry.nbytes for entry in one.files} | {row.file: row.nbytes}
-                owners |= dict.fromkeys([row.file, *(entry.name for entry in one.files)], place)
+                if ranks.setdefault(row.rank, one) != one:
+                    continue
+                here = {row.file: row.nbytes} | {entry.name: entry.nbytes for entry in one.files}
+                sizes |= here
+                for name in here:
+                    owners.setdefault(name, []).append(place)
         if manifest is None or len(ranks) < manifest.world_size:
             raise Away(f"{self.url}: not all of step {copy.step} is there any more", step=copy.step)
         whole = part_of(manifest, [ranks[rank] for rank in sorted(ranks)])
         return _Whole(whole.encode(), owners, sizes)
 
-    def _parts(self, copy: Copy) -> Iterator[tuple[Readable, Part]]:
+    def _enough(self, copy: Copy, ranks: Collection[int]) -> Iterator[tuple[Readable, Part]]:
+        """What the places have, and what the rest has if ranks are missing then."""
+        world_size = -1
+        for place, part in self._parts(copy, self._places):
+            world_size = Manifest.decode(part.raw, path=Path(place.url)).world_size
+            yield place, part
+        if len(ranks) != world_size:
+            yield from self._parts(copy, self._rest)
+
+    def _parts(self, copy: Copy, places: Sequence[Readable]) -> Iterator[tuple[Readable, Part]]:
         """What each place has of a save; where it is damaged or away another may have the same."""
-        for place in self._places:
+        for place in places:
             try:
                 part = read_part(place, copy)
             except (Away, CorruptCheckpoint, UnknownFormat):

@@ -31,10 +31,12 @@ def open_source(url: str, *, files: Files | None = None) -> Readable:
         now = [Source(one, root_url(plan, one), kept_url(plan, one)) for one in parts]
         return _rebuilt(url, plan.part, parts, now)
     if plan is not None and scheme == PEERS and plan.before:
-        places = [open_plain(one.root) for one in plan.before if one.root]
+        places: list[Readable] = [open_plain(one.root) for one in plan.before if one.root]
         here = {one.part for one in plan.before if one.root}
-        lost = {one.part: one.group for one in plan.before if one.part not in here and one.group}
-        return JoinedFar(url, places + [_rebuilt(url, *one, plan.before) for one in lost.items()])
+        groups = {one.part: one.group for one in plan.before if one.group}
+        made = {part: _rebuilt(url, part, group, plan.before) for part, group in groups.items()}
+        places += [far for part, far in made.items() if part not in here]
+        return JoinedFar(url, places, rest=[made[part] for part in made if part in here])
     if plan is None or scheme == PARITY or plan.parity or not plan.asks:
         raise ConfigError(f"{url}: that root has no plan of {scheme}")
     there = [open_plain(one) if is_root(one) else open_far(one, files=files) for one in plan.asks]

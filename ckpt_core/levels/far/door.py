@@ -133,6 +133,10 @@ class Readable(ABC):
             self.read_into(copy, name, block, at)
             yield block
 
+    def places(self, copy: Copy, name: str) -> Iterable[Readable]:
+        """What a file of a copy can be read from anew where its bytes are wrong: each place that has it."""
+        return (self,)
+
     def read(self, copy: Copy, name: str, nbytes: int) -> bytes:
         """The first bytes of a file of a copy: a small file whole. Raises as `read_into`."""
         data = bytearray(nbytes)

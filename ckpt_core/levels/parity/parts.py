@@ -66,6 +66,10 @@ class Part:
         """Of all files."""
         return self.starts[-1]
 
+    def has(self, name: str) -> bool:
+        """Whether a file of that name is one of them."""
+        return name in self.ranks or any(entry.name == name for entry in self.entries)
+
     def cuts(self, k: int) -> tuple[int, ...]:
         """k blocks: where each begins, and the end. None is longer than an even one and a chunk together."""
         ends = [0]
