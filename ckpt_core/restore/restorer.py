@@ -232,12 +232,12 @@ class Restorer:
 
         def bring() -> tuple[None, None]:
             if self._info.rank in nodes:
-                self._bring(step, attempt, whole=step in trail.partial)
+                self._bring(step, attempt, lacks=trail.partial.get(step, ""))
             return None, None
 
         exchange = self._together.exchange("restore.bring", bring, step=step, timeout_s=_BRING_S)
         failed = {answer.rank for answer in exchange.answers if answer.kind is not Kind.OK}
-        if failed and not failed & lacking:
+        if failed and not failed & lacking and step not in trail.partial:
             return False  # read once more, for what is wrong with it here
         if self._failed(step, exchange, trail):
             return False
@@ -245,15 +245,15 @@ class Restorer:
             wait_for_save(step_path(self._root, step), attempt, files=self._how.files)
         return True
 
-    def _bring(self, step: int, attempt: str, *, whole: bool) -> None:
+    def _bring(self, step: int, attempt: str, *, lacks: str) -> None:
         try:
             with telling(shown=self._shown) as show:
                 progress = partial(show, f"bringing step {step}")
-                self._further.bring(step, attempt, whole=whole, progress=progress)
+                self._further.bring(step, attempt, whole=bool(lacks), progress=progress)
         except CorruptCheckpoint:
             raise
         except RestoreError as exc:
-            raise NotBrought(str(exc), step=step, path=self._root) from exc
+            raise NotBrought(f"{exc}{lacks}", step=step, path=self._root) from exc
 
     def _try(
         self, step: int, attempt: str, search: Search, trail: Trail
@@ -300,8 +300,8 @@ class Restorer:
         ranks = [answer.rank for answer in exchange.answers if answer.kind in kinds]
         if bad is None or not trail.mends(step, attempt, ranks):
             return False
-        if exchange.first(Kind.ELSEWHERE):
-            trail.partial.add(step)
+        if (elsewhere := exchange.first(Kind.ELSEWHERE)) is not None:
+            trail.partial[step] = f"; and {elsewhere.text}"
         warn(f"step {step} is brought anew from a further level. rank {bad.rank}: {bad.text}")
         return True
 

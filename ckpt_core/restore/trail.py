@@ -47,7 +47,7 @@ class Trail:
         listings: of all ranks, the last ones.
         damaged: saves that roots cannot use and are to be brought anew: (step, attempt) -> which nodes.
         mended: (step, node) for which that has been tried.
-        partial: steps of which a node needs more than its own ranks wrote.
+        partial: steps of which a node needs more than its own ranks wrote, and the end of a sentence on that.
     """
 
     root: Path
@@ -59,7 +59,7 @@ class Trail:
     listings: Sequence[Listing] = ()
     damaged: dict[tuple[int, str], set[int]] = field(default_factory=dict)
     mended: set[tuple[int, int]] = field(default_factory=set)
-    partial: set[int] = field(default_factory=set)
+    partial: dict[int, str] = field(default_factory=dict)
 
     @property
     def tried(self) -> set[int]:

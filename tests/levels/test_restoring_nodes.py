@@ -250,6 +250,59 @@ def test_fewer_ranks_on_a_root_that_has_only_a_part_are_told_so_without_a_level(
     assert all("were written by other ranks" in str(result) for result in outcomes.results)
 
 
+def test_fewer_ranks_take_the_older_step_where_the_whole_of_the_newest_is_damaged(
+    tmp_path: Path,
+) -> None:
+    roots, level = only_parts(tmp_path, 10, 20)
+    flip(shard_in(level, 20, 3), 9000)
+    lives = [zeros_like(job(10, 4, boxed=boxed_of(10)).state(0)) for _ in range(2)]
+    outcomes = Nodes([roots[0]] * 2, None, [level]).restore(lives)
+    assert outcomes.steps() == [10] * 2
+    assert all("shard-00003" in text for text in outcomes.texts if "20 was not restored" in text)
+    for one in lives:
+        assert_same(one["boxed"], boxed_of(10))
+
+
+def test_fewer_ranks_are_told_why_the_whole_of_a_step_could_not_be_brought(tmp_path: Path) -> None:
+    class NoSpace(Files):
+        def free_bytes(self, path: Path) -> int:
+            return 150
+
+    roots, level = only_parts(tmp_path, 20)
+    lives = [zeros_like(job(20, 4, boxed=boxed_of(20)).state(0)) for _ in range(2)]
+    outcomes = Nodes([roots[0]] * 2, None, [level], files={0: NoSpace()}).restore(lives)
+    for result in outcomes.results:
+        assert "has 150 B free and bringing step 20" in str(result), result
+    assert committed_steps(roots[0]) == (20,)
+
+
+def test_fewer_ranks_are_told_what_to_do_where_a_level_has_no_more_than_the_root(
+    tmp_path: Path,
+) -> None:
+    roots, _ = only_parts(tmp_path, 20)
+    shutil.copytree(roots[0], tmp_path / "copy")
+    lives = [zeros_like(job(20, 4, boxed=boxed_of(20)).state(0)) for _ in range(2)]
+    outcomes = Nodes([roots[0]] * 2, None, [tmp_path / "copy"]).restore(lives)
+    for result in outcomes.results:
+        assert "copy holds only what ranks 0, 1 wrote of step 20" in str(result)
+        assert "restore on the nodes and with the number of ranks that saved it" in str(result)
+
+
+def only_parts(tmp_path: Path, *steps: int) -> tuple[list[Path], Path]:
+    """Two nodes that each have a part of what every rank needs of a step, and a level with all."""
+    roots, level = [tmp_path / "a", tmp_path / "b"], tmp_path / "level"
+    for step in steps:
+        saved = job(step, 4, boxed=boxed_of(step))
+        for root, members in zip(roots, PAIRS, strict=True):
+            write_ranks(root, step, saved, members=members)
+        gather_roots(level, roots, step, saved)
+    return roots, level
+
+
+def boxed_of(step: int) -> dict[str, torch.Tensor]:
+    return {"matrix": torch.arange(4000.0).reshape(40, 100) + step}
+
+
 def test_a_level_on_a_disk_of_each_node_gives_a_node_its_part_back(
     roots: list[Path], tmp_path: Path
 ) -> None:
