@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ckpt_core.anywhere import local, url_of
 from ckpt_core.cli.places import check_directory
 from ckpt_core.cli.text import note, say, say_json, say_wrong
-from ckpt_core.levels import Scrubbed, places_of, scrub
+from ckpt_core.levels import Away, Scrubbed, places_of, scrub
 from ckpt_core.observe import progress_bar
 from ckpt_core.options import Level
 from ckpt_core.units import count_text, size_text
@@ -21,16 +21,23 @@ def scrub_places(request: ScrubRequest) -> bool:
     places = _places(request)
     bytes_per_s = Level(places[0], bandwidth=request.bandwidth).bytes_per_s
     found: list[Scrubbed] = []
+    away: Away | None = None
     with progress_bar(shown=not request.no_progress, tell=note) as show:
-        for one in scrub(places, progress=show, dry_run=request.dry_run, bytes_per_s=bytes_per_s):
-            found.append(one)
-            if not request.json:
-                _say(one)
-    ok = all(one.ok for one in found)
+        steps = scrub(places, progress=show, dry_run=request.dry_run, bytes_per_s=bytes_per_s)
+        try:
+            for one in steps:
+                found.append(one)
+                if not request.json:
+                    _say(one)
+        except Away as exc:
+            away = exc  # what was read is told first
+    ok = away is None and all(one.ok for one in found)
     if request.json:
         say_json({"places": places, "ok": ok, "steps": [_json(one) for one in found]})
     else:
         _say_sum(found)
+    if away is not None:
+        raise away
     return ok
 
 

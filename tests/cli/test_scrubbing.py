@@ -8,11 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ckpt_core.levels import write_plan
+from ckpt_core.levels.tokens import TOKEN_VARIABLE
 from ckpt_core.options import Level
 from ckpt_core.restore import verify
 from ckpt_core.store import step_path
 from tests.levels.agents import plan_of
+from tests.levels.servers.moto import needs_store
+from tests.levels.servers.peer import TOKEN
 from tests.restore.harness import flip
 
 Cli = Callable[..., Any]
@@ -39,6 +44,22 @@ def test_what_is_damaged_is_repaired_from_a_level_and_told(
     assert answer.out.splitlines()[-1].endswith(": 1 repaired, 0 left damaged")
     again = json.loads(cli("scrub", ckpts, level, "--json").out)
     assert again["ok"] and not any(one["damage"] for one in again["steps"])
+
+
+@needs_store
+def test_what_was_read_is_told_where_a_place_is_away(
+    cli: Cli, ckpts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, str(tmp_path / "token"))
+    (tmp_path / "token").touch(mode=0o600)
+    (tmp_path / "token").write_text(TOKEN)
+    write_plan(ckpts, plan_of(Level("peer://127.0.0.1:1/run")))
+    flip(step_path(ckpts, 20) / "shard-00000-0.safetensors", 9000)
+    answer = cli("scrub", "--levels", ckpts)
+    assert answer.code == 2 and "cannot be reached" in answer.err
+    assert "3 steps, " in answer.out and "0 repaired, 1 left damaged" in answer.out
+    told = json.loads(cli("scrub", "--levels", ckpts, "--json").out)
+    assert not told["ok"] and [one["ok"] for one in told["steps"]] == [True, False, True]
 
 
 def test_a_place_that_is_not_there_is_an_error(cli: Cli, tmp_path: Path) -> None:

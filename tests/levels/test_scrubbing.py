@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 from ckpt_core import verify
-from ckpt_core.levels import Scrubbed, open_far, places_of, push, scrub, write_plan
+from ckpt_core.levels import Away, Scrubbed, open_far, places_of, push, scrub, write_plan
 from ckpt_core.levels.far.directory import DirectoryFar
 from ckpt_core.options import Level
 from ckpt_core.store import committed_steps, step_path
@@ -231,6 +231,27 @@ def test_a_damaged_copy_at_a_peer_is_repaired_file_by_file_and_repairs_a_root(
     assert verify(root).ok
     with open_far(peer.url()) as far:
         assert [*far.steps()] == [10, 20]
+
+
+@needs_store
+def test_a_place_that_is_away_is_said_once_all_others_were_read_and_repaired(
+    peer: PeerServer, both: tuple[Path, Path]
+) -> None:
+    root, level = both
+    away = peer.url().replace(str(peer.port), "1")
+    flipped(step_path(root, 20))
+    found = read_before_it_is_said(away, str(root), str(level))
+    assert [one.ok for one in found] == [True] * 4 and found[1].source == str(level)
+    assert verify(root).ok
+    flipped(step_path(root, 20))
+    assert "cannot be reached" in read_before_it_is_said(away, str(root))[-1].left
+
+
+def read_before_it_is_said(*places: str) -> list[Scrubbed]:
+    found: list[Scrubbed] = []
+    with pytest.raises(Away, match="cannot be reached"):
+        found.extend(scrub(places, progress=lambda *_: None))
+    return found
 
 
 # -- kills -----------------------------------------------------------------------------------------

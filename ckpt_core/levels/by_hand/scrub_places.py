@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -65,19 +65,26 @@ class ScrubPlace:
         path: if it is a directory whose steps are replaced as a whole.
         part: whose copy it is, if it is another node's: only places of the same one have the same files.
         away: why it is no source, where that is known; "".
+        unlisted: why it could not be listed, so that nothing of it is read; None: it was.
         there: what is whole there by its manifests, by its name.
     """
 
     part = away = ""
+    unlisted: Away | None = None
 
     def __init__(self, url: str, far: Readable, pace: SharedPace, files: Files) -> None:
         self.url, self.files = url, files
         self.far = cast("Far", _Paced(far, pace))
         self.path = Path(url) if scheme_of(url) is None else None
-        self.there = _whole(far)
+        try:
+            self.there = _whole(far)
+        except Away as exc:
+            self.there, self.unlisted, self.away = {}, exc, str(exc)
 
     def copies(self, others: Sequence[ScrubPlace]) -> list[Copy]:
         """All that is to be read there; where its manifest cannot be, as another place has it."""
+        if self.unlisted is not None:
+            return []
         found = dict(self.there)
         for name, known in () if self.path is None else self._unreadable(self.path, others):
             found.setdefault(name, known)
@@ -96,14 +103,6 @@ class ScrubPlace:
         for name, copy in known.items():
             if copy.directory is not None and is_real_dir(path / name):
                 yield name, copy
-
-
-class _Rebuilt(ScrubPlace):
-    """What parity gives back of a root: only a source for others."""
-
-    def copies(self, others: Sequence[ScrubPlace]) -> list[Copy]:
-        """None: nothing lies there."""
-        return []
 
 
 class KeptParity(ScrubPlace):
@@ -229,18 +228,31 @@ class _KeptFar(DirectoryFar):
             far.put(copy, name, blocks, nbytes)
 
 
-class _Owner(ScrubPlace):
-    """The root of the node whose copy it is, asked once something is damaged here: only a source."""
+class _Source(ScrubPlace):
+    """What is only a source for others, and asked once something is damaged: its own node reads it.
 
-    def __init__(self, plan: Plan, node: Node, stack: ExitStack, pace: SharedPace) -> None:
-        self.url, self.part, self.path = f"{node.part} at {node.address}", node.part, None
-        self._plan, self._stack, self._pace = plan, stack, pace
+    Args:
+        part: as `ScrubPlace.part`.
+        opens: opens it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        opens: Callable[[], Readable],
+        stack: ExitStack,
+        pace: SharedPace,
+        *,
+        part: str = "",
+    ) -> None:
+        self.url, self.part, self.path = url, part, None
+        self._opens, self._stack, self._pace = opens, stack, pace
 
     @cached_property
     def there(self) -> dict[str, Copy]:  # type: ignore[override]
         """As `ScrubPlace.there`; nothing, where it does not answer."""
         try:
-            far = self._stack.enter_context(open_root(self._plan, self.part))
+            far = self._stack.enter_context(self._opens())
             self.far = cast("Far", _Paced(far, self._pace))
             return _whole(self.far)
         except Away as exc:
@@ -248,7 +260,7 @@ class _Owner(ScrubPlace):
             return {}
 
     def copies(self, others: Sequence[ScrubPlace]) -> list[Copy]:
-        """None: that node reads them."""
+        """None."""
         return []
 
 
@@ -259,7 +271,6 @@ def places_at(
 
     Raises:
         ConfigError: it is none; or the root has no plan of parity any more.
-        Away: it cannot be listed.
     """
     root = Path(url.partition("://")[2])
     if scheme_of(url) == KEPT:
@@ -268,7 +279,7 @@ def places_at(
     if scheme_of(url) != PARITY:
         yield ScrubPlace(url, stack.enter_context(open_far(url, files=files)), pace, files)
         return
-    yield _Rebuilt(url, stack.enter_context(open_source(url, files=files)), pace, files)
+    yield _Source(url, partial(open_source, url, files=files), stack, pace)
     yield KeptParity(root, _serving_plan(url, root), pace, files)
 
 
@@ -282,7 +293,8 @@ def _kept(root: Path, stack: ExitStack, *, pace: SharedPace, files: Files) -> It
     assert plan.serve is not None
     for node in kept_for(plan):
         yield _KeptCopy(Path(plan.serve.dir, plan.run, node.part), node, pace, files)
-        yield _Owner(plan, node, stack, pace)
+        opens, part = partial(open_root, plan, node.part), node.part
+        yield _Source(f"{part} at {node.address}", opens, stack, pace, part=part)
 
 
 def _serving_plan(url: str, root: Path) -> Plan:

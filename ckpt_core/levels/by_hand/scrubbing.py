@@ -106,7 +106,7 @@ def scrub(
         bytes_per_s: most bytes that are read or sent; None: no bound.
 
     Raises:
-        Away: a place cannot be listed; nothing of it was changed.
+        Away: once all others are read: a place cannot be listed; nothing of it was changed.
         ConfigError: a URL that is none.
     """
     files = files or Files()
@@ -120,6 +120,9 @@ def scrub(
                     yield _Scrubbing(place, copy, others, progress).run(dry_run=dry_run)
                 except NotCommitted:
                     continue  # retired or replaced meanwhile: that is no damage
+        unlisted = [str(place.unlisted) for place in found if place.unlisted is not None]
+        if unlisted:
+            raise Away("; ".join(unlisted))
 
 
 @dataclass

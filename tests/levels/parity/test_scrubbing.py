@@ -39,6 +39,15 @@ def test_a_sound_root_and_the_parity_that_it_keeps_are_read(cluster: ServedClust
     assert all(one.ok and not one.damage and one.checked_bytes > 0 for one in found)
 
 
+def test_what_is_here_is_read_though_a_node_of_the_group_is_away(cluster: ServedCluster) -> None:
+    cluster.servers[2].close()
+    assert [one.ok for one in scrubbed(cluster, 0)] == [True, True]
+    flip(step_path(cluster.root(0), STEP) / "shard-00000-0.safetensors", 5000)
+    root, kept = scrubbed(cluster, 0)
+    assert kept.ok and not root.ok and root.damage
+    assert "does not answer" in root.left or "no other place" in root.left
+
+
 def test_a_damaged_step_of_the_root_is_rebuilt_from_the_group(cluster: ServedCluster) -> None:
     step, before = step_path(cluster.root(1), STEP), cluster.contents(1)
     flip(step / "shard-00001-0.safetensors", 5000)
