@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from ckpt_core.levels import (
     Copy,
     Word,
     open_far,
+    parse_address,
     read_keys,
     read_plan,
     read_status,
@@ -22,6 +23,9 @@ from ckpt_core.levels import (
 from ckpt_core.levels.agent.claims import Fenced, take
 from ckpt_core.levels.claiming import parsed
 from ckpt_core.levels.mailbox import Serve, Status
+from ckpt_core.levels.serving import server
+from ckpt_core.options import Level
+from ckpt_core.system.files import Files
 from tests.levels.agents import Agents, plan_of, until
 from tests.levels.making import make_store, save
 from tests.levels.servers.faulty import in_environment
@@ -67,6 +71,33 @@ def test_an_agent_serves_until_nobody_comes_any_more(
     assert agents.ended(process, root).ended == "up to date"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
+
+
+def test_an_agent_takes_the_token_that_is_in_the_file_when_the_next_job_begins(
+    root: Path, tmp_path: Path, token: str, agents: Agents
+) -> None:
+    serve = Serve(str(tmp_path / "copies"), "127.0.0.1:0", token)
+    with closing(make_store(root)) as store, ExitStack() as stack:
+        other = stack.enter_context(closing(served_at(tmp_path / "other", token, 0)))
+        levels = [Level(f"peer://{other.address}/run")]
+        save(store, 1)
+        agents.start(root, plan_of(*levels, serve=serve))
+        until(lambda: (found := told(root)) and found.serving and found.levels[0].reached)
+        Path(token).write_text(TOKEN[::-1])
+        other.close()
+        stack.enter_context(closing(served_at(tmp_path / "other", token, other.address.port)))
+        write_plan(root, plan_of(*levels, serve=serve, session=2))
+        address = until(lambda: (found := told(root)) and found.serving)
+        with open_far(f"peer://{address}/run") as far:
+            far.put(COPY, "shard-0", iter([memoryview(bytes(10))]), 10)
+            assert far.files(COPY) == {"shard-0": 10}
+        save(store, 2)
+        until(lambda: (found := told(root)) and found.levels and 2 in found.levels[0].reached)
+
+
+def served_at(place: Path, token: str, port: int) -> server.PeerServer:
+    address = parse_address(f"127.0.0.1:{port}")
+    return server.PeerServer(place, read_keys(token), address, files=Files())
 
 
 def test_an_agent_that_cannot_listen_says_so_and_does_when_it_can(

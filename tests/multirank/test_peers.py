@@ -133,6 +133,15 @@ def test_other_nodes_go_on_from_the_newest_step_though_bytes_in_one_root_are_dam
     assert begun == [2] * len(nodes)
 
 
+def test_another_token_is_taken_by_the_next_job_though_agents_of_the_one_before_live(
+    warm: Warm, place: Path
+) -> None:
+    all_well(run(warm, "save_and_reach", place, NODES[:2], steps=[1]))
+    (place / "token").write_text("9876543210" * 4)
+    again = all_well(run(warm, "save_and_reach", place, NODES[:2], steps=[2]))
+    assert [one["begun"] for one in again] == [1, 1]
+
+
 def test_fewer_nodes_that_lack_what_one_had_say_so_and_change_nothing(
     warm: Warm, place: Path
 ) -> None:

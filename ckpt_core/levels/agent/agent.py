@@ -48,6 +48,7 @@ UP_TO_DATE = "up to date"
 FENCED = "fenced"
 ROOT_GONE = "the root is gone"
 OTHER_RELEASE = "another release"
+OTHER_TOKEN = "another token"
 NO_PROGRESS = "no progress"
 STOPPED = "stopped"
 NO_PLAN = "no plan"
@@ -192,6 +193,8 @@ class Agent:
         if fresh is not None and fresh != self.plan:
             if not _is_ours(fresh):
                 return OTHER_RELEASE
+            if self._is_locked_out(fresh):
+                return OTHER_TOKEN
             self._follow(board, fresh)
         self._watch(board)
         self._hosting.look()
@@ -205,6 +208,11 @@ class Agent:
         if all(carrier.done_in == board.epoch for carrier in self._carriers.values()):
             return UP_TO_DATE if self._is_quiet(now) else ""
         return NO_PROGRESS if now - board.progress_s >= self._timing.patience_s else ""
+
+    def _is_locked_out(self, fresh: Plan) -> bool:
+        """Whether the next job has another token: all that has a connection begins anew."""
+        is_next = self.plan is None or fresh.session != self.plan.session
+        return is_next and not self._hosting.has_token(fresh.serve)
 
     def _is_quiet(self, now: float) -> bool:
         """Whether no other node is on its way any more with what was saved last."""

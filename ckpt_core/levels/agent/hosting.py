@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -12,7 +13,7 @@ from ckpt_core.errors import CkptError
 from ckpt_core.levels.mailbox import Serve
 from ckpt_core.levels.serving.binding import parse_address
 from ckpt_core.levels.serving.server import PeerServer
-from ckpt_core.levels.tokens import TOKEN_VARIABLE, read_keys
+from ckpt_core.levels.tokens import TOKEN_VARIABLE, Keys, read_keys
 from ckpt_core.system.files import Files
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Hosting:
         self.address = self.refused = ""
         self._files = files
         self._serve: Serve | None = None
+        self._keys: Keys | None = None
         self._server: PeerServer | None = None
         self._tried_s = self._began_s = float("-inf")
 
@@ -56,6 +58,14 @@ class Hosting:
         """Try again what has failed. Called again and again."""
         if self._server is None and time.monotonic() - self._tried_s >= _AGAIN_S:
             self._open()
+
+    def has_token(self, serve: Serve | None) -> bool:
+        """Whether the file has the token that is served by, where one is; not to be told: as if it had."""
+        if self._server is None or serve is None:
+            return True
+        with contextlib.suppress(CkptError):
+            return read_keys(serve.token_file) == self._keys
+        return True
 
     def quiet_s(self) -> float:
         """For how long nobody has sent anything; without a server, for ever."""
@@ -89,10 +99,9 @@ class Hosting:
         if serve is None:
             return
         try:
-            keys = read_keys(serve.token_file)
-            self._server = PeerServer(
-                Path(serve.dir), keys, parse_address(serve.bind), files=self._files
-            )
+            self._keys = read_keys(serve.token_file)
+            bind = parse_address(serve.bind)
+            self._server = PeerServer(Path(serve.dir), self._keys, bind, files=self._files)
         except CkptError as exc:
             if not self.refused:
                 logger.warning("nothing is kept for other nodes: %s", exc)
