@@ -94,7 +94,11 @@ class ParityCarrier(Carrier):
                 self._lead(met, level, here, kept)
             else:
                 self._follow(met, here, kept)
-            moved = self._make(met, here, kept)
+            try:
+                moved = self._make(met, here, kept)
+            except Away:
+                self._let_go(met, level, here)  # where it is full, what is older makes room
+                raise
             # Not while it was busy: others wait for what has just been made.
             self._asked_s = float("-inf") if moved else time.monotonic()
             if moved:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_core.levels.agent import parity_carrying
 from ckpt_core.levels.agent.board import Board, Timing
 from ckpt_core.levels.agent.parity_carrying import ParityCarrier
 from ckpt_core.levels.agreed import Agreed, write_agreed
-from ckpt_core.levels.far.door import Copy
+from ckpt_core.levels.far.door import Away, Copy
 from ckpt_core.levels.mailbox import LevelStatus, Plan, read_plan
 from ckpt_core.levels.parity.agreeing import Said, say
 from ckpt_core.levels.parity.groups import Shape
@@ -109,6 +110,30 @@ def test_what_all_nodes_wait_for_comes_first_however_old_it_is_and_stays(
     write_agreed(cluster.root(0), replace(agreed, number=6, kept=()), files=QuickFiles())
     assert agent.turn().steps == {STEP: ATTEMPT}
     assert not older.is_dir() and OLDER not in held_steps(cluster.root(0))
+
+
+def test_where_no_parity_can_be_written_what_is_older_goes_all_the_same(
+    cluster: ServedCluster, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sought = (OLDER, ATTEMPT_OF_OLDER)
+    agreed = Agreed(RUN, 1, 4, kept=(), sought=sought, begun=True)
+    write_agreed(cluster.root(0), agreed, files=QuickFiles())
+    agent.turn(levels=(replace(agent.plan.levels[0], keep_last=2),))
+    cluster.save = Copy(*sought)
+    cluster.encode(1, 2)
+    assert agent.turn().steps == {OLDER: ATTEMPT_OF_OLDER, STEP: ATTEMPT}
+    write_agreed(cluster.root(0), replace(agreed, number=5, sought=None), files=QuickFiles())
+    write(cluster, 9, 0, 1, 2)
+
+    def full(*_: object, **__: object) -> None:
+        raise Away("No space left")
+
+    monkeypatch.setattr(parity_carrying, "encode", full)
+    with pytest.raises(Away, match="No space left"):
+        agent.turn(levels=(replace(agent.plan.levels[0], keep_last=1),))
+    older = cluster.kept(0) / f"parity-{OLDER:012d}"
+    assert not older.is_dir() and OLDER not in held_steps(cluster.root(0))
+    assert 9 in held_steps(cluster.root(0)), "which is to get its parity yet"
 
 
 def test_parity_of_another_group_is_replaced_once_all_have_gone_on(
