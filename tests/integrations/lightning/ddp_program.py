@@ -207,7 +207,8 @@ class Rank:
             **{"max_epochs": 2, **job.get("trainer", {})},
         )
         with contextlib.suppress(Stop):
-            trainer.fit(module, loader(job.get("plain", False)), ckpt_path=job.get("ckpt_path"))
+            data = loader((self.ranks, self.rank) if job.get("plain") else None)
+            trainer.fit(module, data, ckpt_path=job.get("ckpt_path"))
         model = trainer.strategy.model if "fsdp" in job else module
         last = whole(ending(trainer, model)) if mine.get("stop_at") is None else None
         torch.save({"begin": watch.begin, "last": last}, f"{job['out']}.{self.rank}")
@@ -244,12 +245,15 @@ def _sharding(ranks: int) -> Any:
     )
 
 
-def loader(plain: bool = False) -> Any:
+def loader(plain: tuple[int, int] | None = None) -> Any:
+    """Of torch alone for one of so many ranks, else one that resumes."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(SAMPLES, FEATURES, generator=generator)
     data = TensorDataset(x, x.sum(1, keepdim=True), torch.arange(SAMPLES))
     if plain:
-        return DataLoader(data, batch_size=BATCH_SIZE, sampler=DistributedSampler(data, seed=3))
+        return DataLoader(
+            data, batch_size=BATCH_SIZE, sampler=DistributedSampler(data, *plain, seed=3)
+        )
     return ResumableLoader(data, batch_size=BATCH_SIZE, shuffle=True, seed=3)
 
 
