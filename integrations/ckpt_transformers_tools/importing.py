@@ -118,8 +118,8 @@ def _converted(kind: Any, folder: Path, weights: dict[str, Any]) -> dict[str, An
     """
     import torch
 
-    kinds = {value.dtype for value in weights.values() if value.is_floating_point()}
-    widest = functools.reduce(torch.promote_types, kinds)  # what config.json says may round
+    # What config.json says may round.
+    widest = functools.reduce(torch.promote_types, {value.dtype for value in weights.values()})
     model, told = kind.from_pretrained(
         folder, dtype=widest, output_loading_info=True, ignore_mismatched_sizes=True
     )

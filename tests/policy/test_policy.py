@@ -182,6 +182,9 @@ class WhenAsked(Policy):
 
     watched: object = None
 
+    def __repr__(self) -> str:
+        return "WhenAsked()"
+
     def watch(self, checkpointer: Any, *, agree: bool = True) -> None:
         self.watched = checkpointer
 
