@@ -31,6 +31,8 @@ def scrub_places(request: ScrubRequest) -> bool:
                     _say(one)
         except Away as exc:
             away = exc  # what was read is told first
+    if away is not None and not found:
+        raise away
     ok = away is None and all(one.ok for one in found)
     if request.json:
         say_json({"places": places, "ok": ok, "steps": [_json(one) for one in found]})

@@ -7,12 +7,12 @@ import ctypes
 import mmap
 import os
 import stat
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from ckpt_core.system.files import NO_DIRECT, Files
 from ckpt_core.system.pages import address_of
-from ckpt_core.system.threads import own_lock
 from ckpt_core.units import ALIGN_BYTES
 
 _IOV_MAX = 1024
@@ -42,7 +42,7 @@ class ShardReader:
         self._nbytes = nbytes
         self._files = files
         self._buffered = buffered
-        self._opening = own_lock()
+        self._opening = threading.Lock()
         self._fd: int | None = None
         self._direct: int | None = None
         self._mapping: mmap.mmap | None = None

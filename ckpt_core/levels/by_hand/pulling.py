@@ -268,6 +268,10 @@ class _Resumed:
             return self._far.read_blocks(copy, name, offset, nbytes)
         return Far.read_blocks(cast("Far", self), copy, name, offset, nbytes)
 
+    def places(self, copy: Copy, name: str) -> tuple[_Resumed]:
+        """As `Readable.places`: this one, which then asks the level."""
+        return (self,)
+
     def read_into(self, copy: Copy, name: str, buffer: memoryview, offset: int) -> None:
         """From here, unless that was given before; else from the level."""
         nbytes = len(buffer)
