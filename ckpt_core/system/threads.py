@@ -33,6 +33,11 @@ _IS_OWN: Callable[[Any], bool] = type(threading.RLock())._is_owned  # type: igno
 _locks: set[weakref.ref[Any]] = set()
 """All that `own_lock` has made. Each is added, dropped or looked at by one call that is written in C."""
 
+_newest = object()
+"""Another one for each lock that is made."""
+_known: tuple[object, tuple[Any, ...]] = (None, ())
+"""What `_newest` was, and all locks then: those that have gone since are kept until the next one is made."""
+
 _LOOK_AGAIN_S = 0.5
 """Whoever rings the bells may be interrupted between two of them."""
 
@@ -42,8 +47,10 @@ _HURRIED = "%r at the end of the process: what is in flight is given up, committ
 
 def own_lock() -> threading.RLock:
     """For `with`: a lock of which `locks_held` knows whether this thread has it."""
+    global _newest
     lock = threading.RLock()
     _locks.add(weakref.ref(lock, _locks.discard))
+    _newest = object()
     return lock
 
 
@@ -51,9 +58,15 @@ def locks_held() -> list[Any]:
     """What this thread has of the locks of `own_lock`. Where a call of ours begins that is none, unless a
     signal handler calls, which has interrupted another one half-way.
     """
-    # A copy, since it is made in C at one go: others make locks, and the collector drops some, meanwhile.
-    # The rest in C as well, since each call of training begins with it.
-    return list(filter(_IS_OWN, filter(None, map(call, _locks.copy()))))
+    global _known
+    known = _known
+    # Each call of training begins with this, and few come behind a lock that is new.
+    if known[0] is not _newest:
+        # Order matters: one that is made meanwhile is looked for at the next call, and nobody has it yet.
+        newest = _newest
+        # A copy, since it is made in C at one go: others make locks, and the collector drops some, meanwhile.
+        _known = known = newest, tuple(filter(None, map(call, _locks.copy())))
+    return list(filter(_IS_OWN, known[1]))
 
 
 def lending_locks(method: Callable[[T], None]) -> Callable[[T], None]:
