@@ -58,7 +58,7 @@ class Level:
             "peer://host:port/name", a node where `ckpt-core serve` runs. Credentials are no part of it: they
             come from the environment, as the store's own tools take them.
         every: steps that are multiples of it go there; so does the last step of a run. Leave it at 1 with
-            `Auto`, whose steps are multiples of nothing.
+            `Auto` and `EverySeconds`, whose steps are multiples of nothing.
         keep_last: newest steps to keep there; None keeps all.
         keep_every: steps that are multiples of this are kept there for ever; None keeps none of them.
         bandwidth: most bytes for each second that this machine sends there, as 200_000_000 or "200MB"

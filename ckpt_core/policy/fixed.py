@@ -99,6 +99,13 @@ class EverySeconds(Policy):
         return f"EverySeconds({self.duration.total_seconds():g})"
 
     def watch(self, checkpointer: Any, *, agree: bool = True) -> None:
+        self._see(checkpointer, agree=agree)
+        self._look_at_levels(checkpointer)
+
+    def _is_regular(self) -> bool:
+        return False
+
+    def _see(self, checkpointer: Any, *, agree: bool) -> None:
         gauges = gauges_of(checkpointer) if agree else None
         self._gauges = gauges if gauges is not None and gauges.world_size > 1 else None
         self._met, self._next, self._is_due = None, 0, False

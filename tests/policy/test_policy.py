@@ -209,6 +209,9 @@ AUTO = Auto(cache=False)
         (EveryNSteps(100) | (LastStep(250) | AUTO), 50, False),
         (EveryNSteps(70) | LastStep(250), 50, False),
         (AUTO | WhenAsked(), 50, True),
+        (EverySeconds(60), 50, True),
+        (LastStep(250) | EverySeconds(60), 50, True),
+        (EveryNSteps(50) | EverySeconds(60), 50, False),
     ],
     ids=repr,
 )
@@ -226,7 +229,7 @@ def test_a_level_that_gets_hardly_a_step_of_auto_is_told_at_once_and_once(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == (warns and rank == 0)
     for text in told:
-        assert "s3://bucket/far" in text and f"every={every}" in text and "Auto(" in text
+        assert "s3://bucket/far" in text and f"every={every}" in text and repr(policy) in text
 
 
 def test_a_policy_of_ones_own_watches_in_a_combination_too(tmp_path: Path) -> None:
