@@ -28,7 +28,7 @@ from ckpt_core.share import (
     items_of,
 )
 from ckpt_core.snapshot import EagerCopies, PoolDemand, StageItem, StagingPool
-from ckpt_core.state import FlatState, Leaf, Skeleton, flatten
+from ckpt_core.state import FlatState, Leaf, Skeleton, flatten, is_freed
 from ckpt_core.system.devices import Queued
 from ckpt_core.types import LeafSpec, RankInfo
 from ckpt_core.units import count_text
@@ -58,7 +58,7 @@ class Given:
         """The leaf of a name. Called on the training thread as it is staged.
 
         Raises:
-            ConfigError: its tensor has another shape, dtype or strides since.
+            ConfigError: its tensor has another shape, dtype or strides since, or no memory any more.
         """
         tensor, index, form = self._of[name]
         leaf, now = self.leaves[index], _form(tensor)
@@ -67,7 +67,8 @@ class Given:
                 f"stage: {name!r} has (dtype, shape, strides) {now} and had {form} at begin(): abort() this "
                 f"save and begin a new one"
             )
-        if tensor.data_ptr() != leaf.tensor.data_ptr():
+        # An alias loses its memory with the tensor: `flatten` says which it is.
+        if tensor.data_ptr() != leaf.tensor.data_ptr() or is_freed(tensor):
             (found,) = flatten({name: tensor}, eager_leaf_bytes=0).leaves
             leaf = self.leaves[index] = Leaf(leaf.spec, found.tensor, leaf.eager)
         return leaf

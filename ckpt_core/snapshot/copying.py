@@ -20,8 +20,8 @@ from ckpt_core.state import (
     GIL_RELEASE_BYTES,
     as_known,
     blocks,
-    lies_at,
     one_thread_limit,
+    refuse_freed,
 )
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.pages import address_of
@@ -82,7 +82,7 @@ def copy_range(tensor: torch.Tensor, start: int, target: torch.Tensor, *, device
     Raises:
         BarrierError: the leaf has lost its memory.
     """
-    lies_at(tensor)
+    refuse_freed([tensor])
     tensor = as_known(tensor)
     begin, words = start // tensor.element_size(), target.view(tensor.dtype)
     count = words.numel()

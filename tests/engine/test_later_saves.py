@@ -108,6 +108,25 @@ def test_a_view_of_memory_that_is_gone_is_refused_too(tmp_path: Path) -> None:
     assert torch.equal(ckpt_core.load(path)["view"], torch.full((890,), 3.0))
 
 
+@pytest.mark.parametrize("begin", [0, 10])
+def test_a_layer_whose_memory_has_gone_since_begin_is_refused_as_it_is_staged(
+    tmp_path: Path, begin: int
+) -> None:
+    whole, other = torch.randn(100_000), torch.randn(100_000)
+    state = {"layer": whole[begin:], "other": other}
+    with Checkpointer(tmp_path) as ck:
+        begun = ck.begin(1, state)
+        whole.untyped_storage().resize_(0)
+        begun.stage({"other": other})
+        with pytest.raises(ConfigError, match="'layer': its memory has been freed"):
+            begun.stage({"layer": state["layer"]})
+        whole.untyped_storage().resize_(400_000)
+        whole.fill_(3)
+        begun.stage({"layer": state["layer"]})
+        path = begun.seal().committed.result(timeout=60)
+    assert torch.equal(ckpt_core.load(path)["layer"], state["layer"])
+
+
 def test_a_tensor_without_its_memory_is_not_restored_into(tmp_path: Path) -> None:
     freed, other = torch.ones(100), torch.ones(7)
     state = {"freed": freed, "other": other}
