@@ -24,7 +24,7 @@ from ckpt_core.state import Selection
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
-from ckpt_core.system.threads import at_exit, lending_locks, refuse_fork
+from ckpt_core.system.threads import at_exit, lending_locks
 from ckpt_core.units import parse_timeout
 
 _log = logging.getLogger("ckpt_core")
@@ -394,6 +394,3 @@ class Checkpointer(Looks):
         if self._closing:
             raise ConfigError(f"the Checkpointer of {self.root} is closed: make a new one")
         self._check_process()
-
-    def _check_process(self) -> None:
-        refuse_fork(self.root, self._pid)

@@ -9,7 +9,6 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +36,7 @@ from ckpt_core.save import (
     closed_meanwhile,
     make_store,
     open_together,
+    refuse_fork,
     refuse_on,
 )
 from ckpt_core.share import Auditor
@@ -315,7 +315,10 @@ class Looks:
     _guard: SigtermGuard | None
     _closing: bool
     _closed: bool
-    _check_process: Callable[[], None]
+    _pid: int
+
+    def _check_process(self) -> None:
+        refuse_fork(self.root, self._pid)
 
     def __repr__(self) -> str:
         return (

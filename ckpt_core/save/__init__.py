@@ -20,7 +20,7 @@ further       what is asked of levels beyond         closing    who is told of t
 
 from ckpt_core.save.admission import Admission
 from ckpt_core.save.barriers import Barriers
-from ckpt_core.save.closing import OnClose, closed_meanwhile, refuse_on
+from ckpt_core.save.closing import OnClose, closed_meanwhile, refuse_fork, refuse_on
 from ckpt_core.save.commit import Committer
 from ckpt_core.save.failures import Failures
 from ckpt_core.save.flights import Flights
@@ -66,6 +66,7 @@ __all__ = [
     "look_together",
     "make_store",
     "open_together",
+    "refuse_fork",
     "refuse_on",
     "stalling",
 ]

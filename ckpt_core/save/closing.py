@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -94,3 +95,14 @@ def halfway(call: str) -> ConfigError:
         f"signal handler or a subscriber, and would wait for that very call: nothing was done, and that one "
         f"goes on. Set a flag there, and look at it between two steps: for SIGTERM on_sigterm='save' does so"
     )
+
+
+def refuse_fork(root: Path, pid: int) -> None:
+    """The threads stayed behind in the process of this id: whoever waits for them in a fork waits for ever.
+
+    Raises:
+        ConfigError: this is another one.
+    """
+    if os.getpid() != pid:
+        made = f"the Checkpointer of {root} was made in process {pid}, and this is a fork"
+        raise ConfigError(f"{made} of it: make one in this process, with a root of its own")

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from multiprocessing.util import Finalize
 from operator import call
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ckpt_core.errors import ConfigError, PersistError
@@ -224,17 +223,6 @@ def join_all(workers: Iterable[Worker], *, timeout_s: float) -> bool:
     """Wait for those that have been told to end; whether all have. One that hangs is left behind."""
     deadline = time.monotonic() + timeout_s
     return all(worker.join(deadline=deadline) for worker in workers)
-
-
-def refuse_fork(root: Path, pid: int) -> None:
-    """The threads stayed behind in the process of this id: whoever waits for them in a fork waits for ever.
-
-    Raises:
-        ConfigError: this is another one.
-    """
-    if os.getpid() != pid:
-        made = f"the Checkpointer of {root} was made in process {pid}, and this is a fork"
-        raise ConfigError(f"{made} of it: make one in this process, with a root of its own")
 
 
 def at_exit(close: Callable[[], None], hurry: Callable[[], None], *, priority: int) -> Finalize:
