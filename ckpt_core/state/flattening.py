@@ -23,7 +23,7 @@ from ckpt_core.state.flat import FlatState, aliases
 from ckpt_core.state.freeze import Walker, shown
 from ckpt_core.state.leaf import Leaf
 from ckpt_core.state.memo import Shown, SpecMemo
-from ckpt_core.state.memory import first_freed
+from ckpt_core.state.memory import first_cut, first_freed
 from ckpt_core.state.nodes import Composite, LeafTable, Pool, Ref, RefTable
 from ckpt_core.state.origin import Origin
 from ckpt_core.state.skeleton import Skeleton
@@ -76,7 +76,7 @@ def flatten(
     specs = memo.specs(found.names, tensors, placements)
     eager = _eager(found, forced, eager_leaf_bytes)
     plain, odd = aliases(tensors)
-    _refuse_freed(found.names, plain)
+    _refuse(first_freed(plain, list(map(Tensor.data_ptr, plain))), found.names, plain)
     skeleton = Skeleton(tree, refs, found.table)
     origin = Origin(walker.segments, walker.tensors)
     flat = FlatState(skeleton, specs, eager, plain, placements=placements, origin=origin)
@@ -110,6 +110,7 @@ def _leaves_of(walker: Walker, refs: RefTable, staged: Sequence[Leaf]) -> _Found
     table, taken = LeafTable(), [leaf.spec.name for leaf in staged]
     shown_staged = [(leaf.spec.name, leaf.tensor) for leaf in staged]
     shared = find_shared(walker.tensors, shown_staged)
+    _refuse(first_cut(walker.tensors, shared), walker.names, walker.tensors)
     if not shared:
         names = refs.leaf = unique_names(walker.names, taken)
         return _Found(names, walker.tensors, None, range(len(walker.tensors)), shared, table)
@@ -135,12 +136,12 @@ def _are_those(tensors: Iterable[Tensor], found: Sequence[Tensor], firsts: Seque
     return all(map(is_, tensors, map(found.__getitem__, firsts)))
 
 
-def _refuse_freed(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
-    freed = first_freed(tensors, list(map(Tensor.data_ptr, tensors)))
+def _refuse(freed: int | None, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
     if freed is not None:
+        left = tensors[freed].untyped_storage().nbytes()
         raise ConfigError(
-            f"{shown(names[freed])}: its memory has been freed (a storage of 0 bytes), as FSDP does with "
-            f"what is not in use: pass the state_dict() of the wrapper, or save when it is back"
+            f"{shown(names[freed])}: its memory has been freed (a storage of {left} bytes), as FSDP does "
+            f"with what is not in use: pass the state_dict() of the wrapper, or save when it is back"
         )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from itertools import compress, count
+from operator import attrgetter, lt
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from ckpt_core.errors import BarrierError
+from ckpt_core.state.leaf import extent
 
 _Tensors = TypeVar("_Tensors", bound=Sequence[Tensor])
 
@@ -22,6 +25,8 @@ of threads instead is no way out: set_num_threads also counts for every thread s
 
 FEW_ELEMENTS = 256
 """A device is asked to collect or spread so many where it has no room for more."""
+
+_GONE = "the memory of a leaf was taken away while it was being staged"
 
 _LOW = 1 << 40
 """An address below may be none: of a tensor that has lost its memory torch says how far in it began."""
@@ -63,6 +68,8 @@ def lies_at(tensor: Tensor) -> int:
     address = tensor.data_ptr()
     if address < _LOW:
         refuse_freed([tensor])
+    if _is_cut(tensor):
+        raise BarrierError(_GONE)
     return address
 
 
@@ -73,15 +80,15 @@ def refuse_freed(tensors: Sequence[Tensor]) -> None:
         BarrierError: one has lost its memory. Which one it is says whoever knows their names.
     """
     if first_freed(tensors, list(map(Tensor.data_ptr, tensors))) is not None:
-        raise BarrierError("the memory of a leaf was taken away while it was being staged")
+        raise BarrierError(_GONE)
 
 
 def is_freed(tensor: Tensor) -> bool:
-    """Whether a tensor has lost its memory: FSDP and others take it away from what is not in use.
+    """Whether a tensor has lost its memory, or some of it: FSDP and others take it away while not in use.
 
     Danger: torch gives out such a tensor as any other, and whoever reads it ends the process.
     """
-    return first_freed([tensor], [tensor.data_ptr()]) is not None
+    return first_freed([tensor], [tensor.data_ptr()]) is not None or _is_cut(tensor)
 
 
 def first_freed(tensors: Sequence[Tensor], pointers: Sequence[int]) -> int | None:
@@ -90,6 +97,31 @@ def first_freed(tensors: Sequence[Tensor], pointers: Sequence[int]) -> int | Non
         return None
     pairs = enumerate(zip(pointers, tensors, strict=True))
     return next((index for index, (at, one) in pairs if at < _LOW and _has_none(one, at)), None)
+
+
+def first_cut(tensors: Sequence[Tensor], odd: Sequence[int]) -> int | None:
+    """The number of the first tensor that ends behind its storage, which has been made shorter since.
+
+    Args:
+        odd: of them, those that may not be contiguous.
+    """
+    ends = list(map(attrgetter("nbytes"), tensors))
+    begins = list(map(Tensor.storage_offset, tensors))
+    for index in (*odd, *(compress(count(), begins) if any(begins) else ())):
+        ends[index] = _end(tensors[index])
+    sizes = map(UntypedStorage.nbytes, map(Tensor.untyped_storage, tensors))
+    cut = list(map(lt, sizes, ends))
+    return cut.index(True) if True in cut else None
+
+
+def _is_cut(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() < _end(tensor)
+
+
+def _end(tensor: Tensor) -> int:
+    """The byte of its storage behind the last one of a tensor; 0 of an empty one."""
+    size = extent(tensor.shape, tensor.stride())
+    return (int(tensor.storage_offset()) + size) * tensor.itemsize if size else 0
 
 
 def _has_none(tensor: Tensor, address: int) -> bool:

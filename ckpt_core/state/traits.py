@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from operator import attrgetter
+from operator import attrgetter, lt
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.nn import Parameter
 
 from ckpt_core.state.memory import first_freed
@@ -54,16 +54,20 @@ class _Memory(NamedTuple):
         pointers: the address of each.
         storages: of each.
         places: where those that were not alone lay in theirs.
+        sizes: bytes of each storage.
     """
 
     pointers: list[int]
     storages: list[int]
     places: list[int]
+    sizes: list[int]
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], pointers: list[int], shared: list[int]) -> _Memory:
-        storages = list(map(_storage_id, map(Tensor.untyped_storage, tensors)))
-        return cls(pointers, storages, [int(tensors[index].storage_offset()) for index in shared])
+        found = list(map(Tensor.untyped_storage, tensors))
+        places = [int(tensors[index].storage_offset()) for index in shared]
+        sizes = list(map(UntypedStorage.nbytes, found))
+        return cls(pointers, list(map(_storage_id, found)), places, sizes)
 
 
 class Traits:
@@ -145,6 +149,8 @@ class Traits:
         memory = _Memory.of(tensors, found, self._shared)
         if memory.places != last.places or not _same_sharing(memory.storages, last.storages):
             return None
+        if any(map(lt, memory.sizes, last.sizes)):
+            return None  # It may have been made too short.
         self._memory = memory
         return found, aliases or tensors
 

@@ -444,10 +444,11 @@ def test_a_save_inside_another_one_that_fails_is_declined_at_once(tmp_path: Path
     assert "ConfigError" in declined[0][1]
 
 
+@pytest.mark.parametrize("left_bytes", [0, 199_996])
 @pytest.mark.parametrize("offset", [0, 8])
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_leaf_whose_memory_is_taken_away_before_its_turn_is_named(
-    tmp_path: Path, debug: bool, offset: int
+    tmp_path: Path, debug: bool, offset: int, left_bytes: int
 ) -> None:
     files = GatedFiles()
     leaves = {name: torch.ones(50_000) for name in "abc"}
@@ -455,7 +456,8 @@ def test_a_leaf_whose_memory_is_taken_away_before_its_turn_is_named(
     with Checkpointer(tmp_path, replace(TINY, debug_barrier=debug), files=files) as ck:
         handle = ck.save(1, state)
         nbytes = leaves["c"].untyped_storage().nbytes()
-        leaves["c"].untyped_storage().resize_(0)  # the pool is full of "a": "c" has not been copied
+        # The pool is full of "a": "c" has not been copied.
+        leaves["c"].untyped_storage().resize_(left_bytes)
         files.gate.set()
         with pytest.raises(BarrierError, match=r"1 leaf had memory that was taken away.*: c\."):
             handle.committed.result(timeout=60)

@@ -71,8 +71,9 @@ def test_a_state_that_ends_with_empty_leaves_is_saved_again_and_again(
 
 @pytest.mark.parametrize("size", [100, 100_000])
 @pytest.mark.parametrize("saves_before", [0, 1, 2])
+@pytest.mark.parametrize("left_bytes", [0, 396])
 def test_a_tensor_without_its_memory_is_refused_by_name_and_later_saves_go_on(
-    tmp_path: Path, size: int, saves_before: int
+    tmp_path: Path, size: int, saves_before: int, left_bytes: int
 ) -> None:
     freed, other = torch.randn(size), torch.randn(7)
     state = {"freed": freed, "other": other, "empty": torch.empty(0)}
@@ -80,7 +81,7 @@ def test_a_tensor_without_its_memory_is_refused_by_name_and_later_saves_go_on(
         for step in range(saves_before):
             ck.save(step, state).committed.result()
         nbytes = freed.untyped_storage().nbytes()
-        freed.untyped_storage().resize_(0)
+        freed.untyped_storage().resize_(left_bytes)
         with pytest.raises(ConfigError, match="'freed': its memory has been freed"):
             ck.save(10, state)
         freed.untyped_storage().resize_(nbytes)
@@ -89,10 +90,14 @@ def test_a_tensor_without_its_memory_is_refused_by_name_and_later_saves_go_on(
     assert torch.equal(ckpt_core.load(path)["freed"], freed)
 
 
-def test_a_view_of_memory_that_is_gone_is_refused_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left_bytes", [0, 3592])
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_view_of_memory_that_is_gone_is_refused_too(
+    tmp_path: Path, step: int, left_bytes: int
+) -> None:
     whole = torch.randn(1000)
-    state = {"view": whole[10:900], "other": torch.randn(7)}
-    whole.untyped_storage().resize_(0)
+    state = {"view": whole[10:900][::step], "other": torch.randn(7)}
+    whole.untyped_storage().resize_(left_bytes)
     assert state["view"].data_ptr() != 0
     with Checkpointer(tmp_path) as ck:
         with pytest.raises(ConfigError, match="'view': its memory has been freed"):
@@ -102,21 +107,22 @@ def test_a_view_of_memory_that_is_gone_is_refused_too(tmp_path: Path) -> None:
         whole.untyped_storage().resize_(4000)
         whole.fill_(3)
         path = ck.save(2, state).committed.result()
-        whole.untyped_storage().resize_(0)
+        whole.untyped_storage().resize_(left_bytes)
         with pytest.raises(StateMismatch, match="view: the memory of the live tensor"):
             ck.restore(state)
-    assert torch.equal(ckpt_core.load(path)["view"], torch.full((890,), 3.0))
+    assert torch.equal(ckpt_core.load(path)["view"], torch.full((890,), 3.0)[::step])
 
 
+@pytest.mark.parametrize("left_bytes", [0, 399_996])
 @pytest.mark.parametrize("begin", [0, 10])
 def test_a_layer_whose_memory_has_gone_since_begin_is_refused_as_it_is_staged(
-    tmp_path: Path, begin: int
+    tmp_path: Path, begin: int, left_bytes: int
 ) -> None:
     whole, other = torch.randn(100_000), torch.randn(100_000)
     state = {"layer": whole[begin:], "other": other}
     with Checkpointer(tmp_path) as ck:
         begun = ck.begin(1, state)
-        whole.untyped_storage().resize_(0)
+        whole.untyped_storage().resize_(left_bytes)
         begun.stage({"other": other})
         with pytest.raises(ConfigError, match="'layer': its memory has been freed"):
             begun.stage({"layer": state["layer"]})
