@@ -204,6 +204,11 @@ class Selection:
                         f"{_join(path, key)!r}. Nothing was changed"
                     )
             where = _join(path, text)
+            if type(key) is not str and (found := self._called(before)) not in (before, where):
+                raise ConfigError(
+                    f"rename: {before!r} cannot become {found!r}: its key {text} is no text, and stays as it "
+                    f"is. Nothing was changed"
+                )
             if self.takes(where):
                 rows.append((key, self._cut(value, where, before)))
             else:

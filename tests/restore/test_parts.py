@@ -381,6 +381,17 @@ def test_what_is_in_a_container_that_is_renamed_goes_along_whatever_its_key(tmp_
     assert live["outer"]["a", 1].all() and not live["outer"][Color.R].any()
 
 
+@pytest.mark.parametrize("key", [("a", 1), Color.R, 3])
+def test_a_key_that_is_no_text_is_not_renamed(tmp_path: Path, key: object) -> None:
+    live = {"outer": {"new": torch.zeros(2), key: torch.zeros(2)}}
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, {"inner": {key: torch.ones(2)}}).committed.result(60)
+        wanted = {"inner": "outer", f"inner.{key}": "outer.new"}
+        with pytest.raises(ConfigError, match=re.escape(f"its key {key} is no text")):
+            ck.restore(live, rename=wanted, partial=True)
+        assert not live["outer"]["new"].any() and not live["outer"][key].any()
+
+
 def test_a_key_of_a_type_that_is_not_here_stands_in_the_way_of_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
