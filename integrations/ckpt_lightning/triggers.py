@@ -5,8 +5,11 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from ckpt_core import ConfigError, EveryNSteps, EverySeconds
@@ -65,6 +68,9 @@ class Triggers:
                 )
                 raise ConfigError(f"policy={self.policy!r} is no policy: {text}")
             parts.append(self.policy)
+        with suppress(TypeError):  # of one of another make, which knows no `|`
+            # Together: beside multiples of a number, what saves at any step fits levels that want those.
+            parts = [reduce(or_, parts)] if parts else []
         every_n_epochs = self.every_n_epochs
         if not parts and every_n_epochs is None and not monitors:
             every_n_epochs = 1

@@ -10,12 +10,21 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback
 
-from ckpt_core import Auto, ConfigError, EveryNSteps, Options, committed_steps, step_path
+from ckpt_core import (
+    Auto,
+    Checkpointer,
+    ConfigError,
+    EveryNSteps,
+    Level,
+    Options,
+    committed_steps,
+    step_path,
+)
 from ckpt_core.cli.listing import survey
 from ckpt_core.cli.ranking import Score
 from ckpt_lightning import AsyncCheckpoint, FabricCheckpoint
 from ckpt_lightning.ranking import Ranking
-from ckpt_lightning.triggers import Triggers
+from ckpt_lightning.triggers import Schedule, Triggers
 from tests.integrations.lightning import models
 from tests.integrations.lightning.running import SMALL, fit, saver, trainer_of
 
@@ -51,6 +60,36 @@ def test_a_policy_that_measures_is_shown_the_engine(root: Path) -> None:
     fit(models.Net, models.train_loader, saver(root, policy=Auto(cache=False), save_last=False))
     # Eight iterations are timed before the first save.
     assert committed_steps(root)[0] == 9
+
+
+@pytest.mark.parametrize(("every", "warns"), [(50, False), (None, True)])
+def test_a_level_that_gets_the_multiples_beside_auto_is_not_warned_of(
+    root: Path, tmp_path: Path, every: int | None, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    triggers = Triggers(every_n_steps=every, policy=Auto(cache=False))
+    with Checkpointer(root, levels=[Level(str(tmp_path / "far"), every=50)]) as ck:
+        triggers.schedule(monitors=False).watch(ck)
+    assert ("hardly any will" in caplog.text) is warns
+
+
+def _saves(schedule: Schedule, step: int) -> bool:
+    due = schedule.after_step(step)
+    if due:
+        schedule.saved(step)
+    return due
+
+
+def test_a_policy_of_another_make_is_asked_beside_the_others() -> None:
+    class Own:
+        def due(self, step: int) -> bool:
+            return step == 3
+
+        def saved(self, step: int) -> None:
+            pass
+
+    schedule = Triggers(every_n_steps=2, policy=Own()).schedule(monitors=False)
+    due = [step for step in range(1, 6) if _saves(schedule, step)]
+    assert due == [2, 3, 4]
 
 
 def test_a_step_that_lies_within_a_batch_of_several_is_made_up_for(root: Path) -> None:
