@@ -238,7 +238,8 @@ class Checkpointer(Looks):
                 each calls it.
 
         Raises:
-            ConfigError: there is no such level, or `last` without one; or a thread of the engine calls.
+            ConfigError: there is no such level, or `last` without one; or a thread of the engine calls; or
+                this thread has begun a save and not sealed it.
             PersistError: the agent could not be told of the last step.
             CkptError: with on_error="raise", a save failed in the background.
             StagingError: something was still in flight after `timeout`.

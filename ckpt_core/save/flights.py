@@ -207,14 +207,18 @@ class Flights:
             return [flight for flight in self.active() if flight.step < before]
         return [flight for flight in self.active() if flight is not before]
 
-    def refuse_unsealed(self) -> None:
+    def refuse_unsealed(self, by: int | None = None) -> None:
         """Before the caller waits for what only the caller can end.
+
+        Args:
+            by: of those that this thread began alone: another one may end its own meanwhile.
 
         Raises:
             ConfigError: a save was begun and neither sealed nor aborted.
         """
         for inflight in self.active():
-            if inflight.open_ended and not inflight.failed():
+            mine = by is None or by == inflight.thread
+            if mine and inflight.open_ended and not inflight.failed():
                 raise ConfigError(
                     f"the save of step {inflight.step} was begun and is not sealed: seal or abort it first"
                 )
@@ -223,8 +227,11 @@ class Flights:
         """Before a call that waits until fewer are in flight.
 
         Raises:
-            ConfigError: it is made inside a save, which is one of them, and would wait for itself.
+            ConfigError: it is made inside a save, which is one of them, or before that is sealed, and would
+                wait for itself.
         """
+        if call == "wait":
+            self.refuse_unsealed(threading.get_ident())
         if journal.is_inside and any(one in self._active for one in journal.making):
             raise halfway(call)
 

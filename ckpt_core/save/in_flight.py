@@ -86,6 +86,7 @@ class InFlight:
         destination: where named files go; None: it becomes a step.
         images: everything that may hold chunks for it.
         open_ended: it waits for its caller, and only the stager touches its images.
+        thread: of its caller.
         stills: the files of it that later ones may share, who keeps them, and how some leaves look.
         begun: BEGIN is told of it, so that its end must be too.
         created_unix_s: when it was let in, later than the one before it.
@@ -112,6 +113,7 @@ class InFlight:
         # Apart from _lock: making the directory may hang on storage, and failing must not.
         self._making = own_lock()
         self.open_ended = False
+        self.thread = threading.get_ident()
         self._ended = threading.Lock()
         self._ended.acquire()
         self._phase = Phase.STAGING

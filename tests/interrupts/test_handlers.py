@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -127,13 +128,7 @@ def check(run: Run, saves: list[SaveHandle]) -> None:
     run.check_ended()
 
 
-# Whoever waits while a save is open waits until `timeout`, in a handler or not.
-PAIRS = [
-    (call, act)
-    for call in CALLS
-    for act in (close, wait, restore, save_next)
-    if (call, act) != (save_layers, wait)
-]
+PAIRS = [(call, act) for call in CALLS for act in (close, wait, restore, save_next)]
 
 
 @pytest.mark.parametrize(("call", "act"), PAIRS, ids=lambda act: act.__name__)
@@ -198,6 +193,26 @@ def test_what_would_wait_for_the_save_that_it_came_into_is_refused_at_once(
     assert "in the middle of another call" in str(handler.error)
     assert handle.committed.result(SOON_S).is_dir()
     run.check()
+    run.close()
+
+
+def test_wait_beside_a_save_that_its_own_thread_has_begun_is_refused_at_once(
+    tmp_path: Path,
+) -> None:
+    run = opened(tmp_path / "root")
+    begun = run.ck.begin(run.step, run.tensors())
+    with pytest.raises(ConfigError, match="begun and is not sealed"):
+        wait(run)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait, run)  # another thread waits for this one
+        begun.stage(run.tensors())
+        handle = begun.seal(run.state)
+        waiting.result(SOON_S)
+    assert handle.committed.result(SOON_S).is_dir()
+    files = run.ck.begin_files(run.step + 1, "named")
+    with pytest.raises(ConfigError, match="begun and is not sealed"):
+        wait(run)
+    files.abort()
     run.close()
 
 
