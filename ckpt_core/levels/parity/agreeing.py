@@ -10,7 +10,6 @@ one is reached; and that it says only when all nodes keep it. So there is always
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -68,7 +67,10 @@ class Said:
 
 def say(folder: Path, said: Said, *, files: Files) -> None:
     """Say it from now on, durably. Lets `OSError` through."""
-    fresh = folder / f".{FILE}.{secrets.token_hex(4)}.part"
+    # Of one name, so that there is never more than one that a kill has left: nobody else writes here.
+    fresh = folder / f".{FILE}.part"
+    with suppress(FileNotFoundError):
+        files.unlink(fresh)
     try:
         files.write_new(fresh, said.encode())
         files.rename(fresh, folder / FILE)

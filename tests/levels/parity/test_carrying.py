@@ -258,3 +258,20 @@ def change_group(cluster: ServedCluster, n: int) -> None:
     cluster.encode(n)
     cluster.group = group
     assert kept.is_dir()
+
+
+def test_a_kill_in_the_middle_of_a_word_leaves_no_more_than_the_next_one_takes_away(
+    tmp_path: Path,
+) -> None:
+    class Killed(QuickFiles):
+        def rename(self, old: Path, new: Path) -> None:
+            raise SystemExit
+
+        def unlink(self, path: Path) -> None:
+            raise FileNotFoundError  # whoever is dead takes nothing away
+
+    with pytest.raises(SystemExit):
+        say(tmp_path, Said("a"), files=Killed())
+    say(tmp_path, Said("b"), files=QuickFiles())
+    assert [path.name for path in tmp_path.iterdir()] == ["agreed.json"]
+    assert Said.decode((tmp_path / "agreed.json").read_bytes(), group="b") == Said("b")
