@@ -10,7 +10,6 @@ from ckpt_core.levels.bring.joined import JoinedFar
 from ckpt_core.levels.far.door import Readable
 from ckpt_core.levels.far.opening import open_far, open_plain
 from ckpt_core.levels.mailbox import Source, read_plan
-from ckpt_core.levels.parity.objects import is_root
 from ckpt_core.levels.parity.opening import kept_url, root_url
 from ckpt_core.options import PARITY, PEERS, scheme_of
 from ckpt_core.system.files import Files
@@ -39,8 +38,7 @@ def open_source(url: str, *, files: Files | None = None) -> Readable:
         return JoinedFar(url, places, rest=[made[part] for part in made if part in here])
     if plan is None or scheme == PARITY or plan.parity or not plan.asks:
         raise ConfigError(f"{url}: that root has no plan of {scheme}")
-    there = [open_plain(one) if is_root(one) else open_far(one, files=files) for one in plan.asks]
-    return JoinedFar(url, there)
+    return JoinedFar(url, [open_far(one, files=files) for one in plan.asks])
 
 
 def _rebuilt(url: str, part: str, group: Sequence[str], there: Sequence[Source]) -> Readable:

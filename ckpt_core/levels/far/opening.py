@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.levels.far.door import Far
-from ckpt_core.options import PARITY, scheme_of
+from ckpt_core.options import PARITY, PEER, scheme_of
 from ckpt_core.system.files import Files
 
 if TYPE_CHECKING:
     from ckpt_core.levels.far.plain import PlainFar
+
+ROOT_PREFIX = "root-of-"
+"""Of the name by which a node shows its root, and not what it keeps of others."""
 
 
 def open_far(url: str, *, files: Files | None = None, mounted: str = "") -> Far:
@@ -32,6 +35,8 @@ def open_far(url: str, *, files: Files | None = None, mounted: str = "") -> Far:
         raise ConfigError(
             f"{url} is parity, which a restore reads where it needs it: name the root itself"
         )
+    if scheme_of(url) == PEER and url.rpartition("/")[2].startswith(ROOT_PREFIX):
+        return open_plain(url)
     check_extra(url)
     # Never imported by a process that trains: it may be forked, which the client's threads do not survive.
     from ckpt_core.levels.far.objects import ObjectFar

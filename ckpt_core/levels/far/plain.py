@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.levels.far.door import Copy
 from ckpt_core.levels.far.objects import ObjectFar
@@ -22,3 +24,7 @@ class PlainFar(ObjectFar):
         found = super().files(copy)
         found.pop(MANIFEST_NAME, None)
         return found
+
+    def pins(self, among: Collection[int] | None = None) -> frozenset[int]:
+        """None: a node shows steps, and nothing that is hidden in its root."""
+        return frozenset()

@@ -27,6 +27,7 @@ import xxhash
 from ckpt_core.errors import CkptError, CorruptCheckpoint, NotCommitted, UnknownFormat
 from ckpt_core.layout import Manifest, RankManifest, rank_manifest_name
 from ckpt_core.levels.far.door import Copy, Readable
+from ckpt_core.levels.far.opening import ROOT_PREFIX
 from ckpt_core.levels.parity.groups import Shape
 from ckpt_core.levels.parity.parts import Part, wrong
 from ckpt_core.types import parse_step_dir
@@ -39,7 +40,6 @@ RANKS = rank_manifest_name(0)
 PARTS = "parts"
 _SUM_BYTES = 8
 _PREFIX = "parity-"
-_ROOT_PREFIX = "root-of-"
 _STEP_PREFIX = "step-"
 
 
@@ -56,12 +56,7 @@ def step_of(directory: str) -> int | None:
 
 def root_key(run: str, part: str) -> str:
     """Where a node shows its root to the others."""
-    return f"{run}/{_ROOT_PREFIX}{part}"
-
-
-def is_root(url: str) -> bool:
-    """Whether a node shows its root there, and not what it keeps of others."""
-    return url.rpartition("/")[2].startswith(_ROOT_PREFIX)
+    return f"{run}/{ROOT_PREFIX}{part}"
 
 
 def parity_key(run: str, part: str) -> str:

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from ckpt_core import Checkpointer
+from ckpt_core.cli.app import app
 from ckpt_core.levels import Away, Copy, read_keys
 from ckpt_core.levels.serving.binding import Address
 from ckpt_core.levels.serving.server import PeerServer
 from ckpt_core.store import step_path
 from tests.levels.making import bytes_of, make_store, save
+from tests.levels.parity.clusters import flip
 from tests.levels.servers.faulty import in_environment
 from tests.levels.servers.moto import needs_store
 from tests.levels.servers.peer import TOKEN
@@ -58,6 +62,26 @@ def test_its_steps_are_read_as_they_lie(server: PeerServer, root: Path) -> None:
         assert sorted(sizes) == ["rank-00000.json", "shard-00000-0.safetensors"]
         name = "shard-00000-0.safetensors"
         assert far.read(copy, name, sizes[name]) == bytes_of(7, 0, 0, sizes[name])
+
+
+def _run(*words: str) -> object:
+    with pytest.raises(SystemExit) as end:
+        app(words)
+    return end.value.code
+
+
+def test_commands_read_it_by_its_url(
+    server: PeerServer, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"peer://{server.address}/{SHOWN}"
+    with Checkpointer(root) as ck:
+        path = ck.save(8, {"w": torch.ones(100)}).committed.result(60)
+        ck.pin(8)
+    assert _run("verify", url, "--step=8") == 0
+    assert _run("ls", url) == 0
+    assert capsys.readouterr().err == ""
+    flip(path / "shard-00000-0.safetensors", -1)
+    assert _run("verify", url, "--step=8") == 1
 
 
 def test_nothing_there_is_changed_and_nothing_hidden_or_outside_is_shown(
