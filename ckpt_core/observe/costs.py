@@ -126,7 +126,7 @@ class Meter:
             self._hear(event)
 
     def take(self) -> list[SaveCost]:
-        """The saves that were committed since the last call."""
+        """The saves that were committed since the last call, in the order of their commits."""
         with self._lock:
             done = list(self._done)
             self._done.clear()

@@ -134,7 +134,7 @@ class Monitor:
 class ThreadFuture(Future[T]):
     """A future that a thread of this process settles: no fork of it waits for one that is not done.
 
-    `result` and `exception` raise ConfigError there, at once: the threads stayed behind.
+    `result`, `exception` and `add_done_callback` raise ConfigError there, at once: the threads stayed behind.
     """
 
     def __init__(self) -> None:
@@ -148,6 +148,10 @@ class ThreadFuture(Future[T]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self._check_process()
         return super().exception(timeout)
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        self._check_process()
+        super().add_done_callback(fn)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid and not self.done():

@@ -297,6 +297,8 @@ def _ask_in_child(given: tuple[Checkpointer, SaveHandle, SaveHandle]) -> None:
             for future in (stuck_save.staged, stuck_save.committed)
             for name in ("result", "exception")
         ),
+        lambda: stuck_save.staged.add_done_callback(print),
+        lambda: stuck_save.committed.add_done_callback(print),
     ):
         try:
             ask()
@@ -315,7 +317,7 @@ def test_a_forked_child_that_pins_or_asks_for_the_end_of_a_save_is_refused_at_on
         gate.shut()
         given = (ck, ended, ck.save(1, updates.sgd().state()))
         with held_by_a_thread(ck._engine.store._names):
-            assert _ended_with(_ask_in_child, given) == 7
+            assert _ended_with(_ask_in_child, given) == 9
         gate.open_up()
 
 
