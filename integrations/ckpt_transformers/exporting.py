@@ -39,7 +39,8 @@ def export(
         ConfigError: `directory` is there, the step was not saved by AsyncCheckpoint, or its weights are not
             those of `model`; or PEFT computes what an adapter's file holds, and `model` is None.
         NotCommitted: there is no step.
-        CorruptCheckpoint, UnknownFormat, RestoreError: as `ckpt_core.load`.
+        CorruptCheckpoint: a file of the step has a name that leads out of the directory; else, as
+            UnknownFormat and RestoreError, as `ckpt_core.load`.
     """
     target = Path(os.path.abspath(directory))
     if os.path.lexists(target):
@@ -53,7 +54,7 @@ def export(
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as name:
         folder = Path(name) / "export"
         folder.mkdir()
-        _write(folder, tree["model"], contents(tree["files"]), model)
+        _write(folder, tree["model"], contents(tree["files"], path=os.fspath(path)), model)
         _sync(folder, *folder.rglob("*"))  # first: a power cut leaves all of it there, or nothing
         os.rename(folder, target)
     _sync(target.parent)

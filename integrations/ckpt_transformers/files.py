@@ -11,6 +11,8 @@ import torch
 from transformers import Trainer
 from transformers.utils.import_utils import is_peft_available
 
+from ckpt_core import CorruptCheckpoint
+
 ADAPTER = "ckpt_transformers_adapter.json"
 """Which entries of the model make up an adapter's file, and under which names. Missing where none do."""
 
@@ -45,8 +47,17 @@ def as_tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def contents(files: dict[str, torch.Tensor]) -> dict[str, bytes]:
-    """The files again."""
+def contents(files: dict[str, torch.Tensor], *, path: str) -> dict[str, bytes]:
+    """The files again, of the step at `path`.
+
+    Raises:
+        CorruptCheckpoint: a name leads out of a directory. Whoever wrote the step chose the names.
+    """
+    for name in files:
+        # Joined to a folder, an absolute one takes the folder's place.
+        if name.startswith("/") or ".." in name.split("/") or name in ("", "."):
+            text = f"{path} names a file {name!r}, which is no name of a file in a directory"
+            raise CorruptCheckpoint(text, path=path)
     return {name: bytes(data.tolist()) for name, data in files.items()}
 
 

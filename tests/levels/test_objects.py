@@ -218,6 +218,13 @@ def test_words_are_written_over_what_was_seen(far: Far) -> None:
     assert newer != tag and far.pointers() == {} == far.steps()
 
 
+def test_what_has_a_name_that_no_pointer_has_is_none(memory: InThisProcess) -> None:
+    with in_environment(memory.environ()), open_far(memory.url("run")) as far:
+        for name in ("latest", ".lock", "step-000000000007"):
+            far.point(name, "global_step7")
+        assert far.pointers() == {"latest": "global_step7"}
+
+
 def test_pins_are_set_and_taken(far: Far) -> None:
     for number in (100, 7):
         far.pin(number, True)

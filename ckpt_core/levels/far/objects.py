@@ -171,7 +171,8 @@ class ObjectFar(Far):
     def pointers(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for name, size in self._bucket.look()[1].items():
-            if name.endswith(".json") or not 0 < size <= 200:
+            # Whoever can write to the store chooses the names, and a pull takes them to its root.
+            if name.endswith(".json") or not is_directory_name(name) or not 0 < size <= 200:
                 continue
             data = self._bucket.get(name)
             text = "" if data is None else data[0].decode(errors="replace")

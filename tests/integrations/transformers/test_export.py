@@ -21,8 +21,16 @@ from transformers import (
 )
 
 import ckpt_core
-from ckpt_core import Checkpointer, ConfigError, NotCommitted, committed_steps, step_path
+from ckpt_core import (
+    Checkpointer,
+    ConfigError,
+    CorruptCheckpoint,
+    NotCommitted,
+    committed_steps,
+    step_path,
+)
 from ckpt_transformers import AsyncCheckpoint, export
+from ckpt_transformers.files import as_tensor
 from tests.integrations.transformers.jobs import SMALL, DiesAt, gpt, own, plain, run, trainer_of
 
 
@@ -106,6 +114,20 @@ def test_a_root_without_steps_or_of_another_kind_is_named(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"not saved by ckpt_transformers\.AsyncCheckpoint"):
         export(tmp_path / "ckpts", tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["../../out.sh", "a/../../out.sh", "{}/out.sh", "mine/../../../adapter_config.json", ""]
+)
+def test_a_name_in_a_step_never_leads_out_of_the_directory(name: str, tmp_path: Path) -> None:
+    wrong = name.format(tmp_path)
+    files = {"config.json": as_tensor(b"{}"), wrong: as_tensor(b"{}")}
+    with Checkpointer(tmp_path / "ckpts") as checkpointer:
+        checkpointer.save(1, {"model": {"w": torch.ones(3)}, "files": files})
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CorruptCheckpoint, match="no name of a file in a directory"):
+        export(tmp_path / "ckpts", tmp_path / "model")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def _lora() -> Any:
