@@ -15,9 +15,11 @@ from ckpt_core.cli.importing import Asked, Source, Tree, load_torch, step_of
 _INSTALL = "pip install 'ckpt-core[transformers]'"
 _STATE = "trainer_state.json"
 _PARTS = ("optimizer", "scheduler", "scaler")
-_WEIGHTS, _INDEX, _OLD = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_INDEX = ".index.json"
 _ADAPTER = "adapter_config.json"
-_NO_FILES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+_NO_FILES = (".safetensors", ".bin", ".pt", ".pth", _INDEX)
+_SHOWN = 4
 
 
 def _recognises(path: Path) -> bool:
@@ -77,19 +79,43 @@ def _weights(folder: Path, *, trusted: bool) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     found: dict[str, Any] = {}
-    names = [_WEIGHTS]
-    if (folder / _INDEX).is_file():
-        names = sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
-    elif not (folder / _WEIGHTS).is_file() and (folder / _OLD).is_file():
-        return dict(load_torch(folder / _OLD, trusted=trusted))
-    for name in names:
+    files, names = _files_of_weights(folder)
+    for name in files:
         try:
-            found |= load_file(folder / name)
+            if name.endswith(".safetensors"):
+                found |= load_file(folder / name)
+            else:
+                found |= load_torch(folder / name, trusted=trusted)
         except (SafetensorError, OSError) as exc:
             raise CorruptCheckpoint(
                 f"{folder / name} cannot be read, and nothing was imported: {exc}", path=folder
             ) from exc
+    if lacking := sorted(names - found.keys()):
+        shown = ", ".join(lacking[:_SHOWN]) + (", ..." if lacking[_SHOWN:] else "")
+        raise CorruptCheckpoint(
+            f"{folder} lacks {shown}, which its index names, and nothing was imported: its files are of "
+            f"two saves, or not all of them are there",
+            path=folder,
+        )
     return _with_tied(found, folder)
+
+
+def _files_of_weights(folder: Path) -> tuple[list[str], set[str]]:
+    """The files that Transformers takes, the first that there are; and what they must hold.
+
+    One that is whole comes before an index, which a later save into the directory leaves behind.
+    """
+    for name in _WEIGHTS:
+        if (folder / name).is_file():
+            return [name], set()
+        index = folder / f"{name}{_INDEX}"
+        if index.is_file():
+            try:
+                held = json.loads(index.read_text())["weight_map"]
+                return sorted(set(held.values())), set(held)
+            except (ValueError, KeyError, TypeError, AttributeError) as exc:
+                raise CorruptCheckpoint(f"{index} cannot be read: {exc}", path=folder) from exc
+    return [_WEIGHTS[0]], set()
 
 
 def _with_tied(weights: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -154,7 +180,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Any]]:
 
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_dir() or name == _STATE or name.endswith(_NO_FILES):
+        if not path.is_file() or name == _STATE or name.endswith(_NO_FILES):
             continue
         yield name, as_tensor(path.read_bytes())
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import ckpt_core
@@ -17,6 +20,7 @@ from ckpt_core.cli.importing import import_source
 from ckpt_core.cli.requests import ExportRequest, ImportRequest
 from tests.integrations.transformers.jobs import DiesAt, gpt, own, plain, run, run_stock
 
+WEIGHTS = "model.safetensors"
 PLACES = (4, 6)
 """In the middle of the first epoch, and at its end."""
 ARGUMENTS: dict[str, Any] = {
@@ -64,6 +68,74 @@ def test_the_step_goes_back_by_export(stock: Path, tmp_path: Path) -> None:
     expected = AutoModelForCausalLM.from_pretrained(stock / "checkpoint-4").state_dict()
     assert list(found) == list(expected)
     assert all(map(torch.equal, found.values(), expected.values()))
+
+
+def _in_parts(stock: Path, folder: Path) -> Path:
+    """A checkpoint whose weights are in several files."""
+    shutil.copytree(stock / "checkpoint-4", folder)
+    (folder / "model.safetensors").unlink()
+    gpt().save_pretrained(folder, max_shard_size="8KB")
+    return folder
+
+
+def _imported(folder: Path, root: Path) -> dict[str, torch.Tensor]:
+    import_source(ImportRequest(folder, str(root)))
+    found: dict[str, torch.Tensor] = ckpt_core.load(root, only=["model"])["model"]
+    return found
+
+
+@pytest.mark.parametrize("parts", ["gone", "left"])
+def test_the_weights_are_those_that_transformers_takes(
+    parts: str, stock: Path, tmp_path: Path
+) -> None:
+    folder = _in_parts(stock, tmp_path / "c")
+    if parts == "gone":  # as a save in one file leaves it: with the index of the one before
+        for file in folder.glob("model-*"):
+            file.unlink()
+    later = gpt(seed=1)
+    save_file({name: one.clone() for name, one in later.state_dict().items()}, folder / WEIGHTS)
+    found = _imported(folder, tmp_path / "r")
+    expected = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], one) for name, one in expected.items())
+    assert all(torch.equal(found[name], one) for name, one in later.state_dict().items())
+
+
+def test_weights_in_several_files_of_torch_are_imported(stock: Path, tmp_path: Path) -> None:
+    folder = _in_parts(stock, tmp_path / "c")
+    expected = _imported(folder, tmp_path / "a")
+    index = folder / "model.safetensors.index.json"
+    held = json.loads(index.read_text())["weight_map"]
+    for name in set(held.values()):
+        torch.save(load_file(folder / name), folder / f"{name}.bin")
+        (folder / name).unlink()
+    index.unlink()
+    text = json.dumps({"weight_map": {key: f"{name}.bin" for key, name in held.items()}})
+    (folder / "pytorch_model.bin.index.json").write_text(text)
+    found = _imported(folder, tmp_path / "b")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], one) for name, one in expected.items())
+
+
+def test_weights_that_the_index_names_are_all_there(stock: Path, tmp_path: Path) -> None:
+    folder = _in_parts(stock, tmp_path / "c")
+    part = max(folder.glob("model-*"))
+    *_, name = weights = load_file(part)
+    del weights[name]
+    save_file(weights, part)
+    with pytest.raises(CorruptCheckpoint, match=f"lacks {name}, which its index names"):
+        import_source(ImportRequest(folder, str(tmp_path / "r")))
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(CorruptCheckpoint, match=r"index\.json cannot be read"):
+        import_source(ImportRequest(folder, str(tmp_path / "r")))
+    assert not (tmp_path / "r").exists()
+
+
+def test_what_is_no_file_in_the_directory_is_left_alone(stock: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(stock / "checkpoint-4", tmp_path / "c"))
+    os.mkfifo(folder / "progress")
+    import_source(ImportRequest(folder, str(tmp_path / "r")))
+    assert "progress" not in ckpt_core.load(tmp_path / "r", only=["files"])["files"]
 
 
 def _experts() -> Any:
