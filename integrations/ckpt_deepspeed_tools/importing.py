@@ -59,7 +59,8 @@ def _read(asked: Asked) -> NamedFiles:
     def read(name: str) -> Any:
         return load_torch(tag / name, trusted=asked.trusted)
 
-    return NamedFiles(step_of(asked, model.get(_COUNT)), tag.name, _LATEST, tuple(names), read)
+    step = step_of(asked, model.get(_COUNT))
+    return NamedFiles(step, tag.name, _LATEST, tag, tuple(names), read)
 
 
 def _names(tag: Path) -> list[str]:

@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import shutil
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,8 @@ import ckpt_core
 from ckpt_core import Checkpointer, RngState, committed_steps
 from ckpt_core.cli.importing import choosing
 from ckpt_core.cli.importing.source import Source
+from ckpt_core.system.files import Files
+from tests.crash.layers import hooked
 from tests.crash.warm import Warm
 
 Cli = Callable[..., Any]
@@ -293,6 +297,69 @@ def test_a_step_that_is_there_and_one_that_nobody_would_go_on_from_are_refused(
     forced = cli("import", halfway[0] / "last.pt", ckpts, "--step", 30, "--force")
     assert forced.code == 0
     assert "history" in ckpt_core.load(ckpts)
+
+
+def _at_the_shard(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Have this done when the save makes its file: all was read, and is still to be copied."""
+
+    def hook(name: str, args: tuple[Any, ...], do: Callable[[], Any]) -> Any:
+        if args[0].name.startswith("shard-"):
+            act()
+        return do()
+
+    monkeypatch.setattr("ckpt_core.checkpointer.Files", lambda: hooked(Files, hook, ("create",)))
+
+
+@pytest.mark.parametrize("kind", ["torch", "dcp"])
+def test_a_source_that_changes_meanwhile_is_not_committed(
+    kind: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def saved(step: int) -> Path:
+        state = {"step": step, "a": torch.full((1 << 20,), step), "b": torch.ones(1 << 20) * step}
+        if kind == "dcp":
+            return save_dcp(state, tmp_path / "s")
+        torch.save(state, tmp_path / "s")
+        return tmp_path / "s"
+
+    source, root = saved(1), tmp_path / "r"
+    with Checkpointer(root) as ck:
+        ck.save(1, {"w": torch.zeros(10)}).committed.result()
+    with monkeypatch.context() as patched:
+        _at_the_shard(patched, lambda: saved(2))
+        answer = cli("import", source, root, "--force")
+    assert answer.code == 2 and "changed while it was read, and nothing was imported" in answer.err
+    assert list(ckpt_core.load(root)) == ["w"], "the step that was to be replaced stays"
+    assert cli("import", source, root).code == 0
+    tree = ckpt_core.load(root)
+    assert tree["step"] == 2 and bool((tree["a"] == tree["b"]).all())
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
+)
+def test_what_is_interrupted_is_not_committed(
+    number: signal.Signals, code: int, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, root, over = tmp_path / "s.pt", tmp_path / "r", threading.Event()
+    torch.save({"step": 1, "w": torch.ones(1 << 20)}, source)
+    sent: list[int] = []
+
+    def interrupt() -> None:
+        if not sent:
+            sent.append(1)
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+            over.wait(
+                20
+            )  # for as long as the command waits, which is no longer than it takes to give up
+
+    with monkeypatch.context() as patched:
+        _at_the_shard(patched, interrupt)
+        answer = cli("import", source, root)
+        over.set()
+    assert answer.code == code and "interrupted: nothing was imported" in answer.err
+    assert committed_steps(root) == ()
+    assert cli("import", source, root).code == 0
+    assert committed_steps(root) == (1,)
 
 
 def test_what_nobody_recognises_and_a_library_that_is_missing_are_named(

@@ -4,6 +4,7 @@
                                      integration brings its own, found by entry points
                   -> torch_file, dcp what is read: a tree, its step; or files by name
                   -> importing       a Checkpointer saves it, as a run does; then every byte is verified
+                  -> consent         asked before the commit: nobody wrote to the source, nobody gave it up
 
 Call order: a source is recognised by what its files look like, with no library imported; it is read, and
 only then the root is opened. Whatever fails before the commit leaves the root as it was.

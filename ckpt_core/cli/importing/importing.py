@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_core.cli.importing.choosing import AUTO, chosen
+from ckpt_core.cli.importing.consent import Consent
 from ckpt_core.cli.importing.source import Asked, NamedFiles, Source, Tree
 from ckpt_core.cli.places import directory_of
 from ckpt_core.cli.text import note, say, say_json, shorten
@@ -24,6 +25,7 @@ from ckpt_core.units import size_text
 if TYPE_CHECKING:
     from ckpt_core.checkpointer import Checkpointer
     from ckpt_core.cli.requests import ImportRequest
+    from ckpt_core.save import SaveHandle
 
 _SHOWN = 4
 
@@ -44,7 +46,8 @@ def import_source(request: ImportRequest) -> bool:
 
     Raises:
         ConfigError: it cannot be imported, its step is there, or the root has newer ones.
-        UntrustedData, CorruptCheckpoint, RestoreError: it cannot be read; nothing was published.
+        UntrustedData, CorruptCheckpoint, RestoreError: it cannot be read, or somebody wrote to it meanwhile;
+            nothing was published.
         RootBusy: a run writes to the root.
         PersistError, StagingError, CommitError: it could not be saved; nothing was published.
     """
@@ -53,9 +56,12 @@ def import_source(request: ImportRequest) -> bool:
     source = chosen(request.format, asked.path)
     if request.format == AUTO:
         note(f"{asked.path} is {source.what} ({source.name})")
+    consent = Consent(asked.path)
     with redirect_stdout(sys.stderr):  # some frameworks talk when they are imported
         found = _read(source, asked)
-    path = _written(found, root, force=request.force)
+    if isinstance(found, NamedFiles):
+        consent.within = found.folder
+    path = _written(found, root, consent, force=request.force)
     with progress_bar(shown=not request.no_progress, tell=note) as show:
         report = verify(path, progress=partial(show, f"verifying {path.name}"))
     if not report.ok:
@@ -77,24 +83,40 @@ def _read(source: Source, asked: Asked) -> Tree | NamedFiles:
         ) from exc
 
 
-def _written(found: Tree | NamedFiles, root: Path, *, force: bool) -> Path:
+def _written(found: Tree | NamedFiles, root: Path, consent: Consent, *, force: bool) -> Path:
     """Save it; the directory, committed."""
     from ckpt_core.checkpointer import Checkpointer
 
     # Nothing is retired: whose steps they are will say how many stay.
-    with Checkpointer(root, Options(keep_last=None)) as ck:
+    with Checkpointer(root, Options(keep_last=None), coordination=consent) as ck:
         if not force:
             _check_free(found, ck)
-        if isinstance(found, Tree):
-            return ck.save(found.step, found.tree).committed.result()
-        files = ck.begin_files(found.step, found.directory, pointer=found.pointer)
         try:
-            for name in found.names:
-                files.add(name, found.read(name))
-        except BaseException as exc:
-            files.abort(exc)
+            return _begun(found, ck).committed.result()
+        except KeyboardInterrupt:  # and SIGTERM
+            # Closing would wait for the save, and commit it: nobody waits for that any more.
+            none = consent.withdraw()
+            ck._abandon()
+            came = (
+                "nothing was imported"
+                if none
+                else f"step {found.step} may be in {root} all the same"
+            )
+            note(f"interrupted: {came}")
             raise
-        return files.seal().committed.result()
+
+
+def _begun(found: Tree | NamedFiles, ck: Checkpointer) -> SaveHandle:
+    if isinstance(found, Tree):
+        return ck.save(found.step, found.tree)
+    files = ck.begin_files(found.step, found.directory, pointer=found.pointer)
+    try:
+        for name in found.names:
+            files.add(name, found.read(name))
+    except BaseException as exc:
+        files.abort(exc)
+        raise
+    return files.seal()
 
 
 def _check_free(found: Tree | NamedFiles, ck: Checkpointer) -> None:

@@ -52,6 +52,7 @@ class NamedFiles:
         step: the number that they belong to.
         directory: their directory in the root.
         pointer: the file in the root that names it.
+        folder: where the files are read.
         names: of the files.
         read: what one of them holds.
     """
@@ -59,6 +60,7 @@ class NamedFiles:
     step: int
     directory: str
     pointer: str
+    folder: Path
     names: tuple[str, ...]
     read: Callable[[str], Any]
 
