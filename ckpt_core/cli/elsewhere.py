@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ckpt_core.cli.exported import replacing, with_its_reason
+from ckpt_core.cli.exported import check_outside, replacing, with_its_reason
 from ckpt_core.cli.places import seen
 from ckpt_core.cli.steps import find_step
 from ckpt_core.cli.text import say, say_json
@@ -90,6 +90,7 @@ def _check(request: ExportRequest, target: Target) -> None:
 def _write(target: Target, step: str, request: ExportRequest) -> None:
     if target.write_file is None:
         assert target.write_directory is not None
+        check_outside(request.file)
         target.write_directory(step, request.file)
         return
     with replacing(request.file, force=request.force) as file, with_its_reason():

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from ckpt_core.errors import ConfigError
+from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.system.files import Files
+from ckpt_core.types import parse_step_dir
 from ckpt_core.units import size_text
 
 
@@ -57,11 +59,13 @@ def replacing(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     """A file beside `path` to write to; it gets the name `path`, durably, when the body succeeds.
 
     Raises:
-        ConfigError: `path` is there and `force` is not given, or it is no file.
+        ConfigError: `path` is there and `force` is not given, it is no file, or it is in a step.
         OSError: it cannot be written; names `path`.
     """
     _check_free(path, force=force)
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
+    # Filesystems count bytes, not letters.
+    start = os.fsencode(path.name)[:100].decode(errors="ignore")
+    temporary = path.with_name(f".{start}.{secrets.token_hex(4)}.tmp")
     try:
         with io.BufferedRandom(_Named(temporary, path)) as file:
             yield file
@@ -108,7 +112,15 @@ def with_its_reason() -> Iterator[None]:
         raise reason from None
 
 
+def check_outside(path: Path) -> None:
+    """Raises ConfigError for a place in the directory of a step, whose bytes never change."""
+    folder = Path(os.path.realpath(path.parent))
+    if parse_step_dir(folder.name) is not None and (folder / MANIFEST_NAME).exists():
+        raise ConfigError(f"{path} is in a committed step: name a file elsewhere", path=path)
+
+
 def _check_free(path: Path, *, force: bool) -> None:
+    check_outside(path)
     if path.exists() and not path.is_file():
         what = "a directory" if path.is_dir() else "no file"
         raise ConfigError(f"{path} is {what}: name the file to write", path=path)

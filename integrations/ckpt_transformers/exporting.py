@@ -51,7 +51,8 @@ def export(
         text = f"{os.fspath(path)} was not saved by ckpt_transformers.AsyncCheckpoint: use ckpt-core export"
         raise ConfigError(text) from exc
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as name:
+    start = os.fsencode(target.name)[:100].decode(errors="ignore")
+    with tempfile.TemporaryDirectory(prefix=f".{start}-", dir=target.parent) as name:
         folder = Path(name) / "export"
         folder.mkdir()
         _write(folder, tree["model"], contents(tree["files"], path=os.fspath(path)), model)

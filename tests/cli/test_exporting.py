@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 import ckpt_core
-from ckpt_core.cli import exported
+from ckpt_core.cli import elsewhere, exported
 from ckpt_core.system.interrupts import Terminated
 from tests.cli.conftest import Tied, make_state
 
@@ -413,6 +413,38 @@ def test_a_file_that_is_there_is_replaced_only_by_force(
     assert path.read_text() == "precious"
     assert cli("export", ckpts, path, "--force").code == 0
     assert path.stat().st_size > 1000
+
+
+def _into_a_directory(step: str, folder: Path) -> None:
+    folder.mkdir()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "shard-00000-0.safetensors", "out.pt", "hf"])
+def test_nothing_is_written_into_a_step(
+    cli: Cli, ckpts: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = elsewhere.Target("hf", "", write_directory=_into_a_directory)
+    monkeypatch.setattr(elsewhere, "targets", lambda: ["hf"])
+    monkeypatch.setattr("ckpt_core.cli.exporting.targets", lambda: ["hf"])
+    monkeypatch.setattr("ckpt_core.system.plugins.load", lambda group, name: made)
+    step = ckpts / "step-000000000030"
+    (tmp_path / "link").symlink_to(step)
+    before = {path: path.stat().st_ino for path in step.iterdir()}
+    more = ["--to", "hf"] if name == "hf" else ["--force"]
+    for folder in (step, tmp_path / "link"):
+        answer = cli("export", ckpts, folder / name, *more)
+        assert answer.code == 2 and "is in a committed step" in answer.err
+    assert {path: path.stat().st_ino for path in step.iterdir()} == before
+    assert ckpt_core.verify(ckpts).ok
+
+
+@pytest.mark.parametrize("name", ["模" * 82 + ".pt", "é" * 120 + ".safetensors"], ids=[".pt", "."])
+def test_a_name_may_be_as_long_as_the_filesystem_takes(
+    cli: Cli, ckpts: Path, tmp_path: Path, name: str
+) -> None:
+    answer = cli("export", ckpts, tmp_path / name)
+    assert answer.code == 0, answer.err
+    assert (tmp_path / name).is_file()
 
 
 def test_the_format_follows_the_name_or_is_asked_for(cli: Cli, ckpts: Path, tmp_path: Path) -> None:
