@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +61,8 @@ def _read(asked: Asked) -> NamedFiles:
         return load_torch(tag / name, trusted=asked.trusted)
 
     step = step_of(asked, model.get(_COUNT))
-    return NamedFiles(step, tag.name, _LATEST, tag, tuple(names), read)
+    name = Path(os.path.abspath(tag)).name  # "." has none
+    return NamedFiles(step, name, _LATEST, tag, tuple(names), read)
 
 
 def _names(tag: Path) -> list[str]:

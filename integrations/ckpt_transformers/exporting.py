@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import ckpt_core
@@ -41,6 +44,7 @@ def export(
         NotCommitted: there is no step.
         CorruptCheckpoint: a file of the step has a name that leads out of the directory; else, as
             UnknownFormat and RestoreError, as `ckpt_core.load`.
+        OSError: the directory cannot be written. Nothing is left of it.
     """
     target = Path(os.path.abspath(directory))
     if os.path.lexists(target):
@@ -55,11 +59,22 @@ def export(
     with tempfile.TemporaryDirectory(prefix=f".{start}-", dir=target.parent) as name:
         folder = Path(name) / "export"
         folder.mkdir()
-        _write(folder, tree["model"], contents(tree["files"], path=os.fspath(path)), model)
+        files = contents(tree["files"], path=os.fspath(path))
+        try:
+            _write(folder, tree["model"], files, model)
+        except SafetensorError as exc:  # of a write, as where the disk is full: no OSError
+            raise OSError(*_reason(exc), str(target)) from exc
         _sync(folder, *folder.rglob("*"))  # first: a power cut leaves all of it there, or nothing
         os.rename(folder, target)
     _sync(target.parent)
     return target
+
+
+def _reason(error: SafetensorError) -> tuple[int, str]:
+    """The number and the text of the system's error that it tells of."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    number = int(found[1]) if found else errno.EIO
+    return number, os.strerror(number) if found else str(error)
 
 
 def _sync(*paths: Path) -> None:

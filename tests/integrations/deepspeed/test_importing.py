@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import torch
 from ckpt_core import ConfigError, CorruptCheckpoint, verify
 from ckpt_core.cli.importing import import_source
 from ckpt_core.cli.requests import ImportRequest
+from ckpt_core.system.files import Files
+from tests.crash.layers import hooked
 
 MODEL, OPTIMIZER = "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"
 
@@ -47,6 +51,35 @@ def test_the_files_of_a_tag_are_committed_as_one(named: str, tag: Path, tmp_path
 def test_a_tag_is_replaced_in_its_place(tag: Path) -> None:
     import_source(ImportRequest(tag.parent, str(tag.parent), force=True))
     assert verify(tag).ok
+
+
+def test_the_tag_may_be_the_working_directory(
+    tag: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tag)
+    import_source(ImportRequest(Path(), str(tmp_path / "new")))
+    assert (tmp_path / "new" / "latest").read_text() == tag.name
+    assert verify(tmp_path / "new" / tag.name).ok
+
+
+def test_a_tag_that_changes_meanwhile_is_not_committed(
+    tag: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hook(name: str, args: tuple[Any, ...], do: Callable[[], Any]) -> Any:
+        if args[0].name == MODEL:
+            # What lies beside the tag, as of a job that goes on, is none of it.
+            (tag.parent / "latest").write_text("global_step7")
+            os.utime(changing, ns=(1, 1))
+        return do()
+
+    monkeypatch.setattr("ckpt_core.checkpointer.Files", lambda: hooked(Files, hook, ("create",)))
+    changing = tag.parent / "latest"
+    import_source(ImportRequest(tag.parent, str(tmp_path / "new")))
+    (tag.parent / "latest").write_text(tag.name)
+    changing = tag / OPTIMIZER
+    with pytest.raises(CorruptCheckpoint, match=f"{OPTIMIZER} changed while it was read"):
+        import_source(ImportRequest(tag.parent, str(tmp_path / "other")))
+    assert not (tmp_path / "other" / tag.name).exists()
 
 
 def test_a_damaged_file_publishes_nothing(tag: Path, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -128,6 +130,19 @@ def test_a_name_in_a_step_never_leads_out_of_the_directory(name: str, tmp_path: 
     with pytest.raises(CorruptCheckpoint, match="no name of a file in a directory"):
         export(tmp_path / "ckpts", tmp_path / "model")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_disk_that_is_full_is_an_error_of_the_system_and_nothing_is_left(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=2)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))  # its error comes the same way
+    try:
+        with pytest.raises(OSError, match=r"model") as raised:
+            export(tmp_path / "ckpts", tmp_path / "made" / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.errno == errno.EFBIG
+    assert list((tmp_path / "made").iterdir()) == []
 
 
 def _lora() -> Any:
