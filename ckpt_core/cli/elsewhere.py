@@ -13,7 +13,7 @@ from ckpt_core.cli.exported import check_outside, replacing, with_its_reason
 from ckpt_core.cli.places import seen
 from ckpt_core.cli.steps import find_step
 from ckpt_core.cli.text import say, say_json
-from ckpt_core.errors import ConfigError
+from ckpt_core.errors import ConfigError, UntrustedData
 from ckpt_core.system import plugins
 from ckpt_core.types import parse_step_dir
 from ckpt_core.units import size_text
@@ -33,13 +33,13 @@ class Target:
         name: what `--to` calls it.
         install: how to get what it is written with.
         write_file: writes what a step holds into an empty file; a step as `ckpt_core.load` takes it, a
-            directory or a URL.
+            directory or a URL. Last, whether objects may be built, which may run code.
         write_directory: makes a directory of this name of it, all of it or nothing.
     """
 
     name: str
     install: str
-    write_file: Callable[[str, IO[bytes]], None] | None = None
+    write_file: Callable[[str, IO[bytes], bool], None] | None = None
     write_directory: Callable[[str, Path], None] | None = None
 
 
@@ -55,6 +55,7 @@ def export_elsewhere(request: ExportRequest) -> bool:
         ConfigError: an option is for other layouts, the step was saved by something else, or the file is
             there.
         NotCommitted, CorruptCheckpoint, UnknownFormat, RestoreError: the step cannot be read.
+        UntrustedData: it holds objects that may run code.
         OSError: it cannot be written.
     """
     target: Target = plugins.load(GROUP, str(request.to))
@@ -64,6 +65,9 @@ def export_elsewhere(request: ExportRequest) -> bool:
     try:
         with redirect_stdout(sys.stderr):  # some frameworks talk when they are imported
             _write(target, step, request)
+    except UntrustedData as exc:
+        exc.args = (str(exc).replace("pass trusted=True", "add --trusted"), *exc.args[1:])
+        raise
     except ImportError as exc:
         text = f"{exc.name or exc} is not installed, which writes this layout: {target.install}"
         raise ConfigError(f"--to {target.name}: {text}") from exc
@@ -79,6 +83,7 @@ def _check(request: ExportRequest, target: Target) -> None:
         "--strip": request.strip,
         "--rank": request.rank is not None,
         "--force": request.force and target.write_file is None,
+        "--trusted": request.trusted and target.write_file is None,
     }
     for option, value in given.items():
         if value:
@@ -94,7 +99,7 @@ def _write(target: Target, step: str, request: ExportRequest) -> None:
         target.write_directory(step, request.file)
         return
     with replacing(request.file, force=request.force) as file, with_its_reason():
-        target.write_file(step, file)
+        target.write_file(step, file, request.trusted)
 
 
 def _tell(request: ExportRequest, target: Target, step: str) -> None:

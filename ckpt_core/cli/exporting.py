@@ -51,6 +51,8 @@ def export_step(request: ExportRequest) -> bool:
     """
     if request.to in targets():
         return export_elsewhere(request)
+    if request.trusted:
+        raise ConfigError("--trusted: in this format no object is built; leave it out")
     part = Part(request.only, request.prefix, request.strip and not request.weights)
     if request.weights and request.prefix is not None:
         raise ConfigError("--weights takes a whole module: name it with --only, not with --prefix")

@@ -120,6 +120,9 @@ class ExportRequest:
     strip: Annotated[
         bool, typer.Option("--strip", help="Take KEY or the prefix off the names.")
     ] = False
+    trusted: Annotated[
+        bool, typer.Option("--trusted", help="lightning: build objects, which may run code.")
+    ] = False
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False
     no_progress: NoProgress = False
     json: Json = False

@@ -45,7 +45,7 @@ def _read(asked: Asked) -> Tree:
     return Tree(step_of(asked, checkpoint.get("global_step")), plain_hparams(checkpoint))
 
 
-def _write(step: str, file: IO[bytes]) -> None:
+def _write(step: str, file: IO[bytes], trusted: bool) -> None:
     """The step as a `.ckpt` that Lightning reads without us."""
     import torch
 
@@ -53,7 +53,7 @@ def _write(step: str, file: IO[bytes]) -> None:
     from ckpt_lightning.finding import STATE_KEY
     from ckpt_lightning.resume import load
 
-    checkpoint = load(step)
+    checkpoint = load(step, trusted=trusted)
     checkpoint.pop(EXTRAS, None)
     checkpoint.get("callbacks", {}).pop(STATE_KEY, None)
     torch.save(checkpoint, file)

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from ckpt_core import ConfigError, committed_steps
+from ckpt_core import ConfigError, UntrustedData, committed_steps
 from ckpt_core.cli import exported
 from ckpt_core.cli.exporting import export_step
 from ckpt_core.cli.importing import import_source
@@ -119,6 +119,30 @@ def test_a_step_goes_back_to_lightning(
     assert b"ckpt_lightning" not in file.read_bytes()
     back = ending(*_stock(tmp_path / "s", Sure, place, ckpt_path=str(file)))
     assert differences(_sure(back), _sure(stock[Sure][1])) == []
+
+
+class Size:
+    """A hyper-parameter of a class of one's own."""
+
+    width = 3
+
+
+def test_hyper_parameters_of_ones_own_classes_go_back_where_they_are_trusted(
+    tmp_path: Path,
+) -> None:
+    plain = {"state_dict": {"w": torch.ones(3)}, "loops": {}, "optimizer_states": []}
+    named = {"pytorch-lightning_version": "2.5.4", "global_step": 3, "callbacks": {}}
+    torch.save(plain | named | {"hyper_parameters": {"size": Size()}}, tmp_path / "a.ckpt")
+    root, file = str(tmp_path / "r"), tmp_path / "b.ckpt"
+    import_source(ImportRequest(tmp_path / "a.ckpt", root, trusted=True))
+    with pytest.raises(UntrustedData, match=r"Size.*add --trusted"):
+        export_step(ExportRequest(root, file, to="lightning"))
+    assert not file.exists()
+    export_step(ExportRequest(root, file, to="lightning", trusted=True))
+    found = torch.load(file, weights_only=False)
+    assert found["hyper_parameters"]["size"].width == 3
+    with pytest.raises(ConfigError, match="--trusted: in this format no object is built"):
+        export_step(ExportRequest(root, tmp_path / "c.pt", trusted=True))
 
 
 def test_what_no_run_goes_on_from_is_refused(tmp_path: Path) -> None:
