@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_core import restore, store
 from ckpt_core.options import Level, scheme_of
+from ckpt_core.units import parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -43,15 +44,15 @@ def load(
         rank: whose private values to take, where several ranks saved the step; None: those of the first
             rank that is there.
         trusted: allow objects that could run code when they are loaded.
-        readers: threads that read.
+        readers: threads that read, at least 1.
         progress: show on standard error how far it is, once it takes more than a second (`Options.progress`).
         files: how files of a directory are read.
         only: entries that are wanted, with all that is in them, such as "model" or "model.encoder"; nothing
             else is read, and the tree has nothing else. None: all.
 
     Raises:
-        ConfigError: a URL with an unknown scheme, or without the extra that it needs; `only` names what is
-            not there.
+        ConfigError: `readers` is wrong; a URL with an unknown scheme, or without the extra that it needs;
+            `only` names what is not there.
         NotCommitted: there is no step, or it was retired by its writer while it was read.
         CorruptCheckpoint: bytes differ from what was saved.
         UntrustedData: it holds objects that need `trusted=True`.
@@ -59,6 +60,7 @@ def load(
         RestoreError: the system refused a read, a read hangs, the store cannot be reached, `rank` is not
             there, or the root is that of one node and the rest of a leaf is in another one.
     """
+    parse_count(readers, field="readers")
     url = url_of(path)
     how: Any = {"rank": rank, "trusted": trusted, "readers": readers, "progress": progress}
     how["only"] = only
@@ -90,20 +92,22 @@ def verify(
 
     Args:
         path: a directory, or the URL of an object store.
-        readers: threads that read.
-        share: (number, count): read one of `count` equal parts of the bytes alone, so that processes can
-            share the work; names and sizes are those of all files nevertheless.
+        readers: threads that read, at least 1.
+        share: (number, count): read one of `count` parts of the bytes alone, equal but for a chunk of each
+            step, so that processes can share the work; names and sizes are those of all files nevertheless.
         keep_cached: leave what is read in the page cache, for who reads the files next; by itself, what is
             not there is read past it, which is faster.
         progress: called now and then with bytes done and bytes in all of the step that is being read.
         files: how files of a directory are read.
 
     Raises:
-        ConfigError: `share` is wrong, or a URL has an unknown scheme or lacks the extra that it needs.
+        ConfigError: `readers` or `share` is wrong, or a URL has an unknown scheme or lacks the extra that it
+            needs.
         NotCommitted: there is no step at `path`, or it was retired while it was read.
         RestoreError: the root cannot be listed, the store cannot be reached, or there is no memory or thread
             to read with. Nothing that is wrong inside a step raises.
     """
+    parse_count(readers, field="readers")
     url = url_of(path)
     how: Any = {"readers": readers, "share": share, "progress": progress}
     if url is None:

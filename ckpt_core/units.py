@@ -51,6 +51,17 @@ def parse_bytes(value: int | str, *, field: str) -> int:
     return size
 
 
+def parse_count(value: object, *, field: str, least: int = 1) -> int:
+    """A count as it was given.
+
+    Raises:
+        ConfigError: it is no int, or below `least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{field}={value!r} must be an int of at least {least}")
+    return value
+
+
 def parse_duration(value: timedelta | float | int, *, field: str) -> timedelta:
     """A positive duration from a `timedelta` or from seconds.
 

@@ -26,13 +26,13 @@ class Address:
         return f"{self.host}:{self.port}, kept by {self.kept_by}"
 
 
-def check_port(port: int, field: str) -> None:
+def check_port(port: object, field: str) -> None:
     """Be sure that it may be a port; 0 is none that others know, which callers look at.
 
     Raises:
         ConfigError: it is none.
     """
-    if not 0 <= port < 2**16:
+    if not (isinstance(port, int) and 0 <= port < 2**16):
         raise ConfigError(f"{field}={port!r} is no TCP port: give 1 to 65535")
 
 

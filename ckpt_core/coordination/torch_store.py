@@ -24,6 +24,7 @@ from ckpt_core.coordination.options import StoreOptions, own_address
 from ckpt_core.coordination.session import Session
 from ckpt_core.errors import CkptError, CommitError, ConfigError
 from ckpt_core.types import RankInfo
+from ckpt_core.units import parse_count
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -304,7 +305,8 @@ def _check(host: str, port: int, rank: int, world_size: int) -> None:
             f"host={host!r} is no host: give the name or address that all ranks reach"
         )
     check_port(port, "port")
-    if not (world_size >= 1 and 0 <= rank < world_size):
+    parse_count(world_size, field="world_size")
+    if parse_count(rank, field="rank", least=0) >= world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: rank must be 0 .. world_size-1")
     if port == 0 and world_size > 1:
         raise ConfigError("port=0: the other ranks could not know it; use TorchStore.from_exchange")

@@ -22,6 +22,7 @@ from ckpt_core.data.order import (
 )
 from ckpt_core.data.saved import Saved
 from ckpt_core.errors import ConfigError
+from ckpt_core.units import parse_count
 
 _BLOCK = 4096  # Indices that become Python numbers at a time: an epoch never is one long list.
 
@@ -150,7 +151,11 @@ class ResumableSampler(DistributedSampler[int]):
 
         Args:
             unit: take a multiple of so many, for batches of which none may be short.
+
+        Raises:
+            ConfigError: `unit` is no int of at least 1.
         """
+        parse_count(unit, field="unit")
         rank, world_size = self._join()
         order = self._epoch_order(self._position)
         self._begun = ((self._position.epoch, self.seed), order)
@@ -166,8 +171,11 @@ class ResumableSampler(DistributedSampler[int]):
         """Training has taken so many samples of `share` in all: the position is behind them.
 
         Raises:
-            ConfigError: the sampler has left `share` by now, so that counting on would be wrong.
+            ConfigError: a count is wrong, or the sampler has left `share` by now, so that counting on would
+                be wrong.
         """
+        for field, count in (("samples", samples), ("batches", batches)):
+            parse_count(count, field=field, least=0)
         self.check_current(share)
         self._yielded = (samples, batches)
         self._move(share.after(samples, batches))

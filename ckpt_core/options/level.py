@@ -12,7 +12,7 @@ from typing import Any
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.options.addresses import absolute
-from ckpt_core.units import known_names, parse_bytes
+from ckpt_core.units import known_names, parse_bytes, parse_count
 
 PEER = "peer"
 """The scheme of another node, which serves a directory of its own: `ckpt-core serve`."""
@@ -107,10 +107,10 @@ class Level:
         if not self.of_nodes:
             _check_alone(self)
         for name in ("every", "backlog"):
-            _check_count(name, getattr(self, name))
+            parse_count(getattr(self, name), field=name)
         for name in ("keep_last", "keep_every"):
             if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name))
+                parse_count(getattr(self, name), field=name)
         if self.bandwidth is not None:
             object.__setattr__(self, "bandwidth", _checked_bandwidth(self.bandwidth))
 
@@ -342,8 +342,3 @@ def _checked_bandwidth(value: object) -> int:
     if size == 0:
         raise ConfigError("bandwidth=0 lets nothing through: give bytes for each second, or None")
     return size
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value!r} must be an int of at least 1")

@@ -22,20 +22,14 @@ from ckpt_core.units import (
     html_table,
     known_names,
     parse_bytes,
+    parse_count,
     parse_duration,
     parse_timeout,
 )
 
 ENV_PREFIX = "CKPT_CORE_"
 _SIZES = ("staging_bytes", "chunk_bytes", "eager_leaf_bytes")
-_COUNTS = {
-    "in_flight": 1,
-    "writers": 1,
-    "readers": 1,
-    "keep_last": 1,
-    "keep_every": 1,
-    "rebase_every": 1,
-}
+_COUNTS = ("in_flight", "writers", "readers", "keep_last", "keep_every", "rebase_every")
 _MODES: dict[str, type[StrEnum]] = {"mode": Mode, "direct_io": DirectIO, "on_error": OnError}
 _FLAGS = ("checksum", "debug_barrier", "pipelined", "blocking", "progress", "share_unchanged")
 _PLACES = ("levels", "events_file", "metrics")
@@ -279,9 +273,7 @@ def _checked(name: str, value: Any) -> Any:
             raise ConfigError(f"{name}={value!r} must be above zero")
         return size
     if name in _COUNTS:
-        if isinstance(value, bool) or not isinstance(value, int) or value < _COUNTS[name]:
-            raise ConfigError(f"{name}={value!r} must be an int of at least {_COUNTS[name]}")
-        return value
+        return parse_count(value, field=name)
     if name in _MODES:
         try:
             return _MODES[name](value)

@@ -15,7 +15,7 @@ from ckpt_core.policy.interval import Interval, Limits, Reason
 from ckpt_core.policy.meter import Meter, gauges_of
 from ckpt_core.policy.planner import Planner, next_look
 from ckpt_core.policy.profile import Profile, ProfileCache
-from ckpt_core.units import parse_duration
+from ckpt_core.units import parse_count, parse_duration
 
 
 class Auto(Policy):
@@ -52,8 +52,8 @@ class Auto(Policy):
         self._limits = Limits(
             max_overhead=_checked_share(max_overhead),
             mtbf_s=None if mtbf is None else parse_duration(mtbf, field="mtbf").total_seconds(),
-            min_steps=_checked_count("min_steps", min_steps),
-            max_steps=None if max_steps is None else _checked_count("max_steps", max_steps),
+            min_steps=parse_count(min_steps, field="min_steps"),
+            max_steps=None if max_steps is None else parse_count(max_steps, field="max_steps"),
         )
         self._caches = cache
         self._clock = clock
@@ -181,9 +181,3 @@ def _checked_share(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ConfigError(f"max_overhead={value!r} must be above 0 and at most 1, such as 0.05")
     return float(value)
-
-
-def _checked_count(field: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{field}={value!r} must be an int of at least 1")
-    return value

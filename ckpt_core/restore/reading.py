@@ -24,6 +24,7 @@ from ckpt_core.restore.units import READ_BYTES, BadChunk, ReadJob, Unit, cut
 from ckpt_core.system.files import Files
 from ckpt_core.system.pages import page_memory
 from ckpt_core.system.threads import Monitor, at_exit
+from ckpt_core.units import parse_count
 
 if TYPE_CHECKING:
     from ckpt_core.system.devices import Devices
@@ -76,6 +77,10 @@ class ParallelReader:
     devices: Devices | None = None
     progress: Progress | None = None
     buffered: bool = False
+
+    def __post_init__(self) -> None:
+        # Without a reader a run would end as if all had been read.
+        parse_count(self.readers, field="readers")
 
     @property
     def read_bytes(self) -> int:

@@ -124,9 +124,7 @@ def verify(
         sound: files that several steps have and an earlier call has found sound: they are not read again.
     """
     path = Path(path) if isinstance(path, str) else path
-    number, count = share
-    if not 0 <= number < count:
-        raise ConfigError(f"share={share}: give (number, count) with number in 0 .. count-1")
+    _check_share(share)
     reader = ParallelReader(
         files=files or Files(),
         readers=readers,
@@ -143,6 +141,13 @@ def verify(
         with suppress(Retired):
             reports.append(_verify_step(step_path(path, step), how))
     return Report(path, tuple(reports))
+
+
+def _check_share(share: object) -> None:
+    match share:
+        case int(number), int(count) if 0 <= number < count:
+            return
+    raise ConfigError(f"share={share!r}: give (number, count) with number in 0 .. count-1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class TuneSettings:
         if not self.root.is_dir():
             raise ConfigError(f"root={str(self.root)!r} is not an existing directory")
         _check_form(self)
-        for name in ("iteration_s", "minutes", "max_overhead"):
+        for name in ("iteration_s", "minutes", "max_overhead", "timeout_s"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"{name}={value} must be a number above zero")

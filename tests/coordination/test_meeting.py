@@ -40,6 +40,14 @@ def test_a_master_port_that_is_none_is_refused_by_name(monkeypatch: pytest.Monke
         TorchStore.from_env()
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"port": "80"}, {"port": 2.5}, {"rank": "0"}, {"world_size": 1.5}, {"rank": -1}]
+)
+def test_a_number_that_is_none_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))}="):
+        TorchStore(**{"host": "127.0.0.1", "port": 0, "rank": 0, "world_size": 1, **wrong})
+
+
 def test_rank_0_may_close_as_soon_as_it_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     real = client.open_store
     monkeypatch.setattr(

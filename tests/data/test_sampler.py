@@ -149,6 +149,17 @@ def test_the_caller_may_say_what_training_has_consumed() -> None:
         ResumableSampler(range(20)).state_dict(consumed=0)
 
 
+def test_a_wrong_count_moves_no_position() -> None:
+    sampler = ResumableSampler(range(20))
+    with pytest.raises(ConfigError, match="unit=0 must be an int of at least 1"):
+        sampler.begin(unit=0)
+    share = sampler.begin(unit=4)
+    for counts in ({"samples": -4, "batches": 1}, {"samples": 4, "batches": -1}):
+        with pytest.raises(ConfigError, match="must be an int of at least 0"):
+            sampler.consume(share, **counts)
+    assert (sampler.epoch, sampler.consumed, sampler.batches_taken) == (0, 0, 0)
+
+
 def test_a_plain_data_loader_without_workers_needs_no_more() -> None:
     first, second = ResumableSampler(range(20)), ResumableSampler(range(20))
     whole = [batch.tolist() for batch in DataLoader(range(20), batch_size=4, sampler=second)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,7 +115,7 @@ def test_a_missing_file_is_found_by_everyone(tmp_path: Path) -> None:
     assert not any(verify(tmp_path / "tag", share=(number, 2)).ok for number in range(2))
 
 
-@pytest.mark.parametrize("share", [(1, 1), (-1, 2), (0, 0)])
-def test_a_wrong_share_is_refused(tmp_path: Path, share: tuple[int, int]) -> None:
+@pytest.mark.parametrize("share", [(1, 1), (-1, 2), (0, 0), (0, 1.5), ("0", 2), (0,), 2])
+def test_a_wrong_share_is_refused(tmp_path: Path, share: Any) -> None:
     with pytest.raises(ConfigError, match="share="):
         verify(tmp_path, share=share)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_core.errors import ConfigError
 from ckpt_core.layout import FileEntry
 from ckpt_core.restore.reading import ParallelReader, page_buffer
 from ckpt_core.restore.units import (
@@ -137,3 +138,8 @@ def test_checksums_do_not_depend_on_how_the_bytes_arrive(piece: int) -> None:
     view = memoryview(broken)
     check.feed([view[start : start + piece] for start in range(0, len(data), piece)])
     assert [(bad.index, bad.offset, bad.nbytes) for bad in found] == [(3, 192, 64)]
+
+
+def test_nothing_is_read_without_a_reader() -> None:
+    with pytest.raises(ConfigError, match="readers=0 must be an int of at least 1"):
+        ParallelReader(files=Files(), readers=0, timeout_s=30)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ckpt_core.errors import NotCommitted
+import ckpt_core
+from ckpt_core.errors import ConfigError, NotCommitted
 from ckpt_core.restore import verify
 from tests.restore.harness import (
     SHARD,
@@ -93,6 +96,17 @@ def test_progress_ends_at_the_whole(root: Path) -> None:
     size = (path / SHARD).stat().st_size
     assert seen[-1] == (size, size)
     assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("readers", [0, -1, "8", True, 2.5, None])
+@pytest.mark.parametrize("where", ["", "s3://bucket/run"])
+@pytest.mark.parametrize("look", [ckpt_core.load, ckpt_core.verify])
+def test_a_wrong_number_of_readers_is_refused(
+    root: Path, look: Callable[..., Any], where: str, readers: Any
+) -> None:
+    path = write_step(root, 5, small_state())
+    with pytest.raises(ConfigError, match=r"readers=.* must be an int of at least 1"):
+        look(where or path, readers=readers)
 
 
 def test_a_place_without_steps_is_said_to_have_none(root: Path) -> None:
