@@ -52,7 +52,7 @@ class Checkpointer(Looks):
         ConfigError: an argument is wrong.
         RootBusy: another process, or another Checkpointer, has the root open for writing; or another run has
             a level.
-        Away: a level cannot be reached.
+        RestoreError: a level cannot be reached, and this root has no run yet: there may be one to go on with.
         PersistError: the root cannot be made or written to, or the threads could not be started.
         CommitError, CoordinationTimeout: another rank could not open the root, or did not come.
         StagingError: with `on_sigterm`, no thread could be started for it.

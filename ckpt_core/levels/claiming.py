@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from ckpt_core.errors import CkptError, ConfigError, RootBusy
+from ckpt_core.errors import CkptError, ConfigError, RestoreError, RootBusy
 from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels.far.door import Away, Conflict, Far, Word
 from ckpt_core.levels.far.opening import open_far
@@ -86,8 +86,9 @@ def claim(request: Json, progress: Progress) -> Json:
     With `leads` false it only checks: the rank that leads has claimed, or will.
 
     Raises:
-        ConfigError: as `check`; also when a level is away and this root has no run yet: there may be one to
-            go on from, and nobody can tell.
+        ConfigError: as `check`.
+        RestoreError: a level is away and this root has no run yet: there may be one to go on from, and
+            nobody can tell.
         RootBusy: a level belongs to another run, or somebody else is at work in it.
     """
     levels = _opened(request)
@@ -213,8 +214,13 @@ def _write(far: Far, word: Word | None, data: bytes, asked: _Claim, warnings: li
 
 def _warn_or_raise(error: Away, asked: _Claim, warnings: list[str]) -> None:
     """A level that is away now stops nobody who has a run; whoever has none would begin where others are."""
-    if error.hopeless or asked.run is None:
+    if error.hopeless:
         raise ConfigError(f"levels: {error}") from None
+    if asked.run is None:
+        raise RestoreError(
+            f"levels: {error}. This root has no run yet, and one may be there to go on with: nothing was "
+            "begun. Start again when it answers"
+        ) from None
     if str(error) not in warnings:
         warnings.append(str(error))
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ckpt_core import Checkpointer, Level, bring_directory, load
-from ckpt_core.errors import CkptError, ConfigError
+from ckpt_core.errors import CkptError, ConfigError, RestoreError
 from ckpt_core.levels import Address, Away, Copy, Far, open_far, pull, push, read_keys, read_status
 from ckpt_core.levels import PeerServer as Serving
 from ckpt_core.store import committed_steps, opened_by_hand, step_path
@@ -240,3 +240,15 @@ def test_what_a_peer_keeps_is_read_and_pinned_there_and_nothing_is_saved_beside_
     (kept / "run.json").write_text('{"run": "of a program that trains"}')
     with Checkpointer(kept) as ck:
         assert ck.steps() == (1,)
+
+
+def test_an_empty_root_begins_nothing_while_the_peer_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("x" * 40)
+    token.chmod(0o600)
+    monkeypatch.setenv("CKPT_PEER_TOKEN_FILE", str(token))
+    for _ in range(2):  # and it may be tried again
+        with pytest.raises(RestoreError, match=r"cannot be reached.*nothing was begun"):
+            Checkpointer(tmp_path / "root", levels=["peer://127.0.0.1:9/run"])

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.coordination import Coordination, Json
-from ckpt_core.errors import PersistError
+from ckpt_core.errors import PersistError, RestoreError
 from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels.errands import Errands, errand
+from ckpt_core.levels.far.door import Away
 from ckpt_core.levels.helping import run_here
 from ckpt_core.levels.mailbox import LEVELS, note_claim, read_mounts, read_plan, write_mounts
 from ckpt_core.levels.trainer.ring import Known
@@ -79,7 +80,8 @@ def claim_together(
     Raises:
         ConfigError: a level cannot be used; what is wrong, and what to do.
         RootBusy: a level belongs to another run, or to a job that is running elsewhere.
-        Away: a level cannot be reached.
+        RestoreError: a level cannot be reached, and this root has no run yet; or the levels could not be
+            asked.
         CommitError: what went wrong on another rank.
         CoordinationTimeout: a rank did not come.
     """
@@ -123,7 +125,7 @@ def check(root: Path, levels: Sequence[Level], errands: Errands) -> None:
     """Be sure that this machine reaches the levels too.
 
     Raises:
-        ConfigError, Away: see `claim_together`.
+        ConfigError, RestoreError: see `claim_together`.
     """
     _warn(_ask(root, "check", {}, levels, errands))
 
@@ -230,7 +232,10 @@ def _ask(
     rows = [level.to_json() for level in levels]
     request = {**request, "levels": rows, "mounts": read_mounts(root)}
     if any(level.scheme is not None for level in levels):
-        answer = errands.run(name, request, timeout_s=_ANSWERS_WITHIN_S)
+        try:
+            answer = errands.run(name, request, timeout_s=_ANSWERS_WITHIN_S)
+        except Away as exc:  # its process died, or says nothing
+            raise RestoreError(f"levels: {exc}") from exc
     else:
         # On another thread: it waits for futures, which an interrupt of this one could leave locked.
         answer = run_here(lambda tell: errand(name)(request, tell), timeout_s=_ANSWERS_WITHIN_S)
