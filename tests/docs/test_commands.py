@@ -116,3 +116,25 @@ def test_each_example_takes_the_options_that_the_pages_give_it() -> None:
         program = (TOP / example).read_text() + shared
         for option in re.findall(r"--[a-z-]+", given.partition("&&")[0]):
             assert f'"{option}"' in program, f"{example} has no {option}"
+
+
+def test_a_command_of_an_example_gives_it_what_it_requires() -> None:
+    required = re.findall(r'"(--\w+)"[^\n]*required=True', (TOP / "examples/common.py").read_text())
+    assert required == ["--root", "--result"]
+    files = [*PAGES, *(TOP / "docs/img").glob("*.py")]
+    files += [
+        file
+        for room in ("examples", "ckpt_core", "integrations")
+        for file in (TOP / room).rglob("*.py")
+    ]
+    found = 0
+    for file in files:
+        text = file.read_text().replace("\\\\\n", " ").replace("\\\n", " ")
+        for name, value in re.findall(r'(\w+)="([^"\n]*examples/\w+\.py [^"\n]*)"', text):
+            # A variable of a shell: its value is a command where it is used.
+            text = text.replace(value, "").replace(f"${name} ", f"{value} ")
+        for command in re.findall(r"examples/\w+\.py(?= --)[^\n`]*", text):
+            found += 1
+            lacking = [option for option in required if f"{option} " not in command]
+            assert not lacking, f"{file.relative_to(TOP)}: {command}"
+    assert found > 12
