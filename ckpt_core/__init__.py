@@ -42,7 +42,7 @@ from ckpt_core.system.collector import uncollected
 from ckpt_core.types import DirectIO, Mode, OnError
 
 if TYPE_CHECKING:
-    from ckpt_core.anywhere import committed_directories, committed_steps, load, verify
+    from ckpt_core.anywhere import committed_directories, committed_steps, load, step_path, verify
     from ckpt_core.checkpointer import Checkpointer
     from ckpt_core.coordination import StoreOptions, TorchStore
     from ckpt_core.levels import bring_directory
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from ckpt_core.restore import Report, RestoredStep
     from ckpt_core.save import FilesSave, LayerwiseSave, SaveHandle
     from ckpt_core.state import FlatPart, RngState
-    from ckpt_core.store import step_path
 
 _LAZY = {
     "Checkpointer": "ckpt_core.checkpointer",
@@ -68,7 +67,7 @@ _LAZY = {
     "committed_directories": "ckpt_core.anywhere",
     "committed_steps": "ckpt_core.anywhere",
     "load": "ckpt_core.anywhere",
-    "step_path": "ckpt_core.store",
+    "step_path": "ckpt_core.anywhere",
     "verify": "ckpt_core.anywhere",
 }
 

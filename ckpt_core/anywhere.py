@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core import restore, store
+from ckpt_core.errors import ConfigError
 from ckpt_core.options import Level, scheme_of
+from ckpt_core.types import check_step
 from ckpt_core.units import parse_count
 
 if TYPE_CHECKING:
@@ -164,6 +166,21 @@ def committed_directories(root: Place) -> tuple[str, ...]:
     with look_at(url) as look:
         look.directories()
         return restore.committed_directories(look.path)
+
+
+def step_path(root: Place, step: int) -> Path:
+    """Where a step of a root lies once it is committed. Looks at no storage: it need not be there.
+
+    Args:
+        root: a directory.
+        step: its number.
+
+    Raises:
+        ConfigError: `root` is a URL, or `step` is no int in 0 .. 10**18-1.
+    """
+    if url_of(root) is not None:
+        raise ConfigError(f"root={root!r} is a URL, where no step has a path: name a directory")
+    return store.step_path(local(root), check_step(step))
 
 
 def url_of(place: Place) -> str | None:

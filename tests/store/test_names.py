@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core.errors import NotCommitted, RestoreError
+import ckpt_core
+from ckpt_core.errors import ConfigError, NotCommitted, RestoreError
 from ckpt_core.store import committed_steps, resolve, step_path
 from tests.store.harness import make_store, save
 
@@ -109,3 +110,15 @@ def test_readers_change_nothing(filled: Path) -> None:
     store = make_store(filled)
     assert (store.steps(), store.latest(), store.pinned()) == ((100, 200, 300), 300, frozenset())
     assert before == {path: path.stat().st_mtime_ns for path in [filled, *filled.rglob("*")]}
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_everybody_may_ask_where_a_step_lies(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert ckpt_core.step_path(kind("ckpts"), 5) == Path("ckpts/step-000000000005")
+    assert ckpt_core.step_path(kind("~/ckpts"), 0) == Path("/home/me/ckpts/step-000000000000")
+    for step in (-1, 10**18, "5", 2.5, True):
+        with pytest.raises(ConfigError, match="step="):
+            ckpt_core.step_path(kind("ckpts"), step)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="is a URL"):
+        ckpt_core.step_path("s3://bucket/run", 5)
