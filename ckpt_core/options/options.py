@@ -190,7 +190,7 @@ class Options:
     def from_env(cls, environ: Mapping[str, str] | None = None, **explicit: Any) -> Options:
         """Options from `CKPT_CORE_<FIELD>` variables; keyword arguments win over them.
 
-        The only place where ckpt_core reads the environment. "none" stands for None.
+        Nothing but this and `or_places_from_env` takes settings from such variables. "none" stands for None.
 
         Raises:
             ConfigError: a variable with our prefix names no field, or its value does not parse.
