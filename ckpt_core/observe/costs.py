@@ -140,7 +140,8 @@ class Meter:
         steps = "step" if self.saves == 1 else "steps"
         text = (
             f"{self.saves} {steps} saved, the last is {self._last_step}; training waited "
-            f"{self.stall_s * 1000:.0f} ms in all, {self.most_stall_s * 1000:.1f} ms at most for one; "
+            f"{self.stall_s * 1000:.0f} ms in all, gathering its state included, "
+            f"{self.most_stall_s * 1000:.1f} ms at most for one; "
             f"{self.nbytes / 1e9:.3f} GB at {rate:.2f} GB/s"
         )
         saves = "save" if self.failures == 1 else "saves"

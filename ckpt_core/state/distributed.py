@@ -55,7 +55,7 @@ class FlatPart:
         """Where the part lies in the whole.
 
         Raises:
-            Unplaced: it lies outside.
+            ValueError: it lies outside. `save` says so in a ConfigError, and `restore` in a StateMismatch.
         """
         shape, tensor = tuple(self.shape), self.tensor
         plain = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.dim() == 1

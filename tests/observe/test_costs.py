@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ckpt_core.errors import PersistError
@@ -99,6 +101,10 @@ def test_a_save_that_fails_is_counted_in_those_after_it_and_in_the_summary() -> 
     (cost,) = meter.take()
     assert (cost.step, cost.failures, cost.interval_steps) == (4, 1, 1)
     assert "1 step saved" in meter.summary() and "1 save failed" in meter.summary()
+    # More than the engine's own line tells, which knows only of what is inside it.
+    assert re.search(
+        r"training waited \d+ ms in all, gathering its state included,", meter.summary()
+    )
 
 
 def test_a_call_that_raises_counts_as_a_save_only_where_one_had_begun() -> None:
