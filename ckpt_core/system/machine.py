@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+_MOUNTS = Path("/proc/self/mountinfo")
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -33,7 +35,7 @@ def describe(root: Path) -> Machine:
     """The machine at hand and the filesystem that holds `root`."""
     from importlib import metadata  # not before: every command comes by this file
 
-    filesystem, options = _mount(root)
+    filesystem, options = filesystem_of(root)
     return Machine(
         cpu=processor("model name") or platform.machine(),
         cpus=len(os.sched_getaffinity(0)),
@@ -71,14 +73,16 @@ def processor(field: str) -> str:
     return ""
 
 
-def _mount(root: Path) -> tuple[str, str]:
-    """Type and options of the filesystem whose device number `root` has."""
-    number = os.stat(root).st_dev
+def filesystem_of(path: Path) -> tuple[str, str]:
+    """Type and options of the filesystem whose device number `path` has. Raises OSError."""
+    number = os.stat(path).st_dev
     wanted = f"{os.major(number)}:{os.minor(number)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        if left.split()[2] == wanted:
-            return right.split()[0], right.split()[2]
+    # Any mount may have a name of any bytes: what is looked at is ASCII, and a line ends in "\n" alone.
+    with open(_MOUNTS, encoding="ascii", errors="replace", newline="\n") as lines:
+        for line in lines:
+            left, _, right = line.partition(" - ")
+            if left.split()[2] == wanted:
+                return right.split()[0], right.split()[-1]
     return "unknown", ""
 
 

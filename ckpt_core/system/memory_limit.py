@@ -118,7 +118,8 @@ def _address_rooms() -> Iterator[int]:
 
 def _read(path: Path) -> str:
     try:
-        with open(path) as file:
+        # A group may have any bytes as its name, which becomes a path.
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
     except OSError:
         return ""

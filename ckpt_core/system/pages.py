@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import os
 from pathlib import Path
+
+from ckpt_core.system.machine import filesystem_of
 
 _MADV_WIPEONFORK = 18
 """linux/mman.h; Linux 4.14."""
@@ -24,14 +25,8 @@ _HUGE = frozenset({"huge=always", "huge=within_size"})
 
 def in_huge_pages(path: Path) -> bool:
     """Whether a path is on a filesystem in memory that is mounted with huge pages. Raises OSError."""
-    device = os.stat(path).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        place, _, filesystem = line.partition(" - ")
-        if place.split()[2] == number:
-            kind, *_, options = filesystem.split()
-            return kind == "tmpfs" and not _HUGE.isdisjoint(options.split(","))
-    return False
+    kind, options = filesystem_of(path)
+    return kind == "tmpfs" and not _HUGE.isdisjoint(options.split(","))
 
 
 def page_memory(nbytes: int) -> mmap.mmap:

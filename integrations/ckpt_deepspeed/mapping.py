@@ -75,7 +75,8 @@ def _is_private() -> bool:
 def _make_own(paths: set[str]) -> None:
     """Put memory of this process where one of these files is still mapped. Nobody writes there meanwhile."""
     # By name: on an overlay, the numbers of device and file are those of the layer below.
-    for line in _MAPS.read_text().splitlines() if paths else ():
+    # What else is mapped may have a name of any bytes but an end of line.
+    for line in os.fsdecode(_MAPS.read_bytes()).split("\n")[:-1] if paths else ():
         place, mode, _, _, _, *named = line.split(maxsplit=5)
         if mode == "rw-p" and named and named[0].removesuffix(" (deleted)") in paths:
             start, stop = (int(part, 16) for part in place.split("-"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from ckpt_deepspeed.mapping import Mappings
 
 PAGE = mmap.PAGESIZE
+ODD = b"caf\xe9\xe2\x80\xa8"
+"""A name of bytes that are no UTF-8, and of some that Python takes for an end of line."""
 
 
 def stay(storage: Any, location: str) -> Any:
@@ -34,7 +37,7 @@ def same(found: dict[str, Any], tree: dict[str, Any]) -> bool:
 
 
 def mapped(path: Path) -> bool:
-    return str(path) in Path("/proc/self/maps").read_text()
+    return os.fsencode(path) in Path("/proc/self/maps").read_bytes()
 
 
 def test_what_is_kept_of_a_mapped_file_does_not_follow_it(tmp_path: Path) -> None:
@@ -51,6 +54,19 @@ def test_what_is_kept_of_a_mapped_file_does_not_follow_it(tmp_path: Path) -> Non
     assert same(found, tree)
     found["module"]["w"].zero_()
     assert not found["module"]["tied"].any()
+
+
+def test_what_else_is_mapped_may_have_any_name(tmp_path: Path) -> None:
+    path, other = tmp_path / "mp_rank_00_model_states.pt", tmp_path / os.fsdecode(ODD)
+    tree, mappings = saved(path), Mappings()
+    other.write_bytes(bytes(PAGE))
+    with (
+        other.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ),
+        mappings.while_loading(allowed=True),
+    ):
+        found = mappings.load(path, stay)
+    assert same(found, tree) and not mapped(path)
 
 
 def test_nothing_stays_mapped_for_what_is_small(tmp_path: Path) -> None:
