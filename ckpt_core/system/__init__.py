@@ -8,6 +8,7 @@
     bell       a wait that a name in a directory ends
     collector  the garbage collector   streaming     copies past the caches
     kept_mappings                      files in memory that stay mapped
+    calls      calls of Linux without a name in Python
 
 Nothing is imported here: only `devices` needs torch.
 """

@@ -8,7 +8,6 @@ into our errors at one boundary. No method follows a symbolic link in the last c
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -19,14 +18,11 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from ckpt_core.system.calls import exchange, fallocate, filesystem_kind, start_writeback
 from ckpt_core.system.pages import address_of, in_huge_pages
 from ckpt_core.system.streaming import large_move
 
 _BASE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
-_SYNC_FILE_RANGE_WRITE = 2
-_STATFS_BYTES = 512  # more than any architecture has
 
 NO_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
 """What a filesystem without direct I/O answers, at open or at the first read or write."""
@@ -124,7 +120,7 @@ class Files:
 
     def exchange(self, first: Path, second: Path) -> None:
         """Swap two existing names atomically (Linux renameat2); OSError where the filesystem cannot."""
-        _renameat2(first, second, _RENAME_EXCHANGE)
+        exchange(first, second)
 
     def is_unused(self, path: Path) -> bool:
         """Whether the kernel vouches that no process has the file open or mapped, this one included.
@@ -144,7 +140,7 @@ class Files:
     def is_lone(self, fd: int) -> bool:
         """The same of a file that is open and perhaps mapped by one descriptor, but for that one."""
         # Danger: a mapping on overlay holds the file of the layer below, which a lease does not look at.
-        return _filesystem(fd) in _LOCAL - _COPIES_ON_WRITE - {_OVERLAY} and _grants_lease(fd)
+        return filesystem_kind(fd) in _LOCAL - _COPIES_ON_WRITE - {_OVERLAY} and _grants_lease(fd)
 
     def in_huge_pages(self, path: Path) -> bool:
         """Whether what is at a path lies in memory, in huge pages; False where that cannot be told."""
@@ -201,7 +197,7 @@ class Files:
             if mapped:
                 os.posix_fallocate(fd, 0, size)
             else:
-                _fallocate(fd, size)
+                fallocate(fd, size)
         except OSError as exc:
             if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
                 raise
@@ -220,8 +216,7 @@ class Files:
 
     def start_writeback(self, fd: int, offset: int, size: int) -> None:
         """Ask the kernel to begin writing cached pages out; a hint, not a sync."""
-        if _sync_file_range is not None:
-            _sync_file_range(fd, offset, size, _SYNC_FILE_RANGE_WRITE)
+        start_writeback(fd, offset, size)
 
     def preadv(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         """One scatter read at `offset`; returns the bytes read, 0 at the end of the file."""
@@ -270,7 +265,7 @@ class Files:
 
     def is_in_memory(self, fd: int) -> bool:
         """Whether a file lies on tmpfs, where no read of what is there can fail."""
-        return _filesystem(fd) == _TMPFS
+        return filesystem_kind(fd) == _TMPFS
 
     def map_range(self, fd: int, offset: int, nbytes: int) -> memoryview:
         """Bytes of a file as they are, read-only, for as long as somebody has the view.
@@ -354,47 +349,6 @@ def _filesystem_at(directory: Path) -> int:
     except OSError:
         return 0
     try:
-        return _filesystem(fd)
+        return filesystem_kind(fd)
     finally:
         os.close(fd)
-
-
-def _filesystem(fd: int) -> int:
-    """The kind of filesystem that a file is on; 0 when it cannot be told."""
-    function = getattr(ctypes.CDLL(None, use_errno=True), "fstatfs", None)
-    found = ctypes.create_string_buffer(_STATFS_BYTES)
-    if function is None or function(fd, found) != 0:
-        return 0
-    return ctypes.c_ulong.from_buffer(found).value  # f_type comes first
-
-
-def _renameat2(first: Path, second: Path, flags: int) -> None:
-    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if function is None:
-        raise OSError(errno.ENOSYS, "renameat2 is not in this libc", str(first))
-    result = function(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), flags)
-    if result != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(first), None, str(second))
-
-
-def _fallocate(fd: int, size: int) -> None:
-    if _linux_fallocate is None:
-        raise OSError(errno.ENOSYS, "fallocate is not in this libc")
-    while _linux_fallocate(fd, 0, 0, size) != 0:
-        code = ctypes.get_errno()
-        if code != errno.EINTR:
-            raise OSError(code, os.strerror(code))
-
-
-def _load(name: str, *types: type[ctypes._SimpleCData[int]]) -> ctypes._NamedFuncPointer | None:
-    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
-    if function is not None:
-        function.argtypes = types
-    return function
-
-
-_sync_file_range = _load(
-    "sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
-)
-_linux_fallocate = _load("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)

@@ -37,7 +37,7 @@ _DOORS: tuple[tuple[ModuleType | type, tuple[str, ...]], ...] = (
             " pread statvfs posix_fallocate fstat".split()
         ),
     ),
-    (files, ("_fallocate",)),
+    (files, ("fallocate",)),
     (fcntl, ("lockf",)),
     (mmap, ("mmap",)),
 )
