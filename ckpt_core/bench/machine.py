@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ckpt_core.errors import ConfigError
+from ckpt_core.system.files import Files
 from ckpt_core.system.interrupts import holding
 from ckpt_core.system.memory_limit import free_memory
 
@@ -19,8 +19,7 @@ def check_room(root: Path, *, disk_bytes: int, memory_bytes: int) -> None:
     Raises:
         ConfigError: too little free disk under `root`, or too little free memory.
     """
-    stats = os.statvfs(root)
-    free = stats.f_bavail * stats.f_frsize
+    free = Files().free_bytes(root)
     advice = "use a smaller --state-bytes or fewer --contender"
     if free < disk_bytes:
         raise ConfigError(

@@ -15,6 +15,7 @@ import os
 import signal
 import stat
 import struct
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -312,9 +313,12 @@ class Files:
             self.close(fd)
 
     def free_bytes(self, path: Path) -> int:
-        """Bytes that an ordinary user may still write to the filesystem of `path`."""
+        """Bytes that an ordinary user may still write to the filesystem of `path`.
+
+        Enough for anything where it tells no size, as a tmpfs without a limit: a write says when it is full.
+        """
         stats = os.statvfs(path)
-        return stats.f_bavail * stats.f_frsize
+        return stats.f_bavail * stats.f_frsize if stats.f_blocks else sys.maxsize
 
 
 def _check_kind(path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 from dataclasses import dataclass
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.options import Options
 from ckpt_core.policy import tuning
+from ckpt_core.system.files import Files
 from ckpt_core.system.memory_limit import free_memory
 from ckpt_core.tune.driver import NEVER, Driver, Turn
 from ckpt_core.tune.program import Program
@@ -107,7 +107,7 @@ def _limits(
     settings: TuneSettings, rank_bytes: int, step_bytes: int, keep_last: int
 ) -> tuning.Limits:
     """What the user allows, as far as it is there."""
-    free = shutil.disk_usage(settings.root).free
+    free = Files().free_bytes(settings.root)
     storage = settings.max_storage_bytes
     memory = settings.max_memory_bytes
     available = free_memory()

@@ -88,6 +88,16 @@ def test_what_is_no_root_is_a_problem(cli: Cli, ckpts: Path, tmp_path: Path) -> 
     assert "is one step, not a root" in made.of("root")[-1][1]
 
 
+def test_a_filesystem_that_tells_no_size_is_not_full(cli: Cli, tmp_path: Path) -> None:
+    with mounted("tmpfs", tmp_path) as where:
+        remount(where, "size=0")
+        with Checkpointer(where, Options()) as checkpointer:
+            checkpointer.save(1, {"x": bytes(4 << 20)}).committed.result(60)
+        made = _look(cli, where)
+        assert made.one("free space")[0] == "ok"
+        assert "tells no size; the newest checkpoint takes" in made.one("free space")[1]
+
+
 def test_a_filesystem_in_memory_is_told_and_so_is_one_that_is_full(
     cli: Cli, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,15 @@ class Little(Files):
 
     def free_bytes(self, path: Path) -> int:
         return super().free_bytes(path) if self.free is None else self.free
+
+
+class Sizeless(Files):
+    """A filesystem that tells no size, as a tmpfs without a limit."""
+
+    def free_bytes(self, path: Path) -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, *[0] * 8)))
+            return super().free_bytes(path)
 
 
 def options(*, pipelined: bool = True) -> Options:
@@ -60,3 +70,9 @@ def test_named_files_count_no_slot_since_they_take_none(tmp_path: Path) -> None:
         with pytest.raises(PersistError, match="needs"):
             ck.save(5, state)
         ck.save(6, state).committed.result(60)
+
+
+def test_a_filesystem_that_tells_no_size_is_not_full(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, options(), files=Sizeless()) as ck:
+        ck.save(1, {"w": torch.zeros(100_000)}).committed.result(60)
+    assert load(tmp_path)["w"].eq(0).all()

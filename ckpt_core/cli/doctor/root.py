@@ -65,7 +65,7 @@ def _tried(directory: Path) -> list[Finding]:
 def _space(directory: Path, contents: Contents | None) -> Finding:
     stats = os.statvfs(directory)
     free = Files().free_bytes(directory)
-    text = f"{size_text(free)} free"
+    text = f"{size_text(free)} free" if stats.f_blocks else "the filesystem tells no size"
     if stats.f_files and stats.f_favail < _FEW_INODES:
         found = f"{text}, but names for {stats.f_favail} files only"
         return warning("free space", found, "remove files that nobody needs")
