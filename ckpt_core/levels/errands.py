@@ -151,7 +151,8 @@ def child(*arguments: str) -> tuple[list[str], dict[str, str]]:
     home = str(Path(ckpt_core.errors.__file__).resolve().parents[1])
     paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    return [sys.executable, "-m", "ckpt_core.levels", *arguments], environ
+    # Not what lies where the program is at work: a `secrets.py` there is no module of Python's.
+    return [sys.executable, "-P", "-m", "ckpt_core.levels", *arguments], environ
 
 
 class Home:

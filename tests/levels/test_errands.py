@@ -89,6 +89,19 @@ def test_a_process_that_hangs_is_given_up_and_ends(helper: Errands, asked: dict[
     assert helper.run("steps", asked, timeout_s=WITHIN_S)
 
 
+def test_modules_of_where_the_program_is_at_work_stand_for_no_others(
+    asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secrets.py").write_text("API_KEY = 1\n")
+    (tmp_path / "json.py").write_text("raise ImportError('not the one that was meant')\n")
+    monkeypatch.chdir(tmp_path)
+    helper = Errands()
+    try:
+        assert helper.run("steps", asked, timeout_s=WITHIN_S)
+    finally:
+        helper.close()
+
+
 def test_why_a_process_died_is_told(helper: Errands) -> None:
     with pytest.raises(Away, match=r"the process for .none. died: (.|\n)*KeyError: 'none'"):
         helper.run("none", {}, timeout_s=WITHIN_S)
