@@ -51,6 +51,10 @@ _ADVICE = {
     errno.EFBIG: (
         "This process or this filesystem allows no file of that size: raise `ulimit -f`, or use another disk."
     ),
+    errno.EXDEV: (
+        "A part of that directory is of a container's image (a lower layer of overlay) or of another mount, "
+        "and no directory there can be moved: use a root on a volume, or a copy of this one (cp -a)."
+    ),
     errno.ENOMEM: "There is not enough memory: end what uses it, or lower staging_bytes.",
 }
 

@@ -216,6 +216,7 @@ def test_a_step_that_was_replaced_and_cannot_be_moved_stays_replaced(root: Path)
         (errno.EIO, "device reports"),
         (errno.EMFILE, "ulimit -n"),
         (errno.EFBIG, "ulimit -f"),
+        (errno.EXDEV, "a root on a volume"),
         (errno.ENAMETOOLONG, "shorter path"),
         (errno.EBUSY, "kernel log"),
     ],
