@@ -18,7 +18,8 @@ from ckpt_core.types import Destination, step_dir_name
 
 logger = logging.getLogger(__name__)
 
-_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
+"""EPERM: a container's filter does not know the call. Two renames ask for the same rights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,9 @@ class Files:
             else:
                 fallocate(fd, size)
         except OSError as exc:
-            if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            # A filter that does not know the call answers EPERM. Danger: a mapping is not to go on without.
+            unknown = not mapped and exc.errno == errno.EPERM
+            if not unknown and exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
                 raise
 
     def truncate(self, fd: int, size: int) -> None:
@@ -216,6 +218,8 @@ class Files:
         view = memoryview(data).cast("B")
         while view:
             written = os.pwrite(fd, view, offset)
+            if written == 0:  # or this would never end
+                raise OSError(errno.EIO, "the filesystem takes no bytes and does not say why")
             view = view[written:]
             offset += written
 
@@ -225,17 +229,20 @@ class Files:
 
     def preadv(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         """One scatter read at `offset`; returns the bytes read, 0 at the end of the file."""
-        return os.preadv(fd, buffers, offset)
+        try:
+            return os.preadv(fd, buffers, offset)
+        except PermissionError:
+            # Of a file that is open: a container's filter does not know preadv2, which libc calls for it.
+            first = memoryview(next(filter(len, buffers), b"")).cast("B")
+            data = os.pread(fd, len(first), offset)
+            first[: len(data)] = data
+            return len(data)
 
     def preadv_cached(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         """As `preadv`, but only what lies in the page cache now; 0 when that is nothing or cannot be told."""
         try:
             return os.preadv(fd, buffers, offset, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return 0
-        except OSError as exc:
-            if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-                raise
+        except OSError:  # what is wrong, if anything, a plain read says
             return 0
 
     def sync(self, fd: int) -> None:
