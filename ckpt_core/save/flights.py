@@ -321,8 +321,8 @@ def _overdue(inflight: InFlight) -> CkptError:
     if inflight.phase is Phase.COMMITTING:
         return PersistError(
             f"step {inflight.step} may be committed or not (look at `steps()`): storage is stuck or too "
-            f"slow, or another rank is: {seconds:.1f} s are over, and `timeout`. Earlier steps are "
-            f"untouched; training may go on",
+            f"slow, or another rank is, or this process was stopped: {seconds:.1f} s are over, and "
+            f"`timeout`. Earlier steps are untouched; training may go on",
             step=inflight.step,
         )
     if inflight.open_ended:
@@ -333,7 +333,8 @@ def _overdue(inflight: InFlight) -> CkptError:
         )
     return PersistError(
         f"step {inflight.step} was given up after {seconds:.1f} s while {inflight.phase.value}: storage "
-        f"is stuck or too slow for `timeout`. Earlier steps are untouched; training may go on",
+        f"is stuck or too slow for `timeout`, or this process was stopped meanwhile. Earlier steps are "
+        f"untouched; training may go on",
         step=inflight.step,
     )
 

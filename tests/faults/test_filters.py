@@ -1,4 +1,4 @@
-"""A container's filter of system calls that does not know one refuses it with EPERM: each has a way around."""
+"""A container's filter of system calls answers EPERM to one that it does not know: each has a way around."""
 
 from __future__ import annotations
 

@@ -118,6 +118,7 @@ def test_the_next_save_tells_of_the_deadline_with_on_error_raise(root: Path) -> 
         with pytest.raises(PersistError, match="stuck or too slow") as caught:
             ck.save(11, make_state(11))
         assert caught.value is error
+        assert "or this process was stopped" in str(error)
         stuck.release()
         _saves_again(ck, 12)
 
