@@ -88,7 +88,7 @@ class Fetcher(Dataset[Any]):
         random.seed(mix(*words, _PYTHON))
         # Not torch.manual_seed: that would seed CUDA's generators as well.
         torch.default_generator.manual_seed(mix(*words, _TORCH))
-        if "numpy" in sys.modules:
+        if sys.modules.get("numpy") is not None:
             sys.modules["numpy"].random.seed(mix(*words, _NUMPY) & 0xFFFFFFFF)
 
 

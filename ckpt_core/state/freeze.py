@@ -294,7 +294,7 @@ def _handler(cls: type) -> _Handler:
         return _member
     if issubclass(cls, UntypedStorage | TypedStorage):
         return _storage
-    if "numpy" in sys.modules:
+    if sys.modules.get("numpy") is not None:
         import numpy as np
 
         if cls in (np.ndarray, np.memmap):  # a mapped file's values are saved, not where it is

@@ -35,7 +35,7 @@ class RngState:
     def state_dict(self) -> dict[str, Any]:
         """The states as of now; called by `save` on the training thread. Initializes no device."""
         state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-        if "numpy" in sys.modules:
+        if sys.modules.get("numpy") is not None:
             import numpy as np
 
             state["numpy"] = np.random.get_state()

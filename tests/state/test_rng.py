@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -197,3 +198,18 @@ def test_another_bit_generator_of_numpys_is_found_before_anything_is_put_back(
         assert random.getstate() == before[0]
         ck.restore({"rng": RngState(), "w": live})
     assert random.getstate() == saved["python"] and torch.equal(torch.get_rng_state(), torchs)
+
+
+def test_a_program_that_bars_numpy_saves_and_restores_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        sys.modules, "numpy", None
+    )  # as Python has it for what is not to be imported
+    model = torch.nn.Linear(3, 3)
+    state = {"rng": RngState(), "model": model}
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, state).committed.result(60)
+        want = torch.rand(3), random.random()
+        assert ck.restore(state) is not None
+    assert torch.equal(torch.rand(3), want[0]) and random.random() == want[1]
