@@ -11,7 +11,7 @@ from ckpt_core.system import machine
 from ckpt_core.system.files import Files
 from ckpt_core.system.memory_limit import room_left
 
-ODD = b"caf\xe9\r\x0b\xe2\x80\xa8"
+ODD = b"disk\xe9\r\x0b\xe2\x80\xa8"
 """What the kernel leaves as it is in a name: bytes that are no UTF-8, and ends of lines that are none."""
 
 
@@ -33,8 +33,8 @@ def test_names_of_mounts_may_be_any_bytes(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_control_group_may_have_any_name(tmp_path: Path) -> None:
     groups = tmp_path / "cgroup"
-    groups.write_bytes(b"0::/caf\xe9\n")
-    group = Path(os.fsdecode(bytes(tmp_path / "fs") + b"/caf\xe9"))
+    groups.write_bytes(b"0::/disk\xe9\n")
+    group = Path(os.fsdecode(bytes(tmp_path / "fs") + b"/disk\xe9"))
     group.mkdir(parents=True)
     (group / "memory.max").write_text("1000\n")
     (group / "memory.current").write_text("400\n")

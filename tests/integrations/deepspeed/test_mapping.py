@@ -13,7 +13,7 @@ import torch
 from ckpt_deepspeed.mapping import Mappings
 
 PAGE = mmap.PAGESIZE
-ODD = b"caf\xe9\xe2\x80\xa8"
+ODD = b"disk\xe9\xe2\x80\xa8"
 """A name of bytes that are no UTF-8, and of some that Python takes for an end of line."""
 
 
