@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +13,9 @@ from horovod.torch.mpi_ops import broadcast_async, poll, synchronize
 
 from ckpt_core import ConfigError, EveryNSteps
 from ckpt_horovod.reductions import POLL_S
+
+_NUMBERS: defaultdict[tuple[Any, str], Iterator[int]] = defaultdict(itertools.count)
+"""Of the broadcasts of one name in a process set: of two optimizers, both may be under way."""
 
 
 class Policy(Protocol):
@@ -48,15 +54,16 @@ class Decisions:
     Args:
         policy: None says no to every iteration; so does a rank that is not in the process set.
         process_set: the ranks that save together.
-        name: of the broadcasts; the same on all ranks.
+        name: of the broadcasts; the same on all ranks, which make those of one name in one order.
     """
 
     def __init__(self, policy: Policy | None, *, process_set: Any, name: str) -> None:
         self.policy = policy if process_set.included() else None
         self._process_set = process_set
-        self._name = f"ckpt_horovod.decision.{name}"
         alone = process_set.size() == 1
         self._told = policy is not None and not alone and not isinstance(policy, EveryNSteps)
+        number = next(_NUMBERS[process_set.process_set_id, name]) if self._told else 0
+        self._name = f"ckpt_horovod.decision.{number}.{name}"
         self._coming: dict[int, int] = {}
         self._answers: dict[int, bool] = {}
 

@@ -66,6 +66,31 @@ def twice(root: str) -> Any:
         return {"asked": sorted(policy.asked.items()), "steps": ck.steps()}
 
 
+def two_told(root: str) -> Any:
+    """Two optimizers without names, with policies that are told; both end their iterations together."""
+    torch.manual_seed(0)
+    models, policies = [torch.nn.Linear(4, 4) for _ in range(2)], [Moody() for _ in range(2)]
+    with saving(f"{root}0", keep_last=None) as one, saving(f"{root}1", keep_last=None) as other:
+        optimizers = [
+            ckpt_horovod.DistributedOptimizer(
+                torch.optim.SGD(model.parameters()), checkpointer=ck, policy=policy
+            )
+            for model, ck, policy in zip(models, (one, other), policies, strict=True)
+        ]
+        for number in range(40):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+            for optimizer in optimizers:
+                optimizer.end_iteration(save=None if number < ITERATIONS else False)
+        assert one is not None
+        assert other is not None
+        one.wait()
+        other.wait()
+        return [one.steps(), other.steps()]
+
+
 def told_again(root: str) -> Any:
     """A policy that is told, and training that goes back to a checkpoint in between."""
     with saving(root) as ck:

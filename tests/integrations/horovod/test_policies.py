@@ -31,6 +31,10 @@ def test_ranks_of_a_process_set_agree_and_the_others_save_nothing(trio: Outcome)
     assert outsider["made"] == []
 
 
+def test_two_optimizers_whose_parameters_have_the_same_names_are_told_apart(pair: Outcome) -> None:
+    assert pair.of("two_told") == [[FIRST, FIRST]] * 2
+
+
 def test_two_steps_in_one_iteration_are_one_question(pair: Outcome) -> None:
     first, second = pair.of("twice")
     assert [step for step, _ in first["asked"]] == list(range(1, 10))
