@@ -49,7 +49,7 @@ class Decisions:
     """Asks the policy once for each iteration.
 
     A policy that counts steps answers alike everywhere. Any other is asked on the first rank, one iteration
-    ahead, and its answer is broadcast behind that iteration.
+    ahead, and its answer is broadcast behind that iteration: two may be under way at the same time.
 
     Args:
         policy: None says no to every iteration; so does a rank that is not in the process set.
@@ -78,7 +78,7 @@ class Decisions:
         answer = torch.tensor([saves], dtype=torch.uint8, device="cpu")
         first = min(self._process_set.ranks or [0])
         self._coming[step] = broadcast_async(
-            answer, first, name=self._name, process_set=self._process_set
+            answer, first, name=f"{self._name}.{step % 2}", process_set=self._process_set
         )
 
     def is_due(self, step: int) -> bool:
@@ -102,7 +102,7 @@ class Decisions:
             return self.policy.should_save(step)
         self.ahead(step)
         handle = self._coming.pop(step)
-        self._coming.clear()
+        self._coming = {later: other for later, other in self._coming.items() if later > step}
         while not poll(handle):
             time.sleep(POLL_S)
         return bool(synchronize(handle).item())

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import Any
 
+from horovod.common.exceptions import HorovodInternalError
+
 from ckpt_core import Checkpointer, CkptError, ConfigError, RestoredStep, SaveHandle
 from ckpt_horovod.deciding import Decisions, Policy
 from ckpt_horovod.layers import LayerSave
@@ -102,6 +104,9 @@ class Iterations:
         self.end_implicitly("step()")
         # On every rank, before this one may wait for others: they may make this step in another way.
         self._decisions.ahead(self.count + 1)
+        # Danger: not at the end of this iteration, which may be the last: a rank that leaves the job then
+        # takes Horovod with it, and a broadcast that others begin would fail, or hang.
+        self._decisions.ahead(self.count + 2)
         if self._layers is not None:
             # Its own copies would be torn by a second update.
             self._layers.spoil("step() was called twice in one iteration")
@@ -236,7 +241,10 @@ class Iterations:
         finally:
             self._drop_layers()
             self._layered = False
-            self._decisions.ahead(step + 1)
+            if not stepped:
+                # Where Horovod is gone, the next step tells, if there is one.
+                with suppress(HorovodInternalError):
+                    self._decisions.ahead(step + 1)
 
     def _refuse_accumulating(self, saves: bool) -> None:
         if saves:

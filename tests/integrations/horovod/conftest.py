@@ -86,6 +86,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         )
         for mode, how in BLOCKING.items()
     ]
+    jobs += _rooted(folder, "jobs_policies", "left_early")  # with which the second rank ends
     return launch(jobs, ranks=2, folder=folder)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
@@ -12,6 +13,7 @@ import torch
 import ckpt_horovod
 from ckpt_core import Auto, Checkpointer, ConfigError, EverySeconds
 from tests.integrations.horovod.disks import tiny
+from tests.integrations.horovod.launch import wait_for
 from tests.integrations.horovod.training import Recipe, Training, process_set
 
 ITERATIONS = 8
@@ -89,6 +91,21 @@ def two_told(root: str) -> Any:
         one.wait()
         other.wait()
         return [one.steps(), other.steps()]
+
+
+def left_early(root: str) -> Any:
+    """The last job of its ranks: the second has ended when the first one ends an iteration."""
+    with saving(root) as ck:
+        training = Training(
+            Recipe(name="left-early"), {"checkpointer": ck, "policy": EverySeconds(3600)}
+        )
+        training.attach()
+        for number in range(3):
+            with training.optimizer.iteration():
+                training.iterate(number)
+                if number == 2 and hvd.rank() == 0:
+                    assert wait_for([Path(root).parent / "1.ended"], limit_s=60)
+    return training.optimizer.iterations
 
 
 def told_again(root: str) -> Any:

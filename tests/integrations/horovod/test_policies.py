@@ -35,6 +35,10 @@ def test_two_optimizers_whose_parameters_have_the_same_names_are_told_apart(pair
     assert pair.of("two_told") == [[FIRST, FIRST]] * 2
 
 
+def test_a_rank_ends_its_last_iteration_after_another_has_left(pair: Outcome) -> None:
+    assert pair.of("left_early") == [3, 3]
+
+
 def test_two_steps_in_one_iteration_are_one_question(pair: Outcome) -> None:
     first, second = pair.of("twice")
     assert [step for step, _ in first["asked"]] == list(range(1, 10))
