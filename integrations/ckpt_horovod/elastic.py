@@ -142,9 +142,11 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
         """As Horovod's; called by `commit`. Before it raises, what is in flight becomes durable.
 
         Raises:
+            ConfigError: called within `optimizer.iteration()`.
             HostsUpdatedInterrupt: hosts were added or removed. All ranks sync afterwards, also where
                 Horovod would leave that out (hosts were only removed), since they need a Checkpointer.
         """
+        self._iterations.refuse_inside("check_host_updates()")
         try:
             super().check_host_updates()
         except HostsUpdatedInterrupt as exc:

@@ -202,12 +202,16 @@ class Iterations:
 
         None: it failed for what happened to another rank, which was logged.
         """
-        if self._inside:
-            raise ConfigError("commit() inside iteration(): commit after the block")
+        self.refuse_inside("commit()")
         if self._stepped:
             return self._end(parts, save=True)
         self._refuse_accumulating(self._stepper.has_gradients())
         return self._save(self.count, parts)
+
+    def refuse_inside(self, call: str) -> None:
+        """ConfigError within `iteration()`: what leaves the block by an exception would be trained twice."""
+        if self._inside:
+            raise ConfigError(f"{call} inside iteration(): call it after the block")
 
     @property
     def policy(self) -> Policy | None:

@@ -6,6 +6,7 @@ import copy
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import horovod.torch as hvd
 import pytest
 import torch
+from horovod.common.exceptions import HostsUpdatedInterrupt
+from horovod.runner.elastic.worker import HostUpdateResult
 
 import ckpt_horovod
 from ckpt_core import (
@@ -340,6 +343,24 @@ def test_a_commit_before_the_first_sync_and_after_close_is_refused(tmp_path: Pat
     assert committed_steps(tmp_path) == (0,)
     with pytest.raises(ConfigError, match="inside the function that hvd"):
         state.commit()
+
+
+@pytest.mark.usefixtures("alone")
+def test_hosts_that_change_are_looked_for_after_an_iteration_and_not_within_it(
+    tmp_path: Path,
+) -> None:
+    model, optimizer = _wrapped(every_n_steps=1)
+    with TorchState(model, optimizer, root=tmp_path) as state:
+        state.sync()
+        state.on_hosts_updated(time.time(), HostUpdateResult.added)
+        with optimizer.iteration():
+            for look in (state.check_host_updates, state.commit):
+                with pytest.raises(ConfigError, match="call it after the block"):
+                    look()
+        with pytest.raises(HostsUpdatedInterrupt):
+            state.check_host_updates()
+        assert optimizer.iterations == 1
+    assert committed_steps(tmp_path) == (1,)
 
 
 def test_a_state_that_is_not_closed_finishes_its_commit_when_the_process_exits(
