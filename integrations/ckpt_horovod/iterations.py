@@ -231,10 +231,10 @@ class Iterations:
         try:
             # Not by what gradients there are: a rank may have had none in this pass.
             if self._stepper.accumulates and not stepped:
+                self._defer(due and save is not False)
                 self._refuse_accumulating(bool(save) and self.checkpointer is not None)
-                self._defer(due and save is None)
                 due = False
-            elif save is None:
+            elif save is not False:
                 due, self._deferred = due or self._deferred, False
             # What was refused in the step is told here in any case, and not by a later save.
             saves = self._refused is not None or (due if save is None else save)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import horovod.torch as hvd
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import ckpt_horovod
-from ckpt_core import Checkpointer
+from ckpt_core import Checkpointer, ConfigError
 from tests.integrations.horovod.cases import ENDS, MODES
 from tests.integrations.horovod.launch import Outcome
 from tests.integrations.horovod.test_consistency import check
@@ -72,6 +73,38 @@ def test_no_checkpoint_is_made_between_the_passes_of_one_step(pair: Outcome, mod
         assert len(found["warnings"]) == 1
         assert "iteration 3 is due, and gradients are being accumulated" in found["warnings"][0]
         assert "Save after step()" in found["problem"]
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+def test_a_save_by_hand_between_passes_or_after_them_neither_loses_nor_doubles_one_that_is_due(
+    tmp_path: Path, asked: int
+) -> None:
+    hvd.init()
+    model = torch.nn.Linear(8, 8)
+    with Checkpointer(tmp_path) as ck:
+        optimizer = ckpt_horovod.DistributedOptimizer(
+            torch.optim.SGD(model.parameters()),
+            named_parameters=model.named_parameters(),
+            checkpointer=ck,
+            policy=Once(),
+            backward_passes_per_step=2,
+        )
+        for number in range(1, 5):
+            with suppress(ConfigError), optimizer.iteration(save=number == asked or None):
+                model(torch.ones(2, 8)).sum().backward()
+                if number % 2 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        ck.wait()
+        assert ck.steps() == (2,)
+    hvd.shutdown()
+
+
+class Once:
+    """Says yes to the first iteration alone."""
+
+    def should_save(self, step: int) -> bool:
+        return step == 1
 
 
 def test_a_compiled_forward_ends_nothing_and_has_no_save_in_its_graph(tmp_path: Path) -> None:
