@@ -113,8 +113,9 @@ class FilesSaves:
         for field, name in (("directory", directory), ("pointer", pointer)):
             if not is_directory_name(name) and not (field == "pointer" and name is None):
                 raise ConfigError(
-                    f"{field}={name!r} cannot be a name in the root: give a plain one that is not hidden "
-                    f"and not that of a step (step-000000000120)"
+                    f"{field}={name!r} cannot be a name in the root: give one of 1 to 200 bytes, without a "
+                    f"slash, control characters or blanks at its ends, that is not hidden and not that of a "
+                    f"step (step-000000000120)"
                 )
         if directory == pointer:
             raise ConfigError(f"pointer={pointer!r} is the directory itself: give it another name")

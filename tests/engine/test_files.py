@@ -386,10 +386,12 @@ def test_a_name_is_added_once_and_is_no_directory_of_another(root: Path) -> None
     assert_directory(root / "tag", {"a/b.pt": 1})
 
 
-@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "step-000000000120", "..", None, 3])
+@pytest.mark.parametrize(
+    "name", ["", ".hidden", "a/b", " x ", "x\n", "x" * 201, "step-000000000120", "..", None, 3]
+)
 def test_an_impossible_directory_or_pointer_is_refused(root: Path, name: Any) -> None:
     with Checkpointer(root, TINY) as ck:
-        with pytest.raises(ConfigError, match="directory="):
+        with pytest.raises(ConfigError, match=r"directory=.*slash, control characters or blanks"):
             ck.begin_files(1, name)
         if name is not None:
             with pytest.raises(ConfigError, match="pointer="):
