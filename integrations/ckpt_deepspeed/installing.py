@@ -293,7 +293,9 @@ def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
         ROOTS.wait_staged()
         together(lambda: ROOTS.wait(load_dir))
         if self.load_universal_checkpoint():
-            return original(self, load_dir, tag, *args, **kwargs)
+            found = original(self, load_dir, tag, *args, **kwargs)
+            ours.at(load_dir)
+            return found
         per_node = bool(self.use_node_local_storage())
         # A root that is open here is locked, and has what was saved to it.
         out_of_reach = per_node or ROOTS.has(load_dir)

@@ -266,7 +266,12 @@ def test_elastic_checkpoints_load_as_plain_deepspeed_loads_them(
 def test_a_job_goes_on_beside_universal_directories(loaded: tuple[int, Results]) -> None:
     ranks, results = loaded
     for found in results.get("beside", []):
-        assert found == {"from": TAG, "latest": "global_step4", "universal": f"{TAG}_universal"}
+        assert found == {
+            "from": TAG,
+            "latest": "global_step4",
+            "universal": f"{TAG}_universal",
+            "durable": True,
+        }
     assert ("beside" in results) == (ranks == 2)
 
 

@@ -14,6 +14,7 @@ import torch
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
 import ckpt_deepspeed
+from tests.integrations.deepspeed.modes import Disk
 from tests.integrations.deepspeed.plain import AT, BOTH, END, LEAN, TAG, attempt
 from tests.integrations.deepspeed.training import (
     config,
@@ -101,8 +102,14 @@ def saved_beside_universal(folder: Path) -> dict[str, Any]:
     made.save_checkpoint(str(root))
     ckpt_deepspeed.wait()
     settings = config(1, "bf16", ours=True) | {"checkpoint": {"load_universal": True}}
-    again, _ = engine_for(settings).load_checkpoint(str(root))
+    made = engine_for(settings)
+    again, _ = made.load_checkpoint(str(root))
+    with Disk().inside():
+        made.save_checkpoint(str(folder / "elsewhere"))
+        durable = (folder / "elsewhere" / "latest").exists()
+    ckpt_deepspeed.wait()
     return {
+        "durable": durable,
         "from": Path(path).parent.name,
         "latest": (root / "latest").read_text(),
         "universal": Path(again).parent.name,
