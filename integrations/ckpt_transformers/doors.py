@@ -30,7 +30,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from ckpt_core import Checkpointer, ConfigError, RngState, TorchStore, step_path
 from ckpt_transformers import settings
 from ckpt_transformers.capture import EpochPlace, state_of, was_to_stop
-from ckpt_transformers.run import Restored, Run
+from ckpt_transformers.run import Restored, Run, any_rank
 from ckpt_transformers.texts import tell
 
 if TYPE_CHECKING:
@@ -114,8 +114,14 @@ class Doors:
             _refuse_steps(checkpointer.root, steps)
             return None
         if asked is True:
+            stock = self._stock_newest()
             self._goes_on = bool(steps) or bool(self._callback.options.levels)
-            return None if self._goes_on else self._stock_newest()
+            # Trainer loads its own directory before we restore: levels are asked now whether they hold a step.
+            if any_rank(self.trainer, self._goes_on and not steps and stock is not None):
+                self._goes_on = checkpointer.restore({"trainer": ""}, only=["trainer"]) is not None
+            if not self._goes_on and stock is not None:
+                _log.info("no step in %s yet: going on from %s", self._callback.root, stock)
+            return None if self._goes_on else stock
         path = Path(os.path.abspath(asked))
         if (path / TRAINER_STATE_NAME).is_file():
             return str(path)
@@ -126,10 +132,7 @@ class Doors:
         """What Trainer wrote by itself, before this root was there."""
         output = str(self.trainer.args.output_dir)
         newest: Any = get_last_checkpoint
-        found: str | None = newest(output) if os.path.isdir(output) else None
-        if found is not None:
-            _log.info("no step in %s yet: going on from %s", self._callback.root, found)
-        return found
+        return newest(output) if os.path.isdir(output) else None  # type: ignore[no-any-return]
 
     def _inner_training_loop(self, *args: Any, **named: Any) -> Any:
         if self._goes_on:

@@ -156,11 +156,7 @@ class Run:
 
     def hear_of_stop(self) -> bool:
         """Whether any rank was asked to stop. Called on every rank after the same step: a collective."""
-        asked = self.checkpointer.stop_requested
-        if self._several:
-            flag = torch.tensor(int(asked), device=self._trainer.args.device)
-            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
-            asked = bool(flag.item())
+        asked = any_rank(self._trainer, self.checkpointer.stop_requested)
         self.stopping = self.stopping or asked
         return self.stopping
 
@@ -276,6 +272,15 @@ class Run:
 
     def _tell(self, text: str) -> None:
         tell(text, rank=self.checkpointer.rank)
+
+
+def any_rank(trainer: Trainer, mine: bool) -> bool:
+    """Whether it is so on any rank. Called on every rank: a collective."""
+    if trainer.args.world_size < 2:
+        return mine
+    flag = torch.tensor(int(mine), device=trainer.args.device)
+    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+    return bool(flag.item())
 
 
 def _on_device(trainer: Trainer) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from ckpt_core import committed_steps
 from ckpt_transformers import AsyncCheckpoint
-from tests.integrations.transformers.jobs import SMALL, DiesAt, run
+from tests.integrations.transformers.jobs import SMALL, DiesAt, run, run_stock
 from tests.levels.trainers import end_agent, wait_for_agent
 
 
@@ -44,3 +44,26 @@ def test_a_run_that_loses_its_disk_goes_on_from_the_level_bit_for_bit(
     shutil.rmtree(root)
     assert run(root.parent, saver=saver(), max_steps=10) == expected
     assert committed_steps(root)[0] == 6
+
+
+@pytest.mark.filterwarnings("ignore:the level")
+def test_where_no_level_holds_a_step_a_run_goes_on_from_what_trainer_saved(
+    root: Path, tmp_path: Path
+) -> None:
+    run_stock(root.parent, max_steps=6, save_steps=3)
+    saver = AsyncCheckpoint(root, levels=[str(tmp_path / "far")], options=SMALL)
+    run(root.parent, saver=saver, max_steps=8)
+    assert committed_steps(root) == (8,)
+
+
+@pytest.mark.filterwarnings("ignore:the level")
+def test_a_step_at_a_level_wins_over_what_trainer_saved(root: Path, tmp_path: Path) -> None:
+    def saver() -> AsyncCheckpoint:
+        return AsyncCheckpoint(root, levels=[str(tmp_path / "far")], options=SMALL)
+
+    run_stock(root.parent, max_steps=2)
+    expected = run(root.parent, saver=saver(), max_steps=6)
+    wait_for_agent(root)
+    shutil.rmtree(root)
+    assert run(root.parent, saver=saver(), max_steps=6) == expected
+    assert committed_steps(root) == (6,)
