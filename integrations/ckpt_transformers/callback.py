@@ -82,7 +82,7 @@ class AsyncCheckpoint(TrainerCallback):
         """Stand in this Trainer; for those who add the callback to one that is made already. Idempotent.
 
         Raises:
-            ConfigError: it stands in another Trainer.
+            ConfigError: it stands in another Trainer, or another one in this.
         """
         if self._doors is not None:
             if self._doors.trainer is not trainer:
@@ -90,6 +90,11 @@ class AsyncCheckpoint(TrainerCallback):
                     "an AsyncCheckpoint is that of one Trainer: make another one for this"
                 )
             return
+        if Doors.of(trainer) is not None:
+            raise ConfigError(
+                "one Trainer has two AsyncCheckpoints, and one of them alone would save: leave one out; "
+                "levels=[...] is for further roots"
+            )
         self._doors = Doors(trainer, self)
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)

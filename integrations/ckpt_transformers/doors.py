@@ -65,6 +65,25 @@ class Doors:
         for name in _NAMES:
             setattr(trainer, name, getattr(self, name))
 
+    @staticmethod
+    def of(trainer: Trainer) -> Doors | None:
+        """Those that stand in this Trainer; of a callback that was taken from it, they are taken away."""
+        found = getattr(vars(trainer).get("train"), "__self__", None)
+        if not isinstance(found, Doors) or found._is_wanted():
+            return found if isinstance(found, Doors) else None
+        found._leave()
+        return None
+
+    def _is_wanted(self) -> bool:
+        return self._callback in self.trainer.callback_handler.callbacks
+
+    def _leave(self) -> None:
+        """Put Trainer's own back: whoever takes the callback from a Trainer has it save by itself."""
+        for name, own in self._own.items():
+            if vars(self.trainer).get(name) == getattr(self, name):
+                setattr(self.trainer, name, own)
+        self._callback._doors = None
+
     # -- begin and end ---------------------------------------------------------------------------
 
     def train(
@@ -77,6 +96,9 @@ class Doors:
                 steps.
             SystemExit: SIGTERM has come: all is saved, and this process is to end, with status 0.
         """
+        if not self._is_wanted():
+            self._leave()
+            return self._own["train"](resume_from_checkpoint, trial, **more)
         if trial is not None:
             raise ConfigError(
                 "a search for hyper-parameters trains many runs, and a root is that of one: leave "
@@ -116,7 +138,7 @@ class Doors:
         if asked is True:
             stock = self._stock_newest()
             self._goes_on = bool(steps) or bool(self._callback.options.levels)
-            # Trainer loads its own directory before we restore: levels are asked now whether they hold a step.
+            # Trainer loads its own directory before we restore: levels are asked first
             if any_rank(self.trainer, self._goes_on and not steps and stock is not None):
                 self._goes_on = checkpointer.restore({"trainer": ""}, only=["trainer"]) is not None
             if not self._goes_on and stock is not None:

@@ -13,7 +13,16 @@ from transformers import EarlyStoppingCallback
 from ckpt_core import ConfigError, committed_steps, step_path
 from ckpt_transformers import AsyncCheckpoint, CheckpointWarning
 from tests import places
-from tests.integrations.transformers.jobs import SMALL, DiesAt, Stream, plain, run, trainer_of
+from tests.integrations.transformers.jobs import (
+    SMALL,
+    DiesAt,
+    Stream,
+    ending,
+    plain,
+    run,
+    run_stock,
+    trainer_of,
+)
 
 STEPS = 18
 BEST = {
@@ -165,6 +174,32 @@ def test_a_callback_that_is_added_later_is_attached(tmp_path: Path) -> None:
     trainer.add_callback(late)
     with pytest.raises(ConfigError, match="attach"):
         trainer.train()
+
+
+@pytest.mark.parametrize("by", ["class", "object"])
+def test_a_trainer_from_which_the_callback_is_taken_saves_by_itself(
+    by: str, tmp_path: Path
+) -> None:
+    expected = run_stock(tmp_path / "stock", max_steps=4)
+    saver = AsyncCheckpoint(tmp_path / "ckpts", options=SMALL)
+    trainer = trainer_of(tmp_path, saver=saver, max_steps=4)
+    trainer.remove_callback(AsyncCheckpoint if by == "class" else saver)
+    trainer.train()
+    assert ending(trainer) == expected
+    assert not (tmp_path / "ckpts").exists()
+    assert len([*(tmp_path / "out").glob("checkpoint-*")]) == 2
+    saver.attach(trainer)
+    trainer.train()
+    assert committed_steps(tmp_path / "ckpts") == (2, 4)
+
+
+def test_another_callback_may_take_the_place_of_one_that_is_taken_away(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, max_steps=2)
+    trainer.pop_callback(AsyncCheckpoint)
+    AsyncCheckpoint(tmp_path / "other", options=SMALL).attach(trainer)
+    trainer.train()
+    assert committed_steps(tmp_path / "other") == (2,)
+    assert not (tmp_path / "ckpts").exists()
 
 
 def test_the_end_of_a_streams_epoch_is_not_come_to_twice(tmp_path: Path) -> None:

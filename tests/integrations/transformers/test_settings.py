@@ -49,6 +49,15 @@ def test_a_callback_is_that_of_one_trainer(tmp_path: Path) -> None:
         trainer_of(tmp_path, saver=saver)
 
 
+def test_a_trainer_has_one_callback(tmp_path: Path) -> None:
+    other = AsyncCheckpoint(tmp_path / "other", options=SMALL)
+    with pytest.raises(ConfigError, match="two AsyncCheckpoints"):
+        trainer_of(tmp_path, other)
+    trainer = trainer_of(tmp_path)
+    with pytest.raises(ConfigError, match="two AsyncCheckpoints"):
+        other.attach(trainer)
+
+
 def test_a_root_that_cannot_be_made_ends_training_before_it_begins(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     saver = AsyncCheckpoint(tmp_path / "file" / "ckpts")
