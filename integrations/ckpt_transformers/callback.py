@@ -165,6 +165,8 @@ class AsyncCheckpoint(TrainerCallback):
         ):
             self._doors.run.checkpointer.wait()
             self._report_costs(state, control)
+            if not args.load_best_model_at_end:
+                self._doors.settle_best()
 
     # -- inside ----------------------------------------------------------------------------------
 

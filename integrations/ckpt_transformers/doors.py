@@ -138,7 +138,7 @@ class Doors:
         if asked is True:
             stock = self._stock_newest()
             self._goes_on = bool(steps) or bool(self._callback.options.levels)
-            # Trainer loads its own directory before we restore: levels are asked first
+            # Trainer loads its own directory before we restore: levels are asked first.
             if any_rank(self.trainer, self._goes_on and not steps and stock is not None):
                 self._goes_on = checkpointer.restore({"trainer": ""}, only=["trainer"]) is not None
             if not self._goes_on and stock is not None:
@@ -177,10 +177,14 @@ class Doors:
         _log.info("resumed from step %d of %s", found.step, run.checkpointer.root)
         with tempfile.TemporaryDirectory() as folder:
             state = state_of(found.trainer)
-            if (best := self._best_path(state.best_global_step)) or not _is_stock(state):
-                state.best_model_checkpoint = best
+            step = state.best_global_step
+            if ours := self._best_path(step) is not None or not _is_stock(state):
+                state.best_model_checkpoint = None
             state.save_to_json(os.path.join(folder, TRAINER_STATE_NAME))
             stock: tuple[int, int] = own(max_steps, updates, epochs, folder, trial)
+        if ours:
+            # Also where its save failed: that is told of at the end.
+            self.trainer.state.best_model_checkpoint = self._best_path(step, hoped=True)
         if found.imported:
             return stock
         RngState().load_state_dict(found.rng["now"])
@@ -304,8 +308,8 @@ class Doors:
     def _load_best_model(self) -> None:
         state = self.trainer.state
         if self._running.stopping:
-            return
-        if Path(str(state.best_model_checkpoint)).parent != self._running.checkpointer.root:
+            self.settle_best()
+        elif not self._is_in_root(state.best_model_checkpoint):
             self._running.checkpointer.wait_staged()  # the last step may still be read
             self._own["_load_best_model"]()
         elif not self._running.restore_best(int(state.best_global_step or 0)):
@@ -316,6 +320,21 @@ class Doors:
                 f"{kept}",
                 rank=self._running.checkpointer.rank,
             )
+            self.settle_best()
+
+    def settle_best(self) -> None:
+        """Name the best step that is there, or none: at its end Trainer compares directories with it.
+
+        Called when no save is in flight any more.
+        """
+        state, run = self.trainer.state, self._running
+        run.poll()
+        path = state.best_model_checkpoint
+        if self._is_in_root(path) and not os.path.isdir(str(path)):
+            state.best_model_checkpoint = self._best_path(run.best)
+
+    def _is_in_root(self, path: str | None) -> bool:
+        return Path(str(path)).parent == self._running.checkpointer.root
 
     @property
     def _running(self) -> Run:

@@ -7,18 +7,19 @@ import functools
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import TrainerCallback
 
-from ckpt_core import Checkpointer, committed_steps
+from ckpt_core import Checkpointer, committed_steps, step_path
 from ckpt_core.store.pins import pinned_steps
 from ckpt_transformers import AsyncCheckpoint, CheckpointWarning, doors
 from tests.crash.layers import hooked
 from tests.crash.promises import QuickFiles
-from tests.integrations.transformers.jobs import SMALL, trainer_of
+from tests.integrations.transformers.jobs import SMALL, DiesAt, trainer_of
 
 BEST: dict[str, Any] = {
     "eval_strategy": "steps",
@@ -64,18 +65,24 @@ class Disk(TrainerCallback):
 
 
 def _train(
-    folder: Path, scores: dict[int, float], heard_at: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    scores: dict[int, float],
+    heard_at: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *callbacks: TrainerCallback,
+    **more: Any,
 ) -> list[str]:
     """A run whose steps have these scores: what it has said."""
     disk = Disk(heard_at)
     files = hooked(QuickFiles, disk, names=("pwrite", "write_mapped"))
     monkeypatch.setattr(doors, "Checkpointer", functools.partial(Checkpointer, files=files))
     saver = AsyncCheckpoint(folder / "ckpts", options=SMALL)
-    trainer: Any = trainer_of(folder, disk, saver=saver, max_steps=max(scores), **BEST)
+    more = {"max_steps": max(scores)} | BEST | more
+    trainer: Any = trainer_of(folder, disk, *callbacks, saver=saver, **more)
     trainer.compute_metrics = lambda _: {"score": scores[trainer.state.global_step]}
     trainer.checkpointer = lambda: saver._doors.run.checkpointer  # type: ignore[union-attr]
     disk.trainer = trainer
-    with pytest.warns(CheckpointWarning) as told:
+    with pytest.warns(CheckpointWarning) as told, suppress(KeyboardInterrupt):
         trainer.train()
     assert any("the save of step 4 failed" in str(one.message) for one in told)
     return [str(one.message) for one in told]
@@ -99,3 +106,26 @@ def test_it_gives_way_to_the_next_one_that_is_better_and_is_saved(
     _train(tmp_path, scores, heard_at, monkeypatch)
     assert committed_steps(tmp_path / "ckpts") == (6, 10)
     assert pinned_steps(tmp_path / "ckpts") == {6}
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_trainer_ends_beside_a_directory_of_its_own_when_the_best_step_was_not_saved(
+    loaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out" / "checkpoint-1").mkdir(parents=True)
+    scores = {2: 0.5, 4: 0.9, 6: 0.1, 8: 0.2}
+    _train(tmp_path, scores, 4, monkeypatch, load_best_model_at_end=loaded)
+    assert committed_steps(tmp_path / "ckpts") == (2, 8)
+
+
+def test_that_the_best_step_was_not_saved_is_told_behind_a_restart_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = {2: 0.5, 4: 0.9, 6: 0.1, 8: 0.2}
+    _train(tmp_path, scores, 4, monkeypatch, DiesAt(7))
+    assert committed_steps(tmp_path / "ckpts") == (2, 6)
+    trainer: Any = trainer_of(tmp_path, max_steps=8, **BEST)
+    trainer.compute_metrics = lambda _: {"score": scores[trainer.state.global_step]}
+    with pytest.warns(CheckpointWarning, match=r"step, 4, was not saved.*Step 2 is kept"):
+        trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.best_model_checkpoint == str(step_path(tmp_path / "ckpts", 2))
