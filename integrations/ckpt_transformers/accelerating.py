@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
@@ -73,6 +75,7 @@ class AcceleratorCheckpoint:
         self._several = several
         self._known = [_Order(loader) for loader in accelerator._dataloaders]
         self._begun = False
+        self._follow_what_skips(accelerator)
         if _on_device(accelerator) and accelerator._optimizers:
             self._prepare_behind_a_step()
 
@@ -88,7 +91,8 @@ class AcceleratorCheckpoint:
     def restore(self, step: int | None = None) -> int | None:
         """Fill everything from the newest whole step, or this one; its number, or None without any.
 
-        Loaders begin the epoch that they were in: `accelerator.skip_first_batches` skips what is done.
+        Loaders begin the epoch that they were in, in its order: `accelerator.skip_first_batches` skips what
+        is done. Behind the last batch of an epoch that is the next one.
 
         Raises:
             CkptError: as `Checkpointer.restore`.
@@ -111,6 +115,18 @@ class AcceleratorCheckpoint:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.checkpointer.__exit__(kind, error, trace)
+
+    def _follow_what_skips(self, accelerator: Any) -> None:
+        """Accelerate's loader of the rest of an epoch is another one, of which the first hears nothing."""
+        own = accelerator.skip_first_batches
+
+        def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
+            rest = own(dataloader, num_batches)
+            for order in self._orders():
+                order.follow(dataloader, rest)
+            return rest
+
+        accelerator.skip_first_batches = skip_first_batches
 
     def _prepare_behind_a_step(self) -> None:
         """When optimizers have their state: the first save finds memory that is page-locked."""
@@ -175,46 +191,96 @@ def _check(accelerator: Accelerator) -> None:
 class _Order:
     """Where a loader stands.
 
-    On several ranks a sampler without a seed for each epoch draws from a generator that all have alike. It is
-    noted as each epoch begins, so that the epoch can begin again.
+    A sampler without a seed for each epoch draws its order from a generator: on several ranks from one that
+    all have alike, else from the loader's or torch's own. As each epoch begins they are noted, so that the
+    epoch can begin again.
     """
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self._noted: tuple[int, Any] = -1, None
-        if self._generator is not None and hasattr(loader, "begin"):
-            loader.begin = self._noting(loader.begin)
+        self._loader = self._running = loader
+        self._noted: tuple[int, dict[str, Any]] = -1, {}
+        self._owed: Any = None
+        self._watch(loader)
+
+    def follow(self, loader: Any, rest: Any) -> None:
+        """If it is this loader of which `rest` skips batches: the epoch is over where that ends."""
+        if loader is not self._loader or not hasattr(rest, "iteration"):
+            return
+        self._watch(rest)
+        own = rest.end
+
+        def end() -> None:
+            self._loader.iteration = rest.iteration
+            own()
+
+        rest.end = end
 
     def place(self) -> dict[str, Any]:
-        """The epoch that it is in, or that is next."""
+        """The epoch that it is in, or that is next, as behind the last batch of one."""
         loader, epoch = self._loader, getattr(self._loader, "iteration", 0)
         stateful = getattr(loader, "use_stateful_dataloader", False)
         state = loader.state_dict() if stateful else None
-        noted, generator = self._noted
+        noted, drawn = self._noted
+        # Behind its last batch a loader counts on when it is asked for another one.
+        if noted == epoch and not stateful and self._running.end_of_dataloader:
+            epoch += 1
         if noted != epoch:
-            generator = None if self._generator is None else self._generator.get_state()
-        return {"epoch": epoch, "state": state, "generator": generator}
+            generator = self._generator
+            drawn = {"generator": None if generator is None else generator.get_state()}
+        return {"epoch": epoch, "state": state, **drawn}
 
     def put_back(self, place: dict[str, Any]) -> None:
         """Let it begin that epoch."""
         if hasattr(self._loader, "iteration"):
             # A sampler may take the epoch's seed from there.
             self._loader.iteration = place["epoch"]
-        drawn = place.get("generator")
-        if drawn is not None and self._generator is not None:
-            self._generator.set_state(drawn)
-            self._noted = place["epoch"], drawn
+        drawn = {name: place.get(name) for name in ("generator", "torch")}
+        if drawn["generator"] is not None and self._generator is not None:
+            self._generator.set_state(drawn["generator"])
         if place["state"] is not None:
             self._loader.load_state_dict(place["state"])
+        elif drawn["torch"] is not None:
+            self._noted, self._owed = (place["epoch"], drawn), drawn["torch"]
 
     @property
     def _generator(self) -> Any:
-        return getattr(self._loader, "synchronized_generator", None)
+        alike = getattr(self._loader, "synchronized_generator", None)
+        return getattr(self._loader, "generator", None) if alike is None else alike
 
-    def _noting(self, begin: Callable[[], None]) -> Callable[[], None]:
-        def noting() -> None:
-            # Behind the exchange that makes it equal on all ranks, and before the sampler draws.
-            self._noted = self._loader.iteration, self._generator.get_state()
-            begin()
+    def _watch(self, loader: Any) -> None:
+        """Note generators as it begins: behind the exchange that makes them equal, before it draws."""
+        if not hasattr(loader, "begin"):
+            return
+        own = loader.begin
 
-        return noting
+        def begin() -> None:
+            self._running = loader
+            owed, self._owed = self._owed, None
+            # One that was broken off, as an evaluation may be, begins anew, and draws anew.
+            if owed is None or loader is self._loader:
+                generator = self._generator
+                state = None if generator is None else generator.get_state()
+                drawn = {"generator": state, "torch": torch.get_rng_state()}
+                self._noted = self._loader.iteration, drawn
+            else:
+                _draw_again(loader, owed)
+            own()
+
+        loader.begin = begin
+
+
+def _draw_again(loader: Any, drawn: torch.Tensor) -> None:
+    """Let it draw its order as it did; behind its first batch torch's generator is where it was."""
+    now = torch.get_rng_state()
+    torch.set_rng_state(drawn)
+    names = "_update_state_dict", "end"
+    own = {name: getattr(loader, name) for name in names}
+
+    def put_back(name: str) -> None:
+        torch.set_rng_state(now)
+        for each in names:
+            setattr(loader, each, own[each])
+        own[name]()
+
+    for name in names:
+        setattr(loader, name, partial(put_back, name))

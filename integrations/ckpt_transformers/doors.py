@@ -154,7 +154,7 @@ class Doors:
         """What Trainer wrote by itself, before this root was there."""
         output = str(self.trainer.args.output_dir)
         newest: Any = get_last_checkpoint
-        return newest(output) if os.path.isdir(output) else None  # type: ignore[no-any-return]
+        return newest(output) if os.path.isdir(output) else None
 
     def _inner_training_loop(self, *args: Any, **named: Any) -> Any:
         if self._goes_on:

@@ -9,12 +9,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard
-from accelerate.utils import DistributedType
-from torch.utils.data import RandomSampler
+from accelerate.utils import DataLoaderConfiguration, DistributedType
+from torch.utils.data import DataLoader, RandomSampler
 
 from ckpt_core import ConfigError
 from ckpt_transformers import AcceleratorCheckpoint
 from tests.integrations.transformers.accelerate_program import loop
+from tests.integrations.transformers.jobs import SMALL
 
 
 def _dies_at_9(step: int) -> None:
@@ -58,6 +59,51 @@ def test_an_epoch_that_ranks_drew_together_begins_again_in_its_own_order(tmp_pat
         with AcceleratorCheckpoint(accelerator, tmp_path / "ckpts") as checkpoint:
             checkpoint.restore(step)
             assert [order(loader), order(loader)] == [second, third]
+
+
+DRAWN: dict[str, dict[str, Any]] = {
+    "from a seed": {"seedable": True},
+    "from torch's generator": {},
+    "from the loader's": {"own": True},
+}
+
+
+def _skipping(root: Path, die: int, *, seedable: bool = False, own: bool = False) -> Any:
+    """Three epochs of six batches, saved after each second one: each batch, and a number drawn at it."""
+    torch.manual_seed(5)
+    config = DataLoaderConfiguration(use_seedable_sampler=seedable)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    generator = torch.Generator().manual_seed(4) if own else None
+    loader: Any = DataLoader(range(12), batch_size=2, shuffle=True, generator=generator)  # type: ignore[arg-type]
+    judge: Any = DataLoader(range(4), batch_size=2, shuffle=True)  # type: ignore[arg-type]
+    loader, judge = accelerator.prepare(loader, judge)
+    seen = {}
+    with AcceleratorCheckpoint(accelerator, root, options=SMALL) as checkpoint:
+        step = checkpoint.restore() or 0
+        while step < 18:
+            skip = step % 6
+            rest = accelerator.skip_first_batches(loader, skip) if skip else loader
+            for batch in rest:
+                step += 1
+                seen[step] = batch.tolist(), torch.rand(()).item()
+                if step % 6 == 3:
+                    next(iter(judge))  # broken off
+                if step % 2 == 0:
+                    checkpoint.save(step)
+                if step == die:
+                    return seen
+    return seen
+
+
+@pytest.mark.parametrize("drawn", DRAWN)
+def test_a_loop_that_skips_what_is_done_sees_each_epoch_in_its_own_order(
+    drawn: str, tmp_path: Path
+) -> None:
+    expected = _skipping(tmp_path / "whole", 0, **DRAWN[drawn])
+    found: dict[int, Any] = {}
+    for die in (8, 12, 16, 0):  # within epochs, and at the last batch of one that was gone on with
+        found |= _skipping(tmp_path / "cut", die, **DRAWN[drawn])
+    assert found == expected
 
 
 def test_what_keeps_its_states_to_itself_is_refused(tmp_path: Path) -> None:
