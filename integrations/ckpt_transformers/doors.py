@@ -104,6 +104,7 @@ class Doors:
                 "a search for hyper-parameters trains many runs, and a root is that of one: leave "
                 "AsyncCheckpoint out"
             )
+        settings.check_thread(self._callback.on_sigterm)
         settings.check(self.trainer)
         with self._open() as checkpointer:
             stock = self._choose(checkpointer, resume_from_checkpoint)

@@ -20,6 +20,7 @@ from ckpt_core import (
     OnError,
     RngState,
     SaveHandle,
+    StateMismatch,
     step_path,
 )
 from ckpt_transformers.capture import PRIVATE, EpochPlace, Kept, dump, live, optimizer_of
@@ -166,7 +167,13 @@ class Run:
         """Fill model, optimizer, scheduler and scaler from this step, or the newest that is whole."""
         loop_of, rng_of = Kept(), Kept()
         tree = {**live(self._trainer), "trainer": "", "loop": loop_of, "rng": rng_of}
-        found = self.checkpointer.restore(tree, step=step, only=list(tree))
+        try:
+            found = self.checkpointer.restore(tree, step=step, only=list(tree))
+        except StateMismatch:
+            if tree.pop("scaler", None) is None:
+                raise
+            # Of a run without one, it begins anew, as under Trainer alone; what else differs is raised again.
+            found = self.checkpointer.restore(tree, step=step, only=list(tree))
         if found is None:
             return None
         for skipped, why in found.skipped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,15 @@ def checked_root(root: object) -> str:
     if not isinstance(root, str | os.PathLike) or not os.fspath(root):
         raise ConfigError(f"root={root!r} is no path: give the directory for the steps")
     return str(Options.checked_root(root))
+
+
+def check_thread(on_sigterm: str | None) -> None:
+    """Raises ConfigError where SIGTERM is to be heard of, and this thread cannot ask for it."""
+    if on_sigterm is not None and threading.current_thread() is not threading.main_thread():
+        raise ConfigError(
+            "train() is not called on the main thread, which alone can ask for SIGTERM: give "
+            "AsyncCheckpoint(on_sigterm=None), or call it there"
+        )
 
 
 def check(trainer: Trainer) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import EarlyStoppingCallback
 
-from ckpt_core import ConfigError, committed_steps, step_path
+from ckpt_core import ConfigError, StateMismatch, committed_steps, load, step_path
 from ckpt_transformers import AsyncCheckpoint, CheckpointWarning
 from tests import places
 from tests.integrations.transformers.jobs import (
@@ -18,6 +19,7 @@ from tests.integrations.transformers.jobs import (
     DiesAt,
     Stream,
     ending,
+    own,
     plain,
     run,
     run_stock,
@@ -174,6 +176,25 @@ def test_a_callback_that_is_added_later_is_attached(tmp_path: Path) -> None:
     trainer.add_callback(late)
     with pytest.raises(ConfigError, match="attach"):
         trainer.train()
+
+
+def test_a_run_that_had_no_scaler_goes_on_with_a_new_one(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=2)
+    trainer = trainer_of(tmp_path, max_steps=4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    trainer.accelerator.scaler = scaler
+    trainer.train(resume_from_checkpoint=True)
+    saved = load(tmp_path / "ckpts", only=["scaler"])["scaler"]
+    assert saved["scale"] == scaler.get_scale() == 8.0
+
+    other = trainer_of(tmp_path, model=own(), max_steps=6)
+    other.accelerator.scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(StateMismatch, match="model"):
+        other.train(resume_from_checkpoint=True)
+    again = trainer_of(tmp_path, max_steps=6)
+    again.accelerator.scaler = torch.amp.GradScaler("cpu")
+    again.train(resume_from_checkpoint=True)
+    assert again.accelerator.scaler.get_scale() == 8.0
 
 
 @pytest.mark.parametrize("by", ["class", "object"])

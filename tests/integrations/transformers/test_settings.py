@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckpt_core import ConfigError, Options, PersistError
+from ckpt_core import ConfigError, Options, PersistError, committed_steps
 from ckpt_transformers import AsyncCheckpoint, CheckpointWarning
 from tests.integrations.transformers.jobs import SMALL, trainer_of
 
@@ -56,6 +57,16 @@ def test_a_trainer_has_one_callback(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path)
     with pytest.raises(ConfigError, match="two AsyncCheckpoints"):
         other.attach(trainer)
+
+
+def test_another_thread_trains_where_sigterm_is_left_alone(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, max_steps=2)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ConfigError, match=r"on_sigterm=None\)"):
+        pool.submit(trainer.train).result(60)
+    saver = AsyncCheckpoint(tmp_path / "ckpts", options=SMALL, on_sigterm=None)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(trainer_of(tmp_path, saver=saver, max_steps=2).train).result(60)
+    assert committed_steps(tmp_path / "ckpts") == (2,)
 
 
 def test_a_root_that_cannot_be_made_ends_training_before_it_begins(tmp_path: Path) -> None:
