@@ -99,6 +99,18 @@ class AsyncCheckpoint(TrainerCallback):
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)
 
+    def wait_staged(self) -> None:
+        """Wait until no save reads weights any more: they may be changed then by something else than a step.
+
+        For callbacks that do so, as one that puts averaged weights in for a save. Called on the training
+        thread of each rank; returns at once where nothing is in flight.
+
+        Raises:
+            CkptError: as `Checkpointer.wait_staged`.
+        """
+        if self._doors is not None and self._doors.run is not None:
+            self._doors.run.checkpointer.wait_staged()
+
     # -- hooks, in their order -------------------------------------------------------------------
 
     def on_init_end(

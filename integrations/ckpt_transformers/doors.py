@@ -314,7 +314,7 @@ class Doors:
             self._running.checkpointer.wait_staged()  # the last step may still be read
             self._own["_load_best_model"]()
         elif not self._running.restore_best(int(state.best_global_step or 0)):
-            before = self._running.best
+            before = self._running.best_kept
             kept = f". Step {before} is kept, the best that was" if before else ""
             tell(
                 f"the best step, {state.best_global_step}, was not saved: the model stays as it was last"
@@ -332,7 +332,7 @@ class Doors:
         run.poll()
         path = state.best_model_checkpoint
         if self._is_in_root(path) and not os.path.isdir(str(path)):
-            state.best_model_checkpoint = self._best_path(run.best)
+            state.best_model_checkpoint = self._best_path(run.best_kept)
 
     def _is_in_root(self, path: str | None) -> bool:
         return Path(str(path)).parent == self._running.checkpointer.root

@@ -181,6 +181,9 @@ class Run:
         loop = loop_of.value
         self.place = EpochPlace(loop["epoch"], loop["updates"], loop["length"], loop["boundary"])
         self._bests = [step for step in (loop["best_before"], loop["best"]) if step]
+        if self.best < found.step:
+            # The pin was let go as the best was committed: one that is there since is somebody's own.
+            self._let_go = self._best_before
         self._settle_pins(self.best, self._best_before)
         self.meter.resumed(found.step)
         return Restored(found.step, found.state["trainer"], loop, rng_of.value)
@@ -203,6 +206,12 @@ class Run:
     def best(self) -> int:
         """The step that has the best metric of those that are saved, or are being saved; 0 for none."""
         return self._bests[-1] if self._bests else 0
+
+    @property
+    def best_kept(self) -> int:
+        """The best step that is there, once none is in flight; 0 for none."""
+        there = (step for step in reversed(self._bests) if self.path_of(step).is_dir())
+        return next(there, 0)
 
     # -- inside ----------------------------------------------------------------------------------
 

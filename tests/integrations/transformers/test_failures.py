@@ -118,11 +118,12 @@ def test_trainer_ends_beside_a_directory_of_its_own_when_the_best_step_was_not_s
     assert committed_steps(tmp_path / "ckpts") == (2, 8)
 
 
+@pytest.mark.parametrize("heard_at", [4, 6])
 def test_that_the_best_step_was_not_saved_is_told_behind_a_restart_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    heard_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = {2: 0.5, 4: 0.9, 6: 0.1, 8: 0.2}
-    _train(tmp_path, scores, 4, monkeypatch, DiesAt(7))
+    _train(tmp_path, scores, heard_at, monkeypatch, DiesAt(7))
     assert committed_steps(tmp_path / "ckpts") == (2, 6)
     trainer: Any = trainer_of(tmp_path, max_steps=8, **BEST)
     trainer.compute_metrics = lambda _: {"score": scores[trainer.state.global_step]}

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import EarlyStoppingCallback
 
-from ckpt_core import ConfigError, StateMismatch, committed_steps, load, step_path
+from ckpt_core import Checkpointer, ConfigError, StateMismatch, committed_steps, load, step_path
+from ckpt_core.store.pins import pinned_steps
 from ckpt_transformers import AsyncCheckpoint, CheckpointWarning
 from tests import places
 from tests.integrations.transformers.jobs import (
@@ -167,6 +168,26 @@ def test_the_best_step_stays_beside_the_newest(tmp_path: Path) -> None:
     assert best is not None and best < STEPS
     assert committed_steps(tmp_path / "ckpts") == (best, STEPS)
     assert trainer.state.best_model_checkpoint == str(step_path(tmp_path / "ckpts", best))
+
+
+def test_a_resume_leaves_pins_of_other_people(tmp_path: Path) -> None:
+    scores = {2: 0.5, 4: 0.9, 6: 0.1, 8: 0.2}
+
+    def train(steps: int) -> None:
+        trainer: Any = trainer_of(
+            tmp_path,
+            **BEST
+            | {"metric_for_best_model": "score", "save_total_limit": None, "max_steps": steps},
+        )
+        trainer.compute_metrics = lambda _: {"score": scores[trainer.state.global_step]}
+        trainer.train(resume_from_checkpoint=True)
+
+    train(6)
+    assert pinned_steps(tmp_path / "ckpts") == {4}
+    with Checkpointer(tmp_path / "ckpts") as checkpointer:
+        checkpointer.pin(2)
+    train(8)
+    assert pinned_steps(tmp_path / "ckpts") == {2, 4}
 
 
 def test_a_callback_that_is_added_later_is_attached(tmp_path: Path) -> None:

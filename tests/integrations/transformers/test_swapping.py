@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from ckpt_core import Checkpointer, committed_steps
+from ckpt_core import Checkpointer, committed_steps, load, step_path
 from ckpt_transformers import AsyncCheckpoint, doors
 from tests.crash.layers import hooked
 from tests.crash.promises import QuickFiles
@@ -132,3 +132,43 @@ def test_a_run_with_swapped_weights_ends_like_one_that_is_not_cut_short(tmp_path
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "cut", DiesAt(5), **more)
     assert run(tmp_path / "cut", **more) == expected
+
+
+class Averaged(TrainerCallback):
+    """Puts other weights in for a save, and its own back behind it."""
+
+    def __init__(self, saver: AsyncCheckpoint) -> None:
+        self._saver = saver
+        self._own: list[torch.Tensor] = []
+        self.changes: Callable[[], None] = lambda: None
+
+    @torch.no_grad()
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if control.should_save:
+            self._saver.wait_staged()
+            self._own = [param.clone() for param in kwargs["model"].parameters()]
+            for param in kwargs["model"].parameters():
+                param.fill_(state.global_step)
+
+    @torch.no_grad()
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._saver.wait_staged()
+        self.changes()
+        for param, own in zip(kwargs["model"].parameters(), self._own, strict=True):
+            param.copy_(own)
+
+
+def test_a_callback_may_change_weights_behind_wait_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    monkeypatch.setattr(doors, "Checkpointer", gate.checkpointer_of)
+    saver = AsyncCheckpoint(tmp_path / "ckpts", options=TINY)
+    saver.wait_staged()  # before any run
+    averaged = Averaged(saver)
+    averaged.changes = gate.changes
+    trainer_of(tmp_path, gate, averaged, saver=saver, max_steps=STEPS, save_steps=3).train()
+    assert gate.early == 0
+    assert committed_steps(tmp_path / "ckpts") == (3, 6, 7)
+    model = load(step_path(tmp_path / "ckpts", 3), only=["model"])["model"]
+    assert model["transformer.wte.weight"].unique().tolist() == [3.0]
