@@ -28,6 +28,7 @@ from ckpt_core.coordination.agreement import (
     Coordination,
     Json,
     NoCoordination,
+    Parts,
     Reference,
     checked_coordination,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Coordination",
     "Json",
     "NoCoordination",
+    "Parts",
     "Reference",
     "StoreOptions",
     "TorchStore",

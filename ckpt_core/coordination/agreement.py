@@ -30,6 +30,18 @@ class Reference(Protocol):
         """
 
 
+class Parts(Protocol):
+    """Where this rank's parts lie of what all ranks make up together, and whether they do."""
+
+    def say(self) -> Json:
+        """For rank 0, with the vote of this rank."""
+
+    def lack(self, said: Sequence[Json]) -> str | None:
+        """What no rank has, as a sentence that names the leaf, from what all have said, in rank order; None:
+        nothing, the step may be published. Called on rank 0 once plans and marks are found to be equal.
+        """
+
+
 class Aside(Protocol):
     """What the leaders find out together, beside the step that they vote on: it never fails an attempt."""
 
@@ -54,12 +66,14 @@ class Ballot:
         data: for the leader of the ranks that share a root.
         reference: what else must be equal, and how it is said what is not.
         aside: what else there is to find out; all ranks that lead give one, or none does.
+        parts: what they make up together; with equal plans all ranks give one, or none does.
     """
 
     plan: str
     data: Json
     reference: Reference | None = None
     aside: Aside | None = None
+    parts: Parts | None = None
 
 
 class Coordination(Protocol):
@@ -113,8 +127,8 @@ class Coordination(Protocol):
             root, in rank order. On other ranks `()`, at once after voting.
 
         Raises:
-            CommitError: a rank failed, or plans or marks differ; `.failures` says which and why. No rank
-                may publish the attempt.
+            CommitError: a rank failed, plans or marks differ, or parts do not make up the whole; `.failures`
+                says which and why. No rank may publish the attempt.
             CoordinationTimeout: a rank has not voted in time or is dead. No rank may publish.
         """
 

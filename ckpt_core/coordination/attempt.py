@@ -21,7 +21,7 @@ import json
 import time
 from collections.abc import Iterable
 
-from ckpt_core.coordination.agreement import Aside, Ballot, Json, Reference
+from ckpt_core.coordination.agreement import Aside, Ballot, Json, Parts, Reference
 from ckpt_core.coordination.begun import Elsewhere, step_of
 from ckpt_core.coordination.channel import Channel
 from ckpt_core.coordination.client import StoreGone
@@ -53,6 +53,7 @@ class Attempt:
         self.own: BaseException | None = None
         self.reference: Reference | None = None
         self.aside: Aside | None = None
+        self.parts: Parts | None = None
         self.showed = False
 
     # -- declining -------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ class Attempt:
     def agree(self, channel: Channel, ballot: Ballot) -> tuple[Json, ...]:
         """See Coordination.agree; StoreGone as it comes."""
         self._check_own()
-        self.reference, self.aside = ballot.reference, ballot.aside
+        self.reference, self.aside, self.parts = ballot.reference, ballot.aside, ballot.parts
         self._vote(channel, ballot)
         if not self._info.leads:
             return ()
@@ -109,8 +110,9 @@ class Attempt:
             repeated, self.voted = self.voted, True
         marks = None if ballot.reference is None else dict(ballot.reference.marks())
         said = None if ballot.aside is None else ballot.aside.say()
-        vote = json.dumps({"plan": ballot.plan, "marks": marks, "data": ballot.data, "aside": said})
-        channel.put(self.keys.votes[self._info.rank], vote)
+        vote = {"plan": ballot.plan, "marks": marks, "data": ballot.data, "aside": said}
+        vote |= {"parts": None if ballot.parts is None else ballot.parts.say()}
+        channel.put(self.keys.votes[self._info.rank], json.dumps(vote))
         # Invariant: the count never runs ahead of the votes, or rank 0 would look for votes too early.
         if not repeated and channel.count(self.keys.count) >= self._info.world_size:
             channel.put_first(self.keys.gate, _GO.encode())
@@ -140,7 +142,7 @@ class Attempt:
             late = self._missing(channel) or [self._info.rank]
             return Outcome({rank: Cause.lost("its vote was not found") for rank in late}), {}
         given = [json.loads(vote) for vote in votes]
-        outcome, odd = compared(given)
+        outcome, odd = compared(given, self.parts)
         if outcome.ok and self.aside is not None:
             concluded = self.aside.conclude([vote["aside"] for vote in given])
             outcome = dataclasses.replace(outcome, aside=concluded)
@@ -334,7 +336,7 @@ class Attempt:
     def finish(self, channel: Channel) -> None:
         """This rank will not look at the attempt again; the last one to say so deletes its keys."""
         # Rank 0 keeps the attempt until it is reaped, and these hold a whole state.
-        self.own = self.reference = self.aside = None
+        self.own = self.reference = self.aside = self.parts = None
         rank = self._info.rank
         channel.delete([self.keys.votes[rank], *([self.keys.details[rank]] if self.showed else [])])
         if channel.count(self.keys.acks) >= self._info.world_size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ckpt_core.coordination.agreement import Json, Reference
+from ckpt_core.coordination.agreement import Json, Parts, Reference
 from ckpt_core.coordination.outcome import Cause, Outcome
 from ckpt_core.errors import ConfigError
 
@@ -28,8 +28,12 @@ def odd_ones(values: Mapping[int, str]) -> dict[int, int]:
     return {rank: right[0] for rank in values if rank not in right}
 
 
-def compared(votes: Sequence[Json]) -> tuple[Outcome, dict[int, int]]:
-    """Whether the votes are for the same; and who differs from whom."""
+def compared(votes: Sequence[Json], parts: Parts | None = None) -> tuple[Outcome, dict[int, int]]:
+    """Whether the votes are for the same, all of it; and who differs from whom. Called on rank 0.
+
+    Args:
+        parts: of rank 0's own vote.
+    """
     text, odd = _PLAN, odd_ones({rank: vote["plan"] for rank, vote in enumerate(votes)})
     if not odd:
         text = _MARK
@@ -42,9 +46,20 @@ def compared(votes: Sequence[Json]) -> tuple[Outcome, dict[int, int]]:
     failures = {
         rank: Cause(ConfigError.__name__, text.format(right)) for rank, right in odd.items()
     }
+    if not odd and parts is not None:
+        lack = _lack(parts, [vote["parts"] for vote in votes])
+        failures = {} if lack is None else {0: Cause(ConfigError.__name__, lack)}
     asked = {one for rank in sorted(odd)[:_EXPLAINED] for one in (rank, odd[rank])}
     can_tell = all(votes[rank]["marks"] is not None for rank in (0, *asked))
     return Outcome(failures, asks=tuple(sorted(asked)) if can_tell else ()), odd
+
+
+def _lack(parts: Parts, said: Sequence[Json]) -> str | None:
+    try:
+        return parts.lack(said)
+    except Exception as exc:
+        # Nobody must wait for it, and nobody may publish what is not known to be whole.
+        return f"whether the ranks' parts make up all leaves was not found out ({type(exc).__name__}: {exc})"
 
 
 def explained(

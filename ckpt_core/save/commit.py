@@ -33,7 +33,7 @@ from ckpt_core.observe import EventLog, EventName
 from ckpt_core.save.contents import Contents
 from ckpt_core.save.further import NoLevels
 from ckpt_core.save.in_flight import InFlight
-from ckpt_core.share import Auditor
+from ckpt_core.share import Auditor, Cuts
 from ckpt_core.store import Attempt, GuestStore, StepStore, newest_unix_s
 from ckpt_core.system.files import Files, advice
 from ckpt_core.system.kept_mappings import KeptMappings
@@ -73,6 +73,7 @@ class Committer:
         self._levels = levels
         self._kept = kept
         self._announce = announce
+        self._cuts = Cuts()
         self._found_unix_s: float | None = None
 
     def finish(self, inflight: InFlight) -> None:
@@ -94,6 +95,7 @@ class Committer:
             path = self.commit(inflight)
         except BaseException as exc:
             inflight.fail(exc)
+            self._cuts.forget()
             # Perhaps a file that was to be shared is damaged: the next save writes its own.
             for group, *_ in inflight.stills:
                 group.forget()
@@ -145,7 +147,8 @@ class Committer:
         inflight.voted = True
         is_step = attempt.destination is None
         aside = self._levels.aside(step, attempt.id) if is_step else None
-        ballot = Ballot("+".join(contents.plans), entry.to_json(), contents.reference, aside)
+        parts = self._cuts.vote(contents.cut)
+        ballot = Ballot("+".join(contents.plans), entry.to_json(), contents.reference, aside, parts)
         ballots = coordination.agree(attempt.id, step, ballot, left)
         error: BaseException | None = None
         try:
@@ -159,6 +162,8 @@ class Committer:
             raise error
         if is_step:
             self._auditor.agreed(contents.plans)
+        if parts is not None:
+            parts.agreed()
         path = self._store.root / attempt.target_name
         # Before retention: where a file is linked from may go.
         for group, shard, look in inflight.stills:

@@ -9,7 +9,7 @@ from typing import Self
 
 from ckpt_core.coordination import Reference
 from ckpt_core.layout import FileEntry, LeafEntry, RankText, SliceEntry
-from ckpt_core.share import Audit, Evidence, Placed, Share
+from ckpt_core.share import Audit, Cut, Evidence, Placed, Share
 from ckpt_core.state import Skeleton
 
 
@@ -66,6 +66,7 @@ class Contents:
         plans: hashes of what must be equal on all ranks; none in a job of one.
         reference: what this rank has seen of what all ranks must have equal; None in a job of one.
         named_bytes: length of the named files, which hold no leaves.
+        shares: of the files of leaves.
     """
 
     stored: Stored
@@ -73,11 +74,19 @@ class Contents:
     plans: tuple[str, ...] = ()
     reference: Reference | None = None
     named_bytes: int = 0
+    shares: tuple[Share, ...] = ()
 
     @property
     def state_bytes(self) -> int:
         """Bytes of all parts, or of the named files."""
         return self.stored.nbytes + self.named_bytes
+
+    @property
+    def cut(self) -> Cut | None:
+        """How distributed leaves are cut; None: there are none. They are in one file, since `begin` takes
+        none of them.
+        """
+        return next(filter(None, [share.cut for share in self.shares]), None)
 
     @classmethod
     def of_leaves(
@@ -89,4 +98,5 @@ class Contents:
     ) -> Self:
         """Of a step: one share and one audit for each file."""
         plans = tuple([share.plan for share in shares if share.plan])
-        return cls(stored, skeleton, plans, Evidence(tuple(audits)) if plans else None)
+        reference = Evidence(tuple(audits)) if plans else None
+        return cls(stored, skeleton, plans, reference, shares=tuple(shares))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from math import prod
 from typing import Any
@@ -23,6 +24,7 @@ import xxhash
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import itemsize, share_leaves, structure_hash
 from ckpt_core.share.audit_plan import NO_AUDIT, AuditPlan, Replica
+from ckpt_core.share.cuts import Cut
 from ckpt_core.share.reference import LeafRow
 from ckpt_core.state import FlatState, Leaf
 from ckpt_core.types import LeafSpec, Placement, RankInfo, Slice, build_many
@@ -113,12 +115,20 @@ class Share:
         plan: hash of what must be equal on all ranks; "" in a job of one.
         rows: what that is, without contents; empty in a job of one.
         audit: what this rank looks at of what others store.
+        distributed: leaves of which each rank stores what it holds, and where that lies in them; None: it
+            stores nothing of one.
     """
 
     parts: tuple[Part, ...]
     plan: str
     rows: tuple[LeafRow, ...]
     audit: AuditPlan
+    distributed: tuple[tuple[LeafSpec, Slice | None], ...] = ()
+
+    @cached_property
+    def cut(self) -> Cut | None:
+        """What this rank says of them; None: there are none. Worked out once, on a background thread."""
+        return Cut.of(self.distributed) if self.distributed else None
 
 
 class Sharer:
@@ -169,7 +179,8 @@ class Sharer:
         # Of all ranks, since nodes may have different numbers of them.
         plan = structure_hash([row[:4] for row in rows], members=self._info.world_size)
         replicas = _replicas(flat, shared, buffers, world_size=self._info.world_size)
-        return Share(tuple(parts), plan, rows, AuditPlan.of(replicas, rows, flat.leaves))
+        audit = AuditPlan.of(replicas, rows, flat.leaves)
+        return Share(tuple(parts), plan, rows, audit, _distributed(flat, shared, parts))
 
     def _parts(self, flat: FlatState, shared: list[int], buffers: frozenset[str]) -> list[Part]:
         plain = [i for i in shared if flat.leaves[i].spec.name not in flat.placements]
@@ -193,8 +204,10 @@ class Sharer:
         return parts
 
     def _box(self, index: int, leaf: Leaf, placement: Placement) -> list[Part]:
-        # A node's root must hold its boxes whole: the other replicas may be on other nodes.
-        alone = len(self._info.members) != self._info.world_size
+        # A node's root must hold its boxes whole: the other replicas may be on other nodes. So must these
+        # ranks theirs where the mesh has more: which replicas are among them is not known.
+        ranks = self._info.world_size
+        alone = len(self._info.members) != ranks or (placement.ranks or 0) > ranks
         replicas, replica = (1, 0) if alone else (placement.replicas, placement.replica)
         (place,) = share_leaves([_size(leaf)], members=replicas, member=replica)
         if place is None:
@@ -239,6 +252,20 @@ def _row(leaf: Leaf, placements: Mapping[str, Placement], buffers: frozenset[str
     if placement is None:
         return LeafRow(spec.name, spec.dtype, spec.shape, "buffer" if spec.name in buffers else "")
     return LeafRow(spec.name, spec.dtype, placement.shape, placement.kind)
+
+
+def _distributed(
+    flat: FlatState, shared: Iterable[int], parts: Iterable[Part]
+) -> tuple[tuple[LeafSpec, Slice | None], ...]:
+    mine = {part.index: part.slice for part in parts} if flat.placements else {}
+    named = [(index, flat.leaves[index].spec) for index in shared if flat.placements]
+    return tuple(
+        [
+            (LeafSpec(spec.name, spec.dtype, flat.placements[spec.name].shape), mine.get(index))
+            for index, spec in named
+            if spec.name in flat.placements
+        ]
+    )
 
 
 def _replicas(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
+from ckpt_core import FlatPart
 from ckpt_core.share import Scope, Share, Sharer
 from ckpt_core.state import RngState, SpecMemo, flatten
 from ckpt_core.types import RankInfo
@@ -42,3 +45,16 @@ def test_a_share_stays_the_same_object_while_the_state_does() -> None:
     sharer = Sharer(RankInfo(0, 2))
     state = {"model": net, "rng": RngState()}
     assert share_of(sharer, state, memo) is share_of(sharer, state, memo)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mesh", "stored"), [(4, 4, 80000), (4, 2, 80000), (2, 4, 160000)]
+)
+def test_a_box_is_cut_among_replicas_only_where_all_ranks_of_the_mesh_save_together(
+    ranks: int, mesh: int, stored: int
+) -> None:
+    flat = flatten({"w": FlatPart(torch.zeros(40000), (40000,), 0)}, eager_leaf_bytes=65536)
+    place = replace(flat.placements["w"], replica=0, replicas=2, ranks=mesh)
+    flat = replace(flat, placements={"w": place})
+    (part,) = Sharer(RankInfo(0, ranks)).share(flat, Scope()).parts
+    assert part.slice is not None and part.slice.nbytes == stored

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ckpt_core import Checkpointer, CkptError, Options, RngState
+from ckpt_core import Checkpointer, CkptError, FlatPart, Options, RngState
 from ckpt_core.system.files import Files
 from tests.crash.layers import CHANGES, KillAt, hooked
 from tests.crash.promises import QuickFiles
@@ -181,6 +181,52 @@ def structures_differ(who: Rank, root: str, how: str, good: int) -> list[str]:
                     state["model"]["layer2.bias"] += 1
             try:
                 outcomes.append(ck.save(step, state).committed.result(60).name)
+            except CkptError as exc:
+                outcomes.append(f"{type(exc).__name__}: {exc}")
+    return outcomes
+
+
+def cut_otherwise(
+    who: Rank, root: str, cuts: list[list[list[int]]], **changes: Any
+) -> list[list[str]]:
+    """Save FlatParts, each rank its `[begin, end]` of 3000 elements; what became of it, and what is left.
+
+    Beside them are parts that stay the same: an empty one, and a number that rank 0 has alone.
+    """
+    whole, outcomes = torch.arange(3000.0), []
+    own = torch.arange(40.0 * who.rank, 40.0 * (who.rank + 1))
+    number = torch.ones(0 if who.rank else 1)
+    with Checkpointer(
+        root_of(who, root), options(on_error="warn", **changes), coordination=who.meet()
+    ) as ck:
+        for step, cut in enumerate(cuts, 1):
+            begin, end = cut[who.rank]
+            state = {
+                "w": FlatPart(whole[begin:end].clone(), (3000,), begin),
+                "number": FlatPart(number, (), 0),
+                "nothing": FlatPart(torch.zeros(0), (0, 4), 0),
+                "still": FlatPart(own, (40 * who.world_size,), 40 * who.rank),
+                "plain": torch.ones(50),
+            }
+            try:
+                outcomes.append(ck.save(step, state).committed.result(60).name)
+            except CkptError as exc:
+                outcomes.append(f"{type(exc).__name__}: {exc}")
+    return [outcomes, sorted(path.name for path in root_of(who, root).glob("step-*"))]
+
+
+def gap_at_seal(who: Rank, root: str) -> list[str]:
+    """Layer-wise saves whose seal brings parts; those of the second leave a gap."""
+    outcomes = []
+    part = torch.arange(100.0 * who.rank, 100.0 * (who.rank + 1))
+    model = {"w": torch.ones(3000)}
+    with Checkpointer(root, options(on_error="warn"), coordination=who.meet()) as ck:
+        for step, size in enumerate((100, 90, 100), 1):
+            save = ck.begin(step, model)
+            save.stage(["w"])
+            state = model | {"part": FlatPart(part[:size], (200,), 100 * who.rank)}
+            try:
+                outcomes.append(save.seal(state).committed.result(60).name)
             except CkptError as exc:
                 outcomes.append(f"{type(exc).__name__}: {exc}")
     return outcomes

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,47 @@ def restore(folder: Path) -> None:
     assert_same(whole(tensors_of(net, opt)), whole(tensors_of(other, other_opt)))
 
 
+def stages(folder: Path) -> None:
+    """Ranks of a part of a mesh save to a root of their own: a stage of a pipeline, a group of HSDP."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    stage = mesh.get_local_rank("outer")
+    torch.manual_seed(stage)
+    own, common = torch.randn(601, 200), torch.arange(64.0 * 800).reshape(64, 800)
+    own_part = distribute_tensor(own, mesh["inner"], [Shard(0)])
+    common_part = distribute_tensor(common, mesh, [Replicate(), Shard(0)])
+    group = TorchStore.from_process_group(mesh["inner"].get_group())
+    with Checkpointer(folder / f"stage{stage}", OPTIONS, coordination=group) as ck:
+        ck.save(1, {"own": own_part, "common": common_part}).committed.result(TIMEOUT_S)
+    dist.barrier()
+    for stage, seed in enumerate((0, 1)):
+        torch.manual_seed(seed)
+        assert ckpt_core.verify(folder / f"stage{stage}").ok
+        loaded = ckpt_core.load(folder / f"stage{stage}")
+        assert torch.equal(loaded["own"], torch.randn(601, 200))
+        assert torch.equal(loaded["common"], common)
+
+
+def halves(folder: Path) -> None:
+    """Two of four ranks save what all four hold: no step may come of it, also where they are asked again."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (4,))
+    part = distribute_tensor(torch.randn(64, 8), mesh, [Shard(0)])
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    half = dist.get_rank() // 2
+    group = TorchStore.from_process_group(groups[half])
+    root, options = folder / f"half{half}", replace(OPTIONS, on_error="warn")
+    with Checkpointer(root, options, coordination=group) as ck:
+        for step in (1, 2):
+            with pytest.raises(ckpt_core.CommitError, match=r"'w'.*nothing of elements \[\d+:\d+"):
+                ck.save(step, {"w": part}).committed.result(TIMEOUT_S)
+    assert not list(root.glob("step-*"))
+
+
 # -- the test ------------------------------------------------------------------------------------
 
 
@@ -160,11 +202,20 @@ def test_four_ranks_save_and_two_restore_the_same_bits_as_with_dcp(tmp_path: Pat
     assert ckpt_core.verify(tmp_path / "ours").ok
 
 
+def test_ranks_of_a_part_of_a_mesh_save_whole_steps_to_roots_of_their_own(tmp_path: Path) -> None:
+    torchrun(4, "stages", tmp_path)
+
+
+def test_ranks_that_do_not_hold_all_of_a_tensor_commit_no_step(tmp_path: Path) -> None:
+    torchrun(4, "halves", tmp_path)
+
+
 def main(task: str, folder: Path) -> None:
     """One rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    {"save": save, "restore": restore}[task](folder)
+    tasks = {"save": save, "restore": restore, "stages": stages, "halves": halves}
+    tasks[task](folder)
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()

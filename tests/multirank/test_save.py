@@ -100,6 +100,68 @@ def test_a_rank_with_another_state_is_named_with_the_leaf(
         assert "rank 1" in said[good] and leaf in said[good], said
 
 
+WHOLE, SHORT, OTHER = (
+    [[0, 1500], [1500, 3000]],
+    [[0, 1000], [1500, 2500]],
+    [[0, 2000], [2000, 3000]],
+)
+GAPS = {
+    "both ranks": (SHORT, "bytes 4000 to 6000 of 12000"),
+    "one rank": ([[0, 1500], [1600, 3000]], "bytes 6000 to 6400 of 12000"),
+    "a part is empty": ([[0, 1500], [1500, 1500]], "bytes 6000 to 12000 of 12000"),
+}
+
+
+@pytest.mark.parametrize("changes", [{}, {"share_unchanged": True}], ids=["plain", "shared"])
+@pytest.mark.parametrize("nodes", [None, ["a", "b"]], ids=["one root", "nodes"])
+@pytest.mark.parametrize("how", list(GAPS))
+def test_no_step_is_published_whose_parts_leave_a_gap_and_the_good_ones_stay(
+    warm: Warm, tmp_path: Path, how: str, nodes: list[str] | None, changes: dict[str, Any]
+) -> None:
+    wrong, gap = GAPS[how]
+    cuts = [WHOLE, WHOLE, wrong, wrong, WHOLE, OTHER, WHOLE, wrong]
+    more = {"root": str(tmp_path), "cuts": cuts, "keep_last": 1}
+    found = run_well(warm, "cut_otherwise", 2, nodes=nodes, **more, **changes)
+    for outcomes, left in found:
+        for step, (cut, text) in enumerate(zip(cuts, outcomes, strict=True), 1):
+            if cut is wrong:
+                assert (
+                    text.startswith("CommitError")
+                    and f"of 'w' do not make it up: nothing of {gap}" in text
+                )
+                assert "rank 0" in text and "step-" not in text
+            else:
+                assert text == f"step-{step:012d}"
+        assert left == ["step-000000000007"]
+
+
+def test_the_first_step_of_parts_that_leave_a_gap_is_not_published(
+    warm: Warm, tmp_path: Path
+) -> None:
+    found = run_well(warm, "cut_otherwise", 2, root=str(tmp_path), cuts=[SHORT, WHOLE, SHORT])
+    for outcomes, left in found:
+        assert ["'w'" in text for text in outcomes] == [True, False, True]
+        assert left == ["step-000000000002"]
+
+
+def test_parts_that_overlap_make_up_a_leaf(warm: Warm, tmp_path: Path) -> None:
+    cuts = [[[0, 2000], [1000, 3000], [0, 3000]], [[0, 1000], [0, 0], [500, 3000]]]
+    for outcomes, _ in run_well(warm, "cut_otherwise", 3, root=str(tmp_path), cuts=cuts):
+        assert outcomes == ["step-000000000001", "step-000000000002"]
+    assert verify(tmp_path).ok
+    tree = load(tmp_path)
+    assert tree["w"].tolist() == list(range(3000)) and tree["number"].item() == 1
+    assert tree["nothing"].shape == (0, 4)
+
+
+def test_parts_that_leave_a_gap_at_the_end_of_a_layer_wise_save_are_not_published(
+    warm: Warm, tmp_path: Path
+) -> None:
+    for outcomes in run_well(warm, "gap_at_seal", 2, root=str(tmp_path)):
+        assert [outcomes[0], outcomes[2]] == ["step-000000000001", "step-000000000003"]
+        assert "'part'" in outcomes[1] and "bytes 360 to 400 of 800" in outcomes[1]
+
+
 def test_ranks_that_save_different_steps_are_told_so_and_go_on(warm: Warm, tmp_path: Path) -> None:
     for said in run_well(warm, "steps_differ", 2, root=str(tmp_path)):
         assert said[0].startswith("step-") and said[2].startswith("step-")
