@@ -128,10 +128,15 @@ def _check_left(binding: Binding, search: Search, leaves: StepLeaves) -> None:
 
 
 def borrowed_entries(read: ReadStep) -> list[str]:
-    """Top-level entries of the state whose private values were taken from another rank."""
+    """Top-level entries of the state whose private values were taken from another rank: tensors, and plain
+    values that are not equal on all ranks.
+    """
     if read.leaves.step.manifest.world_size > 1:
         names = read.leaves.private[read.owner.rank].keys() & read.binding.destinations.keys()
-        return sorted({name.split(".", 1)[0] for name in names})
+        first, *others = [_entries(rank) for rank in read.leaves.step.ranks]
+        wanted = read.binding.skeleton.entries() or first
+        plain = {key for key in wanted if any(rows.get(key) != first.get(key) for rows in others)}
+        return sorted({name.split(".", 1)[0] for name in names} | plain)
     # One rank saved it and did not say what was its own; generators always are.
     return read.binding.skeleton.entries_with_generators()
 
@@ -139,6 +144,13 @@ def borrowed_entries(read: ReadStep) -> list[str]:
 def unused_ranks(leaves: StepLeaves, world_size: int) -> list[int]:
     """Ranks of the step that have private leaves, which none of `world_size` ranks takes."""
     return [rank for rank, own in leaves.private.items() if own and rank >= world_size]
+
+
+def _entries(rank: RankManifest) -> Mapping[str, object]:
+    """The top of what a rank has saved, as JSON: of skeletons that are not used nothing else is known."""
+    tree = rank.skeleton.get("tree") if isinstance(rank.skeleton, dict) else None
+    rows = tree.get("v") if isinstance(tree, dict) else None
+    return rows if isinstance(rows, dict) else {"the state": tree}
 
 
 def _needs(

@@ -95,6 +95,10 @@ class Skeleton:
         """Names of the leaves that the tree refers to, staged ones included."""
         return set(self.refs.leaf if self._names is None else self._names)
 
+    def entries(self) -> list[str]:
+        """Top-level entries of the state; none where it is no mapping."""
+        return [key for key in fields_of(self.tree) if type(key) is str]
+
     def entries_with_generators(self) -> list[str]:
         """Top-level entries of the state in which an `RngState` was saved."""
         rows = fields_of(self.tree).items()

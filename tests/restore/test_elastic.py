@@ -85,6 +85,27 @@ def test_any_number_of_ranks_restores_what_any_number_saved(
     assert len(outcomes.texts) == len(borrowers) + len(unused)
 
 
+@pytest.mark.parametrize("to", [1, 2, 3])
+@pytest.mark.parametrize("differ", [True, False])
+def test_plain_values_that_are_taken_from_another_rank_are_told_where_they_differ(
+    root: Path, differ: bool, to: int
+) -> None:
+    given = job(2, private=lambda rank: {"position": 1000 * rank if differ else 7})
+    write_ranks(root, 5, given)
+    outcomes = Ranks([root] * to).restore([zeros_like(given.state(0)) for _ in range(to)])
+    for rank in range(to):
+        assert restored(outcomes, rank).state["own"] == given.state(rank % 2)["own"]
+    assert len(outcomes.texts) == (1 if differ and to == 3 else 0)
+    assert all("rank 2 took own from rank 0" in text for text in outcomes.texts)
+
+
+def test_plain_values_that_are_not_restored_are_not_told(root: Path) -> None:
+    given = job(2, private=lambda rank: {"position": 1000 * rank})
+    write_ranks(root, 5, given)
+    lives = [{"shared": zeros_like(given.state(0))["shared"]} for _ in range(3)]
+    assert Ranks([root] * 3).restore(lives, only=["shared"]).texts == []
+
+
 @pytest.mark.parametrize(
     "files", [Files(), Cold(), BufferedOnly()], ids=["cached", "cold", "plain"]
 )
