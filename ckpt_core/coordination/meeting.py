@@ -104,10 +104,14 @@ def _awaited(channel: Channel, key: str, *, put: Mapping[str, str]) -> str:
     if not values:
         raise CoordinationTimeout(
             "rank 0 has not answered in time: nothing was changed. Every rank must make its TorchStore, "
-            "the same number of times and with the same address; look whether rank 0 runs",
+            f"the same number of times and with the same address: {_ANEW}; look whether rank 0 runs",
             rank=0,
         )
     return values[0]
+
+
+_ANEW = "give all ranks a new StoreOptions(name=) where only some processes were started anew"
+"""Each counts the TorchStores that it has made."""
 
 
 class _Host:
@@ -187,7 +191,7 @@ class _Host:
         raise CoordinationTimeout(
             f"of {self._seat.world_size} ranks these have not come in time: {ranks[:16]}: nothing was "
             "changed. Every rank must make its TorchStore, the same number of times and with the same "
-            "address; look for a rank that died, or raise `timeout`",
+            f"address: {_ANEW}; look for a rank that died, or raise `timeout`",
             rank=ranks[0] if ranks else None,
         )
 

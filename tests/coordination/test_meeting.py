@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ckpt_core.coordination import StoreOptions, TorchStore, client
-from ckpt_core.errors import ConfigError
+from ckpt_core.coordination.bootstrap import nth
+from ckpt_core.errors import ConfigError, CoordinationTimeout
 
 LONG_S = 50.0
 
@@ -66,3 +67,23 @@ def test_rank_0_may_close_as_soon_as_it_has_joined(monkeypatch: pytest.MonkeyPat
 
     with ThreadPoolExecutor(2) as ranks:
         assert list(ranks.map(join_and_close, range(2))) == [None, None]
+
+
+def test_ranks_of_which_some_have_made_a_store_before_are_told_of_a_name_and_meet_by_one() -> None:
+    server = client.serve("127.0.0.1", 0)
+    # As if the process of rank 0 had made one here, and that of rank 1 were new.
+    nth("run", "127.0.0.1", server.port, "", 0)
+
+    def meet(rank: int, options: StoreOptions) -> str:
+        try:
+            TorchStore("127.0.0.1", server.port, rank=rank, world_size=2, options=options).close()
+        except CoordinationTimeout as exc:
+            return str(exc)
+        return "met"
+
+    with ThreadPoolExecutor(2) as ranks:
+        early = StoreOptions(timeout=2, hosted=False)
+        for text in ranks.map(meet, range(2), [early] * 2):
+            assert "StoreOptions(name=)" in text
+        named = StoreOptions(timeout=LONG_S, hosted=False, name="second")
+        assert list(ranks.map(meet, range(2), [named] * 2)) == ["met", "met"]
