@@ -26,6 +26,10 @@ from ckpt_core.types import Block, LeafSpec, Slice
 _KEPT = 16
 """So many cuts of each rank are kept by rank 0: more than there are saves under way."""
 
+_Place = tuple[int, int, tuple[tuple[int, ...], tuple[int, ...]] | None] | None
+_Row = tuple[int, tuple[int, ...], _Place]
+"""Bytes of an element, shape of the leaf, and where a rank's part of it lies; None: it stores nothing."""
+
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -44,8 +48,11 @@ class Cut(NamedTuple):
     @classmethod
     def of(cls, parts: Iterable[tuple[LeafSpec, Slice | None]]) -> Cut:
         """Of all distributed leaves; None where the rank stores nothing of one."""
-        rows = [(spec.name, itemsize(spec.dtype), spec.shape, _row(part)) for spec, part in parts]
-        data = json.dumps(rows, separators=(",", ":")).encode()
+        names: dict[_Row, list[str]] = {}
+        for spec, part in parts:
+            row = itemsize(spec.dtype), spec.shape, _place(part)
+            names.setdefault(row, []).append(spec.name)
+        data = json.dumps([*names.items()], separators=(",", ":")).encode()
         text = base64.b64encode(zlib.compress(data, 1)).decode()
         return cls(xxhash.xxh3_64_hexdigest(data), text)
 
@@ -123,7 +130,7 @@ def _keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> _Value:
     return value
 
 
-def _row(part: Slice | None) -> Json:
+def _place(part: Slice | None) -> _Place:
     if part is None:
         return None
     block = part.block
@@ -131,42 +138,49 @@ def _row(part: Slice | None) -> Json:
 
 
 def _lack(texts: Iterable[str]) -> str | None:
-    leaves: dict[str, tuple[int, list[int], list[Json]]] = {}
+    # Of hundreds of ranks with thousands of leaves: by far most are cut as others are, layers of a model and
+    # states of its optimizer, and are looked at once. No leaf has more here than a number for each rank.
+    numbers: dict[str, int] = {}
+    rows: list[Json] = []
+    of: dict[str, list[int]] = {}
     for text in texts:
-        for name, unit, shape, row in json.loads(zlib.decompress(base64.b64decode(text))):
-            rows = leaves.setdefault(name, (unit, shape, []))[2]
-            if row is not None:
+        for row, names in json.loads(zlib.decompress(base64.b64decode(text))):
+            number = numbers.setdefault(str(row), len(rows))
+            if number == len(rows):
                 rows.append(row)
-    # Many are cut alike: layers of a model, states of its optimizer.
-    effort, whole = Effort(), set[str]()
-    for name, leaf in leaves.items():
-        gap = _gap(*leaf, effort, whole)
+            for name in names:
+                of.setdefault(name, []).append(number)
+    effort, whole = Effort(), set[tuple[int, ...]]()
+    for name, found in of.items():
+        cut = tuple(found)
+        if cut in whole:
+            continue
+        gap = _gap([rows[number] for number in cut], effort)
         if gap is not None:
             return (
                 f"the ranks' parts of {name!r} do not make it up: nothing of {gap} is in any. All ranks that "
                 "hold a part of a DTensor must save together, and all FlatParts together hold every element"
             )
+        whole.add(cut)
     return None
 
 
-def _gap(
-    unit: int, shape: list[int], rows: list[Json], effort: Effort, whole: set[str]
-) -> str | None:
-    if not rows:
+def _gap(rows: Sequence[Json], effort: Effort) -> str | None:
+    """What is in none of them, of one leaf; None: nothing."""
+    unit, shape, _ = rows[0]
+    places = [place for _, _, place in rows if place is not None]
+    if not places:
         return "it"
-    if _is_made_of_runs(unit, shape, rows) or (key := str((unit, shape, rows))) in whole:
+    if _is_made_of_runs(unit, shape, places):
         return None
-    gap = uncovered(shape, unit, [_slice(*row) for row in rows], effort=effort)
-    if gap is None:
-        whole.add(key)
-    return gap
+    return uncovered(shape, unit, [_slice(*place) for place in places], effort=effort)
 
 
-def _is_made_of_runs(unit: int, shape: list[int], rows: list[Json]) -> bool:
+def _is_made_of_runs(unit: int, shape: Sequence[int], places: Iterable[Json]) -> bool:
     """Whether those parts that are runs of the leaf's bytes make it up: little work beside `uncovered`."""
     inner, line = shape[1:], unit * prod(shape[1:])
     runs = []
-    for begin, nbytes, box in rows:
+    for begin, nbytes, box in places:
         if box is None:
             runs.append((begin, begin + nbytes))
         elif box[1][1:] == inner:
