@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ckpt_core.errors import ConfigError, NotCommitted, RestoreError
+from ckpt_core.errors import (
+    ConfigError,
+    CorruptCheckpoint,
+    NotCommitted,
+    RestoreError,
+    UnknownFormat,
+)
 from ckpt_core.layout import MANIFEST_NAME, RUN_NAME, Manifest, retired_in
 from ckpt_core.system.files import advice
 from ckpt_core.types import parse_step_dir, step_dir_name
@@ -22,6 +28,9 @@ CORRUPT = ".corrupt"
 PINS = ".pins"
 UNPINNED = Path(".levels", "unpinned")
 """Made with the plan of further levels: without any, nobody is to be told."""
+
+_OWN = {INFLIGHT, SLOTS, CORRUPT, PINS, UNPINNED.parts[0]}
+"""What a root has beside its steps; whoever opens it empties some of that, and takes none for a root."""
 
 LEVEL_WORD = Path(".levels", RUN_NAME)
 """Which run has a root as a level, where one has, or had."""
@@ -128,8 +137,11 @@ def check_layout(root: Path) -> None:
 
     Raises:
         ConfigError: it has that of an object store, in which a peer keeps steps of another node: agents and
-            readers there would count a step in the layout of a root, and not find its files.
+            readers there would count a step in the layout of a root, and not find its files. Or it is a step,
+            or lies within one or within what is a root's own: retention or a cleaning up there would take all
+            that is saved here.
     """
+    _check_outside(root)
     if _is_word(root / RUN_NAME):
         raise ConfigError(
             f"{root} is kept like an object store ({RUN_NAME} says so), for another node: nothing can be "
@@ -137,6 +149,37 @@ def check_layout(root: Path) -> None:
             f"own. Nothing was changed. If it is a copy that nobody serves, delete {RUN_NAME} there",
             path=root,
         )
+
+
+def _check_outside(root: Path) -> None:
+    if _is_step(root):
+        raise ConfigError(
+            f"{root} is one step, and no root: give the root that it lies in, such as {root.parent}, or "
+            f"another directory. Nothing was changed",
+            path=root,
+        )
+    for place in (root, *root.parents):
+        is_own = place.name in _OWN and os.path.isfile(place.parent / LOCK)
+        if is_own or (parse_step_dir(place.name) is not None and _is_step(place)):
+            raise ConfigError(
+                f"{root} lies within {place}, which the root {place.parent} may delete: give that root, or a "
+                f"directory outside it. Nothing was changed",
+                path=root,
+            )
+
+
+def _is_step(path: Path) -> bool:
+    """Whether this is a committed step, or a copy of one: programs may have a file of that name, too."""
+    manifest = path / MANIFEST_NAME
+    if not os.path.isfile(manifest):
+        return False
+    if parse_step_dir(path.name) is not None:
+        return True
+    try:
+        Manifest.decode(manifest.read_bytes(), path=manifest)
+    except (OSError, CorruptCheckpoint, UnknownFormat):
+        return False
+    return True
 
 
 def _is_word(path: Path) -> bool:

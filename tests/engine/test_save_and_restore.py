@@ -330,3 +330,12 @@ def test_a_save_whose_sync_fails_is_not_told_to_be_persisted(tmp_path: Path) -> 
 
 def test_modes_are_all_covered_by_the_round_trip_above() -> None:
     assert {str(mode) for mode in Mode} == {"auto", "host", "direct", "device"}
+
+
+def test_a_resume_that_is_given_a_step_in_place_of_its_root_is_refused(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path / "root") as ck:
+        where = ck.save(1, {"w": torch.ones(3)}).committed.result(60)
+    before = sorted(where.iterdir())
+    with pytest.raises(ConfigError, match=f"one step, and no root: give .*{where.parent}"):
+        Checkpointer(where)
+    assert sorted(where.iterdir()) == before

@@ -9,7 +9,7 @@ import pytest
 
 import ckpt_core
 from ckpt_core.errors import ConfigError, NotCommitted, RestoreError
-from ckpt_core.store import committed_steps, resolve, step_path
+from ckpt_core.store import check_layout, committed_steps, resolve, step_path
 from tests.store.harness import make_store, save
 
 
@@ -122,3 +122,29 @@ def test_everybody_may_ask_where_a_step_lies(kind: type, monkeypatch: pytest.Mon
             ckpt_core.step_path(kind("ckpts"), step)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="is a URL"):
         ckpt_core.step_path("s3://bucket/run", 5)
+
+
+@pytest.mark.parametrize("name", ["", "logs", "step-000000000005"])
+def test_neither_a_step_nor_a_place_within_one_is_a_root(filled: Path, name: str) -> None:
+    step = step_path(filled, 100)
+    with pytest.raises(ConfigError, match=rf"{step}.*give .*{filled}|{step}.*give that root"):
+        check_layout(step / name)
+
+
+@pytest.mark.parametrize("name", [".inflight", ".slots", ".corrupt", ".pins", ".levels/aside"])
+def test_no_place_that_a_root_has_for_itself_is_a_root(filled: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"lies within .*which the root {filled} may delete"):
+        check_layout(filled / name)
+    check_layout(filled.parent / name)
+
+
+def test_a_copy_of_a_step_is_no_root_and_beside_a_manifest_of_something_else_is_one(
+    filled: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(step_path(filled, 100), copy)
+    with pytest.raises(ConfigError, match=f"{copy} is one step, and no root"):
+        check_layout(copy)
+    (copy / "manifest.json").write_text('{"name": "of another program"}')
+    check_layout(copy)
+    check_layout(filled)
