@@ -43,6 +43,18 @@ class CkptError(Exception):
         self.rank = rank
         self.path = Path(path) if isinstance(path, str) else path
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # By default the class is called with the message alone, and some ask for more: then a pool, whose
+        # worker has raised one, would wait for ever.
+        return _remade, (type(self), self.args), self.__dict__
+
+
+def _remade(cls: type[CkptError], args: tuple[object, ...]) -> CkptError:
+    """An error as it was pickled or copied, but for its attributes."""
+    error = cls.__new__(cls)
+    error.args = args
+    return error
+
 
 class ConfigError(CkptError, ValueError):
     """The caller's input is wrong; nothing was changed."""
