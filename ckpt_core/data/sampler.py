@@ -20,7 +20,7 @@ from ckpt_core.data.order import (
     share_length,
     share_of,
 )
-from ckpt_core.data.saved import Saved
+from ckpt_core.data.saved import Saved, whole, yes_or_no
 from ckpt_core.errors import ConfigError
 from ckpt_core.units import parse_count
 
@@ -52,7 +52,8 @@ class ResumableSampler(DistributedSampler[int]):
         world_size: how many these are.
 
     Raises:
-        ConfigError: the dataset has no length, or rank and world size contradict each other.
+        ConfigError: the dataset has no length, or rank and world size contradict each other; `shuffle` is no
+            bool, or a number no int.
 
     Source: CheckFreq (FAST '21): the order of an epoch from a seed that is a function of its number.
     """
@@ -71,8 +72,11 @@ class ResumableSampler(DistributedSampler[int]):
             raise ConfigError(f"{type(dataset).__name__} has no len(): an order needs a length")
         if (rank is None) != (world_size is None):
             raise ConfigError(f"{rank=}, {world_size=}: give both, or neither")
-        if rank is not None and world_size is not None and not 0 <= rank < world_size:
-            raise ConfigError(f"{rank=} is not one of {world_size=} ranks: they count from 0")
+        if rank is not None and world_size is not None:
+            rank, world_size = whole("rank", rank), whole("world_size", world_size)
+            if not 0 <= rank < world_size:
+                raise ConfigError(f"{rank=} is not one of {world_size=} ranks: they count from 0")
+        shuffle, seed = yes_or_no("shuffle", shuffle), whole("seed", seed)
         super().__init__(cast("Dataset[int]", dataset), 1, 0, shuffle, seed, drop_last)
         self._fixed = None if rank is None or world_size is None else (rank, world_size)
         self._position = Position()
@@ -112,8 +116,9 @@ class ResumableSampler(DistributedSampler[int]):
         and a resumed position survives the call for its own epoch.
 
         Raises:
-            ConfigError: `epoch` is negative.
+            ConfigError: `epoch` is negative, or no int.
         """
+        epoch = whole("epoch", epoch)
         if epoch < 0:
             raise ConfigError(f"set_epoch({epoch}): epochs count from 0")
         if epoch == self._position.epoch:
@@ -200,6 +205,7 @@ class ResumableSampler(DistributedSampler[int]):
         """
         share, (samples, batches) = self._share, self._yielded
         if consumed is not None:
+            consumed = whole("consumed", consumed)
             if share is None or not 0 <= consumed <= len(share.samples):
                 drawn = "none was begun" if share is None else f"it has {len(share.samples)}"
                 raise ConfigError(f"{consumed=} samples of the latest iteration, but {drawn}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,16 +63,49 @@ class Saved:
                 f"this is no state of a ResumableSampler or ResumableLoader that this release knows"
                 f" (version {version!r}, known is {VERSION}): pass what their state_dict() returned"
             )
-        for name in _NUMBERS:
-            value = state.get(name)
-            if type(value) is not int or (value < 0 and name != "seed"):
-                raise ConfigError(
-                    f"state of a sampler: {name}={value!r} is no count: it is damaged"
-                )
-        if type(state.get("shuffle")) is not bool or state["consumed"] > state["length"]:
+        found = {name: _saved_count(name, state.get(name)) for name in _NUMBERS}
+        if "shuffle" not in state or found["consumed"] > found["length"]:
             raise ConfigError(
                 f"state of a sampler: {dict(state)!r} contradicts itself: it is damaged"
             )
-        place = (state[name] for name in ("epoch", "consumed", "taken", "batches"))
-        rest = (state[name] for name in ("seed", "shuffle", "length", "world_size", "order"))
-        return cls(Position(*place), *rest)
+        place = Position(*(found[name] for name in ("epoch", "consumed", "taken", "batches")))
+        rest = (found[name] for name in ("length", "world_size", "order"))
+        return cls(place, found["seed"], yes_or_no("shuffle", state["shuffle"]), *rest)
+
+
+def whole(name: str, value: object) -> int:
+    """A number as a plain int: a sampler's state has no other.
+
+    Raises:
+        ConfigError: it is none, such as a bool or a float.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError) as exc:
+        raise ConfigError(f"{name}={value!r} is no whole number: give an int") from exc
+    if isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} is no whole number: give an int")
+    return number
+
+
+def yes_or_no(name: str, value: object) -> bool:
+    """As a plain bool what equals one, and None, which a DataLoader takes for False.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if value not in (None, False, True):
+        raise ConfigError(f"{name}={value!r} is neither True nor False")
+    return bool(value)
+
+
+def _saved_count(name: str, value: object) -> int:
+    """Also of NumPy's numbers, and of True as a seed or an epoch: they were saved as they had been given."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        number = None
+    is_flag = isinstance(value, bool) and name not in ("seed", "epoch")
+    if number is None or is_flag or (number < 0 and name != "seed"):
+        raise ConfigError(f"state of a sampler: {name}={value!r} is no count: it is damaged")
+    return number

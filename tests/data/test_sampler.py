@@ -6,7 +6,9 @@ import time
 import tracemalloc
 import warnings
 from collections import Counter
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -245,6 +247,74 @@ def test_the_seed_comes_with_the_state() -> None:
 def test_ranks_that_contradict_each_other_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="rank"):
         ResumableSampler(range(10), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({"shuffle": np.bool_(True), "seed": np.int64(-3)}, {"shuffle": True, "seed": -3}),
+        ({"shuffle": 1, "seed": torch.tensor(3)}, {"shuffle": True, "seed": 3}),
+        ({"shuffle": None}, {"shuffle": False}),
+        ({"rank": np.int64(1), "world_size": np.int64(2)}, {"rank": 1, "world_size": 2}),
+    ],
+)
+def test_numbers_and_flags_of_other_kinds_are_the_plain_ones_in_its_order_and_its_state(
+    options: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    given, other = (ResumableSampler(range(9), **values) for values in (options, plain))
+    states = []
+    for sampler, number in ((given, np.int64), (other, int)):
+        sampler.set_epoch(number(2))
+        drawn = [index for index, _ in zip(sampler, range(4), strict=False)]
+        states.append((drawn, sampler.state_dict(consumed=number(3))))
+    assert repr(states[0]) == repr(states[1])
+    ResumableSampler(range(9), **plain).load_state_dict(states[0][1])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": "no"},
+        {"seed": True},
+        {"seed": None},
+        {"seed": 1.0},
+        {"rank": 0.0, "world_size": 2},
+        {"rank": 0, "world_size": True},
+    ],
+)
+def test_what_is_no_number_or_flag_is_refused_where_it_is_given(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="|".join(options)):
+        ResumableSampler(range(9), **options)
+
+
+@pytest.mark.parametrize("epoch", [True, 1.0, "1", None])
+def test_an_epoch_and_a_count_that_are_no_int_are_refused(epoch: Any) -> None:
+    sampler = ResumableSampler(range(9))
+    with pytest.raises(ConfigError, match="epoch="):
+        sampler.set_epoch(epoch)
+    with pytest.raises(ConfigError, match="consumed="):
+        sampler.state_dict(consumed=[epoch])  # type: ignore[arg-type]
+    assert sampler.epoch == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shuffle": np.bool_(True)},
+        {"shuffle": 1},
+        {"seed": np.int64(0), "world_size": np.int64(1)},
+        {"epoch": True, "consumed": np.int64(4), "taken": np.int64(4)},
+    ],
+)
+def test_a_state_that_was_saved_with_numbers_of_other_kinds_is_loaded(
+    change: dict[str, Any],
+) -> None:
+    state = _state(10, epoch=1, drawn=4)
+    sampler, other = ResumableSampler(range(10)), ResumableSampler(range(10))
+    sampler.load_state_dict(state | change)
+    other.load_state_dict(state)
+    assert repr(sampler.state_dict()) == repr(other.state_dict())
+    assert list(sampler) == list(other)
 
 
 def test_a_negative_epoch_is_refused() -> None:
