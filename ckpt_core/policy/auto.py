@@ -29,7 +29,8 @@ class Auto(Policy):
         max_overhead: share of training time that saves may add, above 0 and at most 1.
         mtbf: mean time between failures of the whole job (timedelta or seconds). Where the Young-Daly optimum
             is longer than the interval that the bound allows, it is taken.
-        min_steps, max_steps: bounds of the interval; `max_steps` wins over `max_overhead`.
+        min_steps, max_steps: bounds of the interval; `max_steps` wins over `max_overhead`, and holds from the
+            first save on, which comes after 8 steps.
         cache: keep what was measured beside the root, for the next start.
         clock: seconds, monotonic; for tests.
 

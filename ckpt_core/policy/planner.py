@@ -75,6 +75,7 @@ class Planner:
         self._limits = limits
         self._cache = cache
         self._start: Profile | None = None
+        self._began: int | None = None
         self._saved_at: int | None = None
         self._held: int | None = None
         self._choices: Sequence[str] = ()
@@ -87,6 +88,8 @@ class Planner:
 
     def plan(self, step: int) -> int:
         """The next step with something to do; `step` itself: save now."""
+        if self._began is None:
+            self._began = step
         if self.phase is Phase.SETTLING:
             self.phase = Phase.MEASURING
             return step + SETTLING_STEPS + MEASURED_STEPS
@@ -113,19 +116,19 @@ class Planner:
 
     def go_back(self) -> None:
         """Training went back to an earlier step."""
-        self._saved_at = None
+        self._began = self._saved_at = None
 
     def after(self, step: int) -> int:
         """The next step with something to do, once `step` is being saved."""
         if self.phase is Phase.RUNNING and self.interval is not None:
             return next_look(self.interval, saved_at=step, now=step)
-        return step + _LOOK_AGAIN
+        return self._wait(step, _LOOK_AGAIN)
 
     # -- phases ----------------------------------------------------------------------------------
 
     def _measure(self, step: int) -> int:
         if self._ledger.idle_in_row < MEASURED_STEPS:
-            return step + MEASURED_STEPS
+            return self._wait(step, MEASURED_STEPS - self._ledger.idle_in_row)
         self._start = None if self._cache is None else self._cache.read()
         if self._start is None:
             self.phase = Phase.PROBING
@@ -141,8 +144,11 @@ class Planner:
         """After a save: once its cost is known, save again in the next mode, or begin to run."""
         if self._saved_at is None:
             return step
-        if self._meter.activity.under_way or self._ledger.idle_in_row < IDLE_AFTER:
-            return step + _LOOK_AGAIN
+        activity, later = self._meter.activity, self._wait(step, _LOOK_AGAIN)
+        is_over = not activity.under_way and self._ledger.idle_in_row >= IDLE_AFTER
+        # A save that may not wait any longer ends what is measured. The first one has to be whole for that.
+        if not is_over and (later > step or not activity.state_bytes):
+            return later
         gauges = self._meter.gauges
         if not self._warm:
             self._warm = True
@@ -180,7 +186,7 @@ class Planner:
         if self._saved_at is None:
             return step
         if self._saved_at + self.interval.steps <= step and self._needs_idle():
-            return max(min(step + _LOOK_AGAIN, self._latest(self._saved_at)), step)
+            return self._wait(step, _LOOK_AGAIN)
         return next_look(self.interval, saved_at=self._saved_at, now=step)
 
     # -- inside ----------------------------------------------------------------------------------
@@ -232,10 +238,14 @@ class Planner:
         persist_s = self._meter.activity.persist_s
         return choose_interval(Costs(base.seconds, cost * base.seconds, persist_s), self._limits)
 
-    def _latest(self, saved_at: int) -> int:
-        """The last step that may be saved next, whatever is yet to be measured."""
-        most = self._limits.max_steps
-        return sys.maxsize if most is None else saved_at + most
+    def _wait(self, step: int, steps: int) -> int:
+        """The next look, after so many steps; `step` itself where the save may not wait for any."""
+        most, latest = self._limits.max_steps, sys.maxsize
+        if most is not None and self._saved_at is not None:
+            latest = self._saved_at + most
+        elif most is not None and self._began is not None:
+            latest = self._began + max(most, SETTLING_STEPS + MEASURED_STEPS)
+        return max(min(step + steps, latest), step)
 
     def _needs_idle(self) -> bool:
         """Whether the base has not been measured for so long that a save must wait for it."""

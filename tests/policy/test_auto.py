@@ -360,6 +360,46 @@ def test_no_measurement_is_waited_for_longer_than_max_steps(tmp_path: Path) -> N
     assert max(end - begin for begin, end in pairwise(saves)) == 30
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("most", [1, 2, 3, 10])
+@pytest.mark.parametrize("persist_s", [0.05, 0.4, 30.0])
+def test_max_steps_bounds_every_gap_from_the_first_save_on(
+    tmp_path: Path, persist_s: float, most: int, ranks: int
+) -> None:
+    load = Load(persist_s=persist_s, noise=0.02)
+    world = World(tmp_path / "root", load, in_flight=400, world_size=ranks)
+    policy = watching(world, max_steps=most)
+    world.run(policy, range(1, 400))
+    assert world.saves[0] == 9
+    assert max(later - earlier for earlier, later in pairwise(world.saves)) <= most
+    assert policy.interval is not None and policy.interval.steps <= most
+    world.saves.clear()
+    world.run(policy, range(200, 300))
+    assert world.saves[0] <= 200 + most
+    assert max(later - earlier for earlier, later in pairwise(world.saves)) <= most
+
+
+@pytest.mark.parametrize("every", [2, 5, 7])
+@pytest.mark.parametrize("persist_s", [0.05, 0.4, 30.0])
+def test_max_steps_bounds_every_gap_beside_a_policy_that_leaves_nothing_to_measure(
+    tmp_path: Path, persist_s: float, every: int
+) -> None:
+    world = World(tmp_path / "root", Load(persist_s=persist_s), in_flight=400)
+    policy = watching(world, max_steps=3) | EveryNSteps(every)
+    world.run(policy, range(1, 400))
+    saves = [step for step in world.saves if step >= 9]
+    assert max(later - earlier for earlier, later in pairwise(saves)) <= 3
+
+
+def test_beside_a_policy_that_saves_often_what_saves_cost_is_found_out_all_the_same(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path / "root", Load(persist_s=0.05))
+    auto = watching(world)
+    world.run(auto | EveryNSteps(7), range(1, 400))
+    assert auto.interval is not None
+
+
 def test_without_an_engine_to_watch_it_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"policy\.watch\(checkpointer\)"):
         Auto().should_save(1)
