@@ -21,11 +21,16 @@ _log = logging.getLogger("ckpt_core")
 _PROTOCOL = 4
 _SHOWN = 200
 _told: set[str] = set()
-"""Types that this process has looked at once."""
+"""Types of which this process has told."""
+_looked_bytes: dict[str, int] = {}
+"""Of each type, what was looked at: values that are always harmless shall not be looked at for ever."""
+_MOST_LOOKED_BYTES = 1 << 16
 
 
 def pickle_opaque(value: Any, where: str) -> Opaque:
-    """Opaque node of a value, pickled at once. A restore that will refuse it is told of now: once for a type.
+    """Opaque node of a value, pickled at once.
+
+    A restore that will refuse it is told of now, once for a type; the first 64 KiB of a type are looked at.
 
     Raises:
         ConfigError: it cannot be pickled; names `where` and the type.
@@ -38,8 +43,9 @@ def pickle_opaque(value: Any, where: str) -> Opaque:
             f"{where} is a {name}, which cannot be stored ({type(exc).__name__}: {exc}): leave it"
             " out of the state, or give its class state_dict() and load_state_dict()"
         ) from exc
-    if name not in _told:
-        _told.add(name)
+    looked = _looked_bytes.get(name, 0)
+    if name not in _told and looked < _MOST_LOOKED_BYTES:
+        _looked_bytes[name] = looked + len(node.data)
         _tell_if_refused(node, where)
     return node
 
@@ -48,6 +54,7 @@ def _tell_if_refused(node: Opaque, where: str) -> None:
     try:
         read_harmless(node.data)
     except Exception as exc:
+        _told.add(node.type_name)
         why = f"that calls {exc}" if isinstance(exc, Refused) else str(exc)
         _log.warning(
             "%s is a %s: it is saved, but a restore gives it back only with trusted=True, since %s; leave it"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import datetime as dt
 import logging
 import random
+import zoneinfo
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ class Settings:
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opaque, "_told", set())
+    monkeypatch.setattr(opaque, "_looked_bytes", {}, raising=False)
 
 
 def _told(root: Path, caplog: pytest.LogCaptureFixture, *states: Any) -> list[str]:
@@ -45,6 +48,41 @@ def test_a_save_says_once_for_a_type_what_only_a_trusting_restore_gives_back(
     with pytest.raises(UntrustedData):
         ckpt_core.load(tmp_path)
     assert ckpt_core.load(tmp_path, trusted=True)["more"].rate == 3
+
+
+@pytest.mark.parametrize("before", [1, 40])
+def test_a_value_that_needs_trust_is_told_of_also_after_harmless_ones_of_its_type(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, before: int
+) -> None:
+    harmless = {
+        "own": np.array(["a"], dtype=object),
+        "d": collections.defaultdict(list, a=1),
+        "when": dt.datetime(2026, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1), "CET")),
+    }
+    needing = {
+        "own": np.array([Settings()], dtype=object),
+        "d": collections.defaultdict(Settings, a=1),
+        "when": dt.datetime(2026, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC")),
+    }
+    told = _told(tmp_path, caplog, {"first": [harmless] * before}, needing, needing)
+    assert [text.split()[0] for text in told] == ["'own'", "'d'", "'when'"]
+    with pytest.raises(UntrustedData):
+        ckpt_core.load(tmp_path)
+
+
+def test_values_of_a_type_that_is_always_harmless_are_not_looked_at_for_ever(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(opaque, "read_harmless", lambda data: looks.append(len(data)))
+    large = np.array(["a" * 100_000], dtype=object)
+    small = [np.array([str(number)], dtype=object) for number in range(2000)]
+    assert not _told(tmp_path, caplog, {"large": large}, {"large": large})
+    assert len(looks) == 1
+    opaque._looked_bytes.clear()
+    assert not _told(tmp_path / "other", caplog, {"small": small})
+    assert 100 < len(looks) < 1000
+    assert sum(looks[1:]) < 70_000
 
 
 def test_nothing_is_said_of_what_every_restore_gives_back(
