@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_core import restore, store
 from ckpt_core.errors import ConfigError
-from ckpt_core.options import Level, scheme_of
+from ckpt_core.options import Level, check_no_null, scheme_of
 from ckpt_core.types import check_step
 from ckpt_core.units import parse_count
 
@@ -132,7 +132,7 @@ def committed_steps(root: Place) -> tuple[int, ...]:
         root: a directory, or the URL of an object store.
 
     Raises:
-        ConfigError: a URL with an unknown scheme, or without the extra that it needs.
+        ConfigError: a URL with an unknown scheme, or without the extra that it needs; or no path.
         RestoreError: the root is there and cannot be listed, or the store cannot be reached.
     """
     url = url_of(root)
@@ -154,7 +154,7 @@ def committed_directories(root: Place) -> tuple[str, ...]:
         root: a directory, or the URL of an object store.
 
     Raises:
-        ConfigError: a URL with an unknown scheme, or without the extra that it needs.
+        ConfigError: a URL with an unknown scheme, or without the extra that it needs; or no path.
         RestoreError: the root cannot be listed, the store cannot be reached or hangs, or there is no memory
             or thread to read with.
     """
@@ -196,7 +196,8 @@ def url_of(place: Place) -> str | None:
 
 
 def local(place: Place) -> Path:
-    """A place that `url_of` says is a directory."""
+    """A place that `url_of` says is a directory. Raises ConfigError where it has a null character."""
+    check_no_null(place)
     return (
         Path(place).expanduser() if scheme_of(place) is None else Path(Level(os.fspath(place)).url)
     )

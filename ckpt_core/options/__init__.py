@@ -1,5 +1,6 @@
 """How a Checkpointer behaves: every option, its default, presets, and what the environment sets."""
 
+from ckpt_core.options.addresses import check_no_null
 from ckpt_core.options.level import (
     PARITY,
     PEER,
@@ -21,6 +22,7 @@ __all__ = [
     "SCHEMES",
     "Level",
     "Options",
+    "check_no_null",
     "checked_options",
     "checked_root",
     "parity_shape",

@@ -17,8 +17,10 @@ def absolute(path: str) -> str:
     """A path that later changes of the working directory do not concern.
 
     Raises:
-        ConfigError: it is relative, and the working directory has been removed, or cannot be found.
+        ConfigError: it has a null character; or it is relative, and the working directory has been removed,
+            or cannot be found.
     """
+    check_no_null(path)
     try:
         return os.path.abspath(path)
     except OSError as exc:
@@ -26,6 +28,13 @@ def absolute(path: str) -> str:
             f"{path!r} is relative, and the working directory cannot be found ({exc.strerror}): give an "
             f"absolute path, or start in a directory that is there"
         ) from exc
+
+
+def check_no_null(path: str | os.PathLike[str]) -> None:
+    """Raise ConfigError for what the system would refuse in words that name nothing."""
+    text = os.fsdecode(path)
+    if "\0" in text:
+        raise ConfigError(f"{text!r} has a null character, and no path has: leave it out")
 
 
 def parse_metrics(value: Any) -> str:

@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_core import ConfigError, Level, Options
+from ckpt_core import (
+    Checkpointer,
+    ConfigError,
+    Level,
+    Options,
+    bring_directory,
+    committed_directories,
+    committed_steps,
+    load,
+    verify,
+)
 from ckpt_core.levels import LEVELS, wanted
 from ckpt_core.levels.mailbox import (
     LevelStatus,
@@ -25,7 +35,7 @@ from ckpt_core.levels.mailbox import (
     write_status,
 )
 from ckpt_core.levels.wants import lasting
-from ckpt_core.options import checked_root
+from ckpt_core.options import checked_root, parse_levels
 
 
 @pytest.mark.parametrize(
@@ -304,3 +314,24 @@ def test_a_variable_is_not_blamed_for_what_is_wrong_beside_it() -> None:
     with pytest.raises(ConfigError, match=r"^chunk_bytes") as caught:
         Options.from_env({"CKPT_CORE_FROZEN": "a.b"}, share_unchanged=True, chunk_bytes=-1)
     assert "CKPT_CORE" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda: Options(events_file="a\0b"),
+        lambda: Options(metrics="a\0b.prom"),
+        lambda: Options(levels=parse_levels(["a\0b"])),
+        lambda: Level(Path("a\0b")),
+        lambda: Checkpointer("a\0b"),
+        lambda: load("a\0b"),
+        lambda: verify(Path("a\0b")),
+        lambda: committed_steps("a\0b"),
+        lambda: committed_directories("a\0b"),
+        lambda: bring_directory("a\0b", ["there"], directory="tag"),
+        lambda: bring_directory("here", ["a\0b"], directory="tag"),
+    ],
+)
+def test_a_null_character_in_a_path_is_told_by_name(give: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError, match=r"a.*b.* has a null character"):
+        give()
