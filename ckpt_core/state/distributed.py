@@ -11,6 +11,7 @@ uneven sizes, and later versions go through a tensor of all indices of a dimensi
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,18 +56,27 @@ class FlatPart:
         """Where the part lies in the whole.
 
         Raises:
-            ValueError: it lies outside. `save` says so in a ConfigError, and `restore` in a StateMismatch.
+            ValueError: it lies outside, or is no run of elements at all. `save` says so in a ConfigError, and
+                `restore` in a StateMismatch.
         """
-        shape, tensor = tuple(self.shape), self.tensor
+        tensor = self.tensor
         plain = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.dim() == 1
-        if not plain or not 0 <= self.begin <= prod(shape) - tensor.numel():
-            raise Unplaced(
-                f"is a FlatPart of {list(shape)} from element {self.begin} on, and its tensor a "
-                f"{type(tensor).__name__} of {list(tensor.shape)}: give a run of elements inside that "
-                f"shape, as a plain tensor of one dimension"
-            )
+        try:
+            shape, begin = tuple(map(operator.index, self.shape)), operator.index(self.begin)
+        except (TypeError, ValueError, RuntimeError):
+            raise self._unplaced() from None
+        if not plain or min(shape, default=0) < 0 or not 0 <= begin <= prod(shape) - tensor.numel():
+            raise self._unplaced()
         block = Block((0,) * len(shape), shape)
-        return Placement(shape, block, 0, 1, "flat parts", self.begin)
+        return Placement(shape, block, 0, 1, "flat parts", begin)
+
+    def _unplaced(self) -> Unplaced:
+        sizes = getattr(self.tensor, "shape", ())
+        return Unplaced(
+            f"is a FlatPart of {self.shape} from element {self.begin} on, and its tensor a "
+            f"{type(self.tensor).__name__} of {list(sizes)}: give a run of elements inside that shape, whose "
+            f"sizes are ints, as a plain tensor of one dimension"
+        )
 
 
 def is_distributed(cls: type) -> bool:

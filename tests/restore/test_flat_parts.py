@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -139,6 +141,35 @@ def test_a_part_that_is_no_run_of_the_whole_is_refused(root: Path) -> None:
     refused(FlatPart(torch.zeros(4), (2, 3), -1))
     refused(FlatPart(torch.zeros(2, 2), (2, 3), 0))
     refused(FlatPart(torch.nn.Parameter(torch.zeros(2)), (2, 3), 0))
+    refused(FlatPart(torch.zeros(4), (-2, -3), 0))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda: FlatPart(torch.zeros(6), (2.0, 3.0), 0),  # type: ignore[arg-type]
+        lambda: FlatPart(torch.zeros(6), "23", 0),  # type: ignore[arg-type]
+        lambda: FlatPart(torch.zeros(6), 6, 0),  # type: ignore[arg-type]
+        lambda: FlatPart(torch.zeros(6), (2, 3), None),  # type: ignore[arg-type]
+        lambda: FlatPart(None, (2, 3), 0),  # type: ignore[arg-type]
+        lambda: FlatPart(np.zeros(6), (2, 3), 0),  # type: ignore[arg-type]
+    ],
+)
+def test_a_part_of_other_kinds_of_values_is_refused_by_name(
+    root: Path, part: Callable[[], FlatPart]
+) -> None:
+    _refused(part(), "'part' is a FlatPart of", root)
+
+
+def test_sizes_and_a_begin_of_other_kinds_of_ints_are_plain_ones(root: Path) -> None:
+    given, live = torch.arange(6.0), torch.zeros(6)
+    with Checkpointer(root, OPTIONS) as ck:
+        for step, size in enumerate((np.int64(2), torch.tensor(2), True + 1)):
+            part = FlatPart(given, (size, 3), np.int64(0))  # type: ignore[arg-type]
+            ck.save(step, {"part": part}).committed.result(60)
+            ck.restore({"part": FlatPart(live.zero_(), (size, np.int64(3)), 0)})  # type: ignore[arg-type]
+            assert_same(live, given)
+        ck.save(9, {"part": FlatPart(given, (True, 6), 0)}).committed.result(60)
 
 
 def test_one_process_saves_runs_only_where_they_are_the_whole(root: Path) -> None:
