@@ -40,6 +40,8 @@ def as_tensor(array: Any) -> Tensor | None:
 
     if array.dtype.name not in _TORCH_KINDS or not array.dtype.isnative:
         return None
+    # Of two C types of one size NumPy has both, and torch knows one.
+    array = array.view(array.dtype.name)
     if any(step < 0 or step % array.itemsize for step in array.strides):
         array = np.array(array, order="C")
     if not array.flags.writeable:
@@ -140,4 +142,5 @@ def unpack_array(described: Any, shape: Any, data: bytes) -> Any:
 
 def unpack_scalar(described: Any, data: bytes) -> Any:
     """A numpy scalar from its dtype and bytes; raises ValueError as `unpack_array`."""
-    return unpack_array(described, [], data)[()]
+    # NumPy has a letter in the bytes of an empty text, and none in its dtype.
+    return unpack_array(described, [], data if parse_dtype(described).itemsize else b"")[()]

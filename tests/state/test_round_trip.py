@@ -157,6 +157,8 @@ def test_any_tree_comes_back_with_types_and_bits(tree: Any) -> None:
         np.datetime64("2020-01-01"),
         np.dtype("float16"),
         np.str_("hello"),
+        np.str_(""),
+        np.bytes_(b""),
         random.Random(3).getstate(),
         type("N", (), {}).__name__,
     ],
@@ -181,6 +183,8 @@ def test_plain_values_come_back(value: Any) -> None:
         np.array([1, None, "x"], dtype=object),
         np.array([True, False]),
         np.arange(4, dtype=np.complex128),
+        np.arange(4, dtype=np.longlong),
+        np.arange(4, dtype=np.ulonglong),
     ],
     ids=lambda array: f"{array.dtype}{array.shape}",
 )
