@@ -62,7 +62,7 @@ def load(
         RestoreError: the system refused a read, a read hangs, the store cannot be reached, `rank` is not
             there, or the root is that of one node and the rest of a leaf is in another one.
     """
-    parse_count(readers, field="readers")
+    readers = parse_count(readers, field="readers")
     url = url_of(path)
     how: Any = {"rank": rank, "trusted": trusted, "readers": readers, "progress": progress}
     how["only"] = only
@@ -109,7 +109,7 @@ def verify(
         RestoreError: the root cannot be listed, the store cannot be reached, or there is no memory or thread
             to read with. Nothing that is wrong inside a step raises.
     """
-    parse_count(readers, field="readers")
+    readers = parse_count(readers, field="readers")
     url = url_of(path)
     how: Any = {"readers": readers, "share": share, "progress": progress}
     if url is None:

@@ -121,6 +121,7 @@ class Engine:
             auditor=auditor,
             levels=self.levels,
             kept=self.pipeline.kept,
+            in_flight=in_flight,
             announce=self._announce,
         )
         self.flights = Flights(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import html
+import operator
 import re
 import threading
 from collections.abc import Iterable, Mapping
@@ -52,14 +53,18 @@ def parse_bytes(value: int | str, *, field: str) -> int:
 
 
 def parse_count(value: object, *, field: str, least: int = 1) -> int:
-    """A count as it was given.
+    """A count as a plain int, also of NumPy's.
 
     Raises:
         ConfigError: it is no int, or below `least`.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        number = -1
+    if number < least:
         raise ConfigError(f"{field}={value!r} must be an int of at least {least}")
-    return value
+    return number
 
 
 def parse_duration(value: timedelta | float | int, *, field: str) -> timedelta:

@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from ckpt_core.errors import ConfigError
+from ckpt_core.units import parse_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +27,19 @@ class Address:
         return f"{self.host}:{self.port}, kept by {self.kept_by}"
 
 
-def check_port(port: object, field: str) -> None:
-    """Be sure that it may be a port; 0 is none that others know, which callers look at.
+def checked_port(port: object, field: str) -> int:
+    """What may be a port, as a plain int; 0 is none that others know, which callers look at.
 
     Raises:
         ConfigError: it is none.
     """
-    if not (isinstance(port, int) and 0 <= port < 2**16):
+    try:
+        number = parse_count(port, field=field, least=0)
+    except ConfigError:
+        number = 2**16
+    if number >= 2**16:
         raise ConfigError(f"{field}={port!r} is no TCP port: give 1 to 65535")
+    return number
 
 
 def listens(host: str, port: int, timeout_s: float = 1.0) -> bool:

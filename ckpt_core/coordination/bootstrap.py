@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_core.coordination.address import Address, check_port, listens
+from ckpt_core.coordination.address import Address, checked_port, listens
 from ckpt_core.coordination.channel import Channel
 from ckpt_core.coordination.client import Clients, Store, StoreGone, open_store
 from ckpt_core.errors import ConfigError, CoordinationTimeout
@@ -98,9 +98,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 def _port(environment: Mapping[str, str], name: str) -> int:
-    number = _number(environment, name)
-    check_port(number, name)
-    return number
+    return checked_port(_number(environment, name), name)
 
 
 class MasterPort:

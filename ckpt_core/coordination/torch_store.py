@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ckpt_core.coordination.address import Address, check_port, listens
+from ckpt_core.coordination.address import Address, checked_port, listens
 from ckpt_core.coordination.agreement import Ballot, Json
 from ckpt_core.coordination.bootstrap import (
     Exchange,
@@ -68,7 +68,7 @@ class TorchStore:
         options: StoreOptions | None = None,
     ) -> None:
         options = options or StoreOptions()
-        _check(host, port, rank, world_size)
+        port, rank, world_size = _checked(host, port, rank, world_size)
         seat = Seat(rank, world_size, None if node is None else str(node), options.dead_after_s)
         try:
             self._session = _joined(host, port, seat, options)
@@ -299,14 +299,15 @@ def _joined(host: str, port: int, seat: Seat, options: StoreOptions) -> Session:
         raise
 
 
-def _check(host: str, port: int, rank: int, world_size: int) -> None:
+def _checked(host: str, port: int, rank: int, world_size: int) -> tuple[int, int, int]:
     if not host or not isinstance(host, str):
         raise ConfigError(
             f"host={host!r} is no host: give the name or address that all ranks reach"
         )
-    check_port(port, "port")
-    parse_count(world_size, field="world_size")
-    if parse_count(rank, field="rank", least=0) >= world_size:
+    port, rank = checked_port(port, "port"), parse_count(rank, field="rank", least=0)
+    world_size = parse_count(world_size, field="world_size")
+    if rank >= world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: rank must be 0 .. world_size-1")
     if port == 0 and world_size > 1:
         raise ConfigError("port=0: the other ranks could not know it; use TorchStore.from_exchange")
+    return port, rank, world_size

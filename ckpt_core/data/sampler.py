@@ -160,7 +160,7 @@ class ResumableSampler(DistributedSampler[int]):
         Raises:
             ConfigError: `unit` is no int of at least 1.
         """
-        parse_count(unit, field="unit")
+        unit = parse_count(unit, field="unit")
         rank, world_size = self._join()
         order = self._epoch_order(self._position)
         self._begun = ((self._position.epoch, self.seed), order)
@@ -179,8 +179,8 @@ class ResumableSampler(DistributedSampler[int]):
             ConfigError: a count is wrong, or the sampler has left `share` by now, so that counting on would
                 be wrong.
         """
-        for field, count in (("samples", samples), ("batches", batches)):
-            parse_count(count, field=field, least=0)
+        samples = parse_count(samples, field="samples", least=0)
+        batches = parse_count(batches, field="batches", least=0)
         self.check_current(share)
         self._yielded = (samples, batches)
         self._move(share.after(samples, batches))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,9 +95,10 @@ def yes_or_no(name: str, value: object) -> bool:
     Raises:
         ConfigError: it is something else.
     """
-    if value not in (None, False, True):
-        raise ConfigError(f"{name}={value!r} is neither True nor False")
-    return bool(value)
+    with suppress(ValueError, RuntimeError):  # of arrays and tensors, of which it cannot be said
+        if value in (None, False, True):
+            return bool(value)
+    raise ConfigError(f"{name}={value!r} is neither True nor False")
 
 
 def _saved_count(name: str, value: object) -> int:

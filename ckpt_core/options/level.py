@@ -106,11 +106,10 @@ class Level:
     def _check_rest(self) -> None:
         if not self.of_nodes:
             _check_alone(self)
-        for name in ("every", "backlog"):
-            parse_count(getattr(self, name), field=name)
-        for name in ("keep_last", "keep_every"):
-            if getattr(self, name) is not None:
-                parse_count(getattr(self, name), field=name)
+        for name in ("every", "backlog", "keep_last", "keep_every"):
+            value = getattr(self, name)
+            if value is not None or name in ("every", "backlog"):
+                object.__setattr__(self, name, parse_count(value, field=name))
         if self.bandwidth is not None:
             object.__setattr__(self, "bandwidth", _checked_bandwidth(self.bandwidth))
 
@@ -224,7 +223,7 @@ def _checked_url(url: object) -> str:
         return at_home(text)
     scheme, rest = match[1].lower(), match[2].rstrip("/")
     if scheme == "file":
-        return os.path.abspath("/" + rest.lstrip("/"))
+        return absolute("/" + rest.lstrip("/"))
     place = rest.split("/", 1)[0]
     # Not repeated: what stands before an @, or is signed, may be a secret.
     is_secret = "@" in place or _SIGNED.search(rest) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -124,7 +125,7 @@ def verify(
         sound: files that several steps have and an earlier call has found sound: they are not read again.
     """
     path = Path(path) if isinstance(path, str) else path
-    _check_share(share)
+    share = _checked_share(share)
     reader = ParallelReader(
         files=files or Files(),
         readers=readers,
@@ -143,10 +144,11 @@ def verify(
     return Report(path, tuple(reports))
 
 
-def _check_share(share: object) -> None:
-    match share:
-        case int(number), int(count) if 0 <= number < count:
-            return
+def _checked_share(share: tuple[int, int]) -> tuple[int, int]:
+    with suppress(TypeError, ValueError):
+        number, count = map(operator.index, share)
+        if 0 <= number < count:
+            return number, count
     raise ConfigError(f"share={share!r}: give (number, count) with number in 0 .. count-1")
 
 
@@ -343,5 +345,6 @@ def _entry_problems(
 ) -> Iterator[str]:
     if entry is None:
         yield f"{path}: the header lacks leaf {name[:60]!r}"
-    elif entry != expected:
+    # Of a leaf without elements some releases wrote the shape of a rank's part.
+    elif entry != expected and (entry.nbytes or replace(entry, shape=expected.shape) != expected):
         yield f"{path}: the header says {entry} of leaf {name[:60]!r}, not {expected}"

@@ -50,6 +50,7 @@ class Committer:
     """Publishes or cleans up; runs on finisher threads only.
 
     Args:
+        in_flight: most saves at a time.
         announce: called before each publication, by the rank that leads a root. Never raises.
     """
 
@@ -63,6 +64,7 @@ class Committer:
         auditor: Auditor,
         levels: NoLevels,
         kept: KeptMappings,
+        in_flight: int,
         announce: Callable[[], None],
     ) -> None:
         self._store = store
@@ -73,7 +75,7 @@ class Committer:
         self._levels = levels
         self._kept = kept
         self._announce = announce
-        self._cuts = Cuts()
+        self._cuts = Cuts(in_flight)
         self._found_unix_s: float | None = None
 
     def finish(self, inflight: InFlight) -> None:

@@ -210,8 +210,9 @@ class FilesSave(OpenSave):
         for name in names:
             if not is_file_name(name):
                 raise ConfigError(
-                    f"add: {name!r} cannot be the name of a file: give a relative path of plain names, none "
-                    f"of them hidden, and no manifest's name (manifest.json, rank-*.json)"
+                    f"add: {name!r} cannot be the name of a file: give a relative path of names of 1 to 200 "
+                    f"bytes, none of them hidden or with control characters or blanks at its ends, and no "
+                    f"manifest's name (manifest.json, rank-*.json)"
                 )
             if name in known:
                 raise ConfigError(f"add: {name!r} was added already: each name is added once")

@@ -24,7 +24,7 @@ from ckpt_core.system.threads import own_lock
 from ckpt_core.types import Block, LeafSpec, Slice
 
 _KEPT = 16
-"""So many cuts of each rank are kept by rank 0: more than there are saves under way."""
+"""So many cuts of each rank are kept by rank 0 at least."""
 
 _Place = tuple[int, int, tuple[tuple[int, ...], tuple[int, ...]] | None] | None
 _Row = tuple[int, tuple[int, ...], _Place]
@@ -60,12 +60,17 @@ class Cut(NamedTuple):
 class Cuts:
     """What the ranks have told of their cuts. One for each Checkpointer; any thread.
 
+    Args:
+        in_flight: most saves at a time. What a rank has said with its last commit is to be known yet when
+            so many others have said something else, and as many have ended in another order than here.
+
     Attributes:
         told: digest of what rank 0 knows of this rank; "" when that is not certain.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_flight: int) -> None:
         self.told = ""
+        self._most = max(_KEPT, 2 * in_flight + 1)
         self._lock = own_lock()
         self._texts: dict[int, dict[str, str]] = {}
         self._whole: dict[tuple[str, ...], None] = {}
@@ -93,12 +98,12 @@ class Cuts:
                 )
             lack = _lack(texts)
             if lack is None:
-                _keep(self._whole, digests, None)
+                _keep(self._whole, digests, None, most=self._most)
             return lack
 
     def _text(self, rank: int, digest: str, text: str) -> str:
         known = self._texts.setdefault(rank, {})
-        return _keep(known, digest, text or known.get(digest, ""))
+        return _keep(known, digest, text or known.get(digest, ""), most=self._most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +126,11 @@ class CutVote:
         self.cuts.told = self.cut.digest
 
 
-def _keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> _Value:
+def _keep(known: dict[_Key, _Value], key: _Key, value: _Value, *, most: int) -> _Value:
     """Put it last, and let go of what was used longest ago."""
     known.pop(key, None)
     known[key] = value
-    while len(known) > _KEPT:
+    while len(known) > most:
         del known[next(iter(known))]
     return value
 

@@ -240,7 +240,8 @@ def _size(leaf: Leaf) -> tuple[int, int]:
 
 
 def _part(index: int, spec: LeafSpec, whole: LeafSpec, slice_: Slice) -> Part:
-    stored = spec
+    # Of a leaf without elements a part has all, whatever shape it has here.
+    stored = whole
     if slice_.nbytes != prod(whole.shape) * itemsize(spec.dtype):
         stored = LeafSpec(spec.name, spec.dtype, (slice_.nbytes // itemsize(spec.dtype),))
     return Part(index, stored, whole, slice_)

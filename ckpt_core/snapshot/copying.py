@@ -20,8 +20,8 @@ from ckpt_core.state import (
     GIL_RELEASE_BYTES,
     as_known,
     blocks,
+    lies_at,
     one_thread_limit,
-    refuse_freed,
 )
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.pages import address_of
@@ -80,9 +80,9 @@ def copy_range(tensor: torch.Tensor, start: int, target: torch.Tensor, *, device
         target: 1-D uint8 tensor on the host.
 
     Raises:
-        BarrierError: the leaf has lost its memory.
+        BarrierError: the leaf has lost its memory, or some of it.
     """
-    refuse_freed([tensor])
+    lies_at(tensor)
     tensor = as_known(tensor)
     begin, words = start // tensor.element_size(), target.view(tensor.dtype)
     count = words.numel()

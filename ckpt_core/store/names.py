@@ -154,13 +154,15 @@ def check_layout(root: Path) -> None:
 def _check_outside(root: Path) -> None:
     if _is_step(root):
         raise ConfigError(
-            f"{root} is one step, and no root: give the root that it lies in, such as {root.parent}, or "
-            f"another directory. Nothing was changed",
+            f"{root} is one step, or a directory of files, and no root: give the root that it lies in, such "
+            f"as {root.parent}, or another directory. Nothing was changed",
             path=root,
         )
-    for place in (root, *root.parents):
-        is_own = place.name in _OWN and os.path.isfile(place.parent / LOCK)
-        if is_own or (parse_step_dir(place.name) is not None and _is_step(place)):
+    real = Path(os.path.realpath(root))
+    for place in dict.fromkeys([root, *root.parents, real, *real.parents]):
+        in_root = os.path.isfile(place.parent / LOCK)
+        is_named = in_root or parse_step_dir(place.name) is not None
+        if (in_root and place.name in _OWN) or (is_named and _is_step(place)):
             raise ConfigError(
                 f"{root} lies within {place}, which the root {place.parent} may delete: give that root, or a "
                 f"directory outside it. Nothing was changed",

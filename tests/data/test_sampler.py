@@ -275,6 +275,8 @@ def test_numbers_and_flags_of_other_kinds_are_the_plain_ones_in_its_order_and_it
     "options",
     [
         {"shuffle": "no"},
+        {"shuffle": np.array([1, 2])},
+        {"shuffle": torch.tensor([True, False])},
         {"seed": True},
         {"seed": None},
         {"seed": 1.0},
@@ -285,6 +287,14 @@ def test_numbers_and_flags_of_other_kinds_are_the_plain_ones_in_its_order_and_it
 def test_what_is_no_number_or_flag_is_refused_where_it_is_given(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="|".join(options)):
         ResumableSampler(range(9), **options)
+
+
+def test_counts_of_numpy_are_taken_as_plain_ones() -> None:
+    sampler = ResumableSampler(range(20))
+    share = sampler.begin(unit=np.int64(4))  # type: ignore[arg-type]
+    sampler.consume(share, samples=np.int64(4), batches=np.int64(1))  # type: ignore[arg-type]
+    state = sampler.state_dict()
+    assert type(state["consumed"]) is int and (state["consumed"], state["batches"]) == (4, 1)
 
 
 @pytest.mark.parametrize("epoch", [True, 1.0, "1", None])

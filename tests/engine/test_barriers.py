@@ -445,14 +445,17 @@ def test_a_save_inside_another_one_that_fails_is_declined_at_once(tmp_path: Path
 
 
 @pytest.mark.parametrize("left_bytes", [0, 199_996])
-@pytest.mark.parametrize("offset", [0, 8])
+@pytest.mark.parametrize("offset", [0, 8, None], ids=["whole", "offset", "strided"])
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_leaf_whose_memory_is_taken_away_before_its_turn_is_named(
-    tmp_path: Path, debug: bool, offset: int, left_bytes: int
+    tmp_path: Path, debug: bool, offset: int | None, left_bytes: int
 ) -> None:
     files = GatedFiles()
     leaves = {name: torch.ones(50_000) for name in "abc"}
-    state = {name: leaf[offset:] for name, leaf in leaves.items()}
+    state = {
+        name: leaf.view(250, 200).t() if offset is None else leaf[offset:]
+        for name, leaf in leaves.items()
+    }
     with Checkpointer(tmp_path, replace(TINY, debug_barrier=debug), files=files) as ck:
         handle = ck.save(1, state)
         nbytes = leaves["c"].untyped_storage().nbytes()

@@ -33,7 +33,7 @@ class Job:
     """Ranks that save together."""
 
     def __init__(self, ranks: int) -> None:
-        self.ranks = [Cuts() for _ in range(ranks)]
+        self.ranks = [Cuts(2) for _ in range(ranks)]
 
     def save(self, *rows: Rows) -> tuple[list[bool], str | None]:
         """Which ranks told where their parts lie, and what rank 0 found to be lacking."""
@@ -65,10 +65,27 @@ def test_what_rank_0_does_not_know_is_told_with_the_next_save() -> None:
     job = Job(2)
     assert job.save(run(0, 5), run(5, 10)) == ([True, True], None)
     # As if this one had told it to nobody.
-    job.ranks[0] = Cuts()
+    job.ranks[0] = Cuts(2)
     told, lack = job.save(run(0, 5), run(5, 10))
     assert told == [True, False] and lack is not None and "rank 1" in lack
     assert job.save(run(0, 5), run(5, 10)) == ([True, True], None)
+
+
+def halves(cut: int, name: str = "w") -> list[Rows]:
+    return [run(0, cut, name), run(cut, 10, name)]
+
+
+def test_what_a_rank_has_told_is_known_behind_as_many_saves_as_may_be_under_way() -> None:
+    ranks = [Cuts(40), Cuts(40)]
+    first = [cuts.vote(Cut.of(rows)) for cuts, rows in zip(ranks, halves(5), strict=True)]
+    assert ranks[0].lack([vote.say() for vote in first if vote]) is None
+    for vote in first:
+        assert vote is not None
+        vote.agreed()
+    for turn in range(80):  # voted on, and not committed yet
+        said = [Cut.of(rows) for rows in halves(5, f"w{turn}")]
+        assert ranks[0].lack([[cut.digest, cut.text] for cut in said]) is None
+    assert ranks[0].lack([vote.say() for vote in first if vote]) is None
 
 
 def test_cuts_that_change_with_each_save_are_not_kept_for_ever() -> None:

@@ -11,7 +11,7 @@ import torch
 from ckpt_core import FlatPart
 from ckpt_core.share import Scope, Share, Sharer
 from ckpt_core.state import RngState, SpecMemo, flatten
-from ckpt_core.types import RankInfo
+from ckpt_core.types import Block, Placement, RankInfo
 
 
 def share_of(sharer: Sharer, state: Any, memo: SpecMemo) -> Share:
@@ -45,6 +45,14 @@ def test_a_share_stays_the_same_object_while_the_state_does() -> None:
     sharer = Sharer(RankInfo(0, 2))
     state = {"model": net, "rng": RngState()}
     assert share_of(sharer, state, memo) is share_of(sharer, state, memo)
+
+
+def test_a_leaf_without_elements_is_stored_in_its_whole_shape() -> None:
+    flat = flatten({"w": torch.zeros(0, 3)}, eager_leaf_bytes=65536)
+    place = Placement((0, 5), Block((0, 0), (0, 3)), 0, 1, "columns", ranks=2)
+    flat = replace(flat, placements={"w": place})
+    (part,) = Sharer(RankInfo(0, 2)).share(flat, Scope()).parts
+    assert part.stored == part.whole and part.stored.shape == (0, 5)
 
 
 @pytest.mark.parametrize(

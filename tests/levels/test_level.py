@@ -323,6 +323,7 @@ def test_a_variable_is_not_blamed_for_what_is_wrong_beside_it() -> None:
         lambda: Options(metrics="a\0b.prom"),
         lambda: Options(levels=parse_levels(["a\0b"])),
         lambda: Level(Path("a\0b")),
+        lambda: Level("file:///a\0b"),
         lambda: Checkpointer("a\0b"),
         lambda: load("a\0b"),
         lambda: verify(Path("a\0b")),

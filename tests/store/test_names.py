@@ -131,6 +131,27 @@ def test_neither_a_step_nor_a_place_within_one_is_a_root(filled: Path, name: str
         check_layout(step / name)
 
 
+def test_nor_is_a_place_that_lies_within_a_step_by_way_of_a_link(
+    filled: Path, tmp_path: Path
+) -> None:
+    step = step_path(filled, 100)
+    (tmp_path / "link").symlink_to(step)
+    with pytest.raises(ConfigError, match=f"lies within {step}, which the root {filled} may"):
+        check_layout(tmp_path / "link" / "mine")
+
+
+def test_nor_is_a_directory_of_files_or_a_place_within_one(tmp_path: Path) -> None:
+    with ckpt_core.Checkpointer(tmp_path / "root") as ck:
+        files = ck.begin_files(1, "best")
+        files.add("m.bin", {"a": 1})
+        best = files.seal().committed.result(60)
+    with pytest.raises(ConfigError, match=f"{best} is one step, or a directory of files, and no"):
+        check_layout(best)
+    with pytest.raises(ConfigError, match=f"lies within {best}, which the root"):
+        check_layout(best / "mine")
+    check_layout(tmp_path / "root" / "mine")
+
+
 @pytest.mark.parametrize("name", [".inflight", ".slots", ".corrupt", ".pins", ".levels/aside"])
 def test_no_place_that_a_root_has_for_itself_is_a_root(filled: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"lies within .*which the root {filled} may delete"):
@@ -143,7 +164,9 @@ def test_a_copy_of_a_step_is_no_root_and_beside_a_manifest_of_something_else_is_
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(step_path(filled, 100), copy)
-    with pytest.raises(ConfigError, match=f"{copy} is one step, and no root"):
+    with pytest.raises(
+        ConfigError, match=f"{copy} is one step, or a directory of files, and no root"
+    ):
         check_layout(copy)
     (copy / "manifest.json").write_text('{"name": "of another program"}')
     check_layout(copy)

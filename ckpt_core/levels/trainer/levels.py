@@ -118,8 +118,7 @@ class Levels(NoLevels):
         """Claim the levels on all ranks, and have an agent at work for each root.
 
         Raises:
-            ConfigError, RootBusy, RestoreError, PersistError: a level cannot be used; says which, and what
-                to do.
+            ConfigError, RootBusy, RestoreError, PersistError: a level cannot be used; says which, and why.
             CommitError, CoordinationTimeout: another rank's error.
         """
         self._following.begin(committed_steps(self._root))
