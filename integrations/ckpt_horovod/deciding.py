@@ -15,7 +15,10 @@ from ckpt_core import ConfigError, EveryNSteps
 from ckpt_horovod.reductions import POLL_S
 
 _NUMBERS: defaultdict[tuple[Any, str], Iterator[int]] = defaultdict(itertools.count)
-"""Of the broadcasts of one name in a process set: of two optimizers, both may be under way."""
+"""Of the broadcasts of one name in a process set: of two optimizers, both may be under way.
+
+Taken at the first broadcast: a rank may make more optimizers than the others, and leave them alone.
+"""
 
 
 class Policy(Protocol):
@@ -54,7 +57,7 @@ class Decisions:
     Args:
         policy: None says no to every iteration; so does a rank that is not in the process set.
         process_set: the ranks that save together.
-        name: of the broadcasts; the same on all ranks, which make those of one name in one order.
+        name: of the broadcasts; the same on all ranks, which first step those of one name in one order.
     """
 
     def __init__(self, policy: Policy | None, *, process_set: Any, name: str) -> None:
@@ -62,8 +65,8 @@ class Decisions:
         self._process_set = process_set
         alone = process_set.size() == 1
         self._told = policy is not None and not alone and not isinstance(policy, EveryNSteps)
-        number = next(_NUMBERS[process_set.process_set_id, name]) if self._told else 0
-        self._name = f"ckpt_horovod.decision.{number}.{name}"
+        self._name = name
+        self._number: int | None = None
         self._coming: dict[int, int] = {}
         self._answers: dict[int, bool] = {}
 
@@ -73,12 +76,15 @@ class Decisions:
             return
         if step in self._coming or step in self._answers:
             return
+        if self._number is None:
+            self._number = next(_NUMBERS[self._process_set.process_set_id, self._name])
         leads = self._process_set.rank() == 0
         saves = leads and self.policy.should_save(step)
         answer = torch.tensor([saves], dtype=torch.uint8, device="cpu")
         first = min(self._process_set.ranks or [0])
+        name = f"ckpt_horovod.decision.{self._number}.{self._name}.{step % 2}"
         self._coming[step] = broadcast_async(
-            answer, first, name=f"{self._name}.{step % 2}", process_set=self._process_set
+            answer, first, name=name, process_set=self._process_set
         )
 
     def is_due(self, step: int) -> bool:

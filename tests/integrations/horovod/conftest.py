@@ -58,7 +58,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     jobs = [
         *_saved(folder, {**prefixed("edit", EDITS), **prefixed("end", ENDS), **STRATEGIES}),
         *_rooted(folder, "jobs_policies", "asked_for", "measured", "parts", "refused", "twice"),
-        *_rooted(folder, "jobs_policies", "vouched", "told_again", "two_told"),
+        *_rooted(folder, "jobs_policies", "vouched", "told_again", "two_told", "one_more"),
         *_rooted(folder, "jobs_ends", "skipped_block"),
         *_rooted(folder, "jobs_failures", "edited", "short_of_memory"),
         *_rooted(folder, "jobs_faces", "what_it_is", "state_dicts", "broadcasts", "schedulers"),

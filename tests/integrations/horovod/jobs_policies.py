@@ -93,6 +93,24 @@ def two_told(root: str) -> Any:
         return [one.steps(), other.steps()]
 
 
+def one_more(root: str) -> Any:
+    """The first rank alone has made another optimizer before, and never steps it."""
+    kept = []
+    for number in range(2 if hvd.rank() == 0 else 1):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4)
+        optimizer = ckpt_horovod.DistributedOptimizer(
+            torch.optim.SGD(model.parameters()), checkpointer=None, policy=EverySeconds(3600)
+        )
+        kept.append((number, optimizer))
+    for _ in range(3):
+        with optimizer.iteration():
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    return optimizer.iterations
+
+
 def left_early(root: str) -> Any:
     """The last job of its ranks: the second has ended when the first one ends an iteration."""
     with saving(root) as ck:

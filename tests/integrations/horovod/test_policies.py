@@ -35,6 +35,12 @@ def test_two_optimizers_whose_parameters_have_the_same_names_are_told_apart(pair
     assert pair.of("two_told") == [[FIRST, FIRST]] * 2
 
 
+def test_an_optimizer_that_one_rank_alone_has_made_and_never_steps_is_no_ones_business(
+    pair: Outcome,
+) -> None:
+    assert pair.of("one_more") == [3, 3]
+
+
 def test_a_rank_ends_its_last_iteration_after_another_has_left(pair: Outcome) -> None:
     assert pair.of("left_early") == [3, 3]
 
