@@ -113,10 +113,11 @@ def with_its_reason() -> Iterator[None]:
 
 
 def check_outside(path: Path) -> None:
-    """Raises ConfigError for a place in the directory of a step, whose bytes never change."""
+    """Raises ConfigError for a place within the directory of a step, whose bytes never change."""
     folder = Path(os.path.realpath(path.parent))
-    if parse_step_dir(folder.name) is not None and (folder / MANIFEST_NAME).exists():
-        raise ConfigError(f"{path} is in a committed step: name a file elsewhere", path=path)
+    for place in (folder, *folder.parents):
+        if parse_step_dir(place.name) is not None and (place / MANIFEST_NAME).exists():
+            raise ConfigError(f"{path} is in a committed step: name a file elsewhere", path=path)
 
 
 def _check_free(path: Path, *, force: bool) -> None:

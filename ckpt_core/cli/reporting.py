@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -9,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from ckpt_core.anywhere import local, url_of
+from ckpt_core.cli.exported import check_outside
 from ckpt_core.cli.listing import Listing, StepRow, state_texts, survey_of
 from ckpt_core.cli.listing_levels import told
 from ckpt_core.cli.requests import ReportRequest
@@ -27,10 +29,12 @@ def write_report(request: ReportRequest) -> bool:
     """Write the page; an old one of that name is replaced.
 
     Raises:
-        ConfigError: a path is not there, holds no events or no step, or a root is not named alone.
+        ConfigError: a path is not there, holds no events or no step, or a root is not named alone; or the
+            page would be in a step.
         RestoreError: the root is in an object store, which cannot be reached.
         OSError: a file cannot be read or written.
     """
+    check_outside(Path(os.path.realpath(request.out)))  # links are followed
     roots = [place for place in request.paths if url_of(place) or local(place).is_dir()]
     if roots and len(request.paths) > 1:
         raise ConfigError(f"{roots[0]} is a root: name it alone, or event files")

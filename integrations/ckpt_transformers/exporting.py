@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import ckpt_core
-from ckpt_core import ConfigError
+from ckpt_core import ConfigError, committed_steps, step_path
 from ckpt_transformers.files import ADAPTER, ADAPTER_CONFIG, contents
 
 _WEIGHTS = "model.safetensors"
@@ -39,8 +39,9 @@ def export(
             itself, and for prompt, prefix and P-tuning. None: it is made of the configuration.
 
     Raises:
-        ConfigError: `directory` is there, the step was not saved by AsyncCheckpoint, or its weights are not
-            those of `model`; or PEFT computes what an adapter's file holds, and `model` is None.
+        ConfigError: `directory` is there, or within a step; the step was not saved by AsyncCheckpoint, or its
+            weights are not those of `model`; or PEFT computes what an adapter's file holds, and `model` is
+            None.
         NotCommitted: there is no step.
         CorruptCheckpoint: a file of the step has a name that leads out of the directory; else, as
             UnknownFormat and RestoreError, as `ckpt_core.load`.
@@ -49,6 +50,7 @@ def export(
     target = Path(os.path.abspath(directory))
     if os.path.lexists(target):
         raise ConfigError(f"directory={str(directory)!r} is there already: give another name")
+    _check_outside(target)
     try:
         tree = ckpt_core.load(path, only=["model", "files"])
     except ConfigError as exc:
@@ -68,6 +70,17 @@ def export(
         os.rename(folder, target)
     _sync(target.parent)
     return target
+
+
+def _check_outside(target: Path) -> None:
+    """Raises ConfigError for a place within the directory of a step, which holds what was saved alone."""
+    folder = Path(os.path.realpath(target.parent))
+    for place in (folder, *folder.parents):
+        root = place.parent
+        if place.name.startswith("step-") and place in [
+            step_path(root, step) for step in committed_steps(root)
+        ]:
+            raise ConfigError(f"{target} is in a committed step: name a directory elsewhere")
 
 
 def _reason(error: SafetensorError) -> tuple[int, str]:

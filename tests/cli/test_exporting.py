@@ -416,7 +416,7 @@ def test_a_file_that_is_there_is_replaced_only_by_force(
 
 
 def _into_a_directory(step: str, folder: Path) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "shard-00000-0.safetensors", "out.pt", "hf"])
@@ -429,12 +429,13 @@ def test_nothing_is_written_into_a_step(
     monkeypatch.setattr("ckpt_core.system.plugins.load", lambda group, name: made)
     step = ckpts / "step-000000000030"
     (tmp_path / "link").symlink_to(step)
-    before = {path: path.stat().st_ino for path in step.iterdir()}
+    (step / "deeper").mkdir()
+    before = {path: path.stat().st_ino for path in step.rglob("*")}
     more = ["--to", "hf"] if name == "hf" else ["--force"]
-    for folder in (step, tmp_path / "link"):
+    for folder in (step, tmp_path / "link", step / "deeper", step / "new" / "new"):
         answer = cli("export", ckpts, folder / name, *more)
         assert answer.code == 2 and "is in a committed step" in answer.err
-    assert {path: path.stat().st_ino for path in step.iterdir()} == before
+    assert {path: path.stat().st_ino for path in step.rglob("*")} == before
     assert ckpt_core.verify(ckpts).ok
 
 

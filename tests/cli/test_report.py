@@ -62,6 +62,20 @@ def test_what_a_name_in_a_root_says_is_escaped(cli: Cli, tmp_path: Path) -> None
     assert "<script>" not in (tmp_path / "page.html").read_text()
 
 
+def test_nothing_is_written_into_a_step(cli: Cli, ckpts: Path, tmp_path: Path) -> None:
+    manifest = ckpts / "step-000000000030" / "manifest.json"
+    (manifest.parent / "deeper").mkdir()
+    (tmp_path / "link.html").symlink_to(manifest)
+    before = manifest.read_bytes()
+    events = written(tmp_path / "e", *save(3, 1.0))
+    for out in (manifest, manifest.parent / "deeper" / "page.html", tmp_path / "link.html"):
+        for path in (ckpts, events):
+            answer = cli("report", path, "--out", out)
+            assert answer.code == 2 and "is in a committed step" in answer.err
+    assert manifest.read_bytes() == before
+    assert not [*manifest.parent.glob("deeper/*")]
+
+
 def test_an_event_file_is_never_overwritten(cli: Cli, tmp_path: Path) -> None:
     path = written(tmp_path / "e", *save(3, 1.0))
     before = path.read_bytes()

@@ -54,6 +54,11 @@ def test_from_pretrained_reads_the_newest_step(tmp_path: Path) -> None:
     for taken in (folder, dangling):
         with pytest.raises(ConfigError, match="is there already"):
             export(tmp_path / "ckpts", taken)
+    (tmp_path / "link").symlink_to(step_path(tmp_path / "ckpts", 4))
+    for within in (step_path(tmp_path / "ckpts", 4) / "a" / "b", tmp_path / "link" / "model"):
+        with pytest.raises(ConfigError, match="is in a committed step"):
+            export(tmp_path / "ckpts", within)
+        assert not within.exists()
 
 
 def test_how_it_generates_is_exported_as_save_model_writes_it(tmp_path: Path) -> None:
