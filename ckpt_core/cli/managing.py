@@ -151,6 +151,7 @@ def set_pin(request: PinRequest, *, pinned: bool) -> bool:
     """Pin or unpin a step, durably; always a success. Needs no lock: any process may.
 
     Raises:
+        ConfigError: the root is one step, or what another node shows of its own.
         NotCommitted: there is no such root, or no such step to pin.
         PersistError: it could not be made durable.
         Away: a root in an object store cannot be reached.
@@ -193,11 +194,15 @@ def _set_pin_here(root: Path, step: int, *, pinned: bool) -> bool:
 
 
 def _set_pin_far(url: str, step: int, *, pinned: bool) -> bool:
-    from ckpt_core.levels import open_far
+    from ckpt_core.levels import is_shown_root, open_far
 
     if parse_step_dir(url.rpartition("/")[2]) is not None:
         raise ConfigError(
             f"{url} is one step: name the root, {url.rpartition('/')[0]}, and the step"
+        )
+    if is_shown_root(url):  # which shows no pins: unpin would find the step not pinned
+        raise ConfigError(
+            f"{url} is the root of another node, which shows it to be read alone: pin and unpin on that node"
         )
     with open_far(url) as far:
         changed = (step in far.pins()) != pinned

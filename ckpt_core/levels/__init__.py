@@ -23,7 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core.levels.far.door import Away, Conflict, Copy, Far, Word
-from ckpt_core.levels.far.opening import check_extra, open_far
+from ckpt_core.levels.far.opening import check_extra, is_shown_root, open_far
 from ckpt_core.levels.mailbox import (
     LEVELS,
     LevelStatus,
@@ -116,6 +116,7 @@ __all__ = [
     "check_extra",
     "due_steps",
     "held_steps",
+    "is_shown_root",
     "keep_agents_off",
     "known",
     "look_at",

@@ -35,13 +35,18 @@ def open_far(url: str, *, files: Files | None = None, mounted: str = "") -> Far:
         raise ConfigError(
             f"{url} is parity, which a restore reads where it needs it: name the root itself"
         )
-    if scheme_of(url) == PEER and url.rpartition("/")[2].startswith(ROOT_PREFIX):
+    if is_shown_root(url):
         return open_plain(url)
     check_extra(url)
     # Never imported by a process that trains: it may be forked, which the client's threads do not survive.
     from ckpt_core.levels.far.objects import ObjectFar
 
     return ObjectFar(url)
+
+
+def is_shown_root(url: str) -> bool:
+    """Whether this is the root of another node, as that shows it: to be read alone."""
+    return scheme_of(url) == PEER and url.rpartition("/")[2].startswith(ROOT_PREFIX)
 
 
 def open_plain(url: str) -> PlainFar:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckpt_core import Checkpointer
+from ckpt_core import Checkpointer, ConfigError
 from ckpt_core.cli.app import app
 from ckpt_core.levels import Away, Copy, read_keys
 from ckpt_core.levels.serving.binding import Address
@@ -82,6 +82,16 @@ def test_commands_read_it_by_its_url(
     assert capsys.readouterr().err == ""
     flip(path / "shard-00000-0.safetensors", -1)
     assert _run("verify", url, "--step=8") == 1
+
+
+@pytest.mark.parametrize("command", ["pin", "unpin"])
+def test_a_step_is_pinned_and_unpinned_on_the_node_itself(
+    server: PeerServer, root: Path, command: str
+) -> None:
+    with Checkpointer(root) as ck:
+        ck.pin(7)
+    with pytest.raises(ConfigError, match="pin and unpin on that node"):
+        app([command, f"peer://{server.address}/{SHOWN}", "7"])
 
 
 def test_nothing_there_is_changed_and_nothing_hidden_or_outside_is_shown(
