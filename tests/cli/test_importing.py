@@ -334,6 +334,47 @@ def test_a_source_that_changes_meanwhile_is_not_committed(
     assert tree["step"] == 2 and bool((tree["a"] == tree["b"]).all())
 
 
+def test_a_source_that_is_still_being_written_is_not_committed(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, root = save_dcp({"step": 1, "w": torch.ones(9)}, tmp_path / "s"), tmp_path / "r"
+    with monkeypatch.context() as patched:
+        _at_the_shard(patched, (source / "later.distcp").touch)
+        answer = cli("import", source, root)
+    assert answer.code == 2 and "later.distcp changed while it was read" in answer.err
+    assert committed_steps(root) == ()
+    assert cli("import", source, root).code == 0
+
+
+def test_a_link_that_leads_to_another_save_meanwhile_is_not_committed(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [save_dcp({"step": n, "w": torch.ones(9)}, tmp_path / str(n)) for n in (1, 2)]
+    link = tmp_path / "newest"
+    link.symlink_to(folders[0])
+
+    def move() -> None:
+        (tmp_path / "new").symlink_to(folders[1])
+        (tmp_path / "new").rename(link)
+
+    _at_the_shard(monkeypatch, move)
+    answer = cli("import", link, tmp_path / "r")
+    assert answer.code == 2 and "changed while it was read" in answer.err
+
+
+@pytest.mark.parametrize("where", ["r", ".", "..", "absolute"])
+def test_a_root_may_lie_within_the_source_and_the_source_within_it(
+    where: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(save_dcp({"step": 1, "w": torch.ones(9)}, tmp_path / "t" / "s"))
+    root = Path.cwd() / "r" if where == "absolute" else Path(where)
+    with monkeypatch.context() as patched:
+        _at_the_shard(patched, Path("later.distcp").touch)
+        assert cli("import", ".", root).code == 2
+    assert cli("import", ".", root).code == 0
+    assert committed_steps(root) == (1,)
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
 )

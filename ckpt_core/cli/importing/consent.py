@@ -15,6 +15,8 @@ _Identity = tuple[int, int, int, int]
 class Consent(NoCoordination):
     """Of one process: given where the source is what it was, and the import was not given up.
 
+    `root` is where it is saved, and may be within the source, or the source within it.
+
     Its checksums are compared when it is read, and its pages are read again as they are saved: whoever
     writes to it in between would have a step of two saves.
 
@@ -24,10 +26,12 @@ class Consent(NoCoordination):
         given_up: nobody waits for it any more.
     """
 
-    def __init__(self, source: Path) -> None:
+    def __init__(self, source: Path, root: Path) -> None:
         self.within = source
         self.given = self.given_up = False
-        self._found = {path: _identity(path) for path in _files_of(source)}
+        # Links are not followed here: what they lead to may become another save.
+        self._source, self._root = source.absolute(), Path(os.path.realpath(root))
+        self._found = self._look()
 
     def agree(
         self, attempt_id: str, step: int, ballot: Ballot, timeout_s: float
@@ -38,8 +42,9 @@ class Consent(NoCoordination):
             CorruptCheckpoint: the source has changed.
             StagingError: the import was given up.
         """
-        for path, before in self._found.items():
-            if path.is_relative_to(self.within) and _identity(path) != before:
+        now, within = self._look(), self.within.absolute()
+        for path in sorted({*self._found, *now}):
+            if path.is_relative_to(within) and self._found.get(path) != now.get(path):
                 raise CorruptCheckpoint(
                     f"{path} changed while it was read, and nothing was imported: import it when nobody "
                     f"writes to it, or a copy of it",
@@ -51,14 +56,19 @@ class Consent(NoCoordination):
             raise StagingError(f"step {step} was given up", step=step)
         return super().agree(attempt_id, step, ballot, timeout_s)
 
+    def _look(self) -> dict[Path, _Identity | None]:
+        found = self._source.rglob("*") if self._source.is_dir() else [self._source]
+        return {path: _identity(path) for path in found if not self._is_own(path)}
+
+    def _is_own(self, path: Path) -> bool:
+        """Whether the root has this for itself, as the files of this import, which have no name yet."""
+        real = Path(os.path.realpath(path))
+        return real.is_relative_to(self._root) and str(real.relative_to(self._root))[:1] == "."
+
     def withdraw(self) -> bool:
         """Nobody waits for the import any more; False where it may be committed already."""
         self.given_up = True
         return not self.given
-
-
-def _files_of(source: Path) -> list[Path]:
-    return sorted(source.rglob("*")) if source.is_dir() else [source]
 
 
 def _identity(path: Path) -> _Identity | None:

@@ -56,7 +56,7 @@ def import_source(request: ImportRequest) -> bool:
     source = chosen(request.format, asked.path)
     if request.format == AUTO:
         note(f"{asked.path} is {source.what} ({source.name})")
-    consent = Consent(asked.path)
+    consent = Consent(asked.path, root)
     with redirect_stdout(sys.stderr):  # some frameworks talk when they are imported
         found = _read(source, asked)
     if isinstance(found, NamedFiles):
