@@ -403,6 +403,20 @@ def test_what_is_interrupted_is_not_committed(
     assert committed_steps(root) == (1,)
 
 
+def test_what_is_interrupted_while_it_is_verified_is_said_to_be_there(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"step": 1, "w": torch.ones(9)}, tmp_path / "s.pt")
+
+    def interrupted(*args: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ckpt_core.cli.importing.importing.verify", interrupted)
+    answer = cli("import", tmp_path / "s.pt", tmp_path / "r")
+    assert answer.code == 130 and committed_steps(tmp_path / "r") == (1,)
+    assert "interrupted: step 1 is committed, and not verified: ckpt-core verify" in answer.err
+
+
 def test_what_nobody_recognises_and_a_library_that_is_missing_are_named(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,8 +62,14 @@ def import_source(request: ImportRequest) -> bool:
     if isinstance(found, NamedFiles):
         consent.within = found.folder
     path = _written(found, root, consent, force=request.force)
-    with progress_bar(shown=not request.no_progress, tell=note) as show:
-        report = verify(path, progress=partial(show, f"verifying {path.name}"))
+    try:
+        with progress_bar(shown=not request.no_progress, tell=note) as show:
+            report = verify(path, progress=partial(show, f"verifying {path.name}"))
+    except KeyboardInterrupt:  # and SIGTERM
+        note(
+            f"interrupted: step {found.step} is committed, and not verified: ckpt-core verify {path}"
+        )
+        raise
     if not report.ok:
         raise CorruptCheckpoint(f"{path} was saved, and is damaged: look at the disk", path=path)
     opaque = () if isinstance(found, NamedFiles) else _opaque(path)
