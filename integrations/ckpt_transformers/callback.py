@@ -85,6 +85,8 @@ class AsyncCheckpoint(TrainerCallback):
             ConfigError: it stands in another Trainer, or another one in this.
         """
         if self._doors is not None:
+            Doors.of(self._doors.trainer)  # which lets go where it was taken out
+        if self._doors is not None:
             if self._doors.trainer is not trainer:
                 raise ConfigError(
                     "an AsyncCheckpoint is that of one Trainer: make another one for this"

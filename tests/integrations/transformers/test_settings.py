@@ -50,6 +50,19 @@ def test_a_callback_is_that_of_one_trainer(tmp_path: Path) -> None:
         trainer_of(tmp_path, saver=saver)
 
 
+def test_a_callback_that_was_taken_out_may_be_attached_again(tmp_path: Path) -> None:
+    saver = AsyncCheckpoint(tmp_path / "ckpts", options=SMALL)
+    trainer = trainer_of(tmp_path, saver=saver, max_steps=2)
+    trainer.remove_callback(saver)
+    saver.attach(trainer)
+    trainer.train()
+    assert committed_steps(tmp_path / "ckpts") == (2,)
+    trainer.remove_callback(saver)
+    other = trainer_of(tmp_path, saver=saver, max_steps=4)
+    other.train(True)
+    assert committed_steps(tmp_path / "ckpts")[-1] == 4
+
+
 def test_a_trainer_has_one_callback(tmp_path: Path) -> None:
     other = AsyncCheckpoint(tmp_path / "other", options=SMALL)
     with pytest.raises(ConfigError, match="two AsyncCheckpoints"):
