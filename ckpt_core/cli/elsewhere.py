@@ -83,13 +83,16 @@ def _check(request: ExportRequest, target: Target) -> None:
         "--strip": request.strip,
         "--rank": request.rank is not None,
         "--force": request.force and target.write_file is None,
-        "--trusted": request.trusted and target.write_file is None,
     }
     for option, value in given.items():
         if value:
             raise ConfigError(
                 f"{option}: the layout of {target.name} is written whole; leave it out"
             )
+    if request.trusted and target.write_file is None:
+        raise ConfigError(
+            f"--trusted: the layout of {target.name} has no objects to build; leave it out"
+        )
 
 
 def _write(target: Target, step: str, request: ExportRequest) -> None:

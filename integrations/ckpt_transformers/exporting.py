@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import ckpt_core
-from ckpt_core import ConfigError, committed_steps, step_path
+from ckpt_core import ConfigError, UntrustedData, committed_steps, step_path
 from ckpt_transformers.files import ADAPTER, ADAPTER_CONFIG, contents
 
 _WEIGHTS = "model.safetensors"
@@ -43,6 +43,7 @@ def export(
             weights are not those of `model`; or PEFT computes what an adapter's file holds, and `model` is
             None.
         NotCommitted: there is no step.
+        UntrustedData: the model holds more than tensors and plain values.
         CorruptCheckpoint: a file of the step has a name that leads out of the directory; else, as
             UnknownFormat and RestoreError, as `ckpt_core.load`.
         OSError: the directory cannot be written. Nothing is left of it.
@@ -56,6 +57,14 @@ def export(
     except ConfigError as exc:
         text = f"{os.fspath(path)} was not saved by ckpt_transformers.AsyncCheckpoint: use ckpt-core export"
         raise ConfigError(text) from exc
+    except UntrustedData as exc:
+        raise UntrustedData(
+            f"the model of {os.fspath(path)} holds a {exc.type_name}, and from_pretrained takes tensors "
+            f"alone: leave it out of the model's state_dict(), or write its tensors by ckpt-core export, "
+            f"without --to",
+            type_name=exc.type_name,
+            path=exc.path,
+        ) from exc
     target.parent.mkdir(parents=True, exist_ok=True)
     start = os.fsencode(target.name)[:100].decode(errors="ignore")
     with tempfile.TemporaryDirectory(prefix=f".{start}-", dir=target.parent) as name:

@@ -415,6 +415,16 @@ def test_a_file_that_is_there_is_replaced_only_by_force(
     assert path.stat().st_size > 1000
 
 
+def test_a_layout_that_builds_no_objects_says_so_of_trusted(
+    cli: Cli, ckpts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = elsewhere.Target("hf", "", write_directory=_into_a_directory)
+    monkeypatch.setattr("ckpt_core.cli.exporting.targets", lambda: ["hf"])
+    monkeypatch.setattr("ckpt_core.system.plugins.load", lambda group, name: made)
+    answer = cli("export", ckpts, tmp_path / "hf", "--to", "hf", "--trusted")
+    assert answer.code == 2 and "--trusted: the layout of hf has no objects to build" in answer.err
+
+
 def _into_a_directory(step: str, folder: Path) -> None:
     folder.mkdir(parents=True)
 

@@ -28,6 +28,7 @@ from ckpt_core import (
     ConfigError,
     CorruptCheckpoint,
     NotCommitted,
+    UntrustedData,
     committed_steps,
     step_path,
 )
@@ -59,6 +60,18 @@ def test_from_pretrained_reads_the_newest_step(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is in a committed step"):
             export(tmp_path / "ckpts", within)
         assert not within.exists()
+
+
+class Own:
+    """A class that nobody knows to be harmless."""
+
+
+def test_what_is_no_tensor_is_named_and_no_trust_is_asked_for(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path / "ckpts") as ck:
+        ck.save(1, {"model": {"w": torch.ones(3), "extra": Own()}, "files": {}})
+    with pytest.raises(UntrustedData, match=r"Own, and from_pretrained .* without --to") as caught:
+        export(tmp_path / "ckpts", tmp_path / "model")
+    assert "trusted" not in str(caught.value)
 
 
 def test_how_it_generates_is_exported_as_save_model_writes_it(tmp_path: Path) -> None:
