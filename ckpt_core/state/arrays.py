@@ -50,21 +50,31 @@ def as_tensor(array: Any) -> Tensor | None:
 
 
 def pack_array(array: Any) -> tuple[Any, list[int], bytes] | None:
-    """(dtype description, shape, bytes) for the skeleton; None where the dtype has no description."""
+    """(dtype description, shape, bytes) for the skeleton; None for what `unpack_array` would refuse."""
     described = describe_dtype(array.dtype)
-    return None if described is None else (described, list(array.shape), array.tobytes())
+    if described is None or (not array.dtype.itemsize and array.size > _MAX_EMPTY):
+        return None
+    return described, list(array.shape), array.tobytes()
 
 
 def describe_dtype(dtype: Any) -> Any:
-    """JSON form of a dtype: its text, or a list of fields; None for objects, and fields out of order."""
+    """JSON form of a dtype: its text, or a list of fields; None for what `parse_dtype` makes no such dtype of.
+
+    That are objects, fields out of order, and more of them than it takes.
+    """
     from numpy.lib import format as npy
 
     def plain(value: Any) -> Any:
         return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
+    if dtype.hasobject:
+        return None
+    if dtype.isbuiltin == 1:
+        return dtype.str
     try:
-        return None if dtype.hasobject else plain(npy.dtype_to_descr(dtype))
-    except ValueError:  # of fields that overlap or are in another order than in memory
+        described = plain(npy.dtype_to_descr(dtype))
+        return described if parse_dtype(described) == dtype else None
+    except ValueError:  # also of fields that overlap or are in another order than in memory
         return None
 
 

@@ -52,6 +52,18 @@ def int_is_big(value: int) -> bool:
     return value.bit_length() > _BIG_INT_BITS
 
 
+def is_told_whole(value: dt.datetime | dt.time | dt.timezone | range) -> bool:
+    """Whether the JSON of its atom says all of it; else it is pickled."""
+    if isinstance(value, range):
+        return not any(map(int_is_big, (value.start, value.stop, value.step)))
+    zone = value if isinstance(value, dt.timezone) else value.tzinfo
+    if zone is None:
+        return True
+    if type(zone) is not dt.timezone:
+        return False
+    return zone.tzname(None) == dt.timezone(zone.utcoffset(None)).tzname(None)
+
+
 def has_surrogates(text: str) -> bool:
     """Whether the text cannot be encoded as UTF-8."""
     try:

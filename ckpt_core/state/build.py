@@ -20,6 +20,7 @@ from ckpt_core.state.keys import Keys, Work
 from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.leaf import dtypes, empty_leaf, extent, typed_view
 from ckpt_core.state.nodes import (
+    MOST_FLAG_BITS,
     PLAIN,
     Array,
     Atom,
@@ -43,9 +44,6 @@ _SHOWN = 400
 _FREE_ELEMENTS = 2**28
 _TIMES = 16
 """How often the bytes of all leaves may be parts of sparse tensors, whose indices are looked at."""
-
-_MOST_FLAG_BITS = 8192
-"""Python takes the square of it to name the members of a flag."""
 
 
 class Builder:
@@ -168,7 +166,7 @@ class Builder:
     def member(self, node: Member) -> Any:
         if node.name is None:
             cls = self._type(node.type_name, "Flag type", lambda c: issubclass(c, enum.Flag))
-            if node.value is None or node.value.bit_length() > _MOST_FLAG_BITS:
+            if node.value is None or node.value.bit_length() > MOST_FLAG_BITS:
                 raise self.corrupt("a flag of too many bits")
             try:
                 return cls(node.value)

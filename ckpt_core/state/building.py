@@ -28,7 +28,7 @@ from ckpt_core.state.generators import (
     check_seed_sequence,
     torch_generator,
 )
-from ckpt_core.state.keys import Keys, Work
+from ckpt_core.state.keys import Keys, TooMuchWork, Work
 from ckpt_core.state.kinds import FACTORIES
 
 _MOST_INT_BITS = 2**16
@@ -51,7 +51,7 @@ def _plain(arguments: tuple[Any, ...], work: Work) -> None:
     """Numbers, texts and what they make; the length of a text is what it costs."""
     for argument in arguments:
         if isinstance(argument, int) and argument.bit_length() > _MOST_INT_BITS:
-            raise ValueError("an int of too many digits")
+            raise TooMuchWork("an int of too many digits")
         if isinstance(argument, str | bytes):
             work.spend(len(argument))
         elif not isinstance(argument, _PLAIN_TYPES):

@@ -6,10 +6,8 @@ from typing import Any
 
 from ckpt_core.state.atoms import check_here, parse_atom
 from ckpt_core.state.leaf import dtypes
-from ckpt_core.state.nodes import MAX_SIZE, Ref
+from ckpt_core.state.nodes import MAX_DIMS, MAX_SIZE, Ref
 from ckpt_core.state.special import LAYOUTS, QUANTIZED, subbyte_dtypes
-
-_MAX_DIMS = 64
 
 
 class Malformed(ValueError):
@@ -34,7 +32,7 @@ def want_type(value: dict[str, Any]) -> str:
 
 def sizes(value: Any) -> tuple[int, ...]:
     """A shape, strides or offsets, or Malformed."""
-    if not isinstance(value, list) or len(value) > _MAX_DIMS:
+    if not isinstance(value, list) or len(value) > MAX_DIMS:
         raise Malformed("sizes that are no list of at most 64 ints")
     if any(type(size) is not int or not 0 <= size < MAX_SIZE for size in value):
         raise Malformed("a size out of range")

@@ -6,6 +6,7 @@ copies no tensor; clones of eager leaves are the stager's job.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from ckpt_core.state.memory import first_cut, first_freed
 from ckpt_core.state.nodes import Composite, LeafTable, Pool, Ref, RefTable
 from ckpt_core.state.origin import Origin
 from ckpt_core.state.skeleton import Skeleton
-from ckpt_core.state.special import clear_bits, decompose, find_special, part_items
+from ckpt_core.state.special import clear_bits, decompose, find_special, part_items, refuse_beyond
 
 ROOT_NAME = "value"
 _RESERVED = "__metadata__"
@@ -119,7 +120,7 @@ def _leaves_of(walker: Walker, refs: RefTable, staged: Sequence[Leaf]) -> _Found
     if walker.placements:
         pools = keep_local_parts(drafts, pools, walker.tensors, walker.names, walker.placements)
     names, tensors, firsts, leaf_of = _adopt(drafts, walker, refs, staged)
-    _describe(drafts, pools, refs, table, taken)
+    _describe(drafts, pools, refs, table, taken, walker.names)
     return _Found(names, tensors, firsts, leaf_of, shared, table)
 
 
@@ -170,6 +171,7 @@ def _take_apart(special: Iterable[int], walker: Walker, refs: RefTable) -> dict[
             walker.tensors[index] = tensor
             continue
         kind, meta, parts = found
+        refuse_beyond(name, *meta.get("shape", ()))
         composite = Composite(kind, meta, {"values": Ref(index)})
         walker.tensors[index] = parts["values"]
         for part_name, part in part_items(parts):
@@ -211,6 +213,7 @@ def _describe(
     refs: RefTable,
     table: LeafTable,
     taken: Sequence[str],
+    names: Sequence[str],
 ) -> None:
     """Note in the tables what is not plain about the drafts."""
 
@@ -218,6 +221,12 @@ def _describe(
         return refs.leaf[draft.first] if draft.first >= 0 else taken[-1 - draft.first]
 
     for draft in drafts:
+        for member, view in draft.views.items():
+            if member >= 0:
+                refuse_beyond(names[member], *view.shape, elements=math.prod(view.shape))
+                refuse_beyond(names[member], *view.stride)
+        if draft.stride is not None:
+            refuse_beyond(name_of(draft), *draft.stride)
         refs.views.update({member: view for member, view in draft.views.items() if member >= 0})
         if draft.stride is not None:
             table.strides[name_of(draft)] = draft.stride

@@ -20,11 +20,12 @@ from torch.nn import Parameter
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.state import arrays
-from ckpt_core.state.atoms import EXACT_TYPES
+from ckpt_core.state.atoms import EXACT_TYPES, is_told_whole
 from ckpt_core.state.distributed import FlatPart, Placer, Unplaced, is_distributed
 from ckpt_core.state.kinds import KINDS, Kind, Unnamed
 from ckpt_core.state.nodes import (
     MAX_DEPTH,
+    MOST_FLAG_BITS,
     PLAIN,
     Array,
     Atom,
@@ -247,22 +248,15 @@ def _attributes(walker: Walker, own: dict[str, Any], path: str) -> Map:
             type(name) is str and type(version) is int for name, version in found
         ):
             return Map("dict", ["_metadata"], [Atom("versions", found)])
+    if not all(type(name) is str for name in own):
+        raise ConfigError(f"{shown(path)} has an attribute whose name is no text: take it off")
     return walker.mapping(own, f"{path}.__dict__", "dict")
 
 
-def _time(walker: Walker, value: Any, path: str) -> Node:
-    zone = value.tzinfo
-    if zone is None or (type(zone) is dt.timezone and zone == dt.timezone(zone.utcoffset(None))):
-        name = zone.tzname(None) if zone is not None else None
-        if zone is None or name == dt.timezone(zone.utcoffset(None)).tzname(None):
-            return Atom(type(value).__name__, value)
-    return pickle_opaque(value, shown(path))
-
-
-def _timezone(walker: Walker, value: dt.timezone, path: str) -> Node:
-    if value.tzname(None) != dt.timezone(value.utcoffset(None)).tzname(None):
+def _checked(walker: Walker, value: Any, path: str) -> Node:
+    if not is_told_whole(value):
         return pickle_opaque(value, shown(path))
-    return Atom("timezone", value)
+    return Atom(type(value).__name__, value)
 
 
 def _atom(walker: Walker, value: Any, path: str) -> Node:
@@ -279,10 +273,8 @@ _HANDLERS: dict[type, _Handler] = {
     FlatPart: lambda walker, value, path: walker.local_part(value, path),
     **{kind.type: _container(kind) for kind in KINDS.values() if kind.module},
     bytearray: lambda walker, value, path: Atom("bytearray", bytes(value)),
-    dt.datetime: _time,
-    dt.time: _time,
-    dt.timezone: _timezone,
     **dict.fromkeys(EXACT_TYPES, _atom),
+    **dict.fromkeys((dt.datetime, dt.time, dt.timezone, range), _checked),
 }
 
 
@@ -339,8 +331,11 @@ def _member(walker: Walker, value: Any, path: str) -> Node:
     cls = type(value)
     check_reachable(cls, shown(path))
     if isinstance(value, enum.Flag) and type(value._value_) is int:
-        return Member(type_name(cls), None, value._value_)
-    return Member(type_name(cls), value._name_, None)
+        if value._value_.bit_length() <= MOST_FLAG_BITS:
+            return Member(type_name(cls), None, value._value_)
+    elif cls.__members__.get(value._name_) is value:
+        return Member(type_name(cls), value._name_, None)
+    return pickle_opaque(value, shown(path))  # also what a `_missing_` has made
 
 
 def _object(walker: Walker, value: Any, path: str) -> Node:

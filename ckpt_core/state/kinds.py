@@ -4,13 +4,14 @@ exports a state reads them here. Free of torch, as the commands are that only lo
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from ckpt_core.state.nodes import MAX_SIZE, Map, Record, Seq
+from ckpt_core.state.nodes import Map, Record, Seq
 
 FACTORIES: dict[str, type] = {
     cls.__name__: cls
@@ -87,11 +88,11 @@ def _has_names(_: Any, extra: Any) -> bool:
 
 
 def _has_room(items: Any, extra: Any) -> bool:
-    return extra is None or (type(extra) is int and len(items) <= extra < MAX_SIZE)
+    return extra is None or (type(extra) is int and len(items) <= extra <= sys.maxsize)
 
 
 def _are_sizes(items: Any, _: Any) -> bool:
-    return all(type(item) is int and abs(item) < MAX_SIZE for item in items)
+    return all(type(item) is int and -(2**63) <= item < 2**63 for item in items)
 
 
 def _ordered(items: dict[Any, Any], attributes: Any) -> OrderedDict[Any, Any]:
@@ -109,7 +110,15 @@ def _counter(items: dict[Any, Any], _: Any) -> Counter[Any]:
 _ROWS = (
     Kind("list", Seq, loose="list", ends="[]", homes=True),
     Kind("tuple", Seq, loose="tuple", ends="()", homes=True),
-    Kind("Size", Seq, "torch", loose="Size", ends="[]", fits=_are_sizes),
+    Kind(
+        "Size",
+        Seq,
+        "torch",
+        loose="Size",
+        ends="[]",
+        take=lambda value: list(map(int, value)),  # NumPy's ints among them
+        fits=_are_sizes,
+    ),
     Kind("set", Seq, loose="set", ends="{}", hashed=True),
     Kind("frozenset", Seq, loose="set", ends="{}", hashed=True),
     Kind(

@@ -17,10 +17,11 @@ from ckpt_core.state.eager import larger_than, must_be_eager
 from ckpt_core.state.flat import FlatState, straight
 from ckpt_core.state.freeze import Walker
 from ckpt_core.state.leaf import dtype_name
-from ckpt_core.state.nodes import LeafTable, Node, RefTable
+from ckpt_core.state.nodes import MAX_DIMS, LeafTable, Node, RefTable
 from ckpt_core.state.origin import Origin
 from ckpt_core.state.runs import Run
 from ckpt_core.state.skeleton import Skeleton
+from ckpt_core.state.special import refuse_beyond
 from ckpt_core.state.traits import Traits
 from ckpt_core.types import LeafSpec, Placement, build_many
 
@@ -131,6 +132,9 @@ class SpecMemo:
         key = names, list(map(_dtype, tensors)), list(map(_shape, tensors)), placements
         last_key, specs = self._specs
         if key != last_key:
+            if max(map(len, key[2]), default=0) > MAX_DIMS:
+                for name, shape in zip(names, key[2], strict=True):
+                    refuse_beyond(name, *shape)
             dtypes = map({kind: dtype_name(kind) for kind in set(key[1])}.__getitem__, key[1])
             specs = build_many(LeafSpec, names, dtypes, map(tuple, key[2]))
             # Copies: the caller goes on to use its list of names.

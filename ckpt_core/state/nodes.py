@@ -19,6 +19,12 @@ MAX_DEPTH = 128
 MAX_SIZE = 2**62
 """Bound of sizes, strides and offsets in a skeleton."""
 
+MAX_DIMS = 64
+"""Dimensions of a tensor; torch's kernels take no more."""
+
+MOST_FLAG_BITS = 8192
+"""Python takes the square of it to name the members of a flag."""
+
 PLAIN: frozenset[type] = frozenset({type(None), bool, int, float, str})
 
 

@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.state.leaf import dtype_name, dtypes, typed_view
+from ckpt_core.state.nodes import MAX_DIMS, MAX_SIZE
 from ckpt_core.state.quiet import quietly
 
 QUANTIZED: dict[torch.dtype, torch.dtype] = {
@@ -62,6 +63,15 @@ def find_special(tensors: list[Tensor]) -> list[int]:
 
 
 _dtype = attrgetter("dtype")
+
+
+def refuse_beyond(name: str, *sizes: int, elements: int = 0) -> None:
+    """Raise ConfigError for sizes or strides that a reader, which trusts no bytes, would call damaged."""
+    if len(sizes) > MAX_DIMS or max(elements, *sizes, 0) >= MAX_SIZE:
+        raise ConfigError(
+            f"{name!r} has more than {MAX_DIMS} dimensions, or sizes or strides of 2**62 and more, which no"
+            " checkpoint holds: reshape it, and store what is expanded before it is"
+        )
 
 
 def is_uninitialized(tensor: Tensor) -> bool:
