@@ -58,9 +58,9 @@ def pack_array(array: Any) -> tuple[Any, list[int], bytes] | None:
 
 
 def describe_dtype(dtype: Any) -> Any:
-    """JSON form of a dtype: its text, or a list of fields; None for what `parse_dtype` makes no such dtype of.
+    """JSON form of a dtype: its text, or a list of fields; None for what `parse_dtype` does not make it of.
 
-    That are objects, fields out of order, and more of them than it takes.
+    That is so of objects, fields out of order, and more of them than it takes.
     """
     from numpy.lib import format as npy
 

@@ -239,14 +239,16 @@ class Binding:
 
         Raises:
             StateMismatch: as `check`, if that was not called.
-            RestoreError: a `load_state_dict` failed; names the object, which may be half loaded.
+            RestoreError: a `load_state_dict`, or torch's copy into a tensor, failed; names the object, which
+                may be half loaded.
             CorruptCheckpoint: parts of a composite tensor contradict each other.
         """
         if not self._checked:
             self.check()
         builder = self.skeleton.builder(self._shown, trusted=self._trusted)
         for home in self._plan.copies:
-            fill_home(home, builder.ref(home.number))
+            with self._loading(home.path, home.tensor, "copy_"):
+                fill_home(home, builder.ref(home.number))
         self._put(literal for literal in self._plan.literals if not is_generator(literal[1]))
         generators = [load for load in self._plan.loads if isinstance(load.live, RngState)]
         for load in self._plan.loads:
@@ -269,14 +271,14 @@ class Binding:
             load_exactly(load.live, lambda: builder.tree(load.node), partial=load.partial)
 
     @contextmanager
-    def _loading(self, path: str, live: object) -> Iterator[None]:
+    def _loading(self, path: str, live: object, how: str = "load_state_dict") -> Iterator[None]:
         try:
             yield
         except RestoreError:
             raise  # the values could not be made: whoever was to load them has not seen them
         except Exception as exc:
             raise RestoreError(
-                f"{path or 'the state itself'}: {type(live).__name__}.load_state_dict"
+                f"{path or 'the state itself'}: {type(live).__name__}.{how}"
                 f" refused the saved state: {type(exc).__name__}: {exc}",
                 path=self.skeleton.path,
             ) from exc

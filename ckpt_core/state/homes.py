@@ -16,7 +16,7 @@ from ckpt_core.state.distributed import is_distributed, local_of, take_box
 from ckpt_core.state.leaf import overlaps_itself
 from ckpt_core.state.nodes import Ref
 from ckpt_core.state.quiet import quietly
-from ckpt_core.state.special import subbyte_dtypes
+from ckpt_core.state.special import PACKED, subbyte_dtypes, take_quantized
 from ckpt_core.types import Block, Placement
 
 
@@ -113,13 +113,25 @@ def fill_tensor(home: Tensor, source: Tensor) -> None:
             return
         home.copy_(source)
     else:  # What is sparse gets new memory, what is quantized a scale: an alias would have them alone.
-        quietly(lambda: _copy_unseen(home, source))
+        copy = _copy_packed if home.dtype in PACKED else _copy_unseen
+        quietly(lambda: copy(home, source))
 
 
 def _copy_unseen(home: Tensor, source: Tensor) -> None:
     """Fill a tensor without a record of gradients; the caller puts that back."""
     torch._C._set_grad_enabled(False)
     home.copy_(source)
+
+
+def _copy_packed(home: Tensor, source: Tensor) -> None:
+    """Fill a tensor with several elements to a byte, which torch cannot copy."""
+    torch._C._set_grad_enabled(False)
+    memory, offset = home.untyped_storage(), int(home.storage_offset())
+    shape, stride = home.shape, home.stride()
+    home.data = source  # Nothing else gives it the scales of another one.
+    home.set_(memory, offset, shape, stride)
+    (_, _, into), (_, _, parts) = take_quantized(home), take_quantized(source)
+    into["values"].copy_(parts["values"])
 
 
 def _is_same_memory(home: Tensor, source: Tensor) -> bool:

@@ -22,7 +22,7 @@ QUANTIZED: dict[torch.dtype, torch.dtype] = {
     torch.quint4x2: torch.uint8,
     torch.quint2x4: torch.uint8,
 }
-_PACKED = {torch.quint4x2: 2, torch.quint2x4: 4}
+PACKED = {torch.quint4x2: 2, torch.quint2x4: 4}
 _SUBBYTE = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))
 _COMPRESSED: dict[torch.layout, tuple[str, str]] = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
@@ -107,7 +107,7 @@ def decompose(tensor: Tensor, path: str) -> tuple[str, dict[str, Any], dict[str,
     if tensor.is_nested:
         raise ConfigError(f"{path} is a nested tensor: store its .values() and .offsets() instead")
     if tensor.dtype in QUANTIZED:
-        return _quantized(tensor)
+        return take_quantized(tensor)
     if tensor.layout is torch.sparse_coo:
         meta = {"shape": list(tensor.shape), "coalesced": tensor.is_coalesced()}
         return "coo", meta, {"values": tensor._values(), "indices": tensor._indices()}
@@ -126,13 +126,14 @@ def decompose(tensor: Tensor, path: str) -> tuple[str, dict[str, Any], dict[str,
     return None
 
 
-def _quantized(tensor: Tensor) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
+def take_quantized(tensor: Tensor) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
+    """As `decompose`, of a quantized tensor."""
     meta: dict[str, Any] = {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
     raw = QUANTIZED[tensor.dtype]
-    if tensor.dtype in _PACKED:
+    if tensor.dtype in PACKED:
         # Packed elements: several to a byte, so the strides mean nothing for the bytes.
         tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
-        count = -(-tensor.numel() // _PACKED[tensor.dtype])
+        count = -(-tensor.numel() // PACKED[tensor.dtype])
         start = int(tensor.storage_offset())
         values = typed_view(tensor, raw, offset=start, shape=(count,), stride=(1,))
     else:
@@ -198,7 +199,7 @@ def _is_ordered(indices: Tensor) -> bool:
 
 def _rebuild_quantized(meta: Mapping[str, Any], parts: Mapping[str, Tensor]) -> Tensor:
     dtype, shape, values = dtypes()[meta["dtype"]], tuple(meta["shape"]), parts["values"]
-    packed = _PACKED.get(dtype)
+    packed = PACKED.get(dtype)
     numel = 1
     for size in shape:
         numel *= size

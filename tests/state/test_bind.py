@@ -220,6 +220,13 @@ def test_extra_state_is_delivered() -> None:
     assert live.note == "hello"
 
 
+def test_a_tensor_that_torch_does_not_fill_is_named() -> None:
+    with torch.inference_mode():
+        live = {"h": [torch.ones(3).to_sparse()]}
+    with pytest.raises(RestoreError, match=r"h\.0: Tensor\.copy_ refused"):
+        restore({"h": [torch.ones(3).to_sparse()]}, live)
+
+
 def test_all_differences_are_listed_at_once() -> None:
     state = {"m": nn.Linear(3, 2), "x": torch.ones(2), "gone": 1, "k": torch.ones(1), "z": [1]}
     live = {

@@ -370,6 +370,25 @@ def test_a_live_quantized_tensor_takes_the_values_that_its_own_scale_would_make_
         assert torch.equal(getattr(module, name).dequantize(), tensor.dequantize()), name
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_live_tensor_of_several_elements_to_a_byte_takes_values_and_scales() -> None:
+    def made(scale: float) -> dict[str, torch.Tensor]:
+        dense, zeros = torch.arange(16.0).view(2, 8) % 3 * scale, torch.zeros(2)
+        scales = torch.full((2,), scale)
+        four = torch.quantize_per_channel(dense, scales, zeros, 0, torch.quint4x2)
+        two = torch._empty_affine_quantized((2, 8), scale=scale, zero_point=0, dtype=torch.quint2x4)
+        two.untyped_storage().fill_(int(scale))
+        return {"four": four, "two": two}
+
+    state, live = made(3.0), made(1.0)
+    places = {name: tensor.data_ptr() for name, tensor in live.items()}
+    restore(state, live)
+    assert torch.equal(live["four"].dequantize(), state["four"].dequantize())
+    assert live["two"].q_scale() == 3 and bytes(live["two"].untyped_storage()) == b"\3" * 4
+    assert places == {name: tensor.data_ptr() for name, tensor in live.items()}
+    assert not set(places.values()) & {tensor.data_ptr() for tensor in state.values()}
+
+
 def test_a_module_takes_sparse_buffers_of_other_parts_and_is_filled_in_place() -> None:
     for diagonal in ([1.0, 0.0, 0.0], [1.0, 2.0, 3.0]):
         state = Buffers({"coo": torch.tensor(diagonal).diag().to_sparse()})
