@@ -75,7 +75,7 @@ def write_torch(file: IO[bytes], part: Part, leaves: RankLeaves, made: Exported)
             warnings.simplefilter("ignore", UserWarning)
             name = opened if os.path.exists(opened) else file.name
             torch.load(name, weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError) as exc:
+    except (RuntimeError, KeyError, pickle.UnpicklingError) as exc:
         text = f"torch cannot hold this step in one file: {' '.join(str(exc).split())[:300]}"
         raise RestoreError(text) from exc
     made.tensors = len(specs)

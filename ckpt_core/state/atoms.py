@@ -61,6 +61,8 @@ def is_told_whole(value: dt.datetime | dt.time | dt.timezone | range) -> bool:
         return True
     if type(zone) is not dt.timezone:
         return False
+    if zone.utcoffset(None).microseconds:  # Python reads some of these back as none.
+        return False
     return zone.tzname(None) == dt.timezone(zone.utcoffset(None)).tzname(None)
 
 

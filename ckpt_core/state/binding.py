@@ -16,6 +16,7 @@ from ckpt_core.state.generators import is_generator
 from ckpt_core.state.homes import Home, fill_home
 from ckpt_core.state.leaf import dtype_name, overlaps_itself, view_key
 from ckpt_core.state.match import Load, Matcher
+from ckpt_core.state.memory import refuse_fake
 from ckpt_core.state.optimizers import load_exactly
 from ckpt_core.state.overlaps import find_doubtful, first_contradiction
 from ckpt_core.state.pickled import Literal, put
@@ -51,11 +52,12 @@ def bind(
         selection: what of the checkpoint is wanted; None: all, as it was saved.
 
     Raises:
-        ConfigError: `selection` does not fit.
+        ConfigError: `selection` does not fit, or as `refuse_fake`.
         StateMismatch: names, shapes, dtypes or kinds differ; `.problems` lists all differences.
         CorruptCheckpoint: skeleton and leaves contradict each other.
         UntrustedData: it holds something that only `trusted=True` loads.
     """
+    refuse_fake()
     fit = _fit(skeleton, specs, live, trusted=trusted, selection=selection)
     skeleton, matcher = fit.skeleton, fit.matcher
     if selection is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -24,7 +25,7 @@ from ckpt_core.state.flat import FlatState, aliases
 from ckpt_core.state.freeze import Walker, shown
 from ckpt_core.state.leaf import Leaf
 from ckpt_core.state.memo import Shown, SpecMemo
-from ckpt_core.state.memory import first_cut, first_freed
+from ckpt_core.state.memory import first_cut, first_freed, refuse_fake
 from ckpt_core.state.nodes import Composite, LeafTable, Pool, Ref, RefTable
 from ckpt_core.state.origin import Origin
 from ckpt_core.state.skeleton import Skeleton
@@ -56,7 +57,20 @@ def flatten(
         ConfigError: something in the tree cannot be stored, or overlaps a staged leaf; names its
             path. Nothing was changed.
     """
-    memo = memo or SpecMemo()
+    refuse_fake()
+    try:
+        return _flatten(state, eager_leaf_bytes, staged, memo or SpecMemo())
+    except RuntimeError as exc:
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            raise
+        raise ConfigError(
+            "inside torch.func (vmap, grad, ...) tensors have no bytes: save where the function is called"
+        ) from exc
+
+
+def _flatten(
+    state: Any, eager_leaf_bytes: int, staged: Sequence[Leaf], memo: SpecMemo
+) -> FlatState:
     last = None if staged else memo.last
     walker = Walker(Placer(memo.placements), last.runs if last else ())
     tree = walker.node(state, "")

@@ -179,7 +179,7 @@ class Walker:
             keys: list[Any] = list(value)
             kinds = set(map(type, keys))
             nodes = keys if kinds <= PLAIN else [self.key(key, path) for key in keys]
-            names = keys if kinds <= {str} else list(map(str, keys))
+            names = keys if kinds <= {str} else _texts(keys, path)
             return Map(kind, nodes, self.values(list(value.values()), names, path))
 
         made: Map = self.container(value, path, children)
@@ -216,6 +216,13 @@ class Walker:
             return Array(self.ref(tensor, path), not value.flags.writeable)
         packed = arrays.pack_array(value)
         return pickle_opaque(value, shown(path)) if packed is None else Atom("ndarray", packed)
+
+
+def _texts(keys: Sequence[Any], path: str) -> list[str]:
+    try:
+        return list(map(str, keys))
+    except ValueError as exc:  # Python prints no int of more than 4300 digits.
+        raise ConfigError(f"{shown(path)} has a key that cannot be shown: {exc}") from exc
 
 
 def _container(kind: Kind) -> _Handler:

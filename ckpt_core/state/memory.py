@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, UntypedStorage
 
-from ckpt_core.errors import BarrierError
+from ckpt_core.errors import BarrierError, ConfigError
 from ckpt_core.state.leaf import extent
 
 _Tensors = TypeVar("_Tensors", bound=Sequence[Tensor])
@@ -45,6 +45,14 @@ _WRITABLE = 0x200  # PyBUF_WRITE
 _view_of = ctypes.pythonapi.PyMemoryView_FromMemory
 _view_of.restype = ctypes.py_object
 _view_of.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+
+
+def refuse_fake() -> None:
+    """Raise ConfigError under torch's FakeTensorMode: what is made there has no memory to read or fill."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        raise ConfigError(
+            "tensors have no bytes under FakeTensorMode: save and restore outside of it"
+        )
 
 
 def memory_of(tensor: Tensor) -> memoryview:

@@ -17,6 +17,7 @@ from ckpt_core.state.build import Builder
 from ckpt_core.state.checks import Malformed, sizes, want
 from ckpt_core.state.codec import Decoder, Encoder
 from ckpt_core.state.leaf import dtypes, empty_leaf, extent, overlaps_itself, row_major, typed_view
+from ckpt_core.state.memory import refuse_fake
 from ckpt_core.state.nodes import LeafTable, Node, Pool, RefTable
 from ckpt_core.state.plain import fields_of, holds_generators
 from ckpt_core.types import LeafSpec
@@ -112,7 +113,9 @@ class Skeleton:
         Raises:
             CorruptCheckpoint: the skeleton does not fit the specs.
             RestoreError: there is not so much memory, or this torch lacks a dtype.
+            ConfigError: as `refuse_fake`.
         """
+        refuse_fake()
         try:
             return self._allocate(specs)
         except (MemoryError, RuntimeError) as exc:  # torch raises a RuntimeError

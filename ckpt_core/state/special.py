@@ -107,6 +107,8 @@ def decompose(tensor: Tensor, path: str) -> tuple[str, dict[str, Any], dict[str,
     if tensor.is_nested:
         raise ConfigError(f"{path} is a nested tensor: store its .values() and .offsets() instead")
     if tensor.dtype in QUANTIZED:
+        if "UnknownQuantizer" in _scheme_trouble(tensor):
+            raise ConfigError(f"{path} is of {tensor.dtype}, and has no scale: quantize it first")
         return take_quantized(tensor)
     if tensor.layout is torch.sparse_coo:
         meta = {"shape": list(tensor.shape), "coalesced": tensor.is_coalesced()}
@@ -124,6 +126,14 @@ def decompose(tensor: Tensor, path: str) -> tuple[str, dict[str, Any], dict[str,
     if tensor.dtype in subbyte_dtypes():
         return "bits", {"dtype": dtype_name(tensor.dtype)}, {"values": tensor.view(torch.uint8)}
     return None
+
+
+def _scheme_trouble(tensor: Tensor) -> str:
+    try:
+        tensor.qscheme()
+    except RuntimeError as exc:
+        return str(exc)
+    return ""
 
 
 def take_quantized(tensor: Tensor) -> tuple[str, dict[str, Any], dict[str, Tensor]]:

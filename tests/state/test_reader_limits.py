@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ckpt_core.errors import ConfigError, UntrustedData
-from tests.state.state_helpers import same, through
+from ckpt_core.state import bind
+from tests.state.state_helpers import same, saved, through
 
 
 class Wide(enum.IntFlag):
@@ -70,6 +72,7 @@ PICKLED = [
     Open(5),
     range(2**70000),
     dt.timezone(dt.timedelta(hours=3), "named"),
+    dt.datetime(2020, 1, 1, tzinfo=dt.timezone(dt.timedelta(microseconds=5))),
 ]
 
 
@@ -111,6 +114,7 @@ def test_what_no_skeleton_tells_is_pickled(value: Any) -> None:
         assert getattr(made, "dtype", None) == getattr(value, "dtype", None)
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "make",
     [
@@ -121,6 +125,8 @@ def test_what_no_skeleton_tells_is_pickled(value: Any) -> None:
         lambda: torch.ones(1).expand(2**31, 2**31),
         lambda: torch.ones(1).expand(2**62),
         lambda: torch.empty_strided((2, 1, 2), (1, 2**62, 2)),
+        lambda: {2**70000: 1},
+        lambda: torch.empty(3, 0, dtype=torch.qint8),
         lambda: sparse(2**62),
         lambda: sparse(*[1] * 65),
     ],
@@ -128,6 +134,29 @@ def test_what_no_skeleton_tells_is_pickled(value: Any) -> None:
 def test_what_no_reader_takes_is_refused_by_name_when_it_is_saved(make: Callable[[], Any]) -> None:
     with pytest.raises(ConfigError, match=r"'here"):
         through({"here": make()})
+
+
+def test_inside_a_function_of_torch_func_nothing_is_saved() -> None:
+    def saving(value: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(ConfigError, match=r"inside torch\.func"):
+            through({"x": value})
+        return value.sum()
+
+    torch.func.grad(saving)(torch.ones(3))
+    torch.vmap(saving)(torch.ones(3, 2))
+
+
+def test_under_a_fake_mode_nothing_is_saved_or_loaded() -> None:
+    skeleton, specs, _ = saved({"x": torch.ones(3)})
+    live = {"x": torch.ones(3)}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for call in (
+            lambda: saved(live),
+            lambda: skeleton.allocate(specs),
+            lambda: bind(skeleton, specs, live, trusted=False),
+        ):
+            with pytest.raises(ConfigError, match="FakeTensorMode"):
+                call()
 
 
 def test_a_sparse_tensor_may_have_more_places_than_memory() -> None:
