@@ -268,6 +268,14 @@ class Progress:
     best: torch.Tensor
 
 
+def test_a_dtype_that_a_file_of_torch_cannot_hold_is_told_in_words(
+    cli: Cli, save: Save, tmp_path: Path
+) -> None:
+    step = save({"q": torch.arange(8, dtype=torch.uint8).view(torch.int4)})
+    found = cli("export", step, tmp_path / "o.pt")
+    assert found.code == 2 and "torch cannot hold this step in one file" in found.err
+
+
 def test_a_dataclass_becomes_a_dict(cli: Cli, save: Save, tmp_path: Path) -> None:
     step = save({"progress": Progress(3, torch.ones(2))})
     assert cli("export", step, tmp_path / "out.pt").code == 0
