@@ -71,11 +71,10 @@ class Engine:
         self.options = options
         self.files = files
         self.coordination = coordination
-        self.events = EventLog()
+        self.events, self.journal = EventLog(), Journal()
         self.failures = Failures(OnError(options.on_error))
         self.pipeline = Pipeline(options, devices, files=files, neighbours=info.neighbours)
         self.store = make_store(root, options, info, files=files, kept=self.pipeline.kept)
-        self.journal = Journal()
         auditor = Auditor()
         self.levels = self._make_levels()
         self._make_flights(auditor)
