@@ -135,6 +135,8 @@ class Journal:
             self._aging = expected >= _MANY
             self._collecting = True
             collector.pause()
+            # Again: a handler that came in between may have saved, and resumed it.
+            self._collecting = True
 
     def resume_collector(self) -> None:
         """As it was before. Idempotent; at the latest when the call ends."""

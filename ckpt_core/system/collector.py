@@ -22,6 +22,8 @@ def pause() -> None:
     # Order matters: an interrupt between the two leaves no collector that is off and not known to be.
     _paused = True
     gc.disable()
+    # Again: a handler that came in between may have resumed.
+    _paused = True
 
 
 def resume() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -145,6 +146,18 @@ def test_a_handler_that_calls_us_at_any_line_stands_still_nowhere(
         saves = outcome(run, call, handler)
         check(run, saves)
         assert act is not close or not isinstance(handler.error, ConfigError), handler.struck
+
+
+def test_a_save_that_comes_into_the_pause_of_the_garbage_collector_leaves_it_on(
+    tmp_path: Path,
+) -> None:
+    run, begins = opened(tmp_path / "counted"), list[int]()
+    counting = Handler(-1, lambda: begins.append(counting.lines), inside="Journal.pause_collector")
+    outcome(run, save, counting)
+    for n in range(begins[0] - 1, begins[0] + 12):
+        run = opened(tmp_path / str(n))
+        check(run, outcome(run, save, Handler(n, lambda run=run: save_next(run))))
+        assert gc.isenabled(), n
 
 
 HELD = ["Flights.admit.<locals>.enter", "StagingPool.acquire.<locals>.take"]
