@@ -58,13 +58,20 @@ def parse_count(value: object, *, field: str, least: int = 1) -> int:
     Raises:
         ConfigError: it is no int, or below `least`.
     """
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
-        number = -1
-    if number < least:
+    number = plain_int(value)
+    if number is None or number < least:
         raise ConfigError(f"{field}={value!r} must be an int of at least {least}")
     return number
+
+
+def plain_int(value: object) -> int | None:
+    """A whole number as a plain int, also NumPy's and a tensor's; None: it is none, as a bool is."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def parse_duration(value: timedelta | float | int, *, field: str) -> timedelta:

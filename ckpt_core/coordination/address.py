@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from ckpt_core.errors import ConfigError
-from ckpt_core.units import parse_count
+from ckpt_core.units import plain_int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,8 @@ def checked_port(port: object, field: str) -> int:
     Raises:
         ConfigError: it is none.
     """
-    try:
-        number = parse_count(port, field=field, least=0)
-    except ConfigError:
-        number = 2**16
-    if number >= 2**16:
+    number = plain_int(port)
+    if number is None or not 0 <= number < 2**16:
         raise ConfigError(f"{field}={port!r} is no TCP port: give 1 to 65535")
     return number
 

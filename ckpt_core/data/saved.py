@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from ckpt_core.data.order import Position
 from ckpt_core.errors import ConfigError
+from ckpt_core.units import plain_int
 
 VERSION = 1
 _NUMBERS = ("epoch", "consumed", "taken", "batches", "seed", "length", "world_size", "order")
@@ -80,11 +80,8 @@ def whole(name: str, value: object) -> int:
     Raises:
         ConfigError: it is none, such as a bool or a float.
     """
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError) as exc:
-        raise ConfigError(f"{name}={value!r} is no whole number: give an int") from exc
-    if isinstance(value, bool):
+    number = plain_int(value)
+    if number is None:
         raise ConfigError(f"{name}={value!r} is no whole number: give an int")
     return number
 
@@ -103,11 +100,8 @@ def yes_or_no(name: str, value: object) -> bool:
 
 def _saved_count(name: str, value: object) -> int:
     """Also of NumPy's numbers, and of True as a seed or an epoch: they were saved as they had been given."""
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
-        number = None
-    is_flag = isinstance(value, bool) and name not in ("seed", "epoch")
-    if number is None or is_flag or (number < 0 and name != "seed"):
+    is_flag = isinstance(value, bool) and name in ("seed", "epoch")
+    number = int(value is True) if is_flag else plain_int(value)
+    if number is None or (number < 0 and name != "seed"):
         raise ConfigError(f"state of a sampler: {name}={value!r} is no count: it is damaged")
     return number

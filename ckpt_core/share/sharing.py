@@ -213,7 +213,7 @@ class Sharer:
         if place is None:
             return []
         spec = leaf.spec
-        whole = LeafSpec(spec.name, spec.dtype, placement.shape)
+        whole = _whole(spec, placement)
         if placement.begin is None:
             return [_part(index, spec, whole, Slice(place[0], place[1], placement.block))]
         begin = placement.begin * itemsize(spec.dtype) + place[0]
@@ -225,7 +225,7 @@ def _alone(flat: FlatState) -> list[LeafSpec]:
     specs = []
     for spec in flat.specs:
         placement = flat.placements.get(spec.name)
-        whole = spec if placement is None else LeafSpec(spec.name, spec.dtype, placement.shape)
+        whole = spec if placement is None else _whole(spec, placement)
         if prod(spec.shape) != prod(whole.shape):
             raise ConfigError(
                 f"{spec.name!r} is a part of a tensor of {list(whole.shape)}, and no other rank saves with "
@@ -258,15 +258,23 @@ def _row(leaf: Leaf, placements: Mapping[str, Placement], buffers: frozenset[str
 def _distributed(
     flat: FlatState, shared: Iterable[int], parts: Iterable[Part]
 ) -> tuple[tuple[LeafSpec, Slice | None], ...]:
-    mine = {part.index: part.slice for part in parts} if flat.placements else {}
-    named = [(index, flat.leaves[index].spec) for index in shared if flat.placements]
+    placements = flat.placements
+    if not placements:
+        return ()
+    mine = {part.index: part.slice for part in parts}
+    named = [(index, flat.leaves[index].spec) for index in shared]
     return tuple(
         [
-            (LeafSpec(spec.name, spec.dtype, flat.placements[spec.name].shape), mine.get(index))
+            (_whole(spec, placements[spec.name]), mine.get(index))
             for index, spec in named
-            if spec.name in flat.placements
+            if spec.name in placements
         ]
     )
+
+
+def _whole(spec: LeafSpec, placement: Placement) -> LeafSpec:
+    """The leaf that ranks store together, of what one of them holds."""
+    return LeafSpec(spec.name, spec.dtype, placement.shape)
 
 
 def _replicas(

@@ -52,19 +52,7 @@ def export(
     if os.path.lexists(target):
         raise ConfigError(f"directory={str(directory)!r} is there already: give another name")
     _check_outside(target)
-    try:
-        tree = ckpt_core.load(path, only=["model", "files"])
-    except ConfigError as exc:
-        text = f"{os.fspath(path)} was not saved by ckpt_transformers.AsyncCheckpoint: use ckpt-core export"
-        raise ConfigError(text) from exc
-    except UntrustedData as exc:
-        raise UntrustedData(
-            f"the model of {os.fspath(path)} holds a {exc.type_name}, and from_pretrained takes tensors "
-            f"alone: leave it out of the model's state_dict(), or write its tensors by ckpt-core export, "
-            f"without --to",
-            type_name=exc.type_name,
-            path=exc.path,
-        ) from exc
+    tree = _loaded(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     start = os.fsencode(target.name)[:100].decode(errors="ignore")
     with tempfile.TemporaryDirectory(prefix=f".{start}-", dir=target.parent) as name:
@@ -79,6 +67,22 @@ def export(
         os.rename(folder, target)
     _sync(target.parent)
     return target
+
+
+def _loaded(path: str | os.PathLike[str]) -> Any:
+    try:
+        return ckpt_core.load(path, only=["model", "files"])
+    except ConfigError as exc:
+        text = f"{os.fspath(path)} was not saved by ckpt_transformers.AsyncCheckpoint: use ckpt-core export"
+        raise ConfigError(text) from exc
+    except UntrustedData as exc:
+        raise UntrustedData(
+            f"the model of {os.fspath(path)} holds a {exc.type_name}, and from_pretrained takes tensors "
+            f"alone: leave it out of the model's state_dict(), or write its tensors by ckpt-core export, "
+            f"without --to",
+            type_name=exc.type_name,
+            path=exc.path,
+        ) from exc
 
 
 def _check_outside(target: Path) -> None:
