@@ -98,8 +98,17 @@ class Decisions:
         return self._answers[step]
 
     def forget(self) -> None:
-        """The ranks have met anew, or training went back: what was asked before counts no more."""
+        """The ranks have met anew: what was asked before counts no more."""
         self._coming, self._answers = {}, {}
+
+    def went_back(self, step: int) -> None:
+        """Training goes on behind this iteration; called on every rank.
+
+        What was asked about the next ones holds, since a policy that has said yes does not say it again.
+        """
+        coming = (step + 1, step + 2)
+        self._coming = {later: other for later, other in self._coming.items() if later in coming}
+        self._answers = {later: yes for later, yes in self._answers.items() if later == step + 1}
 
     def _ask(self, step: int) -> bool:
         if self.policy is None:

@@ -331,7 +331,7 @@ class Iterations:
         found = self.checkpointer.restore(self._tree.of(parts), **how)
         if found is not None:
             self.count = found.step
-            self._decisions.forget()
+            self._decisions.went_back(found.step)
         return found
 
 

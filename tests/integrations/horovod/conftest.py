@@ -69,6 +69,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
             _job(folder, "jobs_policies", "told", mode, mode=mode),
             _job(folder, "jobs_policies", "told", f"hook-{mode}", mode=mode, rank0_hook=True),
             _job(folder, "jobs_policies", "unwanted", mode, mode=mode),
+            _job(folder, "jobs_policies", "made_again", f"fixed-{mode}", mode=mode),
+            _job(folder, "jobs_policies", "made_again", f"told-{mode}", mode=mode, tells=True),
             _job(folder, "jobs_ends", "broken", f"on-{mode}", mode=mode, go_on=True),
             _job(folder, "jobs_ends", "broken", f"off-{mode}", mode=mode, go_on=False),
             _job(folder, "jobs_ends", "late_end", mode, mode=mode),

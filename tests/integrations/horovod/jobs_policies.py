@@ -145,6 +145,45 @@ def told_again(root: str) -> Any:
         return {"made": made, "steps": ck.steps()}
 
 
+class Once:
+    """Says yes to an iteration when it is first asked about it, and never again."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def should_save(self, step: int) -> bool:
+        self.asked.append(step)
+        return self.asked.count(step) == 1
+
+
+def made_again(root: str, mode: str, *, tells: bool = False) -> Any:
+    """A step fails half-way, training goes back to the iteration before, and makes it again."""
+    which: dict[str, Any] = {"policy": Once()} if tells else {"every_n_steps": 1}
+    with saving(root) as ck:
+        assert ck is not None
+        training = Training(
+            Recipe(name=f"made-again-{mode}{tells}"),
+            {"checkpointer": ck, "layerwise": mode, **which},
+        )
+        training.attach()
+        _iterate(training, 0, 1)
+        ck.wait()
+        for group in training.optimizer.param_groups:
+            group["lr"] = None
+        with contextlib.suppress(TypeError):
+            _iterate(training, 2)
+        training.optimizer.restore()
+        _iterate(training, 2, 3)
+        ck.wait()
+        return ck.steps()
+
+
+def _iterate(training: Training, *numbers: int) -> None:
+    for number in numbers:
+        training.iterate(number)
+        training.optimizer.end_iteration()
+
+
 def measured(root: str) -> Any:
     """A policy that measures: the first rank's decisions hold for both."""
     with saving(root) as ck:

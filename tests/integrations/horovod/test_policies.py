@@ -58,6 +58,14 @@ def test_ranks_agree_after_training_went_back(pair: Outcome) -> None:
     assert {number for number, made in first["made"] if made} == set(first["steps"])
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy", ["fixed", "told"])
+def test_an_iteration_that_failed_and_is_made_again_is_saved_as_it_was_to_be(
+    pair: Outcome, policy: str, mode: str
+) -> None:
+    assert pair.of(f"made_again-{policy}-{mode}") == [[1, 2, 3, 4]] * 2
+
+
 def test_without_a_policy_saved_is_what_is_asked_for(pair: Outcome) -> None:
     for found in pair.of("asked_for"):
         assert found == {"steps": [3], "handles": [False, False, True, False]}
