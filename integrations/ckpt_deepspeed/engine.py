@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -226,28 +226,41 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
 
     # -- what the wrapped save_checkpoint calls ---------------------------------------------------
 
-    @contextmanager
-    def saving(self, known: Saving) -> Iterator[None]:
-        """Around DeepSpeed's `save_checkpoint`: what was saved inside is sealed, or given up if that raises.
+    def saving(self, known: Saving, act: Callable[[], Any]) -> Any:
+        """Run DeepSpeed's `save_checkpoint`: what it saves is sealed, or given up if it raises.
+
+        No context manager: an interrupt at its edges would leave the save open.
+
+        Args:
+            act: that call.
+
+        Returns:
+            What it returns.
 
         Raises:
             ConfigError: something cannot be saved.
             CkptError: an earlier save failed in the background, and this is the first to say so; or, with
                 wait="persisted", why the tag is not durable.
         """
-        self._saving = known
         try:
-            yield
+            self._saving = known
+            result = act()
             tag = self._tag
             handle = self.seal()
         except BaseException as exc:
-            self._abort(exc)
+            try:
+                self._abort(exc)
+            except BaseException:
+                # A second interrupt: what it cut short is done now. A third leaves it to the next save.
+                self._abort(exc)
+                raise
             raise
         finally:
             self._saving = None
         assert tag is not None and tag.checkpointer is not None
         if self.settings.wait is Wait.PERSISTED or tag.moves:
             _be_durable(handle, tag.checkpointer)
+        return result
 
     def declines(self) -> bool:
         """See to it that giving up the tag tells the other ranks; False where they know, or none is open.
@@ -277,8 +290,9 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
             raise tag.problem
         files, early = self._files(tag), self._early(tag.given)
         files.add_all(tag.given, eager=early or False)
-        self._tag = None
         self.newest = files.seal()
+        # Order matters: until it is sealed, an interrupt is to give it up.
+        self._tag = None
         ROOTS.saved(tag.info.save_dir, self.newest)
         self.at(tag.info.save_dir)
         if early is None:
@@ -323,9 +337,10 @@ class CkptCoreEngine(CheckpointEngine):  # type: ignore[misc]
         return tag.files
 
     def _abort(self, raised: BaseException | None = None) -> None:
-        tag, self._tag = self._tag, None
-        if tag is not None:
-            tag.give_up(raised)
+        if self._tag is not None:
+            self._tag.give_up(raised)
+            # Order matters: interrupted, the next call finds it.
+            self._tag = None
 
 
 def engine_of(config: Mapping[str, Any]) -> CkptCoreEngine:

@@ -169,9 +169,12 @@ def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
             is_restless=_is_restless(self),
             per_node=bool(self.use_node_local_storage()),
         )
-        is_agreed = isinstance(tag, AgreedTag)
-        with ours.saving(known), _compared(self, is_agreed=is_agreed), _caught_up(self):
-            return original(self, save_dir, tag, client_state, *args, **kwargs)
+
+        def saves() -> Any:
+            with _compared(self, tag), _caught_up(self):
+                return original(self, save_dir, tag, client_state, *args, **kwargs)
+
+        return ours.saving(known, saves)
 
     return save_checkpoint
 
@@ -202,9 +205,9 @@ class AgreedTag(str):
 
 
 @contextmanager
-def _compared(engine: Any, *, is_agreed: bool) -> Iterator[None]:
-    """Within it, DeepSpeed compares no tags where they are agreed on: that takes two collectives."""
-    if is_agreed:
+def _compared(engine: Any, tag: Any) -> Iterator[None]:
+    """Within it, DeepSpeed does not compare a tag that is agreed on: that takes two collectives."""
+    if isinstance(tag, AgreedTag):
         vars(engine)["_checkpoint_tag_validation"] = lambda tag: None
     try:
         yield
@@ -298,8 +301,7 @@ def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
             return found
         per_node = bool(self.use_node_local_storage())
         # A root that is open here is locked, and has what was saved to it.
-        out_of_reach = per_node or ROOTS.has(load_dir)
-        levels = () if out_of_reach else ours.settings.options.levels
+        levels = () if per_node or ROOTS.has(load_dir) else ours.settings.options.levels
         if ours.settings.verify or (levels and is_missing(load_dir, tag)):
             tag = choose(load_dir, tag, per_node=per_node, levels=levels)
         before = _LOADED.get()

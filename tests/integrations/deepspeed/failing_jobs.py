@@ -27,6 +27,7 @@ from tests.crash.layers import hooked
 from tests.integrations.deepspeed.crash_jobs import SMALL, SlowFiles, client_of, die, save_by
 from tests.integrations.deepspeed.training import engine, train
 from tests.interrupts.trap import Trap
+from tests.places import some
 
 PATIENT = SMALL | {"timeout": 30.0}
 
@@ -357,3 +358,41 @@ def interrupted_loads(root: str) -> dict[str, Any]:
     count = struck(-1).lines
     left = [n for n in range(count) if struck(n) and installing._LOADED.get() is not None]
     return {"count": count, "left": left}
+
+
+def interrupted_saves(root: str) -> dict[str, Any]:
+    """Ctrl-C at lines of what is around DeepSpeed's own save, and once more while that is cleaned up."""
+    ours = str(Path(installing.__file__).parent)
+    made = engine(1, "bf16", **PATIENT)
+    train(made, 0, 1)
+    left: list[str] = []
+
+    def struck(n: int, then: int | None = None) -> Trap:
+        trap = Trap(n, package=ours, then=then)
+        kept: BaseException | None = None
+        try:
+            trap.run(lambda: made.save_checkpoint(root, tag="last"))
+        except KeyboardInterrupt as exc:
+            kept = exc  # as a notebook keeps it, with all that its frames hold
+        engine = made.checkpoint_engine
+        told = _raised(ckpt_deepspeed.wait)
+        if told or engine._tag is not None or engine._saving is not None:
+            left.append(f"{trap.struck} then {then}: {told}")
+            engine._abort()
+        del kept
+        return trap
+
+    struck(-1)
+    count = struck(-1).lines
+    ends = range(count - 30, count)  # where it is sealed
+    for n in [*some(range(count - 30), 60, of="a save of DeepSpeed"), *ends]:
+        struck(n)
+    cleaned = [struck(n, then=-1).lines for n in (count // 2, ends[0])]
+    for n, lines in zip((count // 2, ends[0]), cleaned, strict=True):
+        for then in range(lines):
+            struck(n, then)
+    train(made, 1, 2)
+    made.save_checkpoint(root, tag="next")
+    ckpt_deepspeed.wait()
+    path, _ = made.load_checkpoint(root)
+    return {"count": count, "cleaned": cleaned, "left": left, "loaded": Path(path).parent.name}

@@ -162,6 +162,15 @@ def test_a_load_that_is_interrupted_anywhere_leaves_later_reads_to_name_their_ta
     assert found["count"] > 50 and not found["left"], found
 
 
+def test_a_save_that_is_interrupted_anywhere_is_given_up_or_sealed_and_leaves_nothing_open(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    root = str(tmp_path / "ckpts")
+    (found,) = results(ranks("failing_jobs.interrupted_saves", ranks=1, root=root))
+    assert found["count"] > 300 and min(found["cleaned"]) > 0, found
+    assert not found["left"] and found["loaded"] == "next", found
+
+
 def test_a_fork_of_a_rank_does_not_wait_for_what_only_the_rank_can_finish(
     ranks: Ranks, tmp_path: Path
 ) -> None:
