@@ -16,6 +16,7 @@ from typing import Any
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import rank_manifest_name
+from ckpt_core.store.disk import Disk
 from ckpt_core.store.failures import mapped
 from ckpt_core.store.kept import Hold
 from ckpt_core.store.lock import owner_of
@@ -42,6 +43,8 @@ class GuestStore:
         self.root = find_root(root)
         self._files = files
         self._rank = rank
+        self._disk = Disk(self.root)
+        self._owner: dict[str, Any] = {}
         self._slots = Slots(self.root, files=files, spare=0, shared=True, rank=rank, kept=kept)
 
     def find_leader(self, owner: dict[str, Any], *, leader: int, timeout_s: float) -> None:
@@ -52,6 +55,7 @@ class GuestStore:
 
         Raises:
             ConfigError: it is not.
+            PersistError: it cannot be looked at.
         """
         deadline = time.monotonic() + timeout_s
         while owner_of(self.root) != owner:
@@ -67,14 +71,18 @@ class GuestStore:
                 # A client of NFS asks the server again about names in a directory that is opened.
                 with contextlib.suppress(OSError):
                     os.scandir(folder).close()
+        self._owner = owner
+        with mapped("look at the checkpoint root", path=self.root):
+            self._disk.note()
 
     def begin(self, step: int, attempt_id: str, destination: Destination | None = None) -> Attempt:
         """The directory of an attempt; whichever rank comes first makes it.
 
         Raises:
-            PersistError: it cannot be made.
+            PersistError: it cannot be made, or the root's disk is not in its place.
         """
         step = check_step(step)
+        self._disk.check(lambda: owner_of(self.root) == self._owner)
         path = self.root / INFLIGHT / attempt_id
         with mapped("begin a save", path=self.root, step=step):
             ensure_dir(self._files, path.parent)

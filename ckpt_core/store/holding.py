@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 from ckpt_core.errors import ConfigError
+from ckpt_core.store.disk import Disk
 from ckpt_core.store.failures import mapped
 from ckpt_core.store.lock import RootLock
 from ckpt_core.store.names import committed_steps
@@ -31,6 +32,7 @@ class HeldRoot:
     def __init__(self, root: Path, *, files: Files, names: threading.RLock) -> None:
         self._root, self._files, self._names = root, files, names
         self._is_entered = False
+        self._disk = Disk(root)
         self.lock = RootLock(root, files=files)
 
     def enter(self) -> None:
@@ -50,7 +52,8 @@ class HeldRoot:
         Raises:
             ConfigError: it was left, or never entered.
             RootBusy, PersistError: it was removed under us, and could not be taken anew.
-            PersistError: whether it is ours cannot be told now; its lock is kept.
+            PersistError: its disk is not in its place, or whether it is ours cannot be told now; its lock
+                is kept.
         """
         if not self._is_entered:
             raise ConfigError(f"the store of {self._root} is closed", path=self._root)
@@ -59,6 +62,7 @@ class HeldRoot:
         with self._names:
             if self._is_held():
                 return  # another thread was faster
+            self._disk.check(self.lock.is_signed)
             self.lock.release()
             self._take()
             logger.warning(
@@ -85,3 +89,5 @@ class HeldRoot:
                 )
             ensure_root(self._files, self._root)
         self.lock.acquire()
+        with mapped("look at the checkpoint root", path=self._root):
+            self._disk.note()

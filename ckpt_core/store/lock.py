@@ -102,6 +102,12 @@ class RootLock:
             self._take(self._fd)
         return _read_owner(self._fd)
 
+    def is_signed(self) -> bool:
+        """Whether the lock file that has the name now says that this lock is its holder, or was."""
+        owner = owner_of(self.root)
+        mine = (os.getpid(), socket.gethostname(), self._since)
+        return (owner.get("pid"), owner.get("host"), owner.get("since")) == mine
+
     def held(self) -> bool:
         """Whether the lock is still ours and `.lock` is still the file that we locked.
 
@@ -252,7 +258,7 @@ class RootLock:
 def owner_of(root: Path) -> dict[str, Any]:
     """What the lock file of a root says of its holder; {} when there is none.
 
-    Never called by the holder: closing the file here would drop a record lock of this process.
+    Never called by the holder of that file: closing it here would drop a record lock of this process.
     """
     try:
         # Without blocking: somebody may have put a named pipe there.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ckpt_core.errors import CommitError, PersistError, RootBusy
-from ckpt_core.store import RootLock, StepStore, committed_steps, step_path
+from ckpt_core.store import GuestStore, RootLock, StepStore, committed_steps, step_path
 from ckpt_core.system.files import Files
 from tests.store.harness import QuickFiles, fill, left, make_store, mark_of, save
 
@@ -37,6 +39,80 @@ def test_looking_for_space_makes_a_removed_root_anew(store: StepStore) -> None:
     shutil.rmtree(store.root)
     store.check_space(1)
     assert store.root.is_dir()
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Iterator[tuple[Path, Path, Path]]:
+    """A place in which one of two disks can be, by a link: of the first, of the second."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as second:
+        first, place = tmp_path / "first", tmp_path / "place"
+        first.mkdir()
+        if first.stat().st_dev == Path(second).stat().st_dev:
+            pytest.skip("there is only one filesystem")
+        place.symlink_to(first)
+        yield place, first, Path(second)
+
+
+def put(disk: Path, place: Path) -> None:
+    place.unlink()
+    place.symlink_to(disk)
+
+
+@pytest.mark.parametrize("below", ["root", "folder/root"])
+def test_nothing_is_written_while_another_disk_is_in_the_place_of_the_roots(
+    disks: tuple[Path, Path, Path], below: str
+) -> None:
+    place, first, second = disks
+    store = make_store(place / below)
+    store.open()
+    save(store, 1)
+    attempt = store.begin(2)
+    fill(store, attempt, mark=2)
+    put(second, place)
+    with pytest.raises(CommitError):
+        store.publish(attempt)
+    for act in (lambda: store.begin(3), lambda: store.check_space(1), store.retire):
+        with pytest.raises(PersistError, match=r"is not on the disk.* Nothing was written"):
+            act()
+    assert list(second.iterdir()) == []
+    put(first, place)
+    save(store, 4)
+    assert store.steps() == (1, 4)
+    shutil.rmtree(store.root)
+    save(store, 5)
+    assert store.steps() == (5,)
+    store.close()
+
+
+def test_a_disk_that_comes_back_under_another_number_is_gone_on_with(
+    disks: tuple[Path, Path, Path],
+) -> None:
+    place, first, second = disks
+    store = make_store(place / "root")
+    store.open()
+    save(store, 1)
+    shutil.copytree(first / "root", second / "root")
+    put(second, place)
+    save(store, 2)
+    assert store.steps() == (1, 2)
+    store.close()
+
+
+def test_a_guest_writes_nothing_to_another_disk_in_the_place_of_the_roots(
+    disks: tuple[Path, Path, Path],
+) -> None:
+    place, _, second = disks
+    root = place / "root"
+    root.mkdir()
+    with RootLock(root) as lock:
+        guest = GuestStore(root, files=QuickFiles(), rank=1)
+        guest.find_leader(lock.owner(), leader=0, timeout_s=60)
+        guest.begin(1, "one")
+        (second / "root").mkdir()
+        put(second, place)
+        with pytest.raises(PersistError, match="is not on the disk"):
+            guest.begin(2, "two")
+    assert list((second / "root").iterdir()) == []
 
 
 def test_a_removed_lock_file_is_taken_again_and_attempts_live_on(store: StepStore) -> None:
