@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -59,7 +60,8 @@ class Watch:
         """Let the directory go. Idempotent."""
         fd, self._fd = self._fd, None
         if fd is not None:
-            os.close(fd)
+            with suppress(OSError):
+                os.close(fd)
 
     def __enter__(self) -> Self:
         return self

@@ -190,6 +190,11 @@ class Files:
         _check_kind(path)
         return os.open(path, os.O_RDONLY | _direct(direct))
 
+    def open_within(self, folder: int, name: str) -> int:
+        """As `open_read`, of a file in a directory that is open, whatever has that one's name by now."""
+        _check_kind(name, folder)
+        return os.open(name, os.O_RDONLY | _BASE_FLAGS, dir_fd=folder)
+
     def allocate(self, fd: int, size: int, *, mapped: bool = False) -> None:
         """Reserve blocks for bytes 0..size; a no-op where the filesystem has no such call.
 
@@ -332,9 +337,9 @@ class Files:
         return stats.f_bavail * stats.f_frsize if stats.f_blocks else sys.maxsize
 
 
-def _check_kind(path: Path) -> None:
+def _check_kind(path: Path | str, folder: int | None = None) -> None:
     """Before opening: a pipe that somebody has put there would block, and a device might do anything."""
-    mode = os.lstat(path).st_mode
+    mode = os.lstat(path, dir_fd=folder).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
         raise OSError(errno.EINVAL, "a pipe or a device, and no file", str(path))
 
@@ -366,4 +371,5 @@ def _filesystem_at(directory: Path) -> int:
     try:
         return filesystem_kind(fd)
     finally:
-        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)

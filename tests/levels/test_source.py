@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from ckpt_core.errors import CorruptCheckpoint
+from ckpt_core.errors import CorruptCheckpoint, RestoreError
 from ckpt_core.levels.agent.copying import How, Sent, send
 from ckpt_core.levels.agent.source import OpenSave
 from ckpt_core.levels.far.directory import DirectoryFar
@@ -30,6 +31,16 @@ class InMemory(QuickFiles):
         return True
 
 
+class NoProc(QuickFiles):
+    """As if nothing were mounted at /proc."""
+
+    def open_read(self, path: Path, *, direct: bool = False) -> int:
+        """Nothing is there."""
+        if path.is_relative_to("/proc"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return super().open_read(path, direct=direct)
+
+
 @pytest.fixture
 def step(root: Path) -> Path:
     """One step, of a single file."""
@@ -49,6 +60,22 @@ def test_a_step_in_memory_is_sent_whole(step: Path, tmp_path: Path) -> None:
     with OpenSave(step, files=InMemory()) as opened:
         assert send(opened, far, How()) is Sent.REACHED
     assert read_step(tmp_path / "far", 10) == 1
+
+
+def test_a_step_is_opened_where_there_is_no_proc(step: Path) -> None:
+    with OpenSave(step, files=NoProc()) as opened:
+        assert opened.nbytes > NBYTES
+
+
+def test_a_file_that_is_missing_and_a_pipe_in_its_place_are_named(step: Path) -> None:
+    with OpenSave(step, files=QuickFiles()) as opened:
+        name = opened.entries[0].name
+    (step / name).unlink()
+    with pytest.raises(CorruptCheckpoint, match=f"{step / name}: expected a file, got nothing"):
+        OpenSave(step, files=QuickFiles())
+    os.mkfifo(step / name)
+    with pytest.raises(RestoreError, match="a pipe or a device"):
+        OpenSave(step, files=QuickFiles())
 
 
 def test_damage_in_memory_is_found_before_the_last_block_of_its_chunk(step: Path) -> None:

@@ -235,12 +235,15 @@ def test_waiting_for_a_level_ends_by_the_timeout_and_says_why(bench: Bench) -> N
             ck.wait(level=1)
 
 
-def test_a_level_that_waits_for_somebody_is_not_waited_for(bench: Bench) -> None:
+def test_a_level_that_waits_for_somebody_is_not_waited_for(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     with bench.open(timeout=600.0) as ck:
         save(ck, 2)
-        bench.say(LevelStatus(bench.url, problem="no such bucket", hopeless=True))
-        with pytest.raises(CommitError, match="no such bucket"):
+        bench.say(LevelStatus(bench.url, problem="no such bucket. Make it.", hopeless=True))
+        with pytest.raises(CommitError, match=r"no such bucket\. Make it\. All of it is safe"):
             ck.wait(level=1)
+    assert "does not go on (no such bucket. Make it), until somebody" in caplog.text
 
 
 def test_a_step_that_never_goes_there_is_not_waited_for(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import ckpt_core
 from ckpt_core import Checkpointer, NotCommitted, Options
 from ckpt_core.cli import main
 from ckpt_core.restore import Restorer, RestoreRequest
+from ckpt_core.restore.watch import Watch
 from ckpt_core.system.files import Buffer, Files
 from ckpt_core.types import step_dir_name
 from tests.store.harness import QuickFiles
@@ -275,3 +277,10 @@ def test_tensors_that_safetensors_mapped_from_a_step_keep_its_values(tmp_path: P
             assert 1 not in ck.steps()
             reader.stdin.close()
             assert reader.wait(timeout=60) == 0
+
+
+def test_a_directory_whose_close_fails_is_no_error_of_what_was_read(tmp_path: Path) -> None:
+    with Watch(tmp_path) as watch:
+        assert watch._fd is not None
+        os.close(watch._fd)
+        assert watch.stood_still()

@@ -7,7 +7,6 @@ whatever becomes of the step: retired, replaced, moved aside.
 from __future__ import annotations
 
 import os
-import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -94,7 +93,7 @@ class OpenSave:
         return data
 
     def _small(self, home: int, name: str) -> bytes:
-        fd = self._files.open_read(_below(home, name))
+        fd = self._files.open_within(home, name)
         try:
             size = _size(fd, self.path / name)
             if size > MAX_MANIFEST_BYTES:
@@ -106,7 +105,7 @@ class OpenSave:
             self._files.close(fd)
 
     def _open(self, home: int, entry: FileEntry) -> None:
-        fd = self._files.open_read(_below(home, entry.name))
+        fd = self._files.open_within(home, entry.name)
         self._fds[entry.name] = fd
         size = _size(fd, self.path / entry.name)
         if size != entry.nbytes:
@@ -203,8 +202,9 @@ class OpenSave:
         except (FileNotFoundError, NotADirectoryError) as exc:
             if path == self.path and not self._is_still_there():
                 raise NotCommitted(f"{path} was retired meanwhile", path=path) from exc
-            name = _OPEN.sub("", str(exc.filename or ""))
-            raise _corrupt(self.path / name, "a file", "nothing of that name") from exc
+            raise _corrupt(
+                self.path / str(exc.filename or ""), "a file", "nothing of that name"
+            ) from exc
         except OSError as exc:
             text = f"{path} cannot be read: {exc.strerror or exc}. {advice(exc)}"
             raise RestoreError(text, path=path) from exc
@@ -245,7 +245,6 @@ def with_nearest(
 
 _SETTLED_S = 2.0
 _ANYWAY_S = 5.0
-_OPEN = re.compile(r"/proc/self/fd/\d+/")
 
 
 class Source:
@@ -275,10 +274,6 @@ class Source:
         # Clocks of files are coarse, and those of servers not ours: two changes may bear the same time.
         is_settled = abs(time.time() - found.st_mtime) > _SETTLED_S
         return (found.st_ino, found.st_mtime_ns) if is_settled else None
-
-
-def _below(home: int, name: str) -> Path:
-    return Path(f"/proc/self/fd/{home}/{name}")
 
 
 def _size(fd: int, path: Path) -> int:

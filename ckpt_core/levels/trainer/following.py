@@ -213,7 +213,7 @@ class Following:
         elif not before:
             then = "until somebody sees to it" if level.hopeless else "and it is tried again"
             text = "the level %s does not go on (%s), %s; training and its root go on"
-            _log.warning(text, level.url, level.problem, then)
+            _log.warning(text, level.url, level.problem.rstrip("."), then)
 
 
 @dataclass

@@ -224,7 +224,7 @@ class Levels(NoLevels):
             place, self._seen(number), apart=self._apart(), last=lasts, needed=needed
         ):
             status = self._following.seen[number]
-            problem = self._problem or ("" if status is None else status.problem)
+            problem = (self._problem or ("" if status is None else status.problem)).rstrip(".")
             hopeless = status is not None and status.hopeless
             if hopeless or self._problem == _FENCED or time.monotonic() >= deadline:
                 raise CommitError(
