@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderDispatcher
 from accelerate.utils import DistributedType
+from torch.utils.data import IterableDataset
 
 from ckpt_core import (
     Checkpointer,
@@ -24,6 +26,7 @@ from ckpt_core import (
 )
 from ckpt_transformers.capture import Kept
 from ckpt_transformers.settings import engine_options
+from ckpt_transformers.texts import tell
 
 _PRIVATE = ("custom", "loaders", "rng")
 
@@ -122,6 +125,7 @@ class AcceleratorCheckpoint:
 
         def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
             rest = own(dataloader, num_batches)
+            _check_rest(accelerator, rest)
             for order in self._orders():
                 order.follow(dataloader, rest)
             return rest
@@ -188,6 +192,17 @@ def _check(accelerator: Accelerator) -> None:
         )
 
 
+def _check_rest(accelerator: Accelerator, rest: Any) -> None:
+    alone = accelerator.num_processes < 2 or getattr(rest, "split_batches", True)
+    # Of an IterableDataset Accelerate skips those of all ranks.
+    if not alone and not isinstance(rest.dataset, IterableDataset):
+        tell(
+            "dispatch_batches=True: what skip_first_batches skips are batches of one rank: where each rank "
+            "has done n, give it n * num_processes, or set split_batches=True as well",
+            rank=accelerator.process_index,
+        )
+
+
 class _Order:
     """Where a loader stands.
 
@@ -232,8 +247,8 @@ class _Order:
     def put_back(self, place: dict[str, Any]) -> None:
         """Let it begin that epoch."""
         if hasattr(self._loader, "iteration"):
-            # A sampler may take the epoch's seed from there.
-            self._loader.iteration = place["epoch"]
+            # A sampler may take the epoch's seed from there; a dispatcher that skips tells it none.
+            self._loader.set_epoch(place["epoch"])
         drawn = {name: place.get(name) for name in ("generator", "torch")}
         if drawn["generator"] is not None and self._generator is not None:
             self._generator.set_state(drawn["generator"])
@@ -244,8 +259,13 @@ class _Order:
 
     @property
     def _generator(self) -> Any:
-        alike = getattr(self._loader, "synchronized_generator", None)
-        return getattr(self._loader, "generator", None) if alike is None else alike
+        loader = self._loader
+        if isinstance(loader, DataLoaderDispatcher):
+            # The one that it was given, its sampler alone still has.
+            drawn_from = getattr(loader.get_sampler(), "generator", None)
+            return drawn_from if isinstance(drawn_from, torch.Generator) else None
+        alike = getattr(loader, "synchronized_generator", None)
+        return getattr(loader, "generator", None) if alike is None else alike
 
     def _watch(self, loader: Any) -> None:
         """Note generators as it begins: behind the exchange that makes them equal, before it draws."""
@@ -273,14 +293,16 @@ def _draw_again(loader: Any, drawn: torch.Tensor) -> None:
     """Let it draw its order as it did; behind its first batch torch's generator is where it was."""
     now = torch.get_rng_state()
     torch.set_rng_state(drawn)
-    names = "_update_state_dict", "end"
+    dispatches = isinstance(loader, DataLoaderDispatcher)
+    names = ("_fetch_batches",) if dispatches else ("_update_state_dict", "end")
     own = {name: getattr(loader, name) for name in names}
 
-    def put_back(name: str) -> None:
-        torch.set_rng_state(now)
+    def put_back(name: str, *given: Any) -> Any:
         for each in names:
             setattr(loader, each, own[each])
-        own[name]()
+        first = own[name](*given)
+        torch.set_rng_state(now)
+        return first
 
     for name in names:
         setattr(loader, name, partial(put_back, name))

@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from torch.utils.data import DataLoader
 
+from ckpt_transformers import AcceleratorCheckpoint
 from tests.integrations.transformers.jobs import gpt, run
 from tests.integrations.transformers.program import FSDP, allow_fsdp_on_cpus
 
@@ -41,9 +45,20 @@ def thin_adapter(folder: Path) -> None:
     run(folder, model=get_peft_model(gpt(), config), max_steps=2, **FSDP)
 
 
+def skipping(folder: Path) -> None:
+    """A loop of a user's own, in which one rank reads for all: four batches of each are done."""
+    config = DataLoaderConfiguration(dispatch_batches=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    loader: Any = accelerator.prepare(DataLoader(range(24), batch_size=2))  # type: ignore[arg-type]
+    with AcceleratorCheckpoint(accelerator, folder / "ckpts"):
+        rest = list(accelerator.skip_first_batches(loader, 4 * 2))
+    assert len(rest) == 6 - 4
+
+
 KINDS: dict[str, Callable[[Path], None]] = {
     "dispatched": dispatched,
     "split": split,
+    "skipping": skipping,
     "thin adapter": thin_adapter,
 }
 

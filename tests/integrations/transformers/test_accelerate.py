@@ -65,13 +65,18 @@ DRAWN: dict[str, dict[str, Any]] = {
     "from a seed": {"seedable": True},
     "from torch's generator": {},
     "from the loader's": {"own": True},
+    "from a seed, by one rank for all": {"seedable": True, "dispatch": True},
+    "from torch's generator, by one rank for all": {"dispatch": True},
+    "from the loader's, by one rank for all": {"own": True, "dispatch": True},
 }
 
 
-def _skipping(root: Path, die: int, *, seedable: bool = False, own: bool = False) -> Any:
+def _skipping(
+    root: Path, die: int, *, seedable: bool = False, own: bool = False, dispatch: bool = False
+) -> Any:
     """Three epochs of six batches, saved after each second one: each batch, and a number drawn at it."""
     torch.manual_seed(5)
-    config = DataLoaderConfiguration(use_seedable_sampler=seedable)
+    config = DataLoaderConfiguration(use_seedable_sampler=seedable, dispatch_batches=dispatch)
     accelerator = Accelerator(cpu=True, dataloader_config=config)
     generator = torch.Generator().manual_seed(4) if own else None
     loader: Any = DataLoader(range(12), batch_size=2, shuffle=True, generator=generator)  # type: ignore[arg-type]

@@ -24,12 +24,17 @@ def _told(forks: Forks, folder: Path, kind: str) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("kind", "warned"), [("dispatched", True), ("split", False)])
+@pytest.mark.parametrize(
+    ("kind", "warned"), [("dispatched", "a run"), ("split", None), ("skipping", "what skip_first")]
+)
 def test_a_loader_that_skips_too_little_in_a_resume_is_told_of_once(
-    kind: str, warned: bool, forks: Forks, tmp_path: Path
+    kind: str, warned: str | None, forks: Forks, tmp_path: Path
 ) -> None:
     told = _told(forks, tmp_path, kind)
-    assert ["dispatch_batches=True: a run" in texts for texts in told] == [warned, False]
+    assert [f"dispatch_batches=True: {warned or ''}" in texts for texts in told] == [
+        bool(warned),
+        False,
+    ]
 
 
 @pytest.mark.timeout(900)
