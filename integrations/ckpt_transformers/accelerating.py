@@ -95,7 +95,7 @@ class AcceleratorCheckpoint:
         """Fill everything from the newest whole step, or this one; its number, or None without any.
 
         Loaders begin the epoch that they were in, in its order: `accelerator.skip_first_batches` skips what
-        is done. Behind the last batch of an epoch that is the next one.
+        is done; stateful ones go on in it. Behind the last batch of an epoch that is the next one.
 
         Raises:
             CkptError: as `Checkpointer.restore`.
@@ -125,7 +125,7 @@ class AcceleratorCheckpoint:
 
         def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
             rest = own(dataloader, num_batches)
-            _check_rest(accelerator, rest)
+            _check_rest(accelerator, dataloader, rest)
             for order in self._orders():
                 order.follow(dataloader, rest)
             return rest
@@ -192,14 +192,21 @@ def _check(accelerator: Accelerator) -> None:
         )
 
 
-def _check_rest(accelerator: Accelerator, rest: Any) -> None:
+def _check_rest(accelerator: Accelerator, loader: Any, rest: Any) -> None:
+    rank = accelerator.process_index
+    if getattr(loader, "use_stateful_dataloader", False):
+        tell(
+            "use_stateful_dataloader=True: behind restore() a loader goes on by itself where it was, and "
+            "skip_first_batches knows nothing of it: iterate over the loader",
+            rank=rank,
+        )
     alone = accelerator.num_processes < 2 or getattr(rest, "split_batches", True)
     # Of an IterableDataset Accelerate skips those of all ranks.
     if not alone and not isinstance(rest.dataset, IterableDataset):
         tell(
             "dispatch_batches=True: what skip_first_batches skips are batches of one rank: where each rank "
             "has done n, give it n * num_processes, or set split_batches=True as well",
-            rank=accelerator.process_index,
+            rank=rank,
         )
 
 
@@ -215,6 +222,8 @@ class _Order:
         self._loader = self._running = loader
         self._noted: tuple[int, dict[str, Any]] = -1, {}
         self._owed: Any = None
+        # A stateful one has its first epoch's iterator, which has drawn its seed, since it was made.
+        self._made = self._stateful = getattr(loader, "use_stateful_dataloader", False)
         self._watch(loader)
 
     def follow(self, loader: Any, rest: Any) -> None:
@@ -233,15 +242,17 @@ class _Order:
     def place(self) -> dict[str, Any]:
         """The epoch that it is in, or that is next, as behind the last batch of one."""
         loader, epoch = self._loader, getattr(self._loader, "iteration", 0)
-        stateful = getattr(loader, "use_stateful_dataloader", False)
-        state = loader.state_dict() if stateful else None
+        state = loader.state_dict() if self._stateful else None
         noted, drawn = self._noted
         # Behind its last batch a loader counts on when it is asked for another one.
-        if noted == epoch and not stateful and self._running.end_of_dataloader:
+        if noted == epoch and self._running.end_of_dataloader:
             epoch += 1
+            # Nothing: a state at its end would draw for the epoch that is over.
+            state = {} if self._stateful else None
         if noted != epoch:
             generator = self._generator
-            drawn = {"generator": None if generator is None else generator.get_state()}
+            state_of = None if generator is None else generator.get_state()
+            drawn = {"generator": state_of, "made": self._made}
         return {"epoch": epoch, "state": state, **drawn}
 
     def put_back(self, place: dict[str, Any]) -> None:
@@ -249,12 +260,16 @@ class _Order:
         if hasattr(self._loader, "iteration"):
             # A sampler may take the epoch's seed from there; a dispatcher that skips tells it none.
             self._loader.set_epoch(place["epoch"])
-        drawn = {name: place.get(name) for name in ("generator", "torch")}
-        if drawn["generator"] is not None and self._generator is not None:
-            self._generator.set_state(drawn["generator"])
+        drawn = {name: place.get(name) for name in ("generator", "torch", "made")}
         if place["state"] is not None:
             self._loader.load_state_dict(place["state"])
-        elif drawn["torch"] is not None:
+            self._made = drawn["made"]
+            if self._made:
+                with torch.random.fork_rng(devices=[]):
+                    self._loader.base_dataloader.state_dict()
+        if drawn["generator"] is not None and self._generator is not None:
+            self._generator.set_state(drawn["generator"])
+        if drawn["torch"] is not None:
             self._noted, self._owed = (place["epoch"], drawn), drawn["torch"]
 
     @property
@@ -275,12 +290,13 @@ class _Order:
 
         def begin() -> None:
             self._running = loader
+            made, self._made = self._made, False
             owed, self._owed = self._owed, None
             # One that was broken off, as an evaluation may be, begins anew, and draws anew.
-            if owed is None or loader is self._loader:
+            if owed is None or (loader is self._loader and not self._stateful):
                 generator = self._generator
                 state = None if generator is None else generator.get_state()
-                drawn = {"generator": state, "torch": torch.get_rng_state()}
+                drawn = {"generator": state, "torch": torch.get_rng_state(), "made": made}
                 self._noted = self._loader.iteration, drawn
             else:
                 _draw_again(loader, owed)

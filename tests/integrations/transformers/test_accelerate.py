@@ -13,7 +13,7 @@ from accelerate.utils import DataLoaderConfiguration, DistributedType
 from torch.utils.data import DataLoader, RandomSampler
 
 from ckpt_core import ConfigError
-from ckpt_transformers import AcceleratorCheckpoint
+from ckpt_transformers import AcceleratorCheckpoint, CheckpointWarning
 from tests.integrations.transformers.accelerate_program import loop
 from tests.integrations.transformers.jobs import SMALL
 
@@ -109,6 +109,47 @@ def test_a_loop_that_skips_what_is_done_sees_each_epoch_in_its_own_order(
     for die in (8, 12, 16, 0):  # within epochs, and at the last batch of one that was gone on with
         found |= _skipping(tmp_path / "cut", die, **DRAWN[drawn])
     assert found == expected
+
+
+def _stateful(root: Path, die: int, *, seedable: bool = False, own: bool = False) -> Any:
+    """As `_skipping`, with a loader that goes on by itself."""
+    torch.manual_seed(5)
+    config = DataLoaderConfiguration(use_stateful_dataloader=True, use_seedable_sampler=seedable)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    generator = torch.Generator().manual_seed(4) if own else None
+    loader: Any = DataLoader(range(12), batch_size=2, shuffle=True, generator=generator)  # type: ignore[arg-type]
+    loader, step, seen = accelerator.prepare(loader), 0, {}
+    with AcceleratorCheckpoint(accelerator, root, options=SMALL) as checkpoint:
+        step = checkpoint.restore() or 0
+        while step < 18:
+            for batch in loader:
+                step += 1
+                seen[step] = batch.tolist(), torch.rand(()).item()
+                if step % 2 == 0:
+                    checkpoint.save(step)
+                if step == die:
+                    return seen
+    return seen
+
+
+@pytest.mark.parametrize("drawn", [name for name in DRAWN if "dispatch" not in DRAWN[name]])
+def test_a_stateful_loader_goes_on_in_its_own_order(drawn: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchdata")
+    expected = _stateful(tmp_path / "whole", 0, **DRAWN[drawn])
+    found: dict[int, Any] = {}
+    for die in (2, 4, 8, 12, 16, 0):  # twice in the first epoch, and at the end of one
+        found |= _stateful(tmp_path / "cut", die, **DRAWN[drawn])
+    assert found == expected
+
+
+def test_skipping_batches_of_a_stateful_loader_is_told_of(tmp_path: Path) -> None:
+    pytest.importorskip("torchdata")
+    config = DataLoaderConfiguration(use_stateful_dataloader=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    loader: Any = accelerator.prepare(DataLoader(range(12), batch_size=2))  # type: ignore[arg-type]
+    told = pytest.warns(CheckpointWarning, match="goes on by itself")
+    with AcceleratorCheckpoint(accelerator, tmp_path / "ckpts"), told:
+        accelerator.skip_first_batches(loader, 2)
 
 
 def test_what_keeps_its_states_to_itself_is_refused(tmp_path: Path) -> None:
