@@ -138,8 +138,8 @@ def check_layout(root: Path) -> None:
     Raises:
         ConfigError: it has that of an object store, in which a peer keeps steps of another node: agents and
             readers there would count a step in the layout of a root, and not find its files. Or it is a step,
-            or lies within one or within what is a root's own: retention or a cleaning up there would take all
-            that is saved here.
+            or has the name of one, there or not, or lies within one or within what is a root's own: retention
+            or a cleaning up there would take all that is saved here.
     """
     _check_outside(root)
     if _is_word(root / RUN_NAME):
@@ -161,11 +161,22 @@ def _check_outside(root: Path) -> None:
     real = Path(os.path.realpath(root))
     for place in dict.fromkeys([root, *root.parents, real, *real.parents]):
         in_root = os.path.isfile(place.parent / LOCK)
-        is_named = in_root or parse_step_dir(place.name) is not None
-        if (in_root and place.name in _OWN) or (is_named and _is_step(place)):
+        is_named = parse_step_dir(place.name) is not None
+        # Its own name is looked at below. Of a step that is still to come, whoever has that root would take
+        # this directory for it.
+        is_lost = place.name in _OWN or (is_named and place not in (root, real))
+        if (in_root and is_lost) or ((in_root or is_named) and _is_step(place)):
             raise ConfigError(
                 f"{root} lies within {place}, which the root {place.parent} may delete: give that root, or a "
                 f"directory outside it. Nothing was changed",
+                path=root,
+            )
+    for place in (root, real):
+        # Also where there is no root around it yet: readers take it for a step by its name alone.
+        if parse_step_dir(place.name) is not None:
+            raise ConfigError(
+                f"{place} has the name of a step, which a root may not have: give the root, {place.parent}, "
+                f"or a directory of another name. Nothing was changed",
                 path=root,
             )
 

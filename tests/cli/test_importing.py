@@ -299,6 +299,14 @@ def test_a_step_that_is_there_and_one_that_nobody_would_go_on_from_are_refused(
     assert "history" in ckpt_core.load(ckpts)
 
 
+def test_the_name_of_a_step_that_may_come_is_no_root(
+    cli: Cli, ckpts: Path, halfway: tuple[Path, list[torch.Tensor]]
+) -> None:
+    refused = cli("import", halfway[0] / "last.pt", ckpts / "step-000000000040")
+    assert refused.code == 2 and f"give the root, {ckpts}," in refused.err
+    assert committed_steps(ckpts) == (10, 20, 30)
+
+
 def _at_the_shard(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Have this done when the save makes its file: all was read, and is still to be copied."""
 

@@ -131,6 +131,27 @@ def test_neither_a_step_nor_a_place_within_one_is_a_root(filled: Path, name: str
         check_layout(step / name)
 
 
+@pytest.mark.parametrize("name", ["step-000000000400", "step-000000000400/mine"])
+def test_nor_is_a_place_that_would_be_a_step_or_within_one(
+    filled: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "link").symlink_to(filled / name)
+    for root in (filled / name, tmp_path / "link"):
+        with pytest.raises(ConfigError, match=f"give the root, {filled},|give that root"):
+            check_layout(root)
+        with pytest.raises(ConfigError, match="give"):
+            ckpt_core.Checkpointer(root)
+    assert committed_steps(filled) == (100, 200, 300)
+
+
+def test_nor_is_one_of_that_name_in_no_root_but_what_lies_in_such_a_directory_is(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match="has the name of a step"):
+        check_layout(tmp_path / "step-000000000400")
+    check_layout(tmp_path / "step-000000000400" / "mine")
+
+
 def test_nor_is_a_place_that_lies_within_a_step_by_way_of_a_link(
     filled: Path, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -128,6 +129,20 @@ def test_push_to_a_place_of_another_run_is_refused(
     assert "holds another run" in answer.err
 
 
+@pytest.mark.parametrize("name", ["step-000000000030", "step-000000000040", "step-000000000030/x"])
+def test_no_root_is_written_where_a_step_is_or_may_come(
+    at_place: Cli, ckpts: Path, place: Place, name: str
+) -> None:
+    assert at_place("push", ckpts, "--to", place.url).code == 0
+    for words in (["push", "--to"], ["agent", "--once", "--level"]):
+        answer = at_place(words[0], ckpts, *words[1:], f"{place.url}/{name}")
+        assert answer.code == 2
+        assert re.search(f"(name|give) (the|that) root.*{place.url}|root {place.url}", answer.err)
+    assert _answer(at_place("verify", place.url, "--json"))["ok"]
+    with open_far(f"{place.url}/{name}") as far:
+        assert far.steps() == {} and far.read_word("run.json") is None
+
+
 # -- pull ------------------------------------------------------------------------------------------
 
 
@@ -144,6 +159,15 @@ def test_a_pulled_step_is_the_one_that_was_pushed(
         assert _bytes_of(step_path(root, step)) == _bytes_of(step_path(ckpts, step))
     assert not (root / ".pulling").exists()
     assert f"step 10 is there already: {root}" in at_place("pull", place.url, 10, "--to", root).out
+
+
+def test_no_step_is_pulled_to_where_a_step_may_come(
+    at_place: Cli, ckpts: Path, place: Place
+) -> None:
+    assert at_place("push", ckpts, "--to", place.url).code == 0
+    answer = at_place("pull", place.url, "--to", ckpts / "step-000000000040")
+    assert answer.code == 2 and f"give the root, {ckpts}," in answer.err
+    assert committed_steps(ckpts) == (10, 20, 30)
 
 
 def test_pull_replaces_another_save_only_if_it_is_told_to(
