@@ -13,6 +13,7 @@ from ckpt_core.bench.results import Figure, Report, Stats
 from ckpt_core.bench.tables import scaled, unit_name
 from ckpt_core.errors import ConfigError
 from ckpt_core.observe import check_plot
+from ckpt_core.system.replacing import replaced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +51,9 @@ def draw_headline(report: Report, path: Path) -> None:
         for area, (figure, title) in zip(canvas.subplots(1, 2), _DRAWN, strict=True):
             _bars(area, report, figure, title)
         canvas.supxlabel(_where(report), fontsize=7, color="#57606a")
-        canvas.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        with replaced(path) as file:
+            canvas.savefig(file, dpi=160, metadata=metadata)
 
 
 def _where(report: Report) -> str:

@@ -11,6 +11,7 @@ from ckpt_core.bench.contenders import OURS
 from ckpt_core.bench.results import Figure, Make, Report, Stats
 from ckpt_core.bench.tables import scaled, unit_name
 from ckpt_core.observe import check_plot
+from ckpt_core.system.replacing import replaced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +41,8 @@ def draw(report: Report, path: Path, drawings: Sequence[Callable[[Axes], None]])
     for area in axes[len(drawings) :]:
         area.set_axis_off()
     canvas.suptitle(_head(report), fontsize=11)
-    canvas.savefig(path, dpi=120)
+    with replaced(path) as file:
+        canvas.savefig(file, dpi=120)
 
 
 def _head(report: Report) -> str:

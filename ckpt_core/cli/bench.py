@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -264,10 +265,12 @@ def _choice(kind: type[Choice], value: str, option: str) -> Choice:
 
 def _check_outputs(request: Request) -> None:
     """Find out before the run, not after it, that its results cannot be written."""
+    from ckpt_core.cli.exported import check_outside
     from ckpt_core.errors import ConfigError
     from ckpt_core.observe import check_plot
 
     for path in filter(None, (request.json_file, request.plot, request.headline, request.out)):
+        check_outside(Path(os.path.realpath(path)))
         if not path.absolute().parent.is_dir():
             raise ConfigError(f"{str(path)!r} cannot be written: its directory does not exist")
     for picture in (request.plot, request.headline, request.out and request.out / "figure.png"):
@@ -300,7 +303,10 @@ def _keep(request: Request, console: Console, report: Report, row: str) -> None:
 
 def _write_json(report: Report, request: Request) -> None:
     if request.json_file is not None:
-        request.json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+        from ckpt_core.system.replacing import replaced
+
+        with replaced(request.json_file) as file:
+            file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
 
 
 def _console_for(tables: RenderableType) -> Console:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-import secrets
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +13,7 @@ from typing import IO, Any
 from ckpt_core.errors import ConfigError
 from ckpt_core.layout import MANIFEST_NAME
 from ckpt_core.system.files import Files
+from ckpt_core.system.replacing import beside
 from ckpt_core.types import parse_step_dir
 from ckpt_core.units import size_text
 
@@ -63,21 +63,12 @@ def replacing(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
         OSError: it cannot be written; names `path`.
     """
     _check_free(path, force=force)
-    # Filesystems count bytes, not letters.
-    start = os.fsencode(path.name)[:100].decode(errors="ignore")
-    temporary = path.with_name(f".{start}.{secrets.token_hex(4)}.tmp")
-    try:
+    with beside(path) as temporary:
         with io.BufferedRandom(_Named(temporary, path)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         _check_free(path, force=force)
-        os.rename(temporary, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
-    Files().sync_dir(Path(os.path.realpath(path.parent)))
 
 
 class _Named(io.FileIO):

@@ -17,6 +17,7 @@ from ckpt_core.cli.requests import ReportRequest
 from ckpt_core.cli.text import note
 from ckpt_core.errors import ConfigError
 from ckpt_core.report import gather, page, plain_page
+from ckpt_core.system.replacing import replaced
 from ckpt_core.units import count_text, size_text, time_text
 
 _LACKS = (
@@ -26,7 +27,7 @@ _LACKS = (
 
 
 def write_report(request: ReportRequest) -> bool:
-    """Write the page; an old one of that name is replaced.
+    """Write the page; an old one of that name is replaced once it is whole.
 
     Raises:
         ConfigError: a path is not there, holds no events or no step, or a root is not named alone; or the
@@ -39,7 +40,8 @@ def write_report(request: ReportRequest) -> bool:
     if roots and len(request.paths) > 1:
         raise ConfigError(f"{roots[0]} is a root: name it alone, or event files")
     text = _of_root(survey_of(roots[0])) if roots else _of_events(request)
-    request.out.write_text(text, encoding="utf-8")
+    with replaced(request.out) as out:
+        out.write_text(text, encoding="utf-8")
     note(f"{request.out} is written: open it in a browser")
     if roots:
         note(f"note: {_LACKS}")

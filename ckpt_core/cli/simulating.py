@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ckpt_core.cli.exported import check_outside
 from ckpt_core.cli.simulate_request import SimulateRequest
 from ckpt_core.cli.simulating_input import check_request, loads_of, read_trace, seconds, study_of
 from ckpt_core.cli.simulating_output import (
@@ -22,6 +24,7 @@ from ckpt_core.cli.simulating_plot import plot_points
 from ckpt_core.cli.text import note, say, say_json, say_rich
 from ckpt_core.observe import check_plot
 from ckpt_core.simulate import Study, Trace, compare, mean_completion_s, run_study
+from ckpt_core.system.replacing import replaced
 from ckpt_core.units import time_text
 
 
@@ -34,6 +37,8 @@ def run_simulation(request: SimulateRequest) -> bool:
     check_request(request)
     if request.plot is not None:
         check_plot(request.plot)
+    for path in filter(None, (request.csv_file, request.plot)):
+        check_outside(Path(os.path.realpath(path)))
     if request.paper is not None:
         _paper(request)
     elif request.jobs is not None:
@@ -117,7 +122,7 @@ def _trace(request: SimulateRequest) -> Trace | None:
 def _write_csv(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
     if path is None:
         return
-    with path.open("w", newline="") as file:
+    with replaced(path) as fresh, fresh.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_core.observe import check_plot
 from ckpt_core.simulate import Strategy
+from ckpt_core.system.replacing import replaced
 from ckpt_core.units import time_text
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def plot_points(points: Sequence[Point], study: Study, path: Path) -> None:
     area.set_ylim(bottom=0)
     area.grid(alpha=0.3)
     area.legend(fontsize=8, frameon=False)
-    canvas.savefig(path, dpi=110)
+    with replaced(path) as file:
+        canvas.savefig(file, dpi=110)
 
 
 def _line(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_core import tune as tuner
+from ckpt_core.cli.exported import check_outside
 from ckpt_core.cli.meanwhile import meanwhile
 from ckpt_core.cli.text import console, note, say, say_json, say_rich, table
 from ckpt_core.errors import ConfigError
@@ -28,6 +30,7 @@ def run_tuner(request: TuneRequest) -> bool:
         if not request.plot.absolute().parent.is_dir():
             raise ConfigError(f"{str(request.plot)!r} cannot be written: no such directory")
         check_plot(request.plot)
+        check_outside(Path(os.path.realpath(request.plot)))
     settings = _settings(request)
     if settings.max_overhead > 1:
         bound = settings.max_overhead

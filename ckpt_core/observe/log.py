@@ -12,6 +12,7 @@ from pathlib import Path
 from ckpt_core.errors import PersistError
 from ckpt_core.observe.event import Event, EventName
 from ckpt_core.observe.timeline import timeline
+from ckpt_core.system.replacing import replaced
 from ckpt_core.system.threads import own_lock
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,8 @@ class EventLog:
             PersistError: the file cannot be written.
         """
         try:
-            Path(path).write_text(json.dumps(timeline(self.events())), encoding="utf-8")
+            with replaced(Path(path)) as file:
+                file.write_text(json.dumps(timeline(self.events())), encoding="utf-8")
         except OSError as exc:
             text = f"could not write the timeline {path}: {exc.strerror}; name another file"
             raise PersistError(text, path=path) from exc

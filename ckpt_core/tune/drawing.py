@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_core.observe import check_plot
 from ckpt_core.policy import tuning
+from ckpt_core.system.replacing import replaced
 from ckpt_core.tune.report import TuneReport
 from ckpt_core.units import every_text
 
@@ -50,7 +51,8 @@ def draw_tuning(report: TuneReport, path: Path) -> None:
         f"{machine.filesystem} on {machine.disk}",
         fontsize=11,
     )
-    canvas.savefig(path, dpi=120)
+    with replaced(path) as file:
+        canvas.savefig(file, dpi=120)
 
 
 def _axis(area: Axes, report: TuneReport, axis: str) -> None:

@@ -558,3 +558,11 @@ def test_what_is_no_file_is_not_replaced(
     answer = cli("export", ckpts, tmp_path / name, *how)
     assert answer.code == 2 and "is no file: name the file to write" in answer.err
     assert (tmp_path / name).is_fifo()
+
+
+def test_where_no_file_can_be_made_the_one_that_was_asked_for_is_named(
+    cli: Callable[..., Any], ckpts: Path
+) -> None:
+    answer = cli("export", ckpts, "/proc/x.safetensors")
+    assert answer.code == 2
+    assert answer.err.startswith("ckpt-core: /proc/x.safetensors: ")

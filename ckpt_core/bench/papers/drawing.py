@@ -28,6 +28,7 @@ from ckpt_core.bench.papers.ways import IDEAL, title
 from ckpt_core.bench.plot import MARKERS, Bar, bars, finish, log_ticks
 from ckpt_core.bench.results import Figure, Report, Unit
 from ckpt_core.observe import check_plot
+from ckpt_core.system.replacing import replaced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +77,8 @@ def draw_part(report: Report, part: Plain, path: Path) -> None:
         f"{training_line(report, part)}; whiskers: min, max",
         fontsize=9,
     )
-    canvas.savefig(path, dpi=_DPI)
+    with replaced(path) as file:
+        canvas.savefig(file, dpi=_DPI)
 
 
 def _lines(area: Axes, *, part: Plain, quantity: Figure, rows: Sequence[Row]) -> None:
@@ -160,12 +162,13 @@ def write(report: Report, folder: Path) -> None:
     for part in report.more["papers"].values():
         _write_csv(part, folder / f"{part['file']}.csv")
         draw_part(report, part, folder / f"{part['file']}.png")
-    (folder / "tables.md").write_text(markdown(report))
+    with replaced(folder / "tables.md") as file:
+        file.write_text(markdown(report))
 
 
 def _write_csv(part: Plain, path: Path) -> None:
     """A row for each point; its values, one for each round, are separated by spaces."""
-    with path.open("w", newline="") as file:
+    with replaced(path) as fresh, fresh.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(_COLUMNS)
         for row in part["rows"]:
