@@ -168,7 +168,7 @@ class ImportRequest:
 class RemoveRequest:
     """`rm`."""
 
-    root: Root
+    root: Folder
     step: Annotated[
         list[int] | None, typer.Option("--step", min=0, help="This step; repeatable.")
     ] = None

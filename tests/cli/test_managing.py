@@ -327,6 +327,12 @@ def test_a_fresh_root_has_its_levels_told_that_a_step_is_unpinned(
     assert list(unpinned_marks(levelled).values()) == [20]
 
 
+def test_a_removal_says_that_it_takes_a_directory_alone(cli: Cli) -> None:
+    assert "s3://" not in cli("rm", "--help").out
+    answer = cli("rm", "s3://bucket/run", "--step", 2, "--yes")
+    assert answer.code == 2 and "`ckpt-core rm` takes a directory" in answer.err
+
+
 def test_a_step_directory_is_no_root(cli: Cli, ckpts: Path) -> None:
     for command in (["pin"], ["unpin"]):
         assert cli(*command, ckpts / "step-000000000010", 10).code == 2
