@@ -315,9 +315,12 @@ def main() -> None:
             # Here, not at exit, where a reader that has gone or a full disk would be told of as a crash.
             sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`): nothing is left to say, not at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(FAILED)
+        _leave_unread()
+    except SystemExit as exc:
+        # Whoever has met it first, typer or rich, ends with 1, which is a finding.
+        if isinstance(exc.__context__, BrokenPipeError):
+            _leave_unread()
+        raise
     except CkptError as exc:
         _fail(str(exc))
     except OSError as exc:
@@ -327,6 +330,12 @@ def main() -> None:
         _fail("this checkpoint nests deeper than any that ckpt-core writes")
     except MemoryError:
         _fail("not enough memory for this")
+
+
+def _leave_unread() -> NoReturn:
+    """The reader of our output has gone (`| head`): nothing is left to say, not at exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(FAILED)
 
 
 def _fill_streams() -> None:

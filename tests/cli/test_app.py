@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import ckpt_core
+from ckpt_core.cli import main
 from ckpt_core.cli.text import age_text, shorten
 from ckpt_core.units import clean, count_text, size_text
 
@@ -207,3 +208,26 @@ def test_counts_and_long_texts() -> None:
     assert count_text(1, "leaf") == "1 leaf"
     assert count_text(2000, "leaf") == "2,000 leaves"
     assert shorten("abcdef", 5) == "ab..."
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["ls", "ROOT"], ["ls", "ROOT", "--json"], ["show", "ROOT"], ["watch", "ROOT", "--once"]),
+        *(["diff", "ROOT/step-000000000010", "ROOT"], ["doctor", "--quick"], ["verify", "ROOT"]),
+        *(["ls", "--help"], ["--help"], ["--version"]),
+    ],
+)
+def test_a_reader_that_has_gone_is_no_finding(
+    ckpts: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["ckpt-core", *(word.replace("ROOT", str(ckpts)) for word in words)]
+    )
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 2
