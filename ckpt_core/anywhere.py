@@ -196,8 +196,21 @@ def url_of(place: Place) -> str | None:
 
 
 def local(place: Place) -> Path:
-    """A place that `url_of` says is a directory. Raises ConfigError where it has a null character."""
+    """A place that `url_of` says is a directory.
+
+    Raises:
+        ConfigError: it is empty, has a null character, or begins with "~" where no home is known.
+    """
     check_no_null(place)
-    return (
-        Path(place).expanduser() if scheme_of(place) is None else Path(Level(os.fspath(place)).url)
-    )
+    if not os.fspath(place):
+        raise ConfigError(
+            "'' names no place: give a directory, as '.' where the present one is meant"
+        )
+    if scheme_of(place) is not None:
+        return Path(Level(os.fspath(place)).url)
+    try:
+        return Path(place).expanduser()
+    except RuntimeError as exc:  # no such user, or none that the system knows
+        raise ConfigError(
+            f"{os.fspath(place)!r}: the home that ~ stands for is not known: give the whole path"
+        ) from exc

@@ -10,6 +10,8 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from typer.models import ArgumentInfo, OptionInfo
 
+from ckpt_core.errors import ConfigError
+
 Request = TypeVar("Request")
 
 _AS_TEXT: dict[Any, Any] = {
@@ -34,12 +36,12 @@ def request_of(kind: type[Request], options: Mapping[str, Any]) -> Request:
     """The request that holds what typer has read.
 
     Raises:
-        ConfigError: a URL is given where only a path of this machine will do.
+        ConfigError: nothing, or a URL, is given where only a path of this machine will do.
     """
     given = dict(options)
     for name, field in inspect.signature(kind, eval_str=True).parameters.items():
         fits, info = get_args(field.annotation)
-        if fits in _AS_TEXT and given.get(name):
+        if fits in _AS_TEXT and given.get(name) is not None:
             given[name] = _paths(given[name], _label(name, info))
     return kind(**given)
 
@@ -60,6 +62,8 @@ def _paths(text: str | list[str], label: str) -> Path | list[Path]:
 
 
 def _path(text: str, label: str) -> Path:
+    if not text:
+        raise ConfigError(f"{label} is empty: it names no file or directory")
     if "://" not in text:
         return Path(text)
     # Only here: `--help` needs nothing of it.

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ckpt_core
+from ckpt_core import committed_steps
 from ckpt_core.cli import main
 from ckpt_core.cli.text import age_text, shorten
 from ckpt_core.units import clean, count_text, size_text
@@ -231,3 +233,30 @@ def test_a_reader_that_has_gone_is_no_finding(
         with pytest.raises(SystemExit) as ended:
             main()
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["export", "ROOT", ""], "FILE is empty"),
+        (["report", "ROOT", "--out", ""], "--out is empty"),
+        (["import", "", "ROOT"], "SOURCE is empty"),
+        (["doctor", "--quick", "--script", ""], "--script is empty"),
+        (["bench", "--from", ""], "--from is empty"),
+        (["ls", ""], "names no place"),
+        (["export", "", "x.pt"], "names no place"),
+        (["rm", "", "--keep-last", "1", "--yes"], "names no place"),
+        (["import", "SOURCE", ""], "names no place"),
+        (["ls", "~nobody.of.that.name/x"], "give the whole path"),
+        (["rm", "~nobody.of.that.name", "--step", "10", "--yes"], "give the whole path"),
+    ],
+)
+def test_a_path_that_is_empty_or_of_nobody_is_one_line(
+    cli: Cli, ckpts: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], text: str
+) -> None:
+    monkeypatch.chdir(ckpts)
+    torch.save({"step": 40}, ckpts.parent / "source.pt")
+    places = {"ROOT": ckpts, "SOURCE": ckpts.parent / "source.pt"}
+    answer = cli(*(places.get(word, word) for word in words))
+    assert answer.code == 2 and text in answer.err and answer.err.count("\n") == 1
+    assert committed_steps(ckpts) == (10, 20, 30)
