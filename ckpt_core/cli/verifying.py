@@ -12,7 +12,7 @@ from ckpt_core.cli.places import directory_of, seen
 from ckpt_core.cli.same_files import steps_with
 from ckpt_core.cli.steps import elsewhere_text, find_step, held_text
 from ckpt_core.cli.text import note, say, say_json, say_wrong, shorten
-from ckpt_core.errors import CkptError, NotCommitted
+from ckpt_core.errors import CkptError, NotCommitted, RestoreError
 from ckpt_core.layout import RankManifest, parse_shard_name, rank_manifest_name
 from ckpt_core.observe import progress_bar
 from ckpt_core.restore import BadChunk, SharedFile, StepReport, verify
@@ -32,7 +32,8 @@ def verify_path(request: VerifyRequest) -> bool:
     Raises:
         ConfigError: the root has no such level.
         NotCommitted: there is no step.
-        RestoreError: the root cannot be listed, or the store cannot be read.
+        RestoreError: the root cannot be listed, or the store cannot be read; or, once all is told, nothing
+            is wrong with what this user may read, and that is not all.
     """
     place = request.path
     if request.level is not None:
@@ -65,7 +66,17 @@ def verify_path(request: VerifyRequest) -> bool:
     else:
         for report in reports:
             _say(report)
+    _check_read(reports)
     return ok
+
+
+def _check_read(reports: Sequence[StepReport]) -> None:
+    unread = [_name(report) for report in reports if report.is_unread]
+    if unread and all(report.ok or report.is_unread for report in reports):
+        raise RestoreError(
+            f"this user has no permission to read {_some(unread)}: whether that is sound is not known. Run "
+            f"it as the owner"
+        )
 
 
 def _steps(path: Path, step: int | None) -> tuple[list[Path], bool]:
@@ -80,8 +91,12 @@ def _steps(path: Path, step: int | None) -> tuple[list[Path], bool]:
 # -- for people --------------------------------------------------------------------------------
 
 
+def _name(report: StepReport) -> str:
+    return report.path.name if report.step is None else f"step {report.step}"
+
+
 def _say(report: StepReport) -> None:
-    name = report.path.name if report.step is None else f"step {report.step}"
+    name = _name(report)
     checked = f"{size_text(report.checked_bytes)} checked"
     if report.unchecked_bytes:
         checked += f", {size_text(report.unchecked_bytes)} without checksum"
@@ -92,7 +107,8 @@ def _say(report: StepReport) -> None:
         _say_elsewhere(report)
         return
     findings = len(report.bad_chunks) + len(report.problems)
-    say_wrong(f"{name}: DAMAGED, {count_text(findings, 'finding')}, {checked}")
+    state = "NOT READ" if report.is_unread else "DAMAGED"
+    say_wrong(f"{name}: {state}, {count_text(findings, 'finding')}, {checked}")
     for problem in report.problems:
         say(f"  {problem}")
     for bad, leaves in zip(report.bad_chunks, _leaves_hit(report), strict=True):
@@ -163,6 +179,7 @@ def _json(report: StepReport) -> dict[str, Any]:
         "checked_bytes": report.checked_bytes,
         "unchecked_bytes": report.unchecked_bytes,
         "problems": list(report.problems),
+        "unread": list(report.unread),
         "shared": _shared(report),
         "bad_chunks": [
             _bad_json(bad, leaves)

@@ -47,6 +47,7 @@ class StepReport:
         path: its directory.
         bad_chunks: pieces of shard files whose bytes differ, in file order.
         problems: everything else that is wrong, one sentence each.
+        unread: those of `problems` that are of this process: it has no permission to read something.
         checked_bytes: bytes of shard files that were compared with a checksum.
         unchecked_bytes: bytes that were read and have no checksum (`checksum=False` at the save).
         ranks: those whose files are here; () when the manifests cannot be read.
@@ -63,11 +64,17 @@ class StepReport:
     ranks: tuple[int, ...] = ()
     world_size: int = 1
     elsewhere: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong with what is here."""
         return not self.bad_chunks and not self.problems
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether nothing is known to be wrong, since this process has no permission to read it all."""
+        return not self.bad_chunks and bool(self.problems) and self.problems == self.unread
 
     @property
     def is_partial(self) -> bool:
@@ -189,13 +196,29 @@ def _look_at(path: Path, how: _How) -> StepReport:
     except NoMeans:
         raise  # It says nothing of the step.
     except RestoreError as exc:  # all that can be wrong with a manifest
-        return StepReport(number, path, problems=(str(exc),))
+        return _without_bytes(number, path, exc)
     try:
         return _verify_files(step, how)
     except NoMeans:
         raise
     except RestoreError as exc:  # the storage hangs
-        return StepReport(_number(step), path, problems=(str(exc),))
+        return _without_bytes(_number(step), path, exc)
+
+
+class _Unread(str):
+    """A problem that says nothing of the step: this process has no permission to read it."""
+
+
+def _without_bytes(number: int | None, path: Path, error: RestoreError) -> StepReport:
+    problems = (str(error),)
+    is_unread = isinstance(error.__cause__, PermissionError)
+    return StepReport(number, path, problems=problems, unread=problems if is_unread else ())
+
+
+def _refused(path: Path, error: OSError) -> str:
+    check_means(path, error)
+    text = f"{path}: cannot be read: {error}"
+    return _Unread(text) if isinstance(error, PermissionError) else text
 
 
 def _number(step: StepManifest) -> int | None:
@@ -213,19 +236,19 @@ def _verify_files(step: StepManifest, how: _How) -> StepReport:
     if count == 1 and not outcome.bad and not outcome.failed:
         how.sound.update(which for _, which in found if which is not None)
     for path, error in outcome.failed:
-        check_means(path, error)
-        problems.append(f"{path}: cannot be read: {error}")
+        problems.append(_refused(path, error))
     unchecked = sum(_unchecked_bytes(job.entry, job.wanted) for job in jobs)
     return StepReport(
         _number(step),
         step.path,
         tuple(sorted(outcome.bad, key=lambda bad: (bad.file, bad.index))),
-        tuple(problems),
+        tuple(map(str, problems)),
         checked_bytes=max(outcome.done_bytes - unchecked, 0) + sum(one.nbytes for one in known),
         unchecked_bytes=min(outcome.done_bytes, unchecked),
         ranks=tuple(rank.rank for rank in step.ranks),
         world_size=step.manifest.world_size,
         elsewhere=tuple(elsewhere),
+        unread=tuple([str(text) for text in problems if isinstance(text, _Unread)]),
     )
 
 
@@ -311,8 +334,7 @@ def _header_problems(path: Path, rank: RankManifest, index: int, *, files: Files
         yield str(exc)
         return
     except OSError as exc:
-        check_means(path, exc)
-        yield f"{path}: cannot be read: {exc}"
+        yield _refused(path, exc)
         return
     for name, expected in _expected(rank, index):
         yield from _entry_problems(path, name, expected, header.pop(name, None))

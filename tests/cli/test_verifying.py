@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from ckpt_core.layout import RankManifest
+from tests.restore.harness import FailingReads
 
 Cli = Callable[..., Any]
 Damage = Callable[[Path, int], None]
@@ -45,6 +47,24 @@ def test_one_step_can_be_verified_alone(cli: Cli, ckpts: Path) -> None:
         assert answer.code == 0
         assert answer.out.startswith("step 20: ok")
         assert answer.out.count("\n") == 1
+
+
+def test_what_this_user_may_not_read_is_no_damage(
+    cli: Cli, ckpts: Path, damage: Damage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = ckpts / "step-000000000020"
+    refusing = FailingReads(f"{step.name}/", errno.EACCES)
+    monkeypatch.setattr("ckpt_core.cli.places.Files", lambda: refusing)
+    answer = cli("verify", ckpts)
+    assert answer.code == 2
+    assert "step 20: NOT READ, 1 finding" in answer.out and "step 30: ok" in answer.out
+    assert "no permission to read step 20: whether that is sound is not known" in answer.err
+    found = json.loads(cli("verify", ckpts, "--json").out)["steps"][1]
+    assert not found["ok"] and found["unread"] == found["problems"] != []
+    damage(ckpts / "step-000000000030" / SHARD, 9000)
+    answer = cli("verify", ckpts)
+    assert answer.code == 1
+    assert "step 20: NOT READ" in answer.out and "step 30: DAMAGED" in answer.out
 
 
 def test_a_flipped_byte_is_found_with_the_leaves_that_it_hits(

@@ -89,6 +89,20 @@ def test_a_file_that_cannot_be_read_is_a_problem_and_no_exception(root: Path, co
     assert not report.ok
 
 
+@pytest.mark.parametrize(("code", "unread"), [(errno.EIO, False), (errno.EACCES, True)])
+@pytest.mark.parametrize("part", [SHARD, "manifest.json", "rank-00000"])
+def test_what_this_process_may_not_read_is_told_from_what_is_wrong(
+    root: Path, part: str, code: int, unread: bool
+) -> None:
+    write_step(root, 5, small_state())
+    write_step(root, 6, small_state())
+    refused = verify(root, files=FailingReads(part, code)).steps[0]
+    assert refused.is_unread is unread
+    assert refused.unread == (refused.problems if unread else ())
+    flip(refused.path / SHARD, 4100)
+    assert not verify(refused.path).steps[0].is_unread
+
+
 def test_progress_ends_at_the_whole(root: Path) -> None:
     path = write_step(root, 5, small_state())
     seen: list[tuple[int, int]] = []
