@@ -32,7 +32,7 @@ _MEANT = {
 }
 """Schemes as other programs write them -> what they are here."""
 
-_COLLAPSED = re.compile(rf"({'|'.join([*SCHEMES, *_MEANT])}):/?(?!/)", re.IGNORECASE)
+_COLLAPSED = re.compile(rf"({'|'.join([*SCHEMES, *_MEANT])}|file(?=:/)):/?(?!/)", re.IGNORECASE)
 
 _OF_NODES = ("bind", "dir", "domain")
 _OF_PEERS = ("peers", "parity", *_OF_NODES)
@@ -43,6 +43,7 @@ _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _PEER = re.compile(
     r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):([0-9]{1,5})/([^/.][^/]*)(/.*)?", re.ASCII | re.DOTALL
 )
+_THIS_MACHINE = re.compile(r"\Alocalhost(?=/)", re.IGNORECASE)
 _SIGNED = re.compile(r"\?.*(sig|signature|token|credential|key|secret)[^/&=]*=", re.IGNORECASE)
 """A query as signed URLs have it, pasted with the place."""
 
@@ -223,7 +224,8 @@ def _checked_url(url: object) -> str:
         return at_home(text)
     scheme, rest = match[1].lower(), match[2].rstrip("/")
     if scheme == "file":
-        return absolute("/" + rest.lstrip("/"))
+        # This machine by its name, or by none; "file://tmp/run" has always been /tmp/run.
+        return absolute("/" + _THIS_MACHINE.sub("", rest).lstrip("/"))
     place = rest.split("/", 1)[0]
     # Not repeated: what stands before an @, or is signed, may be a secret.
     is_secret = "@" in place or _SIGNED.search(rest) is not None
@@ -252,7 +254,8 @@ def check_collapsed(text: str, field: str) -> None:
     """
     found = _COLLAPSED.match(text)
     if found is not None:
-        meant = f"{found[1].lower()}://{text[found.end() :]}"
+        scheme = found[1].lower()
+        meant = f"{scheme}://{'/' * (scheme == 'file')}{text[found.end() :]}"
         raise ConfigError(
             f"{field}={text!r} is the name of a directory, and looks like {meant}: give that as text, not as "
             f"a Path; the directory of that name is {absolute(text)}"

@@ -45,6 +45,7 @@ from ckpt_core.options import checked_root, parse_levels
         ([{"url": "S3://bucket/run", "every": 10}], Level("s3://bucket/run", every=10)),
         ('[{"url": "gs://b", "bandwidth": "200MB/s"}]', Level("gs://b", bandwidth=200_000_000)),
         (["file:///data/run"], Level("/data/run")),
+        (["file://localhost/data/localhost/run"], Level("/data/localhost/run")),
         ([Path("/data/run/")], Level("/data/run")),
         (["run"], Level(os.path.abspath("run"))),
         (["PEER://node-b:7070/run/a/"], Level("peer://node-b:7070/run/a")),
@@ -314,6 +315,13 @@ def test_a_variable_is_not_blamed_for_what_is_wrong_beside_it() -> None:
     with pytest.raises(ConfigError, match=r"^chunk_bytes") as caught:
         Options.from_env({"CKPT_CORE_FROZEN": "a.b"}, share_unchanged=True, chunk_bytes=-1)
     assert "CKPT_CORE" not in str(caught.value)
+
+
+def test_a_url_of_a_file_that_lacks_slashes_is_no_directory_of_that_name() -> None:
+    for text in ("file:/data/run", Path("file:///data/run")):
+        with pytest.raises(ConfigError, match="looks like file:///data/run: give that as text"):
+            Level(text)
+    assert Level("file:data").url.endswith("/file:data")
 
 
 @pytest.mark.parametrize(
