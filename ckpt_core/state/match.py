@@ -19,7 +19,7 @@ from ckpt_core.state.generators import is_generator
 from ckpt_core.state.homes import Home
 from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.leaf import dtype_name, dtypes
-from ckpt_core.state.memory import is_freed
+from ckpt_core.state.memory import is_gone
 from ckpt_core.state.nodes import Array, Map, Node, Obj, Opaque, Record, Ref, Seq
 from ckpt_core.state.objects import kept_shape, needs_load, parameters_of, takes, to_fill
 from ckpt_core.state.pickled import Literal, Unlike, pair_up
@@ -192,15 +192,16 @@ class Matcher:
                 into = live if self._fill else torch.empty_like(live)
                 self._distributed(node, into, path, is_live=self._fill)
             return
-        if is_uninitialized(live):
+        if is_uninitialized(live) and not live.is_meta:
             return  # The module's own load_state_dict gives it its shape.
         if type(live) not in (Tensor, torch.nn.Parameter) or live.is_meta or live.is_nested:
-            self._problem(path, "the live tensor is a subclass or has no memory: cannot be filled")
+            what = "has no memory: call to_empty() first" if live.is_meta else "is no plain one"
+            self._problem(path, f"the live tensor {what}")
             return
         if self._same(node, live, path):
             # A copy into an alias of a sparse tensor would give the alias new parts, not the tensor.
             plain = live.layout is torch.strided and not live.is_quantized
-            if plain and self._fill and is_freed(live):
+            if is_gone(live):
                 self._problem(path, "the memory of the live tensor has been freed")
                 return
             found = self.homes if self._fill else self.loaded
@@ -225,7 +226,7 @@ class Matcher:
         except Unplaced as exc:
             self._problem(path, str(exc))
             return None
-        if local.is_meta or is_freed(local):
+        if is_gone(local):
             self._problem(path, "the live tensor has no memory: call to_empty() first")
             return None
         return local, placement
@@ -293,7 +294,7 @@ class Matcher:
             self._module_values(state, here if custom else to_fill(live, here), path)
         finally:
             self._fill = before
-        if len(self.problems) > counts[2] and takes(live, lambda: self._stand_ins(state)):
+        if self.problems[counts[2] :] and takes(live, here, lambda: self._stand_ins(state)):
             custom = True
             for noted, count in zip(found, counts, strict=True):
                 del noted[count:]
@@ -321,8 +322,7 @@ class Matcher:
         for name in self._skeleton.leaf_names():
             spec = self._specs[name]
             shape, dtype = self._skeleton.check_spec(spec), dtypes()[spec.dtype]
-            # It takes no memory.
-            made[name] = torch.zeros((), dtype=dtype, device="cpu").expand(shape)
+            made[name] = torch.zeros((), dtype=dtype, device="cpu").expand(shape)  # No memory.
         return self._skeleton.builder(made, trusted=False, rehearsal=True).tree(state)
 
     def _optimizer(self, state: Node, live: Optimizer, path: str) -> None:
@@ -358,10 +358,11 @@ class Matcher:
             pair: the live tensor, if any, and the shape that it must have, if that is known.
             parameter: that it belongs to.
         """
-        live, wanted = pair
-        dtype, shape = self._refs.signature(number, self._specs)
+        (live, wanted), (dtype, shape) = pair, self._refs.signature(number, self._specs)
         if wanted is not None and shape != wanted:
             self._problem(path, f"shape {list(shape)} in the checkpoint, {list(wanted)} here")
+        elif parameter is not None and parameter.is_meta and not is_distributed(type(parameter)):
+            self._problem(path, "its parameter has no memory here: call to_empty() first")
         elif (
             type(live) is Tensor
             and self._fill
@@ -369,7 +370,8 @@ class Matcher:
             and dtype_name(live.dtype) == dtype
             and self._refs.form(number, self._specs) == live_form(live) == "strided"
         ):
-            self.homes.append(Home(number, live.detach(), path))
+            if not is_gone(live):  # Else load_state_dict makes a new one.
+                self.homes.append(Home(number, live.detach(), path))
         elif live is None and wanted is not None and (device := self._device(number, parameter)):
             # By way of host memory, load_state_dict would copy it again, and wait for each.
             fresh = torch.empty(shape, dtype=dtypes()[dtype], device=device)

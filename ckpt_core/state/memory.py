@@ -99,6 +99,12 @@ def is_freed(tensor: Tensor) -> bool:
     return first_freed([tensor], [tensor.data_ptr()]) is not None or _is_cut(tensor)
 
 
+def is_gone(tensor: Tensor) -> bool:
+    """Whether nothing can be copied into a tensor: it is on the meta device, or freed."""
+    plain = tensor.layout is torch.strided and not tensor.is_quantized
+    return tensor.is_meta or (plain and is_freed(tensor))
+
+
 def first_freed(tensors: Sequence[Tensor], pointers: Sequence[int]) -> int | None:
     """The number of the first tensor that has lost its memory, of those at these addresses."""
     if min(pointers, default=_LOW) >= _LOW:

@@ -13,6 +13,7 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from ckpt_core.state.distributed import is_distributed, local_of
+from ckpt_core.state.memory import is_gone
 from ckpt_core.state.quiet import quietly
 from ckpt_core.state.special import decompose, is_uninitialized
 
@@ -100,29 +101,33 @@ def _odd_storages(tensor: Tensor) -> Iterator[int]:
         yield part.untyped_storage()._cdata
 
 
-def takes(module: Module, saved_of: Callable[[], Mapping[str, Any]]) -> bool:
+def takes(module: Module, state: Any, saved_of: Callable[[], Mapping[str, Any]]) -> bool:
     """Whether the module's `load_state_dict` makes of it what was saved, of other names and shapes.
 
     So do observers of quantization, buffers that grow, modules that rename old keys. Found out on a
-    copy without memory, so that nothing is changed.
+    copy without memory, so that nothing is changed. What has no memory here has none there, and none after
+    a load that does not give it any: torch's copies go nowhere then, or end the process.
 
     Args:
+        state: what its `state_dict()` gives now.
         saved_of: gives tensors of the names, shapes and dtypes that were saved, of whatever values.
     """
     if not any(map(_has_load, module.modules())):
         return False  # Filling is all that torch does here.
-    memo: dict[int, Any] = {
-        id(tensor): _stand_in(tensor)
-        for tensor in _tensors(module)
-        if not is_uninitialized(tensor) and tensor.layout is torch.strided
-    }
 
     def found_out() -> bool:
         try:
+            gone = [name for name, value in state.items() if _is_gone(value)]
+            memo: dict[int, Any] = {
+                id(tensor): _stand_in(tensor)
+                for tensor in _tensors(module)
+                if not is_uninitialized(tensor) and tensor.layout is torch.strided
+            }
             twin, saved = copy.deepcopy(module, memo), saved_of()
             wanted = _signature(saved)
             twin.load_state_dict(saved)
-            return _signature(twin.state_dict()) == wanted
+            made = twin.state_dict()
+            return _signature(made) == wanted and not any(made[name].is_meta for name in gone)
         except Exception:
             return False
 
@@ -132,10 +137,15 @@ def takes(module: Module, saved_of: Callable[[], Mapping[str, Any]]) -> bool:
 def _stand_in(tensor: Tensor) -> Tensor:
     """Memory for what is small, since a load may look at the values of counters, or make more of it."""
     small = tensor.nbytes <= _STAND_IN_BYTES and not is_distributed(type(tensor))
+    small = small and not _is_gone(tensor)
     made = (
         torch.zeros_like(tensor, device="cpu") if small else torch.empty_like(tensor, device="meta")
     )
     return Parameter(made, tensor.requires_grad) if isinstance(tensor, Parameter) else made
+
+
+def _is_gone(value: Any) -> bool:
+    return isinstance(value, Tensor) and not is_distributed(type(value)) and is_gone(value)
 
 
 def _signature(state: Mapping[str, Any]) -> dict[str, Any]:
