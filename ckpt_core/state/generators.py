@@ -67,8 +67,19 @@ def put_generator(live: Any, saved: Any) -> None:
     elif hasattr(live, "set_state"):
         live.set_state(saved.get_state(legacy=False))
     else:
-        bits = getattr(live, "bit_generator", live)
-        bits.state = getattr(saved, "bit_generator", saved).state
+        bits, was = (getattr(one, "bit_generator", one) for one in (live, saved))
+        bits.state = was.state
+        _put_seed(bits, was)
+
+
+def _put_seed(bits: Any, was: Any) -> None:
+    """Also what `spawn` makes children of, and how many it has made: else the same ones come again."""
+    from numpy.random import SeedSequence
+
+    # Older releases of NumPy pickle none, and what was read has a fresh one.
+    kept = any(type(part) is tuple for part in was.__reduce__()[2:3])
+    if kept and {type(bits.seed_seq), type(was.seed_seq)} == {SeedSequence}:
+        bits.seed_seq.__setstate__(was.seed_seq.__reduce__()[2])
 
 
 def shown_generator(value: Any) -> str:

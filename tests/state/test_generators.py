@@ -168,3 +168,31 @@ HONEST = bytes(torch.Generator().get_state().tolist())
 def test_a_forged_generator_is_refused(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(CorruptCheckpoint):
         _through("ckpt_core.state.generators", "torch_generator", arguments)
+
+
+@pytest.mark.parametrize("seed", [5, 6, None])
+@pytest.mark.parametrize("make", [np.random.default_rng, np.random.PCG64])
+def test_children_that_a_generator_spawns_go_on_behind_a_restore(
+    make: Callable[[int | None], Any], seed: int | None, tmp_path: Path
+) -> None:
+    if type(np.random.PCG64(5).__reduce__()[2]) is not tuple:
+        pytest.skip("this NumPy does not pickle what children are made of")
+
+    def seeds(one: Any) -> Any:
+        return getattr(one, "bit_generator", one).seed_seq
+
+    live, resumed = make(5), make(seed)
+    seeds(live).spawn(2)
+    seeds(resumed).spawn(3)
+    with Checkpointer(tmp_path) as ck:
+        ck.save(1, {"g": live}).committed.result()
+        expected = [np.random.default_rng(child).random() for child in seeds(live).spawn(2)]
+        ck.restore({"g": resumed})
+    assert [np.random.default_rng(child).random() for child in seeds(resumed).spawn(2)] == expected
+
+
+def test_a_generator_without_a_seed_takes_the_state_of_one_that_has_one() -> None:
+    bits = np.random.RandomState(1)._bit_generator  # type: ignore[attr-defined]
+    saved = np.random.MT19937(3)
+    put_generator(bits, saved)
+    assert bits.random_raw() == saved.random_raw()
