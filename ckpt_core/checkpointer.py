@@ -134,7 +134,7 @@ class Checkpointer(Looks):
             ConfigError: `close` came meanwhile, or something cannot be saved: names its place in the tree.
             CkptError: with on_error="raise", an earlier save failed in the background; this one was not
                 started, and the next call tries again.
-            StagingError: no earlier checkpoint ended within `timeout`.
+            StagingError: no earlier checkpoint, or save of another thread, ended within `timeout`.
             PersistError, CommitError, CoordinationTimeout: with `blocking`, this one failed.
         """
         self._check_usable()

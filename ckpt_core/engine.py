@@ -71,7 +71,7 @@ class Engine:
         self.options = options
         self.files = files
         self.coordination = coordination
-        self.events, self.journal = EventLog(), Journal()
+        self.events, self.journal = EventLog(), Journal(options.timeout_s, self.refuse_here)
         self.failures = Failures(OnError(options.on_error))
         self.pipeline = Pipeline(options, devices, files=files, neighbours=info.neighbours)
         self.store = make_store(root, options, info, files=files, kept=self.pipeline.kept)

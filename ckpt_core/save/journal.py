@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ from operator import call
 from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ckpt_core.errors import ConfigError
+from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.save.closing import refuse_halfway
 from ckpt_core.system import collector
 
@@ -32,6 +33,9 @@ _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
 Undo = Callable[[BaseException], None]
+
+_STARTS = frozenset({"save", "begin", "begin_files"})
+"""Calls that take a place and staging memory: of one thread at a time."""
 
 _MANY = 10_000
 """Objects whose first walk by the collector is a stall of its own: 0.1 to 0.4 microseconds for each."""
@@ -54,13 +58,22 @@ class Stall:
 class Journal:
     """One for each Checkpointer; used on the training thread.
 
+    Args:
+        timeout_s: how long a thread waits for its turn.
+        refuse: called before that wait; raises where the caller would wait for itself.
+
     Attributes:
+        turn: had by the thread that starts a save. Others wait: two that had half of the staging memory each
+            would wait for one another.
         undo: told the error if the call that is under way fails, and again if that was interrupted.
         thread: of the call that noted last: no other one undoes it, or lets go of it.
         making: what the calls that are under way start or go on with: it ends only when they have.
         cut: what the save of this thread raises, whatever it comes to: `close` has undone it meanwhile.
     """
 
+    timeout_s: float = math.inf
+    refuse: Callable[[str], None] = refuse_halfway
+    turn: threading.RLock = field(default_factory=threading.RLock)
     stall: Stall = field(default_factory=Stall)
     undo: Undo | None = None
     thread: int = 0
@@ -69,6 +82,41 @@ class Journal:
     _error: BaseException | None = None
     _collecting: bool = False
     _aging: bool = False
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether this thread has the turn."""
+        had: bool = self.turn._is_owned()  # type: ignore[attr-defined]
+        return had
+
+    def give_turn(self, takes: bool) -> None:
+        """Give it back, if this call has taken it. Idempotent."""
+        if takes and self.has_turn:
+            self.turn.release()
+
+    def drop_turn(self, takes: bool) -> None:
+        """As `give_turn`, also if an interrupt cuts that short."""
+        try:
+            self.give_turn(takes)
+        finally:
+            self.give_turn(takes)
+
+    def await_turn(self, call: str) -> None:
+        """Wait until no other thread starts a save, and have the turn.
+
+        Raises:
+            ConfigError: a thread of the engine calls, for which the other one may wait.
+            StagingError: not within `timeout`.
+        """
+        self.refuse(call)
+        began_s = time.monotonic()
+        had = self.turn.acquire(timeout=min(self.timeout_s, threading.TIMEOUT_MAX))
+        self.stall.seconds += time.monotonic() - began_s
+        if not had:
+            raise StagingError(
+                f"{call}(): this save was not started, since another thread was in one of this Checkpointer"
+                f" for all of `timeout`. Committed steps are safe; save from one thread"
+            )
 
     def waited_s(self) -> float:
         """Seconds that training has spent inside the engine so far. Called by any thread."""
@@ -152,50 +200,67 @@ def stalling(
     method: Callable[Concatenate[Any, _Given], _Result],
 ) -> Callable[Concatenate[Any, _Given], _Result]:
     """Count the time of a method that training calls, of an object with a `_journal`; undo it if it fails."""
+    starts = method.__name__ in _STARTS
 
     @functools.wraps(method)
     def counted(self: Any, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
         refuse_halfway(method.__name__)
         journal: Journal = self._journal
         me = threading.get_ident()
-        outer = journal.undo
-        if outer is not None and journal.thread != me:
-            # A call of another thread is under way, which undoes its own work if it fails.
-            return method(self, *args, **kwargs)
-        if outer is not None and _is_inside(journal, sys._getframe(1)):
-            return _nested(journal, outer, functools.partial(method, self, *args, **kwargs))
-        journal.sweep()
-        if journal.undo is None:
-            journal.making = ()
-        began_s = time.monotonic()
+        # Within another call of this thread, which has it, this one goes on.
+        takes = starts and not journal.has_turn
         try:
-            result = method(self, *args, **kwargs)
-            journal.raise_cut()
-            if journal.thread == me:
-                journal.resume_collector()
-            stall = journal.stall
-            stall.ended_s = now_s = time.monotonic()
-            stall.seconds += now_s - began_s
-            # Together: no interrupt comes between the two, so that the caller gets the result or the error.
-            if journal.thread == me:
-                # Else another thread's call has begun since, and this one has nothing to undo.
+            if takes and not journal.turn.acquire(blocking=False):
+                self._check_usable()  # In a fork nobody gives it back.
+                journal.await_turn(method.__name__)
+            outer, mine = journal.undo, journal.thread == me
+            if outer is not None and (not mine or _is_inside(journal, sys._getframe(1))):
+                call = functools.partial(method, self, *args, **kwargs)
+                # Another thread's call undoes its own work if it fails.
+                result = _nested(journal, outer, call) if mine else call()
+                journal.give_turn(takes)
+                return result
+            journal.sweep()
+            if journal.undo is None:
                 journal.making = ()
-                journal.undo = None
-            return result
-        except BaseException as exc:
+            began_s = time.monotonic()
             try:
-                journal.failed(exc)
-            except BaseException:
-                # A second interrupt: what it cut short is done now. A third leaves it to the next call.
-                journal.failed(exc)
+                result = method(self, *args, **kwargs)
+                journal.raise_cut()
+                if journal.thread == me:
+                    journal.resume_collector()
+                journal.give_turn(takes)
+                stall = journal.stall
+                stall.ended_s = now_s = time.monotonic()
+                stall.seconds += now_s - began_s
+                # Together: no interrupt comes between, so that the caller gets the result or the error.
+                if journal.thread == me:
+                    # Else another thread's call has begun since; nothing to undo.
+                    journal.making = ()
+                    journal.undo = None
+                return result
+            except BaseException as exc:
+                _undo(journal, exc, began_s)
                 raise
-            journal.stall.ended_s = time.monotonic()
-            journal.stall.seconds += journal.stall.ended_s - began_s
-            if isinstance(exc, Exception):
-                journal.raise_cut(exc)
+        except BaseException:
+            journal.drop_turn(takes)
             raise
 
     return counted
+
+
+def _undo(journal: Journal, exc: BaseException, began_s: float) -> None:
+    """A call has ended in this error."""
+    try:
+        journal.failed(exc)
+    except BaseException:
+        # A second interrupt: what it cut short is done now. A third leaves it to the next call.
+        journal.failed(exc)
+        raise
+    journal.stall.ended_s = time.monotonic()
+    journal.stall.seconds += journal.stall.ended_s - began_s
+    if isinstance(exc, Exception):
+        journal.raise_cut(exc)
 
 
 def _nested(journal: Journal, outer: Undo, call: Callable[[], _Result]) -> _Result:
