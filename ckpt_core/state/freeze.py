@@ -41,7 +41,7 @@ from ckpt_core.state.opaque import pickle_opaque
 from ckpt_core.state.plain import has_state
 from ckpt_core.state.records import check_reachable, fields_alone, type_name
 from ckpt_core.state.runs import Run, rows_of, run_of
-from ckpt_core.state.special import is_uninitialized
+from ckpt_core.state.special import instead_of
 from ckpt_core.types import Placement
 
 TENSORS: frozenset[type] = frozenset({Tensor, Parameter})
@@ -327,11 +327,9 @@ def _tensor_subclass(walker: Walker, value: Any, path: str) -> Node:
     cls = type(value)
     if is_distributed(cls):
         return walker.local_part(value, path)
-    if is_uninitialized(value):
-        advice = "run one forward pass first, so that its shape is known"
-    else:
-        advice = "store .as_subclass(torch.Tensor), or wrap it in an object with state_dict()"
-    raise ConfigError(f"{shown(path)} is a {type_name(cls)}, not a plain tensor: {advice}")
+    raise ConfigError(
+        f"{shown(path)} is a {type_name(cls)}, not a plain tensor: {instead_of(value)}"
+    )
 
 
 def _member(walker: Walker, value: Any, path: str) -> Node:

@@ -79,6 +79,29 @@ def is_uninitialized(tensor: Tensor) -> bool:
     return hasattr(tensor, "materialize") and isinstance(tensor, UninitializedTensorMixin)
 
 
+def instead_of(tensor: Tensor) -> str:
+    """What to store in the place of a tensor of a subclass: every word of it works for this one."""
+    if is_uninitialized(tensor):
+        return "run one forward pass first, so that its shape is known"
+    if tensor.is_nested:
+        return "store its .values() and .offsets()"
+    if isinstance(tensor, torch.masked.MaskedTensor):
+        return "store its .get_data() and .get_mask()"
+    wrap = "wrap it in an object with state_dict()"
+    if hasattr(tensor, "__tensor_flatten__"):
+        return f"store the tensors in it, which its __tensor_flatten__() names, or {wrap}"
+    return f"store .as_subclass(torch.Tensor), or {wrap}" if _is_plain_below(tensor) else wrap
+
+
+def _is_plain_below(tensor: Tensor) -> bool:
+    """Whether a tensor of a subclass has memory of its own, and is no wrapper of others."""
+    try:
+        plain = tensor.as_subclass(Tensor)
+        return type(plain) is Tensor and plain.data_ptr() >= 0
+    except Exception:
+        return False
+
+
 def clear_bits(tensor: Tensor) -> tuple[Tensor, str]:
     """The memory under lazy conjugation and negation, and the flags to put them back."""
     flags = ""
@@ -105,7 +128,7 @@ def decompose(tensor: Tensor, path: str) -> tuple[str, dict[str, Any], dict[str,
     if tensor.is_meta:
         raise ConfigError(f"{path} is a meta tensor and holds no bytes: call to_empty() first")
     if tensor.is_nested:
-        raise ConfigError(f"{path} is a nested tensor: store its .values() and .offsets() instead")
+        raise ConfigError(f"{path} is a nested tensor: store its .unbind() instead")
     if tensor.dtype in QUANTIZED:
         if "UnknownQuantizer" in _scheme_trouble(tensor):
             raise ConfigError(f"{path} is of {tensor.dtype}, and has no scale: quantize it first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,82 @@ class Sub(torch.Tensor):
 def test_what_cannot_be_stored_is_refused_with_its_path(state: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         flatten(state, eager_leaf_bytes=LIMIT)
+
+
+def nested(layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(3), torch.ones(5)], layout=layout)
+
+
+def masked() -> Any:
+    return torch.masked.masked_tensor(torch.ones(3), torch.tensor([True, False, True]))
+
+
+class Wrapper(torch.Tensor):
+    """Of another tensor; knows no function."""
+
+    inner: torch.Tensor
+
+    def __new__(cls) -> Wrapper:
+        made = torch.Tensor._make_wrapper_subclass(cls, (3,), dtype=torch.float32)
+        made.inner = torch.ones(3)
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(str(func))
+
+
+class Flattens(Wrapper):
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+
+class Wrapped:
+    def __init__(self, value: Wrapper) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"inner": self.value.inner}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.value.inner = state["inner"]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "advice", "follow"),
+    [
+        (lambda: nested(torch.strided), r"its \.unbind\(\)", lambda t: t.unbind()),
+        (
+            lambda: nested(torch.jagged),
+            r"its \.values\(\) and \.offsets\(\)",
+            lambda t: [t.values(), t.offsets()],
+        ),
+        (
+            masked,
+            r"its \.get_data\(\) and \.get_mask\(\)",
+            lambda t: [t.get_data(), t.get_mask()],
+        ),
+        (
+            Flattens,
+            r"which its __tensor_flatten__\(\) names, or wrap it",
+            lambda t: {name: getattr(t, name) for name in t.__tensor_flatten__()[0]},
+        ),
+        (Wrapper, r"tensor: wrap it in an object with state_dict\(\)", Wrapped),
+        (
+            lambda: torch.ones(2).as_subclass(Sub),
+            r"store \.as_subclass\(torch\.Tensor\), or",
+            lambda t: t.as_subclass(torch.Tensor),
+        ),
+    ],
+)
+def test_what_a_refusal_says_to_store_instead_is_stored(
+    make: Callable[[], Any], advice: str, follow: Callable[[Any], Any]
+) -> None:
+    value = make()
+    with pytest.raises(ConfigError, match=advice):
+        flatten({"t": value}, eager_leaf_bytes=LIMIT)
+    assert flatten({"t": follow(value)}, eager_leaf_bytes=LIMIT).leaves
 
 
 def test_the_deepest_tree_allowed_comes_back() -> None:
