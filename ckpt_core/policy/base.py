@@ -19,7 +19,7 @@ class Policy(ABC):
         """Whether to save now; a yes counts as saved, for every part of a combined policy.
 
         Called after each optimizer step, in ascending order. A lower step than before means that
-        training went back (a restore), and the policy starts anew from there.
+        training went back (a restore): policies of steps start anew from there, and clocks go on.
 
         Raises:
             ConfigError: `step` is no step.
