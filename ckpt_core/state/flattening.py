@@ -124,7 +124,10 @@ class _Found:
 def _leaves_of(walker: Walker, refs: RefTable, staged: Sequence[Leaf]) -> _Found:
     table, taken = LeafTable(), [leaf.spec.name for leaf in staged]
     shown_staged = [(leaf.spec.name, leaf.tensor) for leaf in staged]
-    shared = find_shared(walker.tensors, shown_staged)
+    try:
+        shared = find_shared(walker.tensors, shown_staged)
+    except NotImplementedError as exc:
+        raise _without_storage(walker) from exc
     _refuse(first_cut(walker.tensors, shared), walker.names, walker.tensors)
     if not shared:
         names = refs.leaf = unique_names(walker.names, taken)
@@ -149,6 +152,17 @@ def _eager(found: _Found, forced: Iterable[int], eager_leaf_bytes: int) -> list[
 def _are_those(tensors: Iterable[Tensor], found: Sequence[Tensor], firsts: Sequence[int]) -> bool:
     """Whether no view was made for a leaf."""
     return all(map(is_, tensors, map(found.__getitem__, firsts)))
+
+
+def _without_storage(walker: Walker) -> ConfigError:
+    """Of the first tensor that torch gives no storage for, such as one that has leaked out of a vmap."""
+    for name, tensor in zip(walker.names, walker.tensors, strict=True):
+        try:
+            tensor.untyped_storage()
+        except NotImplementedError as exc:
+            text = f"{shown(name)} has no bytes here ({exc}): store what it was made of"
+            return ConfigError(text)
+    return ConfigError("a tensor of the state has no bytes here")
 
 
 def _refuse(freed: int | None, names: Sequence[str], tensors: Sequence[Tensor]) -> None:

@@ -252,3 +252,10 @@ def test_generators_are_known_by_their_class_and_not_by_its_name() -> None:
     state = {"theirs": theirs(), "ours": [{"rng": RngState()}], "plain": 1}
     skeleton = flatten(state, eager_leaf_bytes=0).skeleton
     assert skeleton.entries_with_generators() == ["ours"]
+
+
+def test_a_tensor_that_leaked_out_of_a_vmap_is_refused_with_its_path() -> None:
+    leaked: list[torch.Tensor] = []
+    torch.vmap(lambda row: (leaked.append(row), row.sum())[1])(torch.ones(3, 2))
+    with pytest.raises(ConfigError, match=r"'a\.x' has no bytes here"):
+        flatten({"w": torch.ones(2), "a": {"x": leaked[0]}}, eager_leaf_bytes=LIMIT)
