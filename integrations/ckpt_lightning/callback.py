@@ -280,8 +280,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         """The next batch has been fetched."""
         if (recorder := self._recorder) is None:
             return
-        if self._resumed is not None and self._resumed["stepped"] is not None:
-            trainer.fit_loop.epoch_loop._batches_that_stepped = self._resumed["stepped"]
+        self._goes_on(trainer)
         recorder.before_batch(trainer)
 
     def on_before_optimizer_step(
@@ -297,11 +296,7 @@ class AsyncCheckpoint(Paths, Checkpoint):
         """A batch is done, but for the module's own hook."""
         if (recorder := self._recorder) is None:
             return
-        if self._resumed is not None:
-            # Lightning would leave plateau schedulers out at the end of the resumed epoch, since it does not
-            # save the metric that they need; we do.
-            trainer.fit_loop._restarting = False
-            self._resumed = None
+        self._goes_on(trainer)
         if self._counter is not None:
             self._counter.check(trainer)
         self._hear(trainer)
@@ -358,6 +353,17 @@ class AsyncCheckpoint(Paths, Checkpoint):
         self._close(trainer)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _goes_on(self, trainer: Trainer) -> None:
+        """A run that has resumed has its first batch: of one that is None, only the end is told."""
+        if self._resumed is None:
+            return
+        if self._resumed["stepped"] is not None:
+            trainer.fit_loop.epoch_loop._batches_that_stepped = self._resumed["stepped"]
+        # Lightning would leave plateau schedulers out at the end of the resumed epoch, since it does not
+        # save the metric that they need; we do.
+        trainer.fit_loop._restarting = False
+        self._resumed = None
 
     def _resume_together(self, trainer: Trainer, pl_module: LightningModule) -> int | None:
         assert self._recorder is not None

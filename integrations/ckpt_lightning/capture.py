@@ -124,6 +124,7 @@ def completed(
         _begin_epoch_anew(fit_loop)
     if moment.stopped:
         _go_on_with_epoch(fit_loop)
+    _count_all_batches(fit_loop["epoch_loop.batch_progress"])
     return {**tree, **_extras_beside(trainer, moment, extras)}
 
 
@@ -348,10 +349,20 @@ def _begin_epoch_anew(fit_loop: dict[str, Any]) -> None:
 
 
 def _end_epoch(fit_loop: dict[str, Any]) -> None:
-    """Count the epoch and its last batch, whose hooks Lightning is still calling."""
-    for progress in (fit_loop["epoch_progress"], fit_loop["epoch_loop.batch_progress"]):
-        for counts in (progress["current"], progress["total"]):
-            counts["processed"] = counts["completed"] = counts["started"]
+    """Count the epoch, whose hooks Lightning is still calling."""
+    for name in ("current", "total"):
+        counts = fit_loop["epoch_progress"][name]
+        counts["processed"] = counts["completed"] = counts["started"]
+
+
+def _count_all_batches(progress: dict[str, Any]) -> None:
+    """Count what was never begun: batches that were None, and those at which the module left an epoch.
+
+    Lightning counts them as ready and processed alone, and knows by the totals where a run resumes.
+    """
+    current, before = progress["current"], progress["total"]["ready"] - progress["current"]["ready"]
+    current["started"] = max(current["started"], current["processed"])
+    progress["total"] = {name: before + count for name, count in current.items()}
 
 
 def _go_on_with_epoch(fit_loop: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, callbacks
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, default_collate
 
 from ckpt_core import committed_steps, step_path
 from ckpt_core.data import ResumableLoader
@@ -26,6 +26,8 @@ class Case:
     Attributes:
         steps: how many optimizer steps it has; all of them but the last must have been saved.
         options: of the Trainer.
+        stride: of the saved steps, how many there are from one that is tried to the next.
+        passed_over: some batches are; Lightning's sum of batches, by which nothing goes, lacks them.
     """
 
     make: Callable[[], LightningModule] = models.Net
@@ -36,6 +38,7 @@ class Case:
     callbacks: Callable[[], list[Any]] = list
     options: dict[str, Any] = field(default_factory=dict)
     stride: int = 1
+    passed_over: bool = False
 
 
 def _resumable() -> Any:
@@ -71,6 +74,16 @@ def _pair(kind: Callable[..., Any], mode: Any) -> Callable[[], Any]:
 def _val_generator() -> Any:
     own = torch.Generator().manual_seed(3)
     return DataLoader(models.Noisy(augment=False), batch_size=4, shuffle=True, generator=own)
+
+
+def _some_none() -> Any:
+    """One or two of five batches are None."""
+
+    def collated(samples: Any) -> Any:
+        broken = any(float(y) < -4.2 for _, y in samples)
+        return None if broken else default_collate(samples)
+
+    return models.train_loader(collate_fn=collated)
 
 
 def _averaging() -> list[Any]:
@@ -145,6 +158,26 @@ CASES = {
     "own on_train_batch_end, validation in the middle": Case(
         make=models.OwnHook, val=True, options=MID
     ),
+    "epochs that the module leaves": Case(
+        models.LeavesEpochs, 13, options={"max_epochs": 4}, stride=2, passed_over=True
+    ),
+    "epochs that the module leaves, accumulation, validation at the end": Case(
+        models.LeavesEpochs,
+        7,
+        val=True,
+        options={"accumulate_grad_batches": 2, "max_epochs": 4},
+        passed_over=True,
+    ),
+    "batches that are None, validation in the middle": Case(
+        models.Numbered, 9, _some_none, val=True, options=MID, stride=2, passed_over=True
+    ),
+    "batches that are None, accumulation": Case(
+        models.Numbered,
+        4,
+        _some_none,
+        options={"accumulate_grad_batches": 2},
+        passed_over=True,
+    ),
 }
 if not hasattr(callbacks, "EMAWeightAveraging"):  # new in Lightning 2.6
     CASES = {name: case for name, case in CASES.items() if "averaged" not in name}
@@ -154,9 +187,13 @@ def _run(case: Case, *others: Any, **options: Any) -> dict[str, Any]:
     val = case.val_loader() if case.val else None
     around = (*case.callbacks(), *others)
     trainer, module = fit(case.make, case.loaders, *around, val=val, **case.options, **options)
-    return ending(trainer, module)
+    found = ending(trainer, module)
+    if case.passed_over:
+        del found["batches"]
+    return found
 
 
+@pytest.mark.filterwarnings("ignore:train_dataloader yielded None")
 @pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_run_that_resumes_from_any_step_ends_as_if_it_had_never_stopped(
