@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from ckpt_core.errors import ConfigError
 from ckpt_core.options.addresses import absolute, parse_metrics
@@ -28,6 +28,7 @@ from ckpt_core.units import (
 )
 
 ENV_PREFIX = "CKPT_CORE_"
+_Kind = TypeVar("_Kind")
 _SIZES = ("staging_bytes", "chunk_bytes", "eager_leaf_bytes")
 _COUNTS = ("in_flight", "writers", "readers", "keep_last", "keep_every", "rebase_every")
 _MODES: dict[str, type[StrEnum]] = {"mode": Mode, "direct_io": DirectIO, "on_error": OnError}
@@ -39,6 +40,26 @@ _NONE_ALLOWED = frozenset(
 )
 
 
+def _told_of_names(cls: type[_Kind]) -> type[_Kind]:
+    """A name that is no option is a ConfigError, no TypeError of `__init__`.
+
+    Around that and not in `__new__`, so that those who ask for the signature find the options.
+    """
+    init: Any = cls.__init__
+
+    @functools.wraps(init)
+    def checked(self: Any, *given: Any, **named: Any) -> None:
+        known = [field.name for field in dataclasses.fields(self)]
+        for name in named:
+            if name not in known:
+                raise ConfigError(f"{name} is not a setting: {known_names(name, known)}")
+        init(self, *given, **named)
+
+    setattr(cls, "__init__", checked)  # noqa: B010 - no type checker takes an assignment
+    return cls
+
+
+@_told_of_names
 @dataclass(frozen=True, repr=False)
 class Options:
     """Settings of a `Checkpointer`. Sizes take an int or text like "2GiB", durations a timedelta or seconds.
@@ -112,14 +133,6 @@ class Options:
     rebase_every: int = 20
     rebase_after: timedelta | float | None = None
     levels: Sequence[Level | Mapping[str, Any] | str] = ()
-
-    def __new__(cls, *given: Any, **named: Any) -> Self:
-        """Raises ConfigError for a name that is no option, before `__init__` would be a TypeError."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        for name in named:
-            if name not in known:
-                raise ConfigError(f"{name} is not a setting: {known_names(name, known)}")
-        return super().__new__(cls)
 
     def __repr__(self) -> str:
         """What is set, and not what is left as it was."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckpt_core import Checkpointer, ConfigError, DirectIO, Mode, Options
+from ckpt_core import Checkpointer, ConfigError, DirectIO, Level, Mode, Options, StoreOptions
 from ckpt_core.options.presets import PRESETS
 from tests.engine.engine_training import Run
 from tests.engine.test_barriers import SlowFiles, assert_each_step_holds, layerwise
@@ -102,6 +103,14 @@ def test_an_unknown_field_is_an_error_that_lists_all() -> None:
             make(inflight=2)
     with pytest.raises(ConfigError, match=r"quux is not a setting: known are .*in_flight"):
         Options(quux=2)
+
+
+@pytest.mark.parametrize("kind", [Options, Level, StoreOptions])
+def test_who_asks_for_the_signature_of_options_finds_them_all(kind: Any) -> None:
+    """LightningCLI makes objects from configurations by it."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    assert list(inspect.signature(kind).parameters) == names
+    assert list(inspect.signature(kind.__init__).parameters) == ["self", *names]
 
 
 def test_the_new_settings_come_from_the_environment_too() -> None:
