@@ -217,9 +217,9 @@ class _Sending:
 
 def sampled(entry: FileEntry, part: float) -> Iterator[tuple[int, int, str | None]]:
     """Offset, length and sum of the chunks to look at: the first, the last, and a part of the others."""
-    offset, last = 0, len(entry.chunks) - 1
+    offset, last, dice = 0, len(entry.chunks) - 1, random.SystemRandom()
     for index, chunk in enumerate(entry.chunks):
-        if index in (0, last) or random.random() < part:
+        if index in (0, last) or dice.random() < part:
             yield offset, chunk.nbytes, chunk.xxh3
         offset += chunk.nbytes
 

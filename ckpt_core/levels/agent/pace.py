@@ -85,7 +85,7 @@ class Backoff:
         """Seconds to wait now, never twice the same; the longest where somebody has to do something first."""
         self.failures += 1
         wait_s = min(self._first_s * 2.0 ** min(self.failures - 1, 30), self._most_s)
-        return (self._most_s if hopeless else wait_s) * random.uniform(0.5, 1.0)
+        return (self._most_s if hopeless else wait_s) * random.SystemRandom().uniform(0.5, 1.0)
 
     def succeeded(self) -> None:
         """Begin anew."""

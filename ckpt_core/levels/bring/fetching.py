@@ -311,7 +311,7 @@ class _Fetching:
                 if exc.hopeless or self._error is not None or silent_s > self._wanted.patience_s:
                     raise
                 logger.debug("%s: %s; trying again", self._far.url, exc)
-                time.sleep(pause_s * random.uniform(0.5, 1.0))
+                time.sleep(pause_s * random.SystemRandom().uniform(0.5, 1.0))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 self._tell()
             else:

@@ -40,7 +40,7 @@ def held(lock: RootLock, *, busy_s: float, url: str) -> Iterator[None]:
         except RootBusy as exc:
             if time.monotonic() >= deadline:
                 raise Away(f"{url}: {exc}") from exc
-        time.sleep(random.uniform(*_LOOK_AGAIN_S))
+        time.sleep(random.SystemRandom().uniform(*_LOOK_AGAIN_S))
     try:
         yield
     finally:
