@@ -74,7 +74,7 @@ class Recorder:
     last_step: int = 0
     _seen_step: int = 0
     _score: float | None = None
-    _pending: tuple[int, dict[str, Any]] | None = None
+    _pending: tuple[int, dict[str, Any], bool] | None = None
     _prepared: bool = False
     _stops: bool = False
 
@@ -139,27 +139,29 @@ class Recorder:
 
     def _after_batch(self, trainer: Trainer, module: LightningModule, batch_idx: int) -> None:
         step = trainer.global_step
-        if step == self._seen_step:
-            return  # gradients are still being accumulated
+        own_hook = is_overridden("on_train_batch_end", module)
+        if step == self._seen_step:  # gradients are still being accumulated
+            if own_hook:
+                self.session.wait_staged()  # it comes next, and may change weights as a step does
+            return
         self._seen_step = step
         self.schedule.after_step(step)
         self._armed.disarm()
         if batch_ends_epoch(trainer, batch_idx) or validation_follows(trainer):
             return
-        own_hook = is_overridden("on_train_batch_end", module)
-        if own_hook and self._is_due(trainer):
+        if not own_hook:
+            self._offer(trainer, after_batch(trainer, owed="batch"), None)
+        elif (due := self._is_due(trainer)) or self.triggers.save_on_exception:
             # Schedulers are taken with the tensors, when none is owed any more.
             tree = self._dump(trainer, after_batch(trainer, owed=""))
-            self._pending = (step, early_part(tree, Owned.of(trainer)))
-        elif not own_hook:
-            self._offer(trainer, after_batch(trainer, owed="batch"), None)
+            self._pending = (step, early_part(tree, Owned.of(trainer)), due)
 
     def before_validation(self) -> None:
         """on_validation_start: averaged weights may be swapped in, buffers and metrics change."""
         # A validation that was not foreseen: the state after it is the one to save.
         if self._pending is not None:
+            self.schedule.wanted = self.schedule.wanted or self._pending[2]
             self._pending = None
-            self.schedule.wanted = True
         self._armed.disarm()
         self.session.wait_staged()
 
@@ -233,11 +235,15 @@ class Recorder:
 
     def _save_pending(self, trainer: Trainer) -> None:
         if self._pending is not None:
-            (step, early), self._pending = self._pending, None
+            (step, early, due), self._pending = self._pending, None
             began = time.monotonic()
             # The module's own hook may have asked for it since.
             early[EXTRAS]["stopping"] = asked_to_stop(trainer)
-            self._save(step, merged(early, dump(trainer)), began)
+            tree = merged(early, dump(trainer))
+            if due:
+                self._save(step, tree, began)
+            else:
+                self._arm(trainer, step, tree)
 
     def _stopped_within(self, trainer: Trainer) -> None:
         """Training ends in this epoch, and nobody knew when its last batch ended: a later hook decided."""
@@ -257,9 +263,15 @@ class Recorder:
             if not self._save(step, self._dump(trainer, moment), began, change):
                 self.ranking.undo(step, change)
         elif self.triggers.save_on_exception and self._is_new(trainer):
-            owned = Owned(()) if swapping_optimizers(trainer) else Owned.of(trainer)
-            self._armed.arm(step, frozen(self._dump(trainer, moment), owned))
+            self._arm(trainer, step, self._dump(trainer, moment))
         self._prepare(trainer, moment)
+
+    def _arm(self, trainer: Trainer, step: int, tree: dict[str, Any]) -> None:
+        """Keep a whole step at hand, if a failure should save it."""
+        own_hook = is_overridden("on_train_batch_end", trainer.lightning_module)
+        # Whatever changes weights before the next step: then they are copied as well.
+        changes = swapping_optimizers(trainer) or (own_hook and trainer.accumulate_grad_batches > 1)
+        self._armed.arm(step, frozen(tree, Owned(()) if changes else Owned.of(trainer)))
 
     def _prepare(self, trainer: Trainer, moment: Moment) -> None:
         """Once, when optimizers have their state: the first save finds memory that is page-locked."""

@@ -21,6 +21,7 @@ from ckpt_core import (
     step_path,
 )
 from ckpt_lightning import AsyncCheckpoint, CheckpointWarning
+from ckpt_lightning.session import Session
 from tests.integrations.lightning import models
 from tests.integrations.lightning.running import differences, ending, fit, saver, trainer_of
 
@@ -351,6 +352,48 @@ def test_save_on_exception_keeps_the_last_whole_step(root: Path) -> None:
     assert not differences(undisturbed, resumed)
 
 
+@pytest.mark.parametrize(("accumulated", "at"), [(1, 8), (2, 4)])
+def test_save_on_exception_keeps_it_though_the_module_has_an_own_hook_after_batches(
+    root: Path, accumulated: int, at: int
+) -> None:
+    class Fails(models.OwnHook):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if self.global_step == at and batch_idx == 3:
+                raise Stop
+            return super().training_step(batch, batch_idx)
+
+    options = {"accumulate_grad_batches": accumulated}
+    undisturbed = ending(*fit(models.OwnHook, models.train_loader, **options))
+    rare = {"every_n_epochs": 50, "save_on_exception": True}
+    with pytest.raises(Stop):
+        fit(Fails, models.train_loader, saver(root, **rare), **options)
+    assert committed_steps(root) == (at,)
+    resumed = ending(*fit(models.OwnHook, models.train_loader, saver(root), **options))
+    assert not differences(undisturbed, resumed)
+
+
 def test_without_save_on_exception_a_failure_saves_nothing(root: Path) -> None:
     _interrupted(root, 8, every_n_steps=None, every_n_epochs=50)
     assert committed_steps(root) == ()
+
+
+def test_an_own_hook_after_batches_waits_for_a_snapshot_also_where_gradients_are_added_up(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[tuple[str, int]] = []
+    wait_staged = Session.wait_staged
+
+    def waits(session: Session) -> None:
+        wait_staged(session)
+        called.append(("waited", session.ranks.trainer.fit_loop.epoch_loop.batch_idx))
+
+    class Hooked(models.OwnHook):
+        def on_train_batch_end(self, *args: Any) -> None:
+            called.append(("changes", args[-1]))
+            super().on_train_batch_end(*args)
+
+    monkeypatch.setattr(Session, "wait_staged", waits)
+    options: dict[str, Any] = {"accumulate_grad_batches": 2, "max_epochs": 1}
+    fit(Hooked, models.train_loader, saver(root, every_n_steps=1), **options)
+    for batch in range(models.BATCHES):
+        assert called.index(("waited", batch)) < called.index(("changes", batch)), called
