@@ -2,9 +2,9 @@
 
 Keys of an attempt, and who writes them:
 
-    vote/<r>    rank r: its plan and data; deleted by r when it is through
+    vote/<r>    rank r: its plan and data
     count       every voter adds 1; the one that completes it sets the gate
-    gate        ready, by the last voter; or why not, by whoever declines first. The first one wins
+    gate        ready, by the last voter; or why not, by whoever declines or aborts. The first one wins
     decision    go, by rank 0 alone; or why not, by rank 0 or whoever holds it for dead. The first one wins
     report/<l>  leader l: whether it has published
     verdict     how the attempt ended, by whoever may decide. The first one wins
@@ -120,10 +120,9 @@ class Attempt:
     def _decide(self, channel: Channel) -> Outcome:
         """Rank 0: wait for all votes, or for one that says no; the decision."""
         # A little early, so that those with the same deadline still hear who was late.
-        early = channel.early()
-        if not early.wait([self.keys.gate], lambda: self._watch_voters(channel)):
-            late = self._missing(channel)
-            self._close_gate(channel, dict.fromkeys(late, "it has not voted in time"))
+        if not channel.early().wait([self.keys.gate], lambda: self._watch_voters(channel)):
+            late = dict.fromkeys(self._missing(channel), "it has not voted in time")
+            channel.put_first(self.keys.gate, Outcome.lost(late).encode())
         gate = channel.read(self.keys.gate)
         if gate is None:
             raise self._over(channel)
@@ -136,11 +135,11 @@ class Attempt:
     def _counted(self, channel: Channel) -> tuple[Outcome, dict[int, int]]:
         """Rank 0: whether every vote is there and for the same; and who differs from whom."""
         # Not the count but the votes themselves count: a count may be wrong, a vote may not.
-        channel.wait(self.keys.votes)
+        channel.early().wait(self.keys.votes, lambda: self._watch_votes(channel))
         votes = channel.read_all(self.keys.votes)
         if votes is None:
             late = self._missing(channel) or [self._info.rank]
-            return Outcome({rank: Cause.lost("its vote was not found") for rank in late}), {}
+            return Outcome.lost(dict.fromkeys(late, "its vote was not found")), {}
         given = [json.loads(vote) for vote in votes]
         outcome, odd = compared(given, self.parts)
         if outcome.ok and self.aside is not None:
@@ -155,16 +154,14 @@ class Attempt:
                 outcome = self._failed()
             # From here on this rank cannot decline; only `settle` says how it went.
             self.going = outcome.ok
-        if not outcome.ok:
-            return self._abort(channel, outcome)
         # Decision point: whoever publishes has read `go` here.
-        return Outcome.decode(channel.put_first(self.keys.decision, outcome.encode()))
+        return self._put_decision(channel, outcome, self.keys)
 
     def _await_decision(self, channel: Channel) -> Outcome:
         """A leader other than rank 0: the decision."""
         if not channel.wait([self.keys.decision], lambda: self._watch_rank_0(channel)):
-            late = Outcome({0: Cause.lost("it has not decided in time")}, published=True)
-            mine = Outcome({self._info.rank: Cause.lost("it has given up waiting for a decision")})
+            late = Outcome.lost({0: "it has not decided in time"}, published=True)
+            mine = Outcome.lost({self._info.rank: "it has given up waiting for a decision"})
             channel.put_first(self.keys.gate, mine.encode())
             channel.put_first(self.keys.report(self._info.rank), mine.encode())
             return late
@@ -215,8 +212,7 @@ class Attempt:
         rank = self._info.rank
         if self.reference is not None and rank in outcome.asks:
             self.showed = True
-            data = base64.b64encode(self.reference.encode()).decode()
-            channel.put(self.keys.details[rank], data)
+            channel.put(self.keys.details[rank], base64.b64encode(self.reference.encode()).decode())
 
     # -- settling --------------------------------------------------------------------------------
 
@@ -247,8 +243,8 @@ class Attempt:
         causes: dict[int, Cause] = {}
         if not channel.early().wait(self.keys.reports, lambda: self._watch_leaders(channel)):
             for leader in self._crew.leaders:
-                lost = Cause.lost("it has not said in time whether it published")
-                outcome = Outcome({leader: lost}, published=True)
+                lost = {leader: "it has not said in time whether it published"}
+                outcome = Outcome.lost(lost, published=True)
                 channel.put_first(self.keys.report(leader), outcome.encode())
         reports = channel.read_all(self.keys.reports)
         if reports is None:
@@ -261,10 +257,11 @@ class Attempt:
     def _verdict(self, channel: Channel) -> Outcome:
         """Any other rank: the verdict."""
         if not channel.wait([self.keys.verdict], lambda: self._watch_rank_0(channel)):
-            mine = Cause.lost("it has given up waiting for the verdict")
-            channel.put_first(self.keys.gate, Outcome({self._info.rank: mine}).encode())
-            late = {0: Cause.lost("it has not said in time how the attempt ended")}
-            return Outcome(late, published=True)
+            mine = Outcome.lost({self._info.rank: "it has given up waiting for the verdict"})
+            channel.put_first(self.keys.gate, mine.encode())
+            return Outcome.lost(
+                {0: "it has not said in time how the attempt ended"}, published=True
+            )
         text = channel.read(self.keys.verdict)
         if text is None:
             raise self._over(channel)
@@ -281,7 +278,7 @@ class Attempt:
             gone = {rank: text for rank, text in lost.items() if rank in missing}
             # If no vote is missing, the last voter died before it could set the gate: that is done here.
             if gone or not missing:
-                self._close_gate(channel, gone)
+                channel.put_first(self.keys.gate, Outcome.lost(gone).encode())
         self._look_elsewhere(channel, others)
 
     def _look_elsewhere(self, channel: Channel, ranks: Iterable[int]) -> None:
@@ -295,16 +292,21 @@ class Attempt:
         if wrong:
             channel.put_first(self.keys.gate, Outcome(wrong).encode())
 
-    def _close_gate(self, channel: Channel, gone: dict[int, str]) -> None:
-        outcome = Outcome({rank: Cause.lost(text) for rank, text in gone.items()})
-        channel.put_first(self.keys.gate, outcome.encode())
+    def _watch_votes(self, channel: Channel) -> None:
+        """Rank 0, while a vote that was counted is missing: of a rank that is lost, or of no use any more."""
+        missing = self._missing(channel)
+        lost = self._crew.liveness.look(channel, missing) if missing else {}
+        text = channel.read(self.keys.decision)
+        if lost or text is not None:
+            stands = Outcome.lost(lost) if text is None else Outcome.decode(text)
+            self._raise_unless_ok(self._abort(channel, stands))
 
     def _watch_leaders(self, channel: Channel) -> None:
         """Rank 0, while reports are missing: a leader that is lost counts as one that could not publish."""
         others = [leader for leader in self._crew.leaders if leader != 0]
         lost = self._crew.liveness.look(channel, others) if others else {}
         for leader, why in lost.items():
-            outcome = Outcome({leader: Cause.lost(why)}, published=True)
+            outcome = Outcome.lost({leader: why}, published=True)
             channel.put_first(self.keys.report(leader), outcome.encode())
 
     def _watch_rank_0(self, channel: Channel) -> None:
@@ -317,17 +319,22 @@ class Attempt:
                 channel.put_first(Keys(self._crew, first).gate, mine.encode())
                 self._abort(channel, mine)
             return
-        cause = Cause.lost(lost[0])
-        decision = self._abort(channel, Outcome({0: cause}))
-        if decision.ok:
+        if self._abort(channel, Outcome.lost(lost)).ok:
             # It said go and may have published before it was lost. Nobody will ever know here.
-            channel.put_first(self.keys.verdict, Outcome({0: cause}, published=True).encode())
+            channel.put_first(self.keys.verdict, Outcome.lost(lost, published=True).encode())
 
     def _abort(self, channel: Channel, outcome: Outcome, keys: Keys | None = None) -> Outcome:
-        """Write a decision against, and what follows from it, unless another came first; the decision."""
+        """End the attempt for everybody, unless another decision came first; the decision that stands."""
         keys = keys or self.keys
+        # Order matters: behind a decision against, rank 0 waits for no more votes.
+        channel.put_first(keys.gate, outcome.encode())
+        return self._put_decision(channel, outcome, keys)
+
+    def _put_decision(self, channel: Channel, outcome: Outcome, keys: Keys) -> Outcome:
+        """Write a decision, unless another came first; the one that stands, with what follows from it."""
         decision = Outcome.decode(channel.put_first(keys.decision, outcome.encode()))
         if not decision.ok:
+            # Whoever wrote it may have died before it could.
             channel.put_first(keys.verdict, decision.encode())
         return decision
 
@@ -337,8 +344,8 @@ class Attempt:
         """This rank will not look at the attempt again; the last one to say so deletes its keys."""
         # Rank 0 keeps the attempt until it is reaped, and these hold a whole state.
         self.own = self.reference = self.aside = self.parts = None
-        rank = self._info.rank
-        channel.delete([self.keys.votes[rank], *([self.keys.details[rank]] if self.showed else [])])
+        # Not its vote: rank 0, or the leader of this rank, may come to it only now.
+        channel.delete([self.keys.details[self._info.rank]] if self.showed else [])
         if channel.count(self.keys.acks) >= self._info.world_size:
             channel.delete(self.keys.shared())
 
@@ -349,12 +356,11 @@ class Attempt:
     def reap(self, channel: Channel) -> None:
         """Rank 0, long after: delete what a rank that died has left; nothing if all were through."""
         if self.is_pending(channel):
-            channel.delete([*self.keys.votes, *self.keys.details, *self.keys.shared()])
+            channel.delete([*self.keys.details, *self.keys.shared()])
 
-    def _missing(self, channel: Channel, ranks: list[int] | None = None) -> list[int]:
-        wanted = range(self._info.world_size) if ranks is None else ranks
-        missing = set(channel.missing([self.keys.votes[rank] for rank in wanted]))
-        return [rank for rank in wanted if self.keys.votes[rank] in missing]
+    def _missing(self, channel: Channel) -> list[int]:
+        missing = set(channel.missing(self.keys.votes))
+        return [rank for rank, key in enumerate(self.keys.votes) if key in missing]
 
     def _check_own(self) -> None:
         if self.own is not None:

@@ -48,6 +48,6 @@ class Keys:
         return f"{self._base}/report/{leader}"
 
     def shared(self) -> list[str]:
-        """All but each rank's own; the acknowledgements last."""
+        """All but what ranks show of themselves; the acknowledgements last."""
         alone = [self.count, self.gate, self.decision, self.finding, self.verdict]
-        return [*alone, *self.reports, self.acks]
+        return [*self.votes, *alone, *self.reports, self.acks]

@@ -93,6 +93,9 @@ class Gathering:
     def _watch(self, channel: Channel) -> None:
         others = range(1, self._crew.info.world_size)
         lost = self._crew.liveness.look(channel, others) if others else {}
+        if channel.has([self._all]):
+            # Another rank has ended it, and those who have not come would wait for nothing either.
+            lost = dict.fromkeys(others, _LATE)
         for rank, why in lost.items():
             self._give_up(channel, rank, self._values[rank], why)
 

@@ -101,6 +101,11 @@ class Outcome:
     asks: tuple[int, ...] = ()
     aside: Any = None
 
+    @classmethod
+    def lost(cls, why: Mapping[int, str], *, published: bool = False) -> Outcome:
+        """Ranks that others hold for dead, or that were late, by rank; none: go."""
+        return cls({rank: Cause.lost(text) for rank, text in why.items()}, published)
+
     @property
     def ok(self) -> bool:
         """Whether no rank failed."""

@@ -10,7 +10,8 @@ ranks' requests is visited. Besides them, up to `faults` times:
     repeat    a rank counts its vote twice
     late      a leader hangs as it publishes: the attempt is given up, and it wakes at any later time
 
-When nobody can move any more, deadlines pass without limit: a wait ends, always.
+When nobody can move any more, deadlines pass without limit: a wait ends, always. But only a wait for who is
+dead or hangs may need one, and rank 0 waits for no vote behind a decision against: else `InVain` is raised.
 
 `Bug` names mistakes that can be built in; the checker must find each.
 """
@@ -23,6 +24,10 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 NONE, GO, NO, UNSURE = "", "go", "no", "unsure"
+
+
+class InVain(AssertionError):
+    """A wait that a deadline alone ends, though whoever it is for lives."""
 
 
 class Bug(Enum):
@@ -43,6 +48,10 @@ class Bug(Enum):
     NO_DEADLINE_FOR_THE_DECISION = auto()
     MEMBER_TAKES_GO_FOR_THE_VERDICT = auto()
     LATE_PUBLICATION_REPLACES_A_LATER_ONE = auto()
+    VOTES_GO_WITH_THEIR_VOTERS = auto()
+    WHO_ABORTS_LEAVES_THE_GATE_OPEN = auto()
+    MISSING_VOTES_ARE_AWAITED_BEHIND_A_DECISION = auto()
+    RANK_0_OBEYS_A_DECISION_WITHOUT_A_VERDICT = auto()
 
 
 class Board(NamedTuple):
@@ -55,6 +64,7 @@ class Board(NamedTuple):
     reports: tuple[tuple[int, str], ...] = ()
     verdict: str = NONE
     acks: int = 0
+    miscounted: bool = False
 
 
 class Rank(NamedTuple):
@@ -89,6 +99,7 @@ class State(NamedTuple):
 
 
 _WAITS = {"gate?", "votes?", "decision?", "reports?", "verdict?"}
+_ABORT = {"abort", "against", "verdict"}
 _WRITES = {"vote", "count", "gate", "decide", "report", "judge", "verdict"}
 
 
@@ -119,6 +130,7 @@ class Model:
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:
         found = False
+        self._check_behind_a_decision(state)
         for r, rank in enumerate(state.ranks):
             if rank.alive and rank.pc != "done":
                 for name, after in self._step(state, r):
@@ -130,6 +142,8 @@ class Model:
         for r, rank in enumerate(state.ranks):
             if not rank.alive or rank.pc == "done":
                 continue
+            if rank.pc in _WAITS and not found:
+                self._check_awaited(state, r)
             if rank.pc in _WAITS and (state.faults or not found):
                 spent = state._replace(faults=max(state.faults - 1, 0))
                 for name, after in self._deadline(spent, r):
@@ -137,16 +151,46 @@ class Model:
             if state.faults:
                 yield from self._faults(state._replace(faults=state.faults - 1), r)
 
+    def _check_behind_a_decision(self, state: State) -> None:
+        rank, board = state.ranks[0], self._board(state, 0)
+        waits = rank.alive and rank.pc in ("gate?", "votes?") and board.decision == NO
+        if waits and next(self._step(state, 0), None) is None:
+            raise InVain(f"rank 0 waits at {rank.pc} behind a decision against")
+
+    def _check_awaited(self, state: State, r: int) -> None:
+        """Where only deadlines are left, whoever waits does so for one that is dead, hangs or waits."""
+        rank, board = state.ranks[r], self._board(state, r)
+        everyone = frozenset(range(self.world_size))
+        missing = everyone - board.votes
+        awaited = {
+            "gate?": missing or everyone,
+            "votes?": missing,
+            "reports?": frozenset(self.leaders) - dict(board.reports).keys(),
+        }.get(rank.pc, frozenset({0}))
+        # A count that is wrong may say that a vote is there which never comes.
+        wrong = rank.pc == "votes?" and board.miscounted
+        if not wrong and all(self._is_through(state, one, rank.attempt) for one in awaited - {r}):
+            raise InVain(f"rank {r} waits at {rank.pc} for {sorted(awaited)}, who are through")
+
+    def _is_through(self, state: State, r: int, attempt: int) -> bool:
+        rank = state.ranks[r]
+        gone = rank.pc == "done" or rank.attempt > attempt
+        return rank.alive and gone and (attempt, r, "hung") not in state.told
+
     def _faults(self, state: State, r: int) -> Iterator[tuple[str, State]]:
         rank = state.ranks[r]
         dead = self._rank(state, r, rank._replace(alive=False))
         yield f"rank {r}: crash", dead
+        unsaid = {late for late in state.late if late.rank == r and late.key in _ABORT}
+        if unsaid:
+            yield f"rank {r}: crash, as it aborts", dead._replace(late=dead.late - unsaid)
         if rank.pc in _WRITES:
             request = self._request(state, r)
             yield f"rank {r}: crash, request on its way", dead._replace(late=dead.late | request)
         if rank.pc == "count":
             board = self._board(state, r)
-            yield f"rank {r}: repeat", self._write(state, r, board._replace(count=board.count + 1))
+            board = board._replace(count=board.count + 1, miscounted=True)
+            yield f"rank {r}: repeat", self._write(state, r, board)
         if rank.pc == "publish" and rank.attempt + 1 < self.attempts:
             yield f"rank {r}: hangs as it publishes", self._hang(state, r)
         going = rank.pc in ("publish", "report", "reports?", "judge") or rank.said == GO
@@ -155,7 +199,7 @@ class Model:
 
     def _hang(self, state: State, r: int) -> State:
         k = state.ranks[r].attempt
-        late, told = state.late | {Late("publish", k, r, GO)}, state.told | {(k, r, "late")}
+        late, told = state.late | {Late("publish", k, r, GO)}, state.told | {(k, r, "hung")}
         return self._rank(state._replace(late=late, told=told), r, Rank(k + 1))
 
     def _decline(self, state: State, r: int) -> State:
@@ -217,16 +261,22 @@ class Model:
     def _votes_wait(self, state: State, r: int, board: Board) -> Iterator[tuple[str, State]]:
         if len(board.votes) == self.world_size:
             yield "every vote is there", self._go(state, r, "decide", said=GO)
+        elif board.decision and Bug.MISSING_VOTES_ARE_AWAITED_BEHIND_A_DECISION not in self.bugs:
+            yield "a decision stands", self._go(state, r, "decide", said=NO)
 
     def _decide(self, state: State, r: int, board: Board) -> Iterator[tuple[str, State]]:
         rank = state.ranks[r]
         value = NO if rank.own else rank.said
         board = self._put(board, "decision", r, value)
+        state = self._write(state, r, board)
+        if (
+            value == GO != board.decision
+            and Bug.RANK_0_OBEYS_A_DECISION_WITHOUT_A_VERDICT in self.bugs
+        ):
+            yield "obeys", self._end(state, r, board.decision)
+            return
         after = "publish" if board.decision == GO else "verdict"
-        yield (
-            f"decide {value}",
-            self._go(self._write(state, r, board), r, after, said=board.decision),
-        )
+        yield f"decide {value}", self._go(state, r, after, said=board.decision)
 
     def _decision_wait(self, state: State, r: int, board: Board) -> Iterator[tuple[str, State]]:
         if board.decision == GO:
@@ -320,8 +370,12 @@ class Model:
         if late.key == "count":
             board = board._replace(count=board.count + 1)
         elif late.key == "abort":
-            # As two requests: the verdict follows from what the decision then is.
+            open_gate = Bug.WHO_ABORTS_LEAVES_THE_GATE_OPEN in self.bugs
+            board = board if open_gate else self._put(board, "gate", late.rank, NO)
+            state = state._replace(late=state.late | {late._replace(key="against")})
+        elif late.key == "against":
             board = self._put(board, "decision", late.rank, NO)
+            # What the decision then is, the verdict follows from.
             value = NO if board.decision == NO else (NONE if late.rank == 0 else UNSURE)
             if value:
                 follows = Late("verdict", late.attempt, late.rank, value)
@@ -360,7 +414,9 @@ class Model:
         rank, board = state.ranks[r], self._board(state, r)
         k = rank.attempt
         acks = board.acks + 1
-        board = board._replace(votes=board.votes - {r}, acks=acks)
+        # Until all are through: who gives up or aborts may do so before rank 0 and its leader look at votes.
+        left = {r} if Bug.VOTES_GO_WITH_THEIR_VOTERS in self.bugs else frozenset[int]()
+        board = board._replace(votes=board.votes - left, acks=acks)
         early = Bug.KEYS_ARE_DELETED_TOO_EARLY in self.bugs
         if acks >= self.world_size - early:
             board = Board()

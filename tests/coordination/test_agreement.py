@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 from ckpt_core.coordination import Ballot, TorchStore
+from ckpt_core.coordination.channel import Channel
+from ckpt_core.coordination.crew import Keys
 from ckpt_core.coordination.gathering import Gathering
+from ckpt_core.coordination.outcome import Cause, Outcome
 from ckpt_core.errors import CkptError, CommitError, ConfigError, CoordinationTimeout, PersistError
 from ckpt_core.types import RankInfo
 
 Make = Callable[..., Any]
 LONG_S = 50.0
+SILENT = "rank 0: it has been silent"
 
 
 def commit(store: TorchStore, step: int = 7, plan: str = "plan", **ballot: Any) -> tuple[Any, ...]:
@@ -332,6 +336,127 @@ def test_a_rank_that_has_closed_is_named_at_once(ranks: Make) -> None:
         commit(crew.stores[1])
 
 
+class Stopped:
+    """Rank 0 does not beat, so that the others hold it for dead; it lives all the same."""
+
+    def __init__(self, store: TorchStore) -> None:
+        self.heart = store._session._heart
+        self.go_on = threading.Event()
+
+    def __enter__(self) -> None:
+        def sleep(channel: Channel) -> None:
+            self.go_on.wait(LONG_S)
+
+        self.heart.do(sleep)
+
+    def __exit__(self, *error: object) -> None:
+        self.go_on.set()
+
+
+def test_rank_0_that_was_held_for_dead_hears_at_once_how_the_attempt_has_ended(ranks: Make) -> None:
+    crew = ranks(2, dead_after=1.5)
+    with Stopped(crew.stores[0]):
+        late = crew.stores[0].attempt_id(7)
+        with pytest.raises(CoordinationTimeout, match=SILENT):
+            commit(crew.stores[1])
+    began = time.monotonic()
+    with pytest.raises(CoordinationTimeout, match=SILENT):
+        crew.stores[0].agree(late, 7, Ballot("plan", None), LONG_S)
+    assert time.monotonic() - began < LONG_S / 2
+    assert crew.do(commit) == [(0, 1), ()], "the next save works"
+
+
+def test_rank_0_waits_for_no_slow_rank_where_another_has_ended_the_attempt(ranks: Make) -> None:
+    crew = ranks(3, dead_after=1.5)
+    ids = [store.attempt_id(7) for store in crew.stores]
+    crew.stores[1].agree(ids[1], 7, Ballot("plan", None), LONG_S)
+    with Stopped(crew.stores[0]), pytest.raises(CoordinationTimeout, match=SILENT):
+        crew.stores[1].settle(ids[1], 7, None, LONG_S)
+    began = time.monotonic()
+    with pytest.raises(CoordinationTimeout, match=SILENT):
+        crew.stores[0].agree(ids[0], 7, Ballot("plan", None), LONG_S)
+    assert time.monotonic() - began < LONG_S / 2
+    crew.stores[2].agree(ids[2], 7, Ballot("plan", None), LONG_S)
+    with pytest.raises(CoordinationTimeout, match=SILENT):
+        crew.stores[2].settle(ids[2], 7, None, LONG_S)
+
+
+def test_a_rank_that_skipped_a_step_ends_no_later_save_of_rank_0_by_the_deadline_alone(
+    ranks: Make,
+) -> None:
+    crew = ranks(2, dead_after=1.5)
+    found = crew.do(lambda store: commit(store, 11 + store.info.rank))
+    assert all(isinstance(error, CommitError) for error in found)
+    began = time.monotonic()
+    with pytest.raises(CommitError, match="step 12"):
+        commit(crew.stores[0], 12)
+    assert time.monotonic() - began < LONG_S / 2
+
+
+@pytest.mark.parametrize("nodes", ["aa", "baa"])
+def test_a_member_that_gives_up_after_its_vote_keeps_nobody_from_publishing(
+    ranks: Make, nodes: str
+) -> None:
+    crew = ranks(nodes=nodes)
+    member, ids = len(nodes) - 1, [store.attempt_id(7) for store in crew.stores]
+    crew.stores[member].agree(ids[member], 7, Ballot("plan", member), LONG_S)
+    # The gate is ready when it leaves, and nobody has looked at the votes.
+    channel = crew.stores[0]._session._channel(LONG_S)
+    keys = crew.stores[member]._session._live[ids[member]].attempt.keys
+    channel.put_first(keys.gate, Outcome().encode())
+    crew.stores[member].decline(ids[member], 7, RuntimeError("it leaves"))
+    no_decline_is_under_way(crew.stores[member])
+
+    def save(store: TorchStore) -> object:
+        rank = store.info.rank
+        if rank == member:
+            return None
+        data = store.agree(ids[rank], 7, Ballot("plan", rank), LONG_S)
+        store.settle(ids[rank], 7, None, LONG_S)
+        return data
+
+    began = time.monotonic()
+    assert crew.do(save)[:-1] == ([(0, 1)] if nodes == "aa" else [(0,), (1, 2)])
+    assert time.monotonic() - began < LONG_S / 2
+
+
+def test_rank_0_that_finds_a_decision_writes_the_verdict_that_its_author_could_not(
+    ranks: Make,
+) -> None:
+    crew = ranks(2)
+    ids = [store.attempt_id(7) for store in crew.stores]
+    crew.stores[1].agree(ids[1], 7, Ballot("plan", None), LONG_S)
+    keys = crew.stores[1]._session._live[ids[1]].attempt.keys
+    channel = crew.stores[1]._session._channel(LONG_S)
+    no = Outcome({0: Cause.lost("it was held for dead")}).encode()
+    channel.put_first(keys.decision, no)
+    began = time.monotonic()
+    with pytest.raises(CoordinationTimeout, match="it was held for dead"):
+        crew.stores[0].agree(ids[0], 7, Ballot("plan", None), LONG_S)
+    with pytest.raises(CoordinationTimeout, match="it was held for dead"):
+        crew.stores[1].settle(ids[1], 7, None, LONG_S)
+    assert time.monotonic() - began < LONG_S / 2
+
+
+@pytest.mark.parametrize("why", ["a decision stands", "it has closed"])
+def test_a_vote_that_was_counted_and_never_comes_is_not_awaited_by_the_deadline_alone(
+    ranks: Make, why: str
+) -> None:
+    crew = ranks(2, dead_after=1.5)
+    attempt = crew.stores[0].attempt_id(7)
+    channel = crew.stores[1]._session._channel(LONG_S)
+    keys = Keys(crew.stores[0]._session._crew, attempt)
+    channel.count(keys.count)
+    if why == "it has closed":
+        crew.stores[1].close()
+    else:
+        channel.put_first(keys.decision, Outcome({1: Cause.lost(why)}).encode())
+    began = time.monotonic()
+    with pytest.raises(CoordinationTimeout, match=f"rank 1: {why}"):
+        crew.stores[0].agree(attempt, 7, Ballot("plan", None), LONG_S)
+    assert time.monotonic() - began < LONG_S / 2
+
+
 def test_rank_0_closing_ends_what_the_others_wait_for(ranks: Make) -> None:
     crew = ranks(3, dead_after=5.0)
     crew.stores[0].close()
@@ -434,6 +559,19 @@ def test_where_rank_0_has_given_a_rank_up_and_says_no_more_that_rank_is_named(
     found = crew.do(lambda store: store.info.rank == 1 or store.gather("steps", 1, 3.0))
     assert given_up.is_set() and isinstance(found[0], KeyboardInterrupt)
     assert isinstance(found[2], CoordinationTimeout) and found[2].rank == 1
+
+
+def test_rank_0_does_not_wait_for_a_value_where_another_rank_has_ended_the_exchange(
+    ranks: Make,
+) -> None:
+    crew = ranks(3, dead_after=1.5)
+    with Stopped(crew.stores[0]), pytest.raises(CoordinationTimeout, match=SILENT):
+        crew.stores[1].gather("steps", 1, LONG_S)
+    began = time.monotonic()
+    for rank in (0, 2):
+        with pytest.raises(CoordinationTimeout, match=SILENT):
+            crew.stores[rank].gather("steps", 1, LONG_S)
+    assert time.monotonic() - began < LONG_S / 2
 
 
 def test_five_hundred_attempts_leave_nothing_in_the_store(ranks: Make) -> None:

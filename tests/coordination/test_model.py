@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from tests.coordination.model import GO, NO, Bug, Model, State
+from tests.coordination.model import GO, NO, Bug, InVain, Model, State
 
 SHARED = Model(groups=((0, 1, 2),))
 NODES = Model(groups=((0, 1), (2,)))
@@ -28,11 +28,14 @@ def check_all(model: Model) -> int:
         state = queue.popleft()
         ends = True
         problem = broken(model, state)
-        for name, after in () if problem else model.moves(state):
-            ends = ends and after == state
-            if after not in came_from:
-                came_from[after] = (name, state)
-                queue.append(after)
+        try:
+            for name, after in () if problem else model.moves(state):
+                ends = ends and after == state
+                if after not in came_from:
+                    came_from[after] = (name, state)
+                    queue.append(after)
+        except InVain as exc:
+            problem = str(exc)
         if problem is None and ends:
             problem = unfinished(model, state)
         if problem is not None:
