@@ -162,7 +162,7 @@ class GroupStore:
 
     Attributes:
         store: as the group has it.
-        name: of the group.
+        name: of the group, and its first rank: no other group of the job has both.
         tcp: the TCPStore at the bottom; None if it is another kind.
     """
 
@@ -195,7 +195,9 @@ class GroupStore:
         while hasattr(bottom, "underlying_store"):
             bottom = bottom.underlying_store
         tcp = bottom if type(bottom).__name__ == "TCPStore" else None
-        return cls(found[1], world.pg_names[wanted], tcp)
+        # Danger: below groups that were split alike, torch gives others' groups the same names.
+        name = f"{world.pg_names[wanted]}/{dist.get_process_group_ranks(wanted)[0]}"
+        return cls(found[1], name, tcp)
 
     def exchange(self, text: str | None) -> str:
         """`text` of rank 0, on every rank, through the group's store.
@@ -205,7 +207,7 @@ class GroupStore:
         """
         import torch.distributed as dist
 
-        key = f"ckpt_core/address/{nth('group', self.name, dist.get_rank())}"
+        key = f"ckpt_core/address/{self.name}/{nth('group', self.name, dist.get_rank())}"
         try:
             if text is not None:
                 self.store.set(key, text)

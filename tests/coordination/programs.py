@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.coordination import Ballot, StoreOptions, TorchStore
+from ckpt_core.coordination.bootstrap import GroupStore
 from tests.coordination.crew import TIMEOUT_S, Seat
 
 OPTIONS = StoreOptions(timeout=TIMEOUT_S)
@@ -90,6 +91,26 @@ def by_group(seat: Seat) -> list[Any]:
         return found
     dist.destroy_process_group()
     return three_commits(store)
+
+
+def name_of_half(seat: Seat) -> str:
+    """Under which half of the ranks would meet, where both halves were given one name: torch counts anew below
+    each group that is split.
+    """
+    import torch.distributed as dist
+
+    init = f"tcp://{seat.host}:{seat.port}"
+    timeout = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group(
+        "gloo", init_method=init, rank=seat.rank, world_size=seat.world_size, timeout=timeout
+    )
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = halves[seat.rank // 2]
+    dist.distributed_c10d._world.pg_names[mine] = "half"
+    name = GroupStore.of(mine).name
+    dist.barrier()
+    dist.destroy_process_group()
+    return name
 
 
 def by_file_exchange(seat: Seat) -> list[Any]:

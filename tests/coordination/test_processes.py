@@ -106,6 +106,13 @@ def test_the_members_of_a_part_of_the_world_save_together(tmp_path: Path) -> Non
     assert found[1:] == committed(2)
 
 
+def test_groups_to_which_torch_has_given_one_name_do_not_meet(tmp_path: Path) -> None:
+    said = run(programs.name_of_half, seats(tmp_path, 4))
+    names = [one.value for one in said if one is not None and one.ok]
+    assert len(names) == 4, said
+    assert names[0] == names[1] != names[2] == names[3]
+
+
 def test_torchrun_starts_ranks_that_meet(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
