@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 from ckpt_core.coordination import Ballot, StoreOptions, TorchStore
 from ckpt_core.coordination.bootstrap import GroupStore
+from ckpt_core.errors import CoordinationTimeout
 from tests.coordination.crew import TIMEOUT_S, Seat
 
 OPTIONS = StoreOptions(timeout=TIMEOUT_S)
@@ -94,7 +96,7 @@ def by_group(seat: Seat) -> list[Any]:
 
 
 def name_of_half(seat: Seat) -> str:
-    """Under which half of the ranks would meet, where both halves were given one name: torch counts anew below
+    """Under which half of the ranks would meet where both halves have one name: torch counts anew below
     each group that is split.
     """
     import torch.distributed as dist
@@ -177,6 +179,21 @@ def commit_until_told(seat: Seat) -> Any:
     while not (Path(seat.folder) / "stopped").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     return commit(store, 2, seat.extra["timeout_s"])
+
+
+def commit_behind_a_stop(seat: Seat) -> Any:
+    """Rank 0 is stopped before its vote until rank 1 has ended the attempt without it; how long it took."""
+    store = seat.join()
+    commit(store, 1)
+    if seat.rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        commit(store, 2)
+    except CoordinationTimeout as exc:
+        return time.monotonic() - began, str(exc)
+    finally:
+        seat.leave_file(f"ended-{seat.rank}")
 
 
 if __name__ == "__main__":

@@ -191,6 +191,23 @@ def test_a_rank_0_that_is_stopped_holds_nobody_beyond_the_deadline(
     assert "rank 0" in said.text
 
 
+def test_a_rank_0_that_was_stopped_hears_at_once_how_the_attempt_has_ended(tmp_path: Path) -> None:
+    agent = serve("127.0.0.1", 0)
+    found = [
+        replace(seat, port=agent.port, hosted=False, dead_after=2.0) for seat in seats(tmp_path, 2)
+    ]
+    with Crew(programs.commit_behind_a_stop, found) as crew:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (tmp_path / "ended-1").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        crew.signal(0, signal.SIGCONT)
+        said = [one.value for one in crew.said() if one is not None and one.ok]
+    assert len(said) == 2
+    assert said[0][0] < TIMEOUT_S / 2
+    assert said[0][1] == said[1][1]
+    assert "rank 0: it has been silent" in said[0][1]
+
+
 SLOW = """
 import time
 from ckpt_core.coordination import client
