@@ -61,7 +61,7 @@ def flatten(
     try:
         return _flatten(state, eager_leaf_bytes, staged, memo or SpecMemo())
     except RuntimeError as exc:
-        if torch._C._functorch.peek_interpreter_stack() is None:
+        if not _is_in_function():
             raise
         raise ConfigError(
             "inside torch.func (vmap, grad, ...) tensors have no bytes: save where the function is called"
@@ -127,6 +127,8 @@ def _leaves_of(walker: Walker, refs: RefTable, staged: Sequence[Leaf]) -> _Found
     try:
         shared = find_shared(walker.tensors, shown_staged)
     except NotImplementedError as exc:
+        if _is_in_function():
+            raise
         raise _without_storage(walker) from exc
     _refuse(first_cut(walker.tensors, shared), walker.names, walker.tensors)
     if not shared:
@@ -152,6 +154,10 @@ def _eager(found: _Found, forced: Iterable[int], eager_leaf_bytes: int) -> list[
 def _are_those(tensors: Iterable[Tensor], found: Sequence[Tensor], firsts: Sequence[int]) -> bool:
     """Whether no view was made for a leaf."""
     return all(map(is_, tensors, map(found.__getitem__, firsts)))
+
+
+def _is_in_function() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _without_storage(walker: Walker) -> ConfigError:
