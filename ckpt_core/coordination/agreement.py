@@ -94,11 +94,24 @@ class Coordination(Protocol):
         """Give every rank the value of every rank, in rank order.
 
         Called by every rank the same number of times for a topic, on the training thread, when a
-        Checkpointer is made and in `restore`; never during training.
+        Checkpointer is made and in `restore`; never during training. Under a topic that ends in a slash and
+        a `call_id`, by every rank the same number of times in that call.
 
         Raises:
             CoordinationTimeout: a rank did not call it in time, or is dead; names the ranks.
             CommitError: the ranks cannot reach each other.
+        """
+
+    def call_id(self) -> str:
+        """The same on every rank, and new, for each thing that they do in several gathers together.
+
+        Called on every rank's training thread as it begins; does not communicate.
+        """
+
+    def leave(self, call: str, mine: Json, others: Json) -> None:
+        """Take part in no more gathers of a call, nor in the one that was interrupted: the other ranks get
+        `mine` as this rank's value there and `others` as everyone else's, or in the next one if that one is
+        done, and raise. Returns at once; never raises.
         """
 
     def attempt_id(self, step: int) -> str:
@@ -165,6 +178,13 @@ class NoCoordination:
     def gather(self, topic: str, value: Json, timeout_s: float) -> tuple[Json, ...]:
         """The value itself; see `Coordination.gather`."""
         return (value,)
+
+    def call_id(self) -> str:
+        """Nobody asks; see `Coordination.call_id`."""
+        return ""
+
+    def leave(self, call: str, mine: Json, others: Json) -> None:
+        """Nobody waits; see `Coordination.leave`."""
 
     def attempt_id(self, step: int) -> str:
         """A random one; see `Coordination.attempt_id`."""

@@ -1,18 +1,20 @@
 """Every rank gets the values of all: rank 0 collects them and writes them down as one.
 
 Keys: value/<r> by rank r, or by rank 0 for a rank that is lost; all by rank 0, or by whoever holds rank 0 for
-dead or has waited in vain; acks by everybody, of whom the last deletes the keys.
+dead, has waited in vain or leaves; acks by everybody, of whom the last deletes the keys.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from ckpt_core.coordination.agreement import Json
 from ckpt_core.coordination.channel import Channel
 from ckpt_core.coordination.crew import Crew
 from ckpt_core.errors import CommitError, CoordinationTimeout
+from ckpt_core.system.threads import own_lock
 
 _LATE = "it has not called gather in time"
 
@@ -22,14 +24,20 @@ class Gathering:
 
     Args:
         crew: the ranks.
-        topic: what for; what follows a slash tells calls apart, and is not for people.
-        number: how many calls for this topic came before, on every rank.
+        topic: what for; of one with a slash, what follows is the call that it is in (see `call_id`), and not
+            for people.
+        number: how many came before in this call, or for this topic, on every rank.
+
+    Attributes:
+        answered: this rank knows what all have.
     """
 
     def __init__(self, crew: Crew, topic: str, number: int) -> None:
         self._crew = crew
         self._topic = topic.partition("/")[0]
-        base = f"{crew.prefix}/gather/{number}/{topic}"
+        self.number = number
+        self.answered = self._acknowledged = False
+        base = f"{crew.prefix}/gather/{number}/{call_of(topic)}"
         self._values = [f"{base}/value/{rank}" for rank in range(crew.info.world_size)]
         self._all = f"{base}/all"
         self._acks = f"{base}/acks"
@@ -39,12 +47,34 @@ class Gathering:
         own = {self._values[self._crew.info.rank]: json.dumps({"value": value})}
         leads = self._crew.info.rank == 0
         text = self._collect(channel, own) if leads else self._await_all(channel, own)
-        if channel.count(self._acks) >= self._crew.info.world_size:
-            channel.delete([*self._values, self._all, self._acks])
+        # Order matters: known before it is acknowledged, and all keys may go.
+        self.answered = True
+        self._acknowledge(channel)
         answer: Any = json.loads(text)
         if answer["lost"]:
             raise self._error({int(rank): why for rank, why in answer["lost"].items()})
         return tuple(answer["values"])
+
+    def leave(self, channel: Channel, mine: Json, others: Json) -> bool:
+        """This rank takes part no more: all get `mine` from it and `others` from the rest, for which nobody
+        waits. False: they have the values of all already.
+        """
+        rank, count = self._crew.info.rank, self._crew.info.world_size
+        values = [mine if one == rank else others for one in range(count)]
+        ended = json.dumps({"lost": {}, "values": values, "left": True})
+        answer: Any = json.loads(channel.put_first(self._all, ended))
+        # Rank 0 waits for it, before it looks at what stands.
+        channel.put_first(self._values[rank], json.dumps({"value": mine}))
+        self._acknowledge(channel)
+        return bool(answer["lost"] or "left" in answer)
+
+    def _acknowledge(self, channel: Channel) -> None:
+        if self._acknowledged:
+            return
+        # Order matters: once too often would take the keys from a rank that has not read them.
+        self._acknowledged = True
+        if channel.count(self._acks) >= self._crew.info.world_size:
+            channel.delete([*self._values, self._all, self._acks])
 
     def reap(self, channel: Channel) -> None:
         """Rank 0, long after: delete what a rank that died has left."""
@@ -118,6 +148,50 @@ class Gathering:
             "that died or hangs; raise `timeout` if all are merely slow",
             rank=min(lost),
         )
+
+
+class Gatherings:
+    """Every gather that this rank has begun, by call or topic."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._lock = own_lock()
+        self._calls = 0
+        self._last: dict[str, Gathering] = {}
+
+    def call_id(self) -> str:
+        """See Coordination."""
+        number = self._calls + 1
+        # Order matters: no interrupt comes between the two, as in `Session.attempt_id`.
+        self._calls = number
+        return f"{number}"
+
+    def begin(self, topic: str) -> Gathering:
+        """The next one."""
+        with self._lock:
+            # One assignment: interrupted before it, none was begun.
+            self._last[call_of(topic)] = gathering = self._next(topic)
+        return gathering
+
+    def leave(self, channel: Channel, call: str, mine: Json, others: Json) -> Iterator[Gathering]:
+        """End the one that is under way in a call, or else the next one; those that were asked."""
+        last = self._last.get(call)
+        if last is not None and not last.answered:
+            yield last
+            if last.leave(channel, mine, others):
+                return
+        following = self._next(call)
+        yield following
+        following.leave(channel, mine, others)
+
+    def _next(self, topic: str) -> Gathering:
+        last = self._last.get(call_of(topic))
+        return Gathering(self._crew, topic, 0 if last is None else last.number + 1)
+
+
+def call_of(topic: str) -> str:
+    """What gathers are counted by."""
+    return topic.partition("/")[2] or topic
 
 
 def _lost(texts: list[str]) -> dict[int, str]:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from ckpt_core.coordination.begun import Begun
 from ckpt_core.coordination.channel import Channel
 from ckpt_core.coordination.client import Clients, StoreGone
 from ckpt_core.coordination.crew import Crew
-from ckpt_core.coordination.gathering import Gathering
+from ckpt_core.coordination.gathering import Gathering, Gatherings
 from ckpt_core.coordination.heartbeat import Heartbeat, Liveness
 from ckpt_core.coordination.meeting import Run
 from ckpt_core.coordination.options import StoreOptions
@@ -76,7 +76,7 @@ class Session:
         self._ended: OrderedDict[str, Words | None] = OrderedDict()
         self._times: OrderedDict[int, int] = OrderedDict()
         self._word = ""
-        self._gathered: Counter[str] = Counter()
+        self._gatherings = Gatherings(self._crew)
         self._unreaped: deque[Attempt | Gathering] = deque()
         self._heart = Heartbeat(
             lambda: self._channel(options.beat_s),
@@ -95,16 +95,27 @@ class Session:
         text = json.dumps(
             value
         )  # a value that is no JSON fails here, on this rank, before anything
-        with self._lock:
-            number = self._gathered[topic]
-            self._gathered[topic] += 1
-        gathering = Gathering(self._crew, topic, number)
+        gathering = self._gatherings.begin(topic)
         channel = self._channel(timeout_s)
         with self._exchanging(topic):
             try:
                 return gathering.run(channel, json.loads(text))
             finally:
                 self._reap_later(gathering, channel)
+
+    def call_id(self) -> str:
+        """See Coordination."""
+        return self._gatherings.call_id()
+
+    def leave(self, call: str, mine: Json, others: Json) -> None:
+        """See Coordination."""
+
+        def tell(channel: Channel) -> None:
+            for gathering in self._gatherings.leave(channel, call, mine, others):
+                self._reap_later(gathering, channel)
+
+        if os.getpid() == self._pid:
+            self._heart.do(tell)
 
     def tell_once(self, topic: str, value: Json, timeout_s: float) -> Json:
         """See TorchStore."""

@@ -215,6 +215,14 @@ class TorchStore:
         """See Coordination."""
         return self._session.gather(topic, value, timeout_s)
 
+    def call_id(self) -> str:
+        """See Coordination."""
+        return self._session.call_id()
+
+    def leave(self, call: str, mine: Json, others: Json) -> None:
+        """See Coordination."""
+        self._session.leave(call, mine, others)
+
     def attempt_id(self, step: int) -> str:
         """See Coordination."""
         return self._session.attempt_id(step)

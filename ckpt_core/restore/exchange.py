@@ -1,7 +1,8 @@
 """The ranks of a restore do the same things at the same time, also when one of them fails.
 
 Every exchange is one gather under a name, made by every rank on every path: a rank whose part fails takes
-part with its error instead, so nobody waits for it. What each rank concludes is a function of the answers of
+part with its error instead, so nobody waits for it; one that is interrupted anywhere leaves, and the others
+have its interrupt for an error. What each rank concludes is a function of the answers of
 all, which are the same everywhere; so all of them go on, go back or raise together.
 
 States of a restore:  listing --ranks of one root see different steps--> listing again, once
@@ -79,20 +80,35 @@ class Together:
         self.info = coordination.info
         self._coordination = coordination
         self._call = ""
+        self._told: BaseException | None = None
         self._root = root
         self._timeout_s = timeout_s + min(timeout_s, _MARGIN_S)
 
-    def begin(self) -> None:
-        """The next exchange is the first one of a call of `restore`."""
-        self._call = ""
+    def call(self, action: Callable[[], _Result]) -> _Result:
+        """What `action` returns, which is a call of `restore`: all exchanges are made within.
+
+        What it raises without the others' knowing, such as an interrupt, they get at once as an error.
+        """
+        self._call = self._coordination.call_id()
+        try:
+            return action()
+        except BaseException as exc:
+            try:
+                self._leave(exc)
+            finally:
+                self._leave(exc)  # the first may have been interrupted
+            raise
+
+    def _leave(self, error: BaseException) -> None:
+        # An error of ours has been told, or is what all ranks have concluded.
+        if self._call and not isinstance(error, CkptError) and error is not self._told:
+            text = f"its restore was cut short: {_text(error)}"
+            others = [Kind.OK, "", None]
+            self._coordination.leave(self._call, [Kind.FATAL, text, None], others)
+            self._call = ""
 
     def met(self, word: str) -> None:
-        """Go on with a word of rank 0 for this call, behind every topic but the first.
-
-        A rank that an interrupt, or an error of its own, has kept from an exchange or a save of before counts
-        as the others do again.
-        """
-        self._call = word
+        """Take a word of rank 0: a rank that was kept from a save of before counts as the others do again."""
         self._coordination.count_anew(word)
 
     def exchange(
@@ -123,12 +139,11 @@ class Together:
         except Exception as exc:  # the others must learn of it before it goes on from here
             error = exc
         row = [kind_of(error), "" if error is None else _text(error), data]
-        topic = f"{topic}/{self._call}" if self._call else topic
-        rows = self._gather(topic, row, error, timeout_s or self._timeout_s)
+        rows = self._gather(f"{topic}/{self._call}", row, error, timeout_s or self._timeout_s)
         answers = tuple(
             [Answer(rank, Kind(kind), text, data) for rank, (kind, text, data) in enumerate(rows)]
         )
-        exchange = Exchange(answers, result, error)
+        exchange, self._told = Exchange(answers, result, error), error
         fatal = exchange.first(Kind.FATAL)
         if fatal is not None:
             if error is not None and kind_of(error) is Kind.FATAL:
@@ -161,5 +176,7 @@ def kind_of(error: Exception | None) -> Kind:
     return Kind.REFUSED if isinstance(error, ReadRefused | NotBrought) else Kind.FATAL
 
 
-def _text(error: Exception) -> str:
-    return str(error) if isinstance(error, CkptError) else f"{type(error).__name__}: {error}"
+def _text(error: BaseException) -> str:
+    if isinstance(error, CkptError):
+        return str(error)
+    return f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -125,7 +125,7 @@ class Restorer:
         request = request or RestoreRequest()
         search = Search(state, request.trusted, request.part)
         try:
-            return self._search(search, request)
+            return self._together.call(lambda: self._search(search, request))
         except Exception as exc:
             if search.touched:
                 tell_touched(exc)
@@ -183,7 +183,6 @@ class Restorer:
             word = secrets.token_hex(4)
             return None, [replace(found, away=away).to_json(), trail.asked, trail.strict, word]
 
-        self._together.begin()
         exchange = self._together.exchange("restore.steps", look)
         self._raise_if_bad(None, exchange, *_BAD)
         rows = [answer.data for answer in exchange.answers]

@@ -107,17 +107,23 @@ def look_together(
 
     Raises:
         CkptError: what `look` raised on this rank.
-        CommitError: what it raised on another one.
+        CommitError: what it raised on another one, an interrupt too.
         CoordinationTimeout: a rank did not come.
     """
     mine: Json = None
     error: CkptError | None = None
+    call = coordination.call_id()
     try:
         mine = look()
     except CkptError as exc:
         error = exc
+    except BaseException as exc:
+        coordination.leave(
+            call, [f"{type(exc).__name__}: {exc}".removesuffix(": "), None], [None] * 2
+        )
+        raise
     text = None if error is None else f"{type(error).__name__}: {error}"
-    told = coordination.gather(topic, [text, mine], timeout_s)
+    told = coordination.gather(f"{topic}/{call}", [text, mine], timeout_s)
     if error is not None:
         raise error
     failures = {rank: CkptError(said, rank=rank) for rank, (said, _) in enumerate(told) if said}

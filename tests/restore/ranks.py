@@ -188,6 +188,7 @@ class Crew:
         self.world = world
         self.nodes = [list(range(world))] if nodes is None else nodes
         self.calls: list[Counter[str]] = [Counter() for _ in range(world)]
+        self.drawn = [0] * world
         self._changed = threading.Condition()
         self._said: dict[tuple[str, int], dict[int, Any]] = {}
 
@@ -218,6 +219,13 @@ class CrewMember:
 
     def gather(self, topic: str, value: Any, timeout_s: float) -> tuple[Any, ...]:
         return self.crew.gather(self.info.rank, topic, value, timeout_s)
+
+    def call_id(self) -> str:
+        self.crew.drawn[self.info.rank] += 1
+        return str(self.crew.drawn[self.info.rank])
+
+    def leave(self, call: str, mine: Any, others: Any) -> None:
+        """Who raises has told, or all do."""
 
     def count_anew(self, word: str) -> None:
         """Nobody saves here."""
