@@ -161,17 +161,20 @@ class Gatherings:
 
     def call_id(self) -> str:
         """See Coordination."""
-        number = self._calls + 1
-        # Order matters: no interrupt comes between the two, as in `Session.attempt_id`.
-        self._calls = number
-        return f"{number}"
+        # Not counted here: an interrupt may come before the caller has it.
+        return str(self._calls + 1)
 
     def begin(self, topic: str) -> Gathering:
         """The next one."""
         with self._lock:
             # One assignment: interrupted before it, none was begun.
             self._last[call_of(topic)] = gathering = self._next(topic)
+            self.begun(call_of(topic))
         return gathering
+
+    def begun(self, call: str) -> None:
+        """Count a call, once; the next one has another id."""
+        self._calls = max(self._calls, int(call) if call.isdecimal() else 0)
 
     def leave(self, channel: Channel, call: str, mine: Json, others: Json) -> Iterator[Gathering]:
         """End the one that is under way in a call, or else the next one; those that were asked."""

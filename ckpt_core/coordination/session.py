@@ -115,6 +115,7 @@ class Session:
                 self._reap_later(gathering, channel)
 
         if os.getpid() == self._pid:
+            self._gatherings.begun(call)
             self._heart.do(tell)
 
     def tell_once(self, topic: str, value: Json, timeout_s: float) -> Json:

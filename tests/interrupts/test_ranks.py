@@ -32,5 +32,5 @@ def test_both_ranks_restore_again_after_one_was_interrupted_at_any_line(
         )
     found = all_well(outcomes)
     assert any(found[struck]["where"])
-    assert [one["odd"] for one in found] == [0, 0]
+    assert [one["odd"] for one in found] == [[], []]
     assert found[1 - struck]["told"] > 0
