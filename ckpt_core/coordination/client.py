@@ -11,7 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from ckpt_core.coordination.address import Address
 from ckpt_core.coordination.line import cut, open_sockets, opened_since
 from ckpt_core.errors import PersistError
+from ckpt_core.system.interrupts import putting_back
 from ckpt_core.system.threads import Monitor, Worker, at_exit, join_all, own_lock
 
 Store = Any
@@ -87,6 +88,7 @@ class Connection:
     def __init__(self, address: Address, timeout_s: float) -> None:
         self._address = address
         self._timeout_s = timeout_s
+        self.opening_s = _OPENING_S
         self._jobs: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]] | None]
         self._jobs = queue.SimpleQueue()
         self.idle_since = time.monotonic()
@@ -139,7 +141,7 @@ class Connection:
         socket.create_connection((host, port), timeout=_PROBE_S).close()
         with _OPENING:
             before = open_sockets()
-            store = open_store(host, port, _OPENING_S)
+            store = open_store(host, port, self.opening_s)
             self.line = opened_since(before, port)
         store.set_timeout(timedelta(seconds=self._timeout_s))
         return store
@@ -160,7 +162,7 @@ class Clients:
         self.address = address
         self.patience_s = patience_s
         self._changed = Monitor()
-        self._calling = 0
+        self._calling: set[object] = set()
         self._idle: deque[Connection] = deque()
         self._opening: deque[Connection] = deque()
         self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -179,17 +181,21 @@ class Clients:
             StoreGone: no answer within `limit_s` (at most `patience_s`), or the connection broke.
         """
         limit_s = self.patience_s if limit_s is None else min(limit_s, self.patience_s)
-        connection = self._take_for_call(limit_s)
-        try:
-            if connection.client is None:
-                limit_s = max(limit_s, _NEW_S)
-            result = self._answer(connection, connection.start(action), limit_s)
+        caller = object()
+
+        def answer() -> _Result:
+            connection = self._take_for_call(limit_s, caller)
+            least_s = _NEW_S if connection.client is None else 0.0
+            result = self._answer(connection, connection.start(action), max(limit_s, least_s))
             self._give_back(connection)
-        finally:
+            return result
+
+        def end() -> None:
             with self._changed.lock:
-                self._calling -= 1
+                self._calling.discard(caller)
                 self._changed.notify_all()
-        return result
+
+        return putting_back(answer, end)
 
     def wait(
         self,
@@ -232,28 +238,33 @@ class Clients:
         self._give_back(connection)
         return result
 
-    def warm(self, count: int) -> Callable[[], None]:
+    def warm(self, count: int, deadline: float) -> Callable[[], None]:
         """Open connections ahead, so that the first requests are not slower than the later ones.
+
+        Args:
+            deadline: in seconds of `time.monotonic`; a store that refuses is not tried for longer.
 
         Returns:
             When one is open: what waits for the others, of which requests take the one or the other before.
+            One that cannot be opened is nobody's error: nobody may need it.
 
         Raises:
             StoreGone: see `call`; but one that merely takes long to open is waited for.
         """
+        limit_s = min(_OPENING_S, max(deadline - time.monotonic(), _BRIEF_S))
+        until = time.monotonic() + limit_s
         with self._changed.lock:
-            first, *others = [self._new() for _ in range(count)]
+            first, *others = [self._new(limit_s) for _ in range(count)]
             self._opening.extend(others)
         opening = first.start(lambda client: None)
         rest = [(connection, connection.start(lambda client: None)) for connection in others]
         for connection, future in rest:
             future.add_done_callback(partial(self._opened, connection))
-        self._answer(first, opening, _OPENING_S)
+        self._answer(first, opening, limit_s)
         self._give_back(first)
 
         def await_others() -> None:
-            for connection, future in rest:
-                self._answer(connection, future, _OPENING_S)
+            wait([future for _, future in rest], max(until - time.monotonic(), 0.0))
 
         return await_others
 
@@ -288,7 +299,7 @@ class Clients:
                 # One reference that nobody gives back: destroying a store joins threads.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
-    def _take_for_call(self, limit_s: float) -> Connection:
+    def _take_for_call(self, limit_s: float, caller: object) -> Connection:
         """One that is free, or soon will be: other calls are short."""
         taken: list[Connection] = []
 
@@ -297,7 +308,7 @@ class Clients:
             if connection is None and self._calling:
                 return False
             taken.append(connection or self._new())
-            self._calling += 1
+            self._calling.add(caller)
             return True
 
         if not self._changed.wait_for(take, deadline=time.monotonic() + limit_s):
@@ -307,7 +318,7 @@ class Clients:
     def _take_for_wait(self) -> Connection:
         """One that is free or being opened; but the last one stays for calls, which waits may depend on."""
         with self._changed.lock:
-            spare = len(self._idle) + self._calling > 1
+            spare = len(self._idle) + len(self._calling) > 1
             found = self._oldest_idle() if spare else None
             if found is None and self._opening:
                 found = self._opening.popleft()
@@ -323,12 +334,13 @@ class Clients:
             connection.end()
         return None
 
-    def _new(self) -> Connection:
+    def _new(self, opening_s: float = _OPENING_S) -> Connection:
         self._check_usable()
         try:
             connection = Connection(self.address, self.patience_s)
         except PersistError as exc:  # no more threads, at this moment
             raise StoreGone(f"the store at {self.address} cannot be asked: {exc}") from exc
+        connection.opening_s = min(opening_s, self.patience_s)
         self._all.add(connection)
         return connection
 

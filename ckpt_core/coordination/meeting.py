@@ -1,7 +1,7 @@
 """How the ranks of one run find each other in a store that may hold keys of an earlier run.
 
     rank r:  join/<r> = its nonce -> waits for welcome/<nonce> -> beats, in/<r> = nonce -> waits for open
-             -> read/<r>
+             -> its connections are open -> read/<r>
     rank 0:  reads all joins, welcomes each nonce with the run's id -> waits for every in/<r> -> open
              -> waits a little for every read/<r>: it may keep the store, and close at once
 
@@ -15,7 +15,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,11 @@ class Seat:
     dead_after_s: float
 
 
-def meet(channel: Channel, base: str, seat: Seat) -> Run:
+def meet(channel: Channel, base: str, seat: Seat, await_ready: Callable[[], None]) -> Run:
     """Return once every rank is here; the channel's deadline is how long to wait for them.
+
+    Args:
+        await_ready: returns once this rank needs nothing more of the store to begin with.
 
     Raises:
         ConfigError: the ranks were given different world sizes, or only some of them a node.
@@ -76,13 +79,17 @@ def meet(channel: Channel, base: str, seat: Seat) -> Run:
         StoreGone: see Channel.
     """
     if seat.rank == 0:
-        return _Host(channel, base, seat).run()
+        run = _Host(channel, base, seat).run()
+        await_ready()
+        return run
     nonce = secrets.token_hex(8)
     join = {f"{base}/join/{seat.rank}": _join(nonce, seat)}
     prefix = _awaited(channel, f"{base}/welcome/{nonce}", put=join)
     # In this order: who has come in has a beat.
     come = {f"{prefix}/beat/{seat.rank}": "0", f"{prefix}/in/{seat.rank}": nonce}
     answer: Any = json.loads(_awaited(channel, f"{prefix}/open", put=come))
+    # Order matters: upon `read` the store may go with rank 0, and torch tries one that has gone for a minute.
+    await_ready()
     channel.put(f"{prefix}/read/{seat.rank}", nonce)
     if answer["error"]:
         raise ConfigError(answer["error"])

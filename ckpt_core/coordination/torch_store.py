@@ -73,7 +73,7 @@ class TorchStore:
         try:
             self._session = _joined(host, port, seat, options)
         except StoreGone as exc:
-            raise CommitError(f"rank {rank} could not connect: {exc}", rank=rank) from exc
+            raise _unconnected(rank, exc) from exc
 
     @classmethod
     def from_env(
@@ -91,6 +91,7 @@ class TorchStore:
 
         Raises:
             ConfigError: a variable is missing, or something foreign listens at MASTER_PORT.
+            CoordinationTimeout, CommitError: a rank did not come, or rank 0 came and left.
         """
         if roots not in ("shared", "node"):
             raise ConfigError(f"roots={roots!r} is unknown: use 'shared' or 'node'")
@@ -176,6 +177,9 @@ class TorchStore:
             exchange: a broadcast from rank 0, called once on every rank: rank 0 passes a line of text, the
                 others None, and all get rank 0's text. `lambda text: hvd.broadcast_object(text, 0)`.
             rank, world_size, node, options: as for TorchStore.
+
+        Raises:
+            ConfigError: rank 0 could open none; also whatever TorchStore raises.
         """
         options = options or StoreOptions()
         server: Any = None
@@ -187,7 +191,10 @@ class TorchStore:
                 line = json.dumps([host, server.port, ""])
             except StoreGone as exc:
                 line = json.dumps([host, 0, str(exc)])
-        host, port, problem = json.loads(exchange(line))
+        try:
+            host, port, problem = json.loads(exchange(line))
+        except StoreGone as exc:
+            raise _unconnected(rank, exc) from exc
         if problem:
             raise ConfigError(
                 f"rank 0: {problem}. Set StoreOptions(address=) to an address of that machine"
@@ -281,6 +288,10 @@ class TorchStore:
         self.close()
 
 
+def _unconnected(rank: int, exc: StoreGone) -> CommitError:
+    return CommitError(f"rank {rank} could not connect: {exc}", rank=rank)
+
+
 def _joined(host: str, port: int, seat: Seat, options: StoreOptions) -> Session:
     """Connect, and wait for the other ranks."""
     deadline = time.monotonic() + options.timeout_s
@@ -297,10 +308,9 @@ def _joined(host: str, port: int, seat: Seat, options: StoreOptions) -> Session:
     try:
         base = f"ckpt_core/{options.name}/{nth('run', host, port, options.name, seat.rank)}"
         channel = Channel(clients, deadline, options.beat_s)
-        await_others = clients.warm(_WARM)
-        run = meet(channel, base, seat)
         # Not later: connections are opened while nobody trains.
-        await_others()
+        await_others = clients.warm(_WARM, deadline)
+        run = meet(channel, base, seat, await_others)
         return Session(clients, run, seat.rank, options)
     except BaseException:
         clients.close()

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import socket
 import sys
 import threading
 import time
+import types
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.coordination import Ballot, StoreOptions, TorchStore
+from ckpt_core.coordination import Ballot, StoreOptions, TorchStore, client
 from ckpt_core.coordination.bootstrap import GroupStore
+from ckpt_core.coordination.channel import Channel
 from ckpt_core.errors import CoordinationTimeout
 from tests.coordination.crew import TIMEOUT_S, Seat
 
 OPTIONS = StoreOptions(timeout=TIMEOUT_S)
+SPARE, LATE_S = 3, 4.0
+WAITS = "waits"
 
 
 def commit(store: TorchStore, step: int, timeout_s: float = TIMEOUT_S) -> tuple[Any, ...]:
@@ -48,6 +54,45 @@ def _environment(seat: Seat) -> None:
 def by_environment(seat: Seat) -> list[Any]:
     _environment(seat)
     return three_commits(TorchStore.from_env(**seat.extra.get("arguments", {}), options=OPTIONS))
+
+
+def by_environment_with_a_late_connection(seat: Seat) -> str:
+    """Rank 1 is slow to open one that it does not need yet; rank 0 closes at once."""
+    _environment(seat)
+    probes, closed = itertools.count(1), Path(seat.folder) / "closed"
+
+    def probe(address: tuple[str, int], **more: Any) -> socket.socket:
+        found = socket.create_connection(address, **more)
+        deadline = time.monotonic() + LATE_S
+        late = address[1] != seat.port and next(probes) == SPARE
+        while late and not closed.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return found
+
+    if seat.rank == 1:
+        client.socket = types.SimpleNamespace(create_connection=probe)  # type: ignore[assignment]
+    TorchStore.from_env(options=OPTIONS).close()
+    seat.leave_file("closed")
+    return "met"
+
+
+def without_rank_0(seat: Seat) -> None:
+    """It keeps the store at MASTER_PORT, says nothing of ours, and goes while rank 1 waits for it."""
+    _environment(seat)
+    if seat.rank == 0:
+        kept = client.open_store(seat.host, seat.port, TIMEOUT_S, is_master=True)
+        kept.wait([WAITS], timedelta(seconds=TIMEOUT_S))
+        os._exit(0)
+    await_values = Channel.wait
+
+    def tell_then(channel: Channel, *given: Any) -> Any:
+        # The wait opens none: torch would try a store that has just gone for a minute.
+        channel._clients.warm(2, channel.deadline)()
+        channel.put(WAITS, "1")
+        return await_values(channel, *given)
+
+    Channel.wait = tell_then  # type: ignore[method-assign]
+    TorchStore.from_env(options=OPTIONS)
 
 
 def by_environment_with_a_group(seat: Seat) -> list[Any]:

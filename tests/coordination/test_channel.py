@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from ckpt_core.coordination import client
 from ckpt_core.coordination.address import Address
 from ckpt_core.coordination.channel import Channel
 from ckpt_core.coordination.client import Clients
@@ -31,7 +33,7 @@ def test_a_wait_ends_when_the_key_is_set(setter: str, libuv: bool) -> None:
     clients = Clients(Address("127.0.0.1", store.port, "this test"), patience_s=60)
     channel = Channel(clients, time.monotonic() + 60, beat_s=0.1)
     try:
-        clients.warm(3)
+        clients.warm(3, channel.deadline)
         beats: list[None] = []
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(channel.wait, ["key"], lambda: beats.append(None))
@@ -51,7 +53,7 @@ def channel() -> Iterator[Channel]:
     limit = timedelta(seconds=60)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
     clients = Clients(Address("127.0.0.1", store.port, "this test"), patience_s=60)
-    await_others = clients.warm(3)
+    await_others = clients.warm(3, time.monotonic() + 60)
     try:
         yield Channel(clients, time.monotonic() + 60, beat_s=0.1)
     finally:
@@ -86,3 +88,31 @@ def test_requests_wait_for_connections_that_are_being_opened(channel: Channel) -
         waits = [pool.submit(channel.await_values, [f"key {n}"]) for n in range(8)]
         channel.put_all({f"key {n}": str(n) for n in range(8)})
         assert [one.result(60) for one in waits] == [[str(n)] for n in range(8)]
+
+
+def test_a_connection_ahead_that_cannot_be_opened_is_nobodys_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = client.serve("127.0.0.1", 0)
+    made: list[client.Connection] = []
+
+    class Refused(client.Connection):
+        def __init__(self, address: Address, timeout_s: float) -> None:
+            super().__init__(address, timeout_s)
+            made.append(self)
+
+        def _connect(self) -> Any:
+            if self is not made[0]:
+                raise RuntimeError("Connection refused")
+            return super()._connect()
+
+    monkeypatch.setattr(client, "Connection", Refused)
+    clients = Clients(Address("127.0.0.1", server.port, "this test"), patience_s=60)
+    try:
+        clients.warm(3, time.monotonic() + 7)()
+        assert len(made) == 3 and max(one.opening_s for one in made) <= 7
+        channel = Channel(clients, time.monotonic() + 60, beat_s=0.1)
+        channel.put("key", "value")
+        assert channel.read("key") == "value"
+    finally:
+        clients.close()

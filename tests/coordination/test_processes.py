@@ -55,6 +55,19 @@ def test_the_environment_of_a_launcher_without_a_store_is_enough(tmp_path: Path)
     assert run(programs.by_environment, seats(tmp_path, 2)) == committed(2)
 
 
+def test_rank_0_may_close_while_rank_1_opens_a_connection_that_it_does_not_need(
+    tmp_path: Path,
+) -> None:
+    said = run(programs.by_environment_with_a_late_connection, seats(tmp_path, 2))
+    assert said == [Said("met")] * 2
+
+
+def test_a_rank_0_that_goes_before_it_has_told_its_address_is_named(tmp_path: Path) -> None:
+    _, said = run(programs.without_rank_0, seats(tmp_path, 2))
+    assert said is not None and said.kind == "CommitError"
+    assert "rank 1 could not connect" in said.text and "kept by rank 0 is gone" in said.text
+
+
 def test_the_environment_tells_which_ranks_share_a_machine(tmp_path: Path) -> None:
     found = [
         replace(
