@@ -56,7 +56,7 @@ def main() -> None:
                 print(f"step {done}: loss {losses[-1]:.4f} on rank {rank} of {ranks}", flush=True)
     if rank == 0:
         objects = [model, optimizer, scheduler]
-        write_result(args.result, step=args.steps, losses=losses, objects=objects)
+        write_result(args.result, step=len(losses), losses=losses, objects=objects)
         print(f"done, fingerprint in {args.result}")
     dist.destroy_process_group()
 

@@ -70,7 +70,7 @@ def main() -> None:
     ckpt_deepspeed.close()  # the last tag is durable, and `latest` names it
     if rank == 0:
         objects = [engine.module, engine.optimizer, engine.lr_scheduler]
-        write_result(args.result, step=args.steps, losses=losses, objects=objects)
+        write_result(args.result, step=len(losses), losses=losses, objects=objects)
         print(f"done, fingerprint in {args.result}")
     dist.destroy_process_group()
 

@@ -72,7 +72,7 @@ def main() -> None:
                     break
     if rank == 0:
         objects = [model, optimizer, scheduler]
-        write_result(args.result, step=args.steps, losses=losses, objects=objects)
+        write_result(args.result, step=len(losses), losses=losses, objects=objects)
         print(f"done, fingerprint in {args.result}")
 
 

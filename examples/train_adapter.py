@@ -67,7 +67,7 @@ def main() -> None:
             if policy.should_save(step + 1):
                 ck.save(step + 1, state)
                 print(f"step {step + 1}: loss {losses[-1]:.4f}", flush=True)
-    write_result(args.result, step=args.steps, losses=losses, objects=[model, optimizer])
+    write_result(args.result, step=len(losses), losses=losses, objects=[model, optimizer])
     print(f"done, fingerprint in {args.result}")
 
 

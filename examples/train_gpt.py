@@ -71,7 +71,9 @@ def main() -> None:
                 ck.wait()
                 print(f"stopped at step {done}", flush=True)
                 sys.exit(STOPPED)
-    write_result(args.result, step=args.steps, losses=losses, objects=[model, optimizer, scheduler])
+    write_result(
+        args.result, step=len(losses), losses=losses, objects=[model, optimizer, scheduler]
+    )
     print(f"done, fingerprint in {args.result}")
 
 

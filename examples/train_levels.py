@@ -48,7 +48,9 @@ def main() -> None:
             if policy.should_save(done):
                 ck.save(done, state)
                 print(f"step {done}: loss {losses[-1]:.4f}", flush=True)
-    write_result(args.result, step=args.steps, losses=losses, objects=[model, optimizer, scheduler])
+    write_result(
+        args.result, step=len(losses), losses=losses, objects=[model, optimizer, scheduler]
+    )
     print(f"done, fingerprint in {args.result}")
 
 

@@ -110,6 +110,15 @@ def test_a_job_that_is_done_only_repeats_its_result(untouched: Alone) -> None:
     assert untouched.result.read_bytes() == result
 
 
+@pytest.mark.parametrize("untouched", [GPT.name], indirect=True)
+def test_a_job_that_is_asked_for_fewer_steps_than_it_has_tells_the_step_of_its_bits(
+    untouched: Alone,
+) -> None:
+    result = untouched.result.read_bytes()
+    assert replace(untouched, steps=EVERY).run_to_its_end().resumed == untouched.steps
+    assert untouched.result.read_bytes() == result
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
 def test_the_examples_are_short_enough_to_read(name: str) -> None:
     most = 80 if name != "common" else 110
