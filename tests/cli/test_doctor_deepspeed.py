@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ CONFIGS: dict[str, tuple[str, str, str]] = {
 def look(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Diagnose a configuration and scripts, given as texts."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
 
     def run(config: str | None, *scripts: str) -> Diagnosis:
         arguments: list[object] = ["--quick"]
@@ -75,6 +77,18 @@ def test_a_configuration_is_judged_as_the_integration_reads_it(look: Cli, name: 
     found = look(text).one("config")
     assert found[0] == level
     assert said in found[1]
+
+
+def test_a_lock_that_a_killed_build_left_is_told_and_one_of_a_build_under_way_is_not(
+    look: Cli, tmp_path: Path
+) -> None:
+    old, new = (tmp_path / "extensions" / name / "lock" for name in ("cpu_adam", "py/fused_adam"))
+    for lock in (old, new):
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    os.utime(old, (0.0, 0.0))
+    found = look(KEY).one("extensions")
+    assert found[0] == "warning" and str(old) in found[1]
 
 
 def test_comments_are_allowed_where_deepspeed_allows_them(look: Cli) -> None:
