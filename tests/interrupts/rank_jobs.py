@@ -51,9 +51,7 @@ def restores(who: Rank, root: str, struck: int, kind: str, most: int) -> dict[st
                 try:
                     restore(trap if turn == 0 else Trap(-1))
                 except (RestoreError, error) as exc:
-                    heard = (
-                        "injected" in str(exc) if who.rank == struck else "cut short" in str(exc)
-                    )
+                    heard = "injected" in str(exc) or "cut short" in str(exc)
                     if turn == 0 and (heard or type(exc) is error):
                         found["told"] += 1
                     else:
