@@ -145,7 +145,12 @@ def _stand_in(tensor: Tensor) -> Tensor:
 
 
 def _is_gone(value: Any) -> bool:
-    return isinstance(value, Tensor) and not is_distributed(type(value)) and is_gone(value)
+    if not isinstance(value, Tensor) or is_distributed(type(value)):
+        return False
+    wraps = type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    if wraps or value.is_nested or is_uninitialized(value):
+        return value.is_meta  # It has no memory of its own that could be asked for.
+    return is_gone(value)
 
 
 def _signature(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from ckpt_core import Checkpointer, StateMismatch
 from ckpt_core.errors import RestoreWarning
@@ -193,3 +194,50 @@ def test_a_live_buffer_that_is_a_wrapper_of_a_tensor_is_refused_with_its_path(ro
         ck.save(1, {"model": nn.Sequential(nn.BatchNorm1d(2))}).committed.result()
         with pytest.raises(StateMismatch, match=r"model\.0\.running_mean: "):
             ck.restore({"model": live})
+
+
+class Unwraps(Wrapper):
+    """Does with what is in it whatever is asked of it."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(Unwraps, lambda one: one.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, func(*args, **kwargs))
+
+
+class Grows(nn.Module):
+    """A buffer that gets the length of what is loaded, beside another module or tensor."""
+
+    def __init__(self, length: int, beside: nn.Module | torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.full((length,), 7.0))
+        if isinstance(beside, nn.Module):
+            self.beside = beside
+        else:
+            self.register_buffer("beside", beside, persistent=False)
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
+        self.seen = torch.zeros_like(state[prefix + "seen"])
+        super()._load_from_state_dict(state, prefix, *more)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ["lazy", "nested", "jagged", "wrapped"])
+def test_a_module_that_grows_is_restored_beside_what_has_no_memory_of_its_own(
+    kind: str, root: Path
+) -> None:
+    parts = [torch.ones(2), torch.ones(3)]
+    beside: dict[str, Callable[[], nn.Module | torch.Tensor]] = {
+        "lazy": lambda: nn.LazyLinear(3),
+        "nested": lambda: torch.nested.nested_tensor(parts),
+        "jagged": lambda: torch.nested.nested_tensor(parts, layout=torch.jagged),
+        "wrapped": lambda: Unwraps(torch.ones(3)),
+    }
+    saved, live = Grows(5, beside[kind]()), Grows(0, beside[kind]())
+    if kind == "lazy":
+        saved.beside(torch.ones(2, 4))  # type: ignore[operator]
+    with Checkpointer(root) as ck:
+        ck.save(1, {"model": saved}).committed.result()
+        ck.restore({"model": live})
+    assert torch.equal(live.seen, torch.full((5,), 7.0))
+    assert kind != "lazy" or torch.equal(live.beside.weight, saved.beside.weight)  # type: ignore
