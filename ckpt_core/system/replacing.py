@@ -5,10 +5,11 @@ Outside of roots, which are written to through `Files` and the store's rules.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,13 +17,17 @@ from ckpt_core.system.files import Files
 
 _STREAMS = (1, 2)
 
+_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EBUSY})
+"""Of a rename over another's file in a sticky directory, such as /tmp, and over one that is a mount point."""
+
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """A path of the same suffix to write a file to; it gets the name `path`, durably, when the body succeeds.
 
     Where the body raises, or the process is killed, what was there stays as it was. A link is followed. What
-    is no file, such as /dev/null or a pipe, and what standard output goes to, is written to as it is.
+    is no file, such as /dev/null or a pipe, and what standard output goes to, is written to as it is; so is a
+    file that may be written, where its directory lets nothing else have the name.
 
     Raises:
         OSError: it cannot be written; names `path`.
@@ -32,24 +37,47 @@ def replaced(path: Path) -> Iterator[Path]:
         return
     real = Path(os.path.realpath(path)) if path.is_symlink() else path
     try:
-        with beside(real) as temporary:
+        with beside(real, _take_name) as temporary:
             yield temporary
             with suppress(FileNotFoundError):
-                shutil.copymode(real, temporary)
-            fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+                _give_away(temporary, real)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
     except OSError as exc:
         if exc.filename is None:  # of a write
             exc.filename = str(path)
         raise
 
 
+def _give_away(temporary: Path, old: Path) -> None:
+    """To whom the old file belongs, who may read it as before."""
+    found = old.stat()
+    with suppress(OSError):
+        os.chown(temporary, found.st_uid, found.st_gid)
+    shutil.copymode(old, temporary)
+
+
+def _take_name(temporary: Path, path: Path) -> None:
+    try:
+        os.rename(temporary, path)
+    except OSError as exc:
+        if exc.errno not in _REFUSED or not path.is_file():
+            raise
+        # Not "wb": in a sticky directory the kernel opens another's file for nobody who might create it.
+        with path.open("r+b") as file, temporary.open("rb") as fresh:
+            file.truncate()
+            shutil.copyfileobj(fresh, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.unlink()
+
+
 @contextmanager
-def beside(path: Path) -> Iterator[Path]:
+def beside(path: Path, take: Callable[[Path, Path], None] = os.rename) -> Iterator[Path]:
     """A new name in the directory of `path`; what the body makes there, and syncs, then has the name `path`.
+
+    Args:
+        take: gives it that name.
 
     Raises:
         OSError: it cannot be made or renamed; names `path`.
@@ -61,7 +89,7 @@ def beside(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{start}.{secrets.token_hex(4)}.tmp{suffix}")
     try:
         yield temporary
-        os.rename(temporary, path)
+        take(temporary, path)
     except BaseException as exc:
         with suppress(FileNotFoundError):
             temporary.unlink()
@@ -77,7 +105,9 @@ def _stays(path: Path) -> bool:
         found = os.stat(path)
     except OSError:
         return False
-    return not path.is_file() or any(_is_at(found, fd) for fd in _STREAMS)
+    if not path.is_file() or any(_is_at(found, fd) for fd in _STREAMS):
+        return True
+    return not os.access(os.path.dirname(os.path.realpath(path)), os.W_OK, effective_ids=True)
 
 
 def _is_at(found: os.stat_result, fd: int) -> bool:

@@ -6,11 +6,15 @@ import errno
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ckpt_core.system.replacing import replaced
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs files of several users")
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -82,3 +86,64 @@ def test_so_is_what_standard_output_goes_to(tmp_path: Path) -> None:
         finally:
             os.dup2(kept, 1)
             os.close(kept)
+
+
+@contextmanager
+def nobody_in(folder: Path) -> Iterator[None]:
+    """Who is no owner of anything, and starts in a folder, since this run's others are closed to him."""
+    before = os.open(".", os.O_RDONLY)
+    os.chdir(folder)
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.fchdir(before)
+        os.close(before)
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o755, 0o1777], ids=["closed", "sticky"])
+def test_a_file_that_may_be_written_is_where_its_directory_lets_no_other_have_the_name(
+    mode: int, tmp_path: Path
+) -> None:
+    folder, page = tmp_path / "pages", Path("page.html")
+    folder.mkdir()
+    (folder / page).write_text("an old and longer one")
+    (folder / page).chmod(0o666)
+    folder.chmod(mode)
+    os.chown(folder, 1, 1)
+    with nobody_in(folder):
+        with replaced(page) as fresh:
+            fresh.write_text("new")
+        assert page.read_text() == "new" and os.listdir() == [str(page)]
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o755, 0o1777], ids=["closed", "sticky"])
+def test_one_that_may_not_be_written_stays_and_is_named(mode: int, tmp_path: Path) -> None:
+    folder, page = tmp_path / "pages", Path("page.html")
+    folder.mkdir()
+    (folder / page).write_text("old")
+    (folder / page).chmod(0o644)
+    folder.chmod(mode)
+    os.chown(folder, 1, 1)
+    with nobody_in(folder):
+        with pytest.raises(PermissionError) as raised, replaced(page) as fresh:
+            fresh.write_text("new")
+        assert raised.value.filename == str(page)
+        assert page.read_text() == "old" and os.listdir() == [str(page)]
+
+
+@needs_root
+def test_the_page_of_another_user_stays_his(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("old")
+    page.chmod(0o600)
+    os.chown(page, 1, 2)
+    with replaced(page) as fresh:
+        fresh.write_text("new")
+    found = page.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (1, 2, 0o600)
