@@ -271,7 +271,7 @@ class Engine:
         Interrupted anywhere, it is called again.
         """
         self.flights.closed = closed_meanwhile(self.store.root)
-        self.journal.sweep(closed=self.flights.closed)
+        self.journal.sweep(self.flights.closed)
         self.flights.give_up_unsealed()
         deadline = time.monotonic() + self.options.timeout_s
         if not self.flights.wait_empty(deadline=deadline):

@@ -10,7 +10,7 @@ from ckpt_core.errors import CkptError, ConfigError
 from ckpt_core.observe import EventName
 from ckpt_core.save.flights import Flights
 from ckpt_core.save.in_flight import InFlight, Surroundings
-from ckpt_core.save.journal import Journal
+from ckpt_core.save.journal import Journal, Underway
 from ckpt_core.types import RAISED_TO_CALLER, Destination, check_step
 
 _LATER_S = 1e-3
@@ -53,9 +53,10 @@ class Admission:
         """
         step = check_step(step)
         # An interrupt may come before there is any: the others have begun this attempt, and must hear of it.
-        self.journal.note(partial(self._undo, step, None))
+        mine = self.journal.mine
+        self.journal.note(partial(self._undo, mine, step, None))
         inflight = InFlight(step, self._around)
-        self.journal.note(partial(self._undo, step, inflight), inflight)
+        self.journal.note(partial(self._undo, mine, step, inflight), inflight)
         inflight.attempt_id = self._around.coordination.attempt_id(step)
         inflight.destination = None if to is None else to()
         self.refuse_capture()
@@ -126,9 +127,11 @@ class Admission:
 
         self._flights.do(end)
 
-    def _undo(self, step: int, inflight: InFlight | None, error: BaseException) -> None:
+    def _undo(
+        self, mine: Underway, step: int, inflight: InFlight | None, error: BaseException
+    ) -> None:
         if error is self._flights.closed:
-            self.journal.cut = self._flights.closed
+            mine.cut = self._flights.closed
         inflight = inflight or InFlight(step, self._around)
         inflight.attempt_id = inflight.attempt_id or self._around.coordination.attempt_id(step)
         self.give_up(inflight, CkptError(f"{RAISED_TO_CALLER}{type(error).__name__}: {error}"))

@@ -232,7 +232,7 @@ class Flights:
         """
         if call == "wait":
             self.refuse_unsealed(threading.get_ident())
-        if journal.is_inside and any(one in self._active for one in journal.making):
+        if journal.is_inside and any(one in self._active for one in journal.mine.making):
             raise halfway(call)
 
     def give_up_unsealed(self) -> None:

@@ -1,4 +1,4 @@
-"""What the training thread has under way inside the engine, so that an interrupt leaves nothing half done.
+"""What a thread that trains has under way inside the engine, so that an interrupt leaves nothing half done.
 
     enter --undo = ...--> work --> leave        any error: undo(error), at once, else before the next call
 
@@ -8,6 +8,7 @@ makes, also while another error is handled. So:
 - Before a call of ours takes anything, it notes here, in one assignment, what gives all of it back.
 - What undoes is complete in itself, and may run twice.
 - Whatever must not stop half-way is handed to another thread, by one call that is written in C.
+- What one thread has noted, no call of another one undoes, or lets go of, but `close`.
 """
 
 from __future__ import annotations
@@ -55,8 +56,60 @@ class Stall:
 
 
 @dataclass(slots=True)
+class Underway:
+    """What one thread has under way: its call, and those within it.
+
+    Attributes:
+        undo: told the error if the call that is under way fails, and again if that was interrupted.
+        making: what the calls that are under way start or go on with: it ends only when they have.
+        cut: what the save raises, whatever it comes to: `close` has undone it meanwhile.
+        error: that the call has ended in.
+        collecting: it has paused the garbage collector.
+        aging: what is young is made old when the collector goes on.
+    """
+
+    undo: Undo | None = None
+    making: tuple[object, ...] = ()
+    cut: ConfigError | None = None
+    error: BaseException | None = None
+    collecting: bool = False
+    aging: bool = False
+
+    def sweep(self, closed: ConfigError | None = None) -> None:
+        """Undo what an interrupted call has left. Every call begins with it."""
+        undo = self.undo
+        self.resume_collector()
+        if undo is not None:
+            undo(self.error or closed or KeyboardInterrupt())
+        if self.undo is undo:
+            self.undo = self.error = None
+
+    def failed(self, error: BaseException) -> None:
+        """The call that is under way ends in this error."""
+        self.error = error
+        self.sweep()
+
+    def raise_cut(self, cause: Exception | None = None) -> None:
+        """Called at the end of a call, which ended in `cause`; raises `cut`, once."""
+        cut = self.cut
+        if cut is not None:
+            self.cut = None
+            if cut is not cause:
+                raise cut from cause
+
+    def resume_collector(self) -> None:
+        """See `Journal.resume_collector`."""
+        if self.collecting:
+            if self.aging and not gc.get_freeze_count():
+                # By one call that is written in C: between the two, nothing at all would be collected.
+                deque(map(call, (gc.freeze, gc.unfreeze)), maxlen=0)
+            collector.resume()
+            self.collecting = False
+
+
+@dataclass(slots=True)
 class Journal:
-    """One for each Checkpointer; used on the training thread.
+    """One for each Checkpointer; used by the threads that train.
 
     Args:
         timeout_s: how long a thread waits for its turn.
@@ -65,23 +118,20 @@ class Journal:
     Attributes:
         turn: had by the thread that starts a save. Others wait: two that had half of the staging memory each
             would wait for one another.
-        undo: told the error if the call that is under way fails, and again if that was interrupted.
-        thread: of the call that noted last: no other one undoes it, or lets go of it.
-        making: what the calls that are under way start or go on with: it ends only when they have.
-        cut: what the save of this thread raises, whatever it comes to: `close` has undone it meanwhile.
+        threads: what each has under way, by its number.
     """
 
     timeout_s: float = math.inf
     refuse: Callable[[str], None] = refuse_halfway
     turn: threading.RLock = field(default_factory=threading.RLock)
     stall: Stall = field(default_factory=Stall)
-    undo: Undo | None = None
-    thread: int = 0
-    making: tuple[object, ...] = ()
-    cut: ConfigError | None = None
-    _error: BaseException | None = None
-    _collecting: bool = False
-    _aging: bool = False
+    threads: dict[int, Underway] = field(default_factory=dict)
+
+    @property
+    def mine(self) -> Underway:
+        """What this thread has under way."""
+        me = threading.get_ident()
+        return self.threads.get(me) or self.threads.setdefault(me, Underway())
 
     @property
     def has_turn(self) -> bool:
@@ -95,7 +145,7 @@ class Journal:
             self.turn.release()
 
     def drop_turn(self, takes: bool) -> None:
-        """As `give_turn`, also if an interrupt cuts that short."""
+        """As `give_turn`, also if an interrupt cuts that short; a second one leaves it to the next call."""
         try:
             self.give_turn(takes)
         finally:
@@ -124,48 +174,20 @@ class Journal:
 
     def note(self, undo: Undo, making: object = None) -> None:
         """What gives back all that this call is going to take."""
-        self.thread = threading.get_ident()
+        mine = self.mine
         if making is not None:
-            self.making = (*self.making, making)
-        self.undo = undo
+            mine.making = (*mine.making, making)
+        mine.undo = undo
 
     @property
     def is_inside(self) -> bool:
         """Whether a call that saves is still running further out on this thread."""
-        mine = self.undo is not None and self.thread == threading.get_ident()
-        return mine and _is_inside(self, sys._getframe(1))
+        return self.mine.undo is not None and _is_inside(self, sys._getframe(1))
 
-    def sweep(self, *, closed: ConfigError | None = None) -> None:
-        """Undo what an interrupted call of this thread has left. Every call begins with it.
-
-        Args:
-            closed: nobody calls again. What any thread has left is undone, and what is still under way,
-                with this error.
-        """
-        me = threading.get_ident()
-        # Together, here and below: no other thread notes anything between the two.
-        thread, undo = self.thread, self.undo
-        if undo is not None and thread != me and closed is None:
-            return
-        self.resume_collector()
-        if undo is not None:
-            undo(self._error or closed or KeyboardInterrupt())
-        if self.undo is undo:
-            self.undo = self._error = None
-
-    def failed(self, error: BaseException) -> None:
-        """The call of this thread that is under way ends in this error."""
-        if self.thread == threading.get_ident():
-            self._error = error
-        self.sweep()
-
-    def raise_cut(self, cause: Exception | None = None) -> None:
-        """Called at the end of a call, which ended in `cause`; raises `cut`, once, on the thread it is of."""
-        cut = self.cut
-        if cut is not None and self.thread == threading.get_ident():
-            self.cut = None
-            if cut is not cause:
-                raise cut from cause
+    def sweep(self, closed: ConfigError) -> None:
+        """Nobody calls again: what any thread has left, or has under way, is undone, with this error."""
+        for one in [*self.threads.values()]:
+            one.sweep(closed)
 
     def pause_collector(self, expected: int = 0) -> None:
         """No cyclic garbage collection from here: it would walk the whole heap on the training thread.
@@ -177,23 +199,19 @@ class Journal:
                 walked them: else its next walk, of what is young, is the longer by them.
         """
         if gc.isenabled():
+            mine = self.mine
             if expected >= _MANY:
                 # Whatever else is young gets old with them, and no garbage may.
                 gc.collect(1)
-            self._aging = expected >= _MANY
-            self._collecting = True
+            mine.aging = expected >= _MANY
+            mine.collecting = True
             collector.pause()
             # Again: a handler that came in between may have saved, and resumed it.
-            self._collecting = True
+            mine.collecting = True
 
     def resume_collector(self) -> None:
         """As it was before. Idempotent; at the latest when the call ends."""
-        if self._collecting:
-            if self._aging and not gc.get_freeze_count():
-                # By one call that is written in C: between the two, nothing at all would be collected.
-                deque(map(call, (gc.freeze, gc.unfreeze)), maxlen=0)
-            collector.resume()
-            self._collecting = False
+        self.mine.resume_collector()
 
 
 def stalling(
@@ -206,41 +224,38 @@ def stalling(
     def counted(self: Any, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
         refuse_halfway(method.__name__)
         journal: Journal = self._journal
-        me = threading.get_ident()
+        mine = journal.mine
+        if journal.has_turn and not _is_inside(journal, sys._getframe(1)):
+            journal.turn.release()  # What interrupts have kept a call of this thread from.
         # Within another call of this thread, which has it, this one goes on.
         takes = starts and not journal.has_turn
         try:
             if takes and not journal.turn.acquire(blocking=False):
                 self._check_usable()  # In a fork nobody gives it back.
                 journal.await_turn(method.__name__)
-            outer, mine = journal.undo, journal.thread == me
-            if outer is not None and (not mine or _is_inside(journal, sys._getframe(1))):
-                call = functools.partial(method, self, *args, **kwargs)
-                # Another thread's call undoes its own work if it fails.
-                result = _nested(journal, outer, call) if mine else call()
+            outer = mine.undo
+            if outer is not None and _is_inside(journal, sys._getframe(1)):
+                result = _nested(mine, outer, functools.partial(method, self, *args, **kwargs))
                 journal.give_turn(takes)
                 return result
-            journal.sweep()
-            if journal.undo is None:
-                journal.making = ()
+            mine.sweep()
+            if mine.undo is None:
+                mine.making = ()
             began_s = time.monotonic()
             try:
                 result = method(self, *args, **kwargs)
-                journal.raise_cut()
-                if journal.thread == me:
-                    journal.resume_collector()
+                mine.raise_cut()
+                mine.resume_collector()
                 journal.give_turn(takes)
                 stall = journal.stall
                 stall.ended_s = now_s = time.monotonic()
                 stall.seconds += now_s - began_s
                 # Together: no interrupt comes between, so that the caller gets the result or the error.
-                if journal.thread == me:
-                    # Else another thread's call has begun since; nothing to undo.
-                    journal.making = ()
-                    journal.undo = None
+                mine.making = ()
+                mine.undo = None
                 return result
             except BaseException as exc:
-                _undo(journal, exc, began_s)
+                _undo(mine, journal.stall, exc, began_s)
                 raise
         except BaseException:
             journal.drop_turn(takes)
@@ -249,27 +264,27 @@ def stalling(
     return counted
 
 
-def _undo(journal: Journal, exc: BaseException, began_s: float) -> None:
+def _undo(mine: Underway, stall: Stall, exc: BaseException, began_s: float) -> None:
     """A call has ended in this error."""
     try:
-        journal.failed(exc)
+        mine.failed(exc)
     except BaseException:
         # A second interrupt: what it cut short is done now. A third leaves it to the next call.
-        journal.failed(exc)
+        mine.failed(exc)
         raise
-    journal.stall.ended_s = time.monotonic()
-    journal.stall.seconds += journal.stall.ended_s - began_s
+    stall.ended_s = time.monotonic()
+    stall.seconds += stall.ended_s - began_s
     if isinstance(exc, Exception):
-        journal.raise_cut(exc)
+        mine.raise_cut(exc)
 
 
-def _nested(journal: Journal, outer: Undo, call: Callable[[], _Result]) -> _Result:
+def _nested(mine: Underway, outer: Undo, call: Callable[[], _Result]) -> _Result:
     """A call inside another one, which goes on whatever becomes of it."""
-    making = journal.making
+    making = mine.making
     try:
         return call()
     except BaseException as exc:
-        inner = journal.undo
+        inner = mine.undo
         if inner is not None and inner is not outer:
             try:
                 inner(exc)
@@ -279,8 +294,8 @@ def _nested(journal: Journal, outer: Undo, call: Callable[[], _Result]) -> _Resu
                 raise
         raise
     finally:
-        journal.making = making
-        journal.undo = outer
+        mine.making = making
+        mine.undo = outer
 
 
 def _is_inside(journal: Journal, frame: FrameType | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -91,12 +90,11 @@ class OpenSave:
     def _hand_over(self, errand: Errand) -> None:
         """Have it done. From the assignment on it happens, whatever interrupts this thread."""
         errand.behind = self._handed
-        recover = self._recover
-        self._journal.thread = threading.get_ident()
-        self._journal.making = (*self._journal.making, self._inflight)
+        recover, mine = self._recover, self._journal.mine
+        mine.making = (*mine.making, self._inflight)
         # Together: no interrupt comes between the two.
         self._errand = errand
-        self._journal.undo = recover
+        mine.undo = recover
         self._carry_out(errand)
 
     def _carry_out(self, errand: Errand) -> None:
@@ -122,7 +120,7 @@ class OpenSave:
 
     def _sealed_handle(self, began: float) -> SaveHandle:
         # It goes on by itself from here, also while this thread waits for it.
-        self._journal.undo = None
+        self._journal.mine.undo = None
         return SaveHandle.of(self._inflight, began, blocking=self._pipeline.options.blocking)
 
 

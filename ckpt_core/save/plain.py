@@ -108,7 +108,7 @@ class PlainSaves:
         journal.pause_collector(self._leaf_count)
         self._start(inflight, plan)
         # It goes on by itself from here, also while this thread waits for it.
-        journal.undo = None
+        journal.mine.undo = None
         journal.resume_collector()
         return SaveHandle.of(inflight, began, blocking=self._pipeline.options.blocking)
 

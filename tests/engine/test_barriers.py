@@ -400,7 +400,7 @@ def test_a_call_that_another_thread_began_before_a_save_leaves_it_alone(
             let_go.set()
             other.join(60)
             # If this save fails from here on, it is undone; and it is still undisturbed.
-            assert ck._engine.journal.undo is not None
+            assert ck._engine.journal.mine.undo is not None
             assert not gc.isenabled()
             return {"x": torch.ones(3)}
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import threading
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -136,3 +139,97 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have(tmp_path: Path)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         held.go.set()
         first.join()
+
+
+class Pickled:
+    """An object whose pickling holds `add`, or fails once it is let go."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self.inside, self.go, self.fails = threading.Event(), threading.Event(), fails
+
+    def __reduce__(self) -> Any:
+        self.inside.set()
+        assert self.go.wait(60)
+        if self.fails:
+            raise KeyError
+        return (int, ())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_save_of_one_thread_goes_on_whatever_becomes_of_the_call_of_another(
+    fails: bool, tmp_path: Path
+) -> None:
+    held, errors = Pickled(fails=fails), []
+    with Checkpointer(tmp_path, options(in_flight=3, staging_bytes=1 << 24)) as ck:
+
+        def add() -> None:
+            files = ck.begin_files(1, "files")
+            try:
+                files.add("x.pt", {"held": held})
+            except ConfigError as exc:
+                errors.append(exc)
+            files.seal().committed.result(60)
+
+        first = threading.Thread(target=add)
+        first.start()
+        assert held.inside.wait(60)
+        save = ck.begin(2, {"w": torch.ones(10)})
+        save.stage(["w"])
+        if fails:
+            held.go.set()
+            first.join(60)
+        save.seal().committed.result(60)
+        held.go.set()
+        first.join(60)
+        assert ck.steps() == (2,) and (tmp_path / "files").is_dir() and len(errors) == fails
+    assert gc.isenabled()
+
+
+def test_saves_that_several_threads_hold_open_are_all_committed(tmp_path: Path) -> None:
+    errors = []
+    with Checkpointer(tmp_path, options(in_flight=6, staging_bytes=1 << 26)) as ck:
+
+        def save(first: int) -> None:
+            try:
+                for step in range(first, first + 20):
+                    opened = ck.begin(step, {"v": torch.ones(100), "w": torch.ones(100)})
+                    opened.stage(["v"])
+                    opened.stage(["w"])
+                    opened.seal().committed.result(60)
+            except Exception as exc:
+                errors.append(exc)
+
+        threads = [threading.Thread(target=save, args=(100 * n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors and len(ck.steps()) == 60
+
+
+@pytest.mark.parametrize("call", ["save", "wait_staged"])
+def test_a_turn_that_an_interrupt_has_kept_is_given_back_by_the_next_call(
+    call: str, tmp_path: Path
+) -> None:
+    def strike(frame: FrameType, event: str, arg: object) -> None:
+        if frame.f_code.co_name == "drop_turn":
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    with Checkpointer(tmp_path, options(in_flight=3)) as ck:
+        before = sys.gettrace()
+        sys.settrace(strike)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                ck.save(-2, {"x": 1})
+        finally:
+            sys.settrace(before)
+        if call == "save":
+            ck.save(3, {"x": 1})
+        else:
+            ck.wait_staged()
+        thread = threading.Thread(target=ck.save, args=(4, {"x": 1}))
+        thread.start()
+        thread.join(60)
+        ck.wait()
+        assert 4 in ck.steps() and not ck._engine.journal.has_turn
