@@ -59,15 +59,16 @@ def mount(kind: str, place: Path) -> None:
 
 
 @contextmanager
-def bound(where: Path) -> Iterator[None]:
-    """Mounted at itself, a directory has its files as ever and keeps its name."""
+def bound(where: Path, *, at: Path | None = None) -> Iterator[None]:
+    """Mounted at itself, a directory has its files as ever and keeps its name; or at another one, over it."""
+    at = at or where
     if os.geteuid() != 0:
         pytest.skip("mounting a filesystem needs root")
-    _command("mount", "--bind", where, where)
+    _command("mount", "--bind", where, at)
     try:
         yield
     finally:
-        subprocess.run(["umount", "-l", str(where)], check=False, timeout=60)
+        subprocess.run(["umount", "-l", str(at)], check=False, timeout=60)
 
 
 def remount(where: Path, options: str) -> None:
