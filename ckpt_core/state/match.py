@@ -19,7 +19,7 @@ from ckpt_core.state.generators import is_generator
 from ckpt_core.state.homes import Home
 from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.leaf import dtype_name, dtypes
-from ckpt_core.state.memory import is_gone
+from ckpt_core.state.memory import is_gone, why_gone
 from ckpt_core.state.nodes import Array, Map, Node, Obj, Opaque, Record, Ref, Seq
 from ckpt_core.state.objects import kept_shape, needs_load, parameters_of, takes, to_fill
 from ckpt_core.state.pickled import Literal, Unlike, pair_up
@@ -201,8 +201,8 @@ class Matcher:
         if self._same(node, live, path):
             # A copy into an alias of a sparse tensor would give the alias new parts, not the tensor.
             plain = live.layout is torch.strided and not live.is_quantized
-            if is_gone(live):
-                self._problem(path, "the memory of the live tensor has been freed")
+            if problem := why_gone(live):
+                self._problem(path, problem)
                 return
             found = self.homes if self._fill else self.loaded
             found.append(Home(node, live.detach() if plain else live, path))

@@ -105,6 +105,14 @@ def is_gone(tensor: Tensor) -> bool:
     return tensor.is_meta or (plain and is_freed(tensor))
 
 
+def why_gone(tensor: Tensor) -> str:
+    """Why nothing can be copied into a plain live tensor; "" where something can."""
+    try:
+        return "the memory of the live tensor has been freed" if is_gone(tensor) else ""
+    except RuntimeError:  # It has leaked out of a vmap, or out of a grad.
+        return "the live tensor has no bytes here"
+
+
 def first_freed(tensors: Sequence[Tensor], pointers: Sequence[int]) -> int | None:
     """The number of the first tensor that has lost its memory, of those at these addresses."""
     if min(pointers, default=_LOW) >= _LOW:

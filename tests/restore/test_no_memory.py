@@ -241,3 +241,20 @@ def test_a_module_that_grows_is_restored_beside_what_has_no_memory_of_its_own(
         ck.restore({"model": live})
     assert torch.equal(live.seen, torch.full((5,), 7.0))
     assert kind != "lazy" or torch.equal(live.beside.weight, saved.beside.weight)  # type: ignore
+
+
+@pytest.mark.parametrize("kind", ["vmap", "grad"])
+def test_a_live_tensor_that_has_leaked_out_of_a_function_is_refused_with_its_path(
+    kind: str, root: Path
+) -> None:
+    leaked: list[torch.Tensor] = []
+    if kind == "vmap":
+        torch.vmap(lambda row: (leaked.append(row), row.sum())[1])(torch.ones(3, 2))
+    else:
+        torch.func.grad(lambda row: (leaked.append(row), row.sum())[1])(torch.ones(2))
+    live = torch.zeros(2)
+    with Checkpointer(root) as ck:
+        ck.save(1, {"a": torch.ones(2), "b": [torch.ones(2)]}).committed.result()
+        with pytest.raises(StateMismatch, match=r"b\.0: the live tensor has no bytes here"):
+            ck.restore({"a": live, "b": [leaked[0]]})
+    assert not live.any()
