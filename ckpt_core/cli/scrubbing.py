@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ckpt_core.anywhere import local, url_of
 from ckpt_core.cli.places import check_directory
 from ckpt_core.cli.text import note, say, say_json, say_wrong
+from ckpt_core.errors import RestoreError
 from ckpt_core.levels import Away, Scrubbed, places_of, scrub
 from ckpt_core.observe import progress_bar
 from ckpt_core.options import Level
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 
 
 def scrub_places(request: ScrubRequest) -> bool:
-    """Read, repair and say so; False when anything is left damaged. Raises as `scrub`."""
+    """Read, repair and say so; False when anything is left damaged.
+
+    Raises:
+        Away, ConfigError: as `scrub`.
+        RestoreError: once all is told, nothing is wrong with what this user may read, and that is not all.
+    """
     places = _places(request)
     bytes_per_s = Level(places[0], bandwidth=request.bandwidth).bytes_per_s
     found: list[Scrubbed] = []
@@ -40,7 +46,18 @@ def scrub_places(request: ScrubRequest) -> bool:
         _say_sum(found)
     if away is not None:
         raise away
+    _check_read(found)
     return ok
+
+
+def _check_read(found: list[Scrubbed]) -> None:
+    unread = [_name(one) for one in found if one.is_refused]
+    if unread and all(one.ok or one.is_refused for one in found):
+        more = f" and {len(unread) - 1} more" if unread[1:] else ""
+        raise RestoreError(
+            f"this user has no permission to read {unread[0]}{more}: whether that is sound is not known. Run "
+            f"it as the owner"
+        )
 
 
 def _places(request: ScrubRequest) -> list[str]:
@@ -56,8 +73,12 @@ def _places(request: ScrubRequest) -> list[str]:
     return list(dict.fromkeys(places))
 
 
+def _name(one: Scrubbed) -> str:
+    return f"{one.copy.directory or f'step {one.copy.step}'} of {one.url}"
+
+
 def _say(one: Scrubbed) -> None:
-    name = f"{one.copy.directory or f'step {one.copy.step}'} of {one.url}"
+    name = _name(one)
     checked = f"{size_text(one.checked_bytes)} checked"
     if one.ok and not one.damage:
         say(f"{name}: ok, {checked}")
@@ -72,7 +93,7 @@ def _say(one: Scrubbed) -> None:
 
 def _say_sum(found: list[Scrubbed]) -> None:
     repaired = sum(bool(one.source) for one in found)
-    left = sum(not one.ok for one in found)
+    left = sum(not one.ok and not one.is_refused for one in found)
     nbytes = size_text(sum(one.checked_bytes for one in found))
     named = sum(one.copy.directory is not None for one in found)
     what = count_text(len(found) - named, "step")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from ckpt_core.store import step_path
 from tests.levels.agents import plan_of
 from tests.levels.servers.moto import needs_store
 from tests.levels.servers.peer import TOKEN
-from tests.restore.harness import flip
+from tests.restore.harness import FailingReads, flip
 
 Cli = Callable[..., Any]
 
@@ -65,3 +66,17 @@ def test_what_was_read_is_told_where_a_place_is_away(
 def test_a_place_that_is_not_there_is_an_error(cli: Cli, tmp_path: Path) -> None:
     answer = cli("scrub", tmp_path / "none")
     assert answer.code == 2 and "there is no such directory" in answer.err
+
+
+def test_what_this_user_may_not_read_is_told_and_is_no_finding(
+    cli: Cli, ckpts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = FailingReads("step-000000000020/shard", errno.EACCES)
+    monkeypatch.setattr("ckpt_core.levels.by_hand.scrubbing.Files", lambda: refusing)
+    answer = cli("scrub", ckpts)
+    assert answer.code == 2 and f"step 20 of {ckpts}: NOT READ" in answer.out
+    assert "0 repaired, 0 left damaged" in answer.out
+    assert f"no permission to read step 20 of {ckpts}: whether that is sound" in answer.err
+    flip(step_path(ckpts, 30) / "shard-00000-0.safetensors", 9000)
+    answer = cli("scrub", ckpts)
+    assert answer.code == 1 and "0 repaired, 1 left damaged" in answer.out

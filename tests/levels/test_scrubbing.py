@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -24,7 +25,7 @@ from tests.levels.restoring import fill, opened, shard_in
 from tests.levels.servers.faulty import in_environment
 from tests.levels.servers.moto import needs_store
 from tests.levels.servers.peer import PeerServer
-from tests.restore.harness import flip
+from tests.restore.harness import FailingReads, flip
 from tests.restore.ranks import write_ranks
 from tests.restore.test_together import job
 
@@ -124,6 +125,17 @@ def test_a_step_of_a_newer_release_is_no_damage_that_may_be_replaced(
     path.write_bytes(newer)
     (one,) = [one for one in scrubbed(*both) if not one.ok]
     assert "99" in one.left and not one.source and path.read_bytes() == newer
+
+
+def test_what_this_user_may_not_read_is_no_damage_that_may_be_replaced(
+    both: tuple[Path, Path],
+) -> None:
+    step = step_path(both[0], 20)
+    before = (step / "shard-00000-0.safetensors").stat().st_ino
+    refusing = FailingReads(f"root/{step.name}/shard", errno.EACCES)
+    (one,) = [one for one in scrubbed(*both, files=refusing) if not one.ok]
+    assert one.is_refused and not one.damage and "could not be read" in one.left
+    assert (step / "shard-00000-0.safetensors").stat().st_ino == before
 
 
 def test_a_root_that_somebody_writes_to_is_left_to_the_next_restore(

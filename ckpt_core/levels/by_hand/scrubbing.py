@@ -61,6 +61,7 @@ class Scrubbed:
         damage: what was wrong, a sentence each; (): nothing.
         source: from where it was repaired; "": it was not.
         left: why not, if it was damaged; or why it could not be read.
+        is_refused: this user has no permission to read it: whether it is sound is not known.
     """
 
     url: str
@@ -69,6 +70,7 @@ class Scrubbed:
     damage: tuple[str, ...] = ()
     source: str = ""
     left: str = ""
+    is_refused: bool = False
 
     @property
     def ok(self) -> bool:
@@ -158,7 +160,8 @@ class _Scrubbing:
         except NotCommitted:
             raise
         except CkptError as exc:
-            return Scrubbed(place.url, copy, left=f"it could not be read: {exc}")
+            left, is_refused = f"it could not be read: {exc}", _is_refused(exc)
+            return Scrubbed(place.url, copy, left=left, is_refused=is_refused)
         found = Scrubbed(place.url, copy, looked.nbytes, tuple(looked.texts))
         if not looked.texts:
             return found
@@ -224,7 +227,7 @@ class _Scrubbing:
             return read()
         except Away as exc:
             self._manifest()  # retired meanwhile, if it raises
-            if self._place.path is None:
+            if self._place.path is None or _is_refused(exc):
                 raise
             looked.texts.append(f"{name} cannot be read: {exc}")
             return None
@@ -335,6 +338,10 @@ class _Scrubbing:
     def _put(self, name: str, blocks: Iterator[memoryview], nbytes: int) -> None:
         self._manifest()  # it is still there
         self._place.far.put(self._copy, name, blocks, nbytes)
+
+
+def _is_refused(error: CkptError) -> bool:
+    return isinstance(error.__cause__, PermissionError)
 
 
 def _named(copy: Copy) -> str:
