@@ -26,6 +26,12 @@ def within_batch(trainer: Trainer) -> bool:
     return bool(batches.processed < batches.started)
 
 
+def batch_is_over(trainer: Trainer) -> bool:
+    """Whether the module's hook at the end of the last batch has run, too."""
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    return bool(batches.completed == batches.processed)
+
+
 def validation_follows(trainer: Trainer) -> bool:
     """Whether Lightning validates right after this batch."""
     fetcher = trainer.fit_loop._data_fetcher

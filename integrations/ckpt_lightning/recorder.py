@@ -7,8 +7,12 @@ A state can be resumed exactly only if it is taken where nothing of a batch is s
     between two epochs   in the next on_train_epoch_start, or in on_train_end
 
 A module with an `on_train_batch_end` of its own has not run it when callbacks do: then loops, data and
-generators are taken there, and tensors in the next on_train_batch_start, or in on_train_epoch_end when
-training ends first.
+generators are taken there, and the step is *pending* until tensors are taken too (`_Pending`):
+
+    in the next on_train_batch_start, or in on_train_epoch_end when training ends first
+    in on_exception, when no batch comes: the loader has failed
+    never, where a batch follows that is None, which only on_train_batch_end is told of: the step is pending
+    anew behind that batch, or is taken behind the validation or the epoch that ends with it
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from ckpt_lightning.capture import (
 )
 from ckpt_lightning.loops import (
     batch_ends_epoch,
+    batch_is_over,
     ends_here,
     logs_in_training,
     swapping_optimizers,
@@ -55,6 +60,27 @@ from ckpt_lightning.traps import updating_batch_norm
 from ckpt_lightning.triggers import Schedule, Triggers
 
 _NO_CHANGE = Change()
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A step of which all is taken but the tensors, which the module's own hook may still change.
+
+    Attributes:
+        early: what must be as of that batch.
+        due: it is to be saved; else kept at hand, if a failure should save it.
+    """
+
+    step: int
+    early: dict[str, Any]
+    due: bool
+
+    def is_whole(self, trainer: Trainer) -> bool:
+        """Whether the module's hook has run, and plateau schedulers behind it."""
+        loop = trainer.fit_loop.epoch_loop
+        return (
+            batch_is_over(trainer) and loop._batches_that_stepped == self.early[EXTRAS]["stepped"]
+        )
 
 
 @dataclass
@@ -74,7 +100,8 @@ class Recorder:
     last_step: int = 0
     _seen_step: int = 0
     _score: float | None = None
-    _pending: tuple[int, dict[str, Any], bool] | None = None
+    _pending: _Pending | None = None
+    _lends: bool = False  # what is armed refers to what optimizers own
     _prepared: bool = False
     _stops: bool = False
 
@@ -140,28 +167,25 @@ class Recorder:
     def _after_batch(self, trainer: Trainer, module: LightningModule, batch_idx: int) -> None:
         step = trainer.global_step
         own_hook = is_overridden("on_train_batch_end", module)
-        if step == self._seen_step:  # gradients are still being accumulated
+        if step == self._seen_step:  # gradients are still being accumulated, or the batch was None
             if own_hook:
-                self.session.wait_staged()  # it comes next, and may change weights as a step does
+                self._before_own_hook()
+            if (pending := self._dropped()) and not _more_follows(trainer, batch_idx):
+                self._pend(trainer, due=pending.due)
             return
         self._seen_step = step
         self.schedule.after_step(step)
         self._armed.disarm()
-        if batch_ends_epoch(trainer, batch_idx) or validation_follows(trainer):
+        if _more_follows(trainer, batch_idx):
             return
         if not own_hook:
             self._offer(trainer, after_batch(trainer, owed="batch"), None)
         elif (due := self._is_due(trainer)) or self.triggers.save_on_exception:
-            # Schedulers are taken with the tensors, when none is owed any more.
-            tree = self._dump(trainer, after_batch(trainer, owed=""))
-            self._pending = (step, early_part(tree, Owned.of(trainer)), due)
+            self._pend(trainer, due=due)
 
     def before_validation(self) -> None:
         """on_validation_start: averaged weights may be swapped in, buffers and metrics change."""
-        # A validation that was not foreseen: the state after it is the one to save.
-        if self._pending is not None:
-            self.schedule.wanted = self.schedule.wanted or self._pending[2]
-            self._pending = None
+        self._dropped()  # a validation that was not foreseen
         self._armed.disarm()
         self.session.wait_staged()
 
@@ -207,6 +231,10 @@ class Recorder:
             if trainer.global_step and self._is_new(trainer):
                 self._save(trainer.global_step, self._dump(trainer, moment), began)
         else:
+            pending = self._pending
+            # Not one rank of several: another may have had the next batch, which was None.
+            if pending and pending.is_whole(trainer) and not self.session.ranks.several:
+                self._save_pending(trainer)
             self._armed.fail()
 
     def close(self) -> None:
@@ -233,17 +261,39 @@ class Recorder:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _before_own_hook(self) -> None:
+        """It comes next, and may change weights as a step does, without one: the barrier."""
+        if self._lends:
+            self._lends = False
+            self._armed.outlast(lambda tree: frozen(tree, Owned(())))
+        # Order matters: ranks that have just met may have started a save of what was held.
+        self.session.wait_staged()
+
+    def _pend(self, trainer: Trainer, *, due: bool) -> None:
+        """Take all of this step but the tensors. Called in on_train_batch_end."""
+        # Schedulers are taken with the tensors, when none is owed any more.
+        tree = self._dump(trainer, after_batch(trainer, owed=""))
+        self._pending = _Pending(trainer.global_step, early_part(tree, Owned.of(trainer)), due)
+
+    def _dropped(self) -> _Pending | None:
+        """The pending step, which is pending no more: a later state with its number is the one to save."""
+        pending, self._pending = self._pending, None
+        self.schedule.wanted = self.schedule.wanted or (pending is not None and pending.due)
+        return pending
+
     def _save_pending(self, trainer: Trainer) -> None:
-        if self._pending is not None:
-            (step, early, due), self._pending = self._pending, None
-            began = time.monotonic()
-            # The module's own hook may have asked for it since.
-            early[EXTRAS]["stopping"] = asked_to_stop(trainer)
-            tree = merged(early, dump(trainer))
-            if due:
-                self._save(step, tree, began)
-            else:
-                self._arm(trainer, step, tree)
+        """The pending step is whole: save it, or keep it at hand."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        began = time.monotonic()
+        # The module's own hook may have asked for it since.
+        pending.early[EXTRAS]["stopping"] = asked_to_stop(trainer)
+        tree = merged(pending.early, dump(trainer))
+        if pending.due:
+            self._save(pending.step, tree, began)
+        else:
+            self._arm(trainer, pending.step, tree)
 
     def _stopped_within(self, trainer: Trainer) -> None:
         """Training ends in this epoch, and nobody knew when its last batch ended: a later hook decided."""
@@ -268,10 +318,9 @@ class Recorder:
 
     def _arm(self, trainer: Trainer, step: int, tree: dict[str, Any]) -> None:
         """Keep a whole step at hand, if a failure should save it."""
-        own_hook = is_overridden("on_train_batch_end", trainer.lightning_module)
-        # Whatever changes weights before the next step: then they are copied as well.
-        changes = swapping_optimizers(trainer) or (own_hook and trainer.accumulate_grad_batches > 1)
-        self._armed.arm(step, frozen(tree, Owned(()) if changes else Owned.of(trainer)))
+        # What such optimizers own changes before the next step: then it is copied as well.
+        self._lends = not swapping_optimizers(trainer)
+        self._armed.arm(step, frozen(tree, Owned.of(trainer) if self._lends else Owned(())))
 
     def _prepare(self, trainer: Trainer, moment: Moment) -> None:
         """Once, when optimizers have their state: the first save finds memory that is page-locked."""
@@ -339,6 +388,11 @@ class Recorder:
                 f"self.log({name}, ...) in the module, in each epoch that is to count, or correct monitor=. "
                 f"Steps that were saved are there"
             )
+
+
+def _more_follows(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether the state behind this batch is not the one to save: that behind what follows is."""
+    return batch_ends_epoch(trainer, batch_idx) or validation_follows(trainer)
 
 
 def _on_device(trainer: Trainer) -> bool:

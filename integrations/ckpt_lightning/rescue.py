@@ -46,6 +46,13 @@ class Armed:
         """What `tree` refers to is about to change, or is saved already."""
         self._held = None
 
+    def outlast(self, copied: Callable[[Tree], Tree]) -> None:
+        """What `tree` refers to is about to change without a step: hold a copy from here on."""
+        if self._held is not None:
+            step, tree = self._held[0], copied(self._held[1])
+            self.disarm()
+            self.arm(step, tree)
+
     def fail(self) -> None:
         """Training has failed: save the step that is held.
 

@@ -171,6 +171,9 @@ CASES = {
     "batches that are None, validation in the middle": Case(
         models.Numbered, 9, _some_none, val=True, options=MID, stride=2, passed_over=True
     ),
+    "batches that are None, own on_train_batch_end": Case(
+        models.OwnHook, 10, _some_none, passed_over=True
+    ),
     "batches that are None, accumulation": Case(
         models.Numbered,
         4,

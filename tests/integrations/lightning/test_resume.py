@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
+from torch.utils.data import DataLoader, default_collate
 
 from ckpt_core import (
     ConfigError,
@@ -370,6 +371,106 @@ def test_save_on_exception_keeps_it_though_the_module_has_an_own_hook_after_batc
     assert committed_steps(root) == (at,)
     resumed = ending(*fit(models.OwnHook, models.train_loader, saver(root), **options))
     assert not differences(undisturbed, resumed)
+
+
+class Shrinks(models.OwnHook):
+    """Changes weights once more at each call."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        super().on_train_batch_end(*args)
+        with torch.no_grad():
+            self.net[4].weight.mul_(0.99)
+
+
+class ShrinksByHand(Shrinks):
+    """Steps in odd batches alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(super().training_step(batch, batch_idx))
+        if batch_idx % 2:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+
+class Third(models.Noisy):
+    """Samples in their order; the third batch is None, or fails when it is fetched."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__(augment=False)
+        self.fails = fails
+
+    def __getitem__(self, index: int) -> Any:
+        if index // models.BATCH_SIZE == 2:
+            if self.fails:
+                raise Stop
+            return None
+        return super().__getitem__(index)
+
+    def loader(self) -> Any:
+        return DataLoader(self, models.BATCH_SIZE, collate_fn=_none_if_any_is)
+
+
+def _none_if_any_is(samples: list[Any]) -> Any:
+    return None if None in samples else default_collate(samples)
+
+
+@pytest.mark.filterwarnings("ignore:train_dataloader yielded None")
+@pytest.mark.parametrize("validated", [False, True])
+@pytest.mark.parametrize("make", [Shrinks, ShrinksByHand])
+def test_what_is_kept_for_a_failure_is_whole_behind_batches_without_a_step_too(
+    root: Path, make: type[Shrinks], validated: bool
+) -> None:
+    class Fails(make):  # type: ignore[misc, valid-type]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if (self.current_epoch, batch_idx) == (1, 3):
+                raise Stop
+            return super().training_step(batch, batch_idx)
+
+    def ran(make: Any, *callbacks: Any) -> dict[str, Any]:
+        val = models.val_loader() if validated else None
+        found = ending(
+            *fit(make, Third().loader, *callbacks, val=val, max_epochs=2, val_check_interval=2)
+        )
+        return {name: value for name, value in found.items() if name != "batches"}
+
+    undisturbed = ran(make)
+    with pytest.raises(Stop):
+        ran(Fails, saver(root, every_n_epochs=50, save_on_exception=True))
+    assert committed_steps(root) == ((3,) if make is ShrinksByHand else (6,))
+    assert not differences(undisturbed, ran(make, saver(root)))
+
+
+@pytest.mark.parametrize("make", [models.Net, models.OwnHook])
+@pytest.mark.parametrize(
+    "when", [{"every_n_steps": 1}, {"every_n_epochs": 50, "save_on_exception": True}]
+)
+def test_the_last_whole_step_is_saved_when_the_loader_fails(
+    root: Path, make: type[models.Net], when: dict[str, Any]
+) -> None:
+    def loader() -> Any:
+        return DataLoader(models.Noisy(augment=False), models.BATCH_SIZE)
+
+    undisturbed = ending(*fit(make, loader))
+    with pytest.raises(Stop):
+        fit(make, Third(fails=True).loader, saver(root, **when))
+    assert committed_steps(root)[-1:] == (2,)
+    assert not differences(undisturbed, ending(*fit(make, loader, saver(root))))
+
+
+def test_a_step_is_not_saved_when_the_modules_own_hook_behind_it_fails(root: Path) -> None:
+    class Fails(models.OwnHook):
+        def on_train_batch_end(self, *args: Any) -> None:
+            super().on_train_batch_end(*args)
+            if self.global_step == 3:
+                raise Stop
+
+    with pytest.raises(Stop):
+        fit(Fails, models.train_loader, saver(root, every_n_steps=1, save_on_exception=True))
+    assert committed_steps(root) == (1, 2)
 
 
 def test_without_save_on_exception_a_failure_saves_nothing(root: Path) -> None:
