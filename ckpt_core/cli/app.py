@@ -334,7 +334,12 @@ def main() -> None:
 
 def _leave_unread() -> NoReturn:
     """The reader of our output has gone (`| head`): nothing is left to say, not at exit either."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(nowhere, sys.stderr.fileno())
     sys.exit(FAILED)
 
 
@@ -358,5 +363,9 @@ def _command() -> Callable[..., object]:
 
 
 def _fail(text: str) -> NoReturn:
-    sys.stderr.write(f"ckpt-core: {clean(' '.join(text.split()))}\n")
+    try:
+        sys.stderr.write(f"ckpt-core: {clean(' '.join(text.split()))}\n")
+        sys.stderr.flush()
+    except OSError:
+        _leave_unread()
     sys.exit(FAILED)

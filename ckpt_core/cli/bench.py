@@ -270,7 +270,8 @@ def _check_outputs(request: Request) -> None:
     from ckpt_core.observe import check_plot
 
     for path in filter(None, (request.json_file, request.plot, request.headline, request.out)):
-        check_outside(Path(os.path.realpath(path)))
+        # Into --out is written, so that it may not be a step itself.
+        check_outside(Path(os.path.realpath(path)) / ("figure.png" if path is request.out else ""))
         if not path.absolute().parent.is_dir():
             raise ConfigError(f"{str(path)!r} cannot be written: its directory does not exist")
     for picture in (request.plot, request.headline, request.out and request.out / "figure.png"):

@@ -235,6 +235,16 @@ def test_a_reader_that_has_gone_is_no_finding(
     assert ended.value.code == 2
 
 
+@pytest.mark.parametrize("words", ["verify nowhere", "ls nowhere", "ls --no-such-option"])
+@pytest.mark.parametrize("sink", ["2>&1 | true", "2>/dev/full"])
+def test_an_error_that_nobody_reads_is_no_finding(tmp_path: Path, words: str, sink: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs Linux")
+    command = f"({sys.executable} -m ckpt_core {words}; echo $? >code) {sink}"
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=False, timeout=60)
+    assert (tmp_path / "code").read_text() == "2\n"
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

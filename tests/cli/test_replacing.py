@@ -56,3 +56,16 @@ def test_nothing_is_written_within_a_step(cli: Cli, ckpts: Path, words: tuple[st
     answer = cli(*words, path)
     assert answer.code == 2 and "is in a committed step" in answer.err
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["", "x", "link"])
+def test_no_pictures_are_written_into_a_step(
+    cli: Cli, ckpts: Path, tmp_path: Path, name: str
+) -> None:
+    step = ckpts / "step-000000000010"
+    (tmp_path / "link").symlink_to(step)
+    before = sorted(os.listdir(step))
+    out = tmp_path / "link" if name == "link" else step / name
+    answer = cli("bench", "--suite", "papers", "--quick", "--out", out)
+    assert answer.code == 2 and "is in a committed step" in answer.err
+    assert sorted(os.listdir(step)) == before
