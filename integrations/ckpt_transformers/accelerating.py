@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.data_loader import DataLoaderDispatcher
 from accelerate.utils import DistributedType
 from torch.utils.data import IterableDataset
@@ -29,6 +31,10 @@ from ckpt_transformers.settings import engine_options
 from ckpt_transformers.texts import tell
 
 _PRIVATE = ("custom", "loaders", "rng")
+_BEGINS_ANEW = (
+    "use_stateful_dataloader=True: a loader was left before its end, saved, and begins anew now; behind "
+    "a restore of that save it goes on where it was left: read it to its end, or save while training is read"
+)
 
 
 class AcceleratorCheckpoint:
@@ -152,7 +158,9 @@ class AcceleratorCheckpoint:
         return _PRIVATE if self._several else None
 
     def _tree(self) -> dict[str, Any]:
-        loaders = Kept({"loaders": [order.place() for order in self._orders()]})
+        orders = self._orders()
+        read = any(order.is_read for order in orders)
+        loaders = Kept({"loaders": [order.place(others_read=read) for order in orders]})
         return {**self._live(), "loaders": loaders}
 
     def _orders(self) -> list[_Order]:
@@ -210,8 +218,24 @@ def _check_rest(accelerator: Accelerator, loader: Any, rest: Any) -> None:
         )
 
 
+@dataclass(eq=False)
+class _Pass:
+    """One time through a loader, of `epoch`: from what it `began` with, or from what a restore has `loaded`.
+
+    Accelerate lets what it reads go with the loop, so that `reads` then answers None: a loop that has come to
+    the end of the epoch has counted it by then, and one that was left has not.
+    """
+
+    epoch: int
+    loaded: dict[str, Any] | None = None
+    loader: Any = None
+    began: dict[str, Any] = field(default_factory=dict)
+    reads: Callable[[], Any] = lambda: None
+    saved_left: bool = False
+
+
 class _Order:
-    """Where a loader stands.
+    """Where a loader stands: `_pass` tells it, None while nobody has begun to read it.
 
     A sampler without a seed for each epoch draws its order from a generator: on several ranks from one that
     all have alike, else from the loader's or torch's own. As each epoch begins they are noted, so that the
@@ -219,9 +243,8 @@ class _Order:
     """
 
     def __init__(self, loader: Any) -> None:
-        self._loader = self._running = loader
-        self._noted: tuple[int, dict[str, Any]] = -1, {}
-        self._owed: Any = None
+        self._loader = loader
+        self._pass: _Pass | None = None
         # A stateful one has its first epoch's iterator, which has drawn its seed, since it was made.
         self._made = self._stateful = getattr(loader, "use_stateful_dataloader", False)
         self._watch(loader)
@@ -239,38 +262,58 @@ class _Order:
 
         rest.end = end
 
-    def place(self) -> dict[str, Any]:
+    @property
+    def is_read(self) -> bool:
+        return self._pass is not None and self._pass.reads() is not None
+
+    def place(self, *, others_read: bool) -> dict[str, Any]:
         """The epoch that it is in, or that is next, as behind the last batch of one."""
-        loader, epoch = self._loader, getattr(self._loader, "iteration", 0)
-        state = loader.state_dict() if self._stateful else None
-        noted, drawn = self._noted
-        # Behind its last batch a loader counts on when it is asked for another one.
-        if noted == epoch and self._running.end_of_dataloader:
-            epoch += 1
-            # Nothing: a state at its end would draw for the epoch that is over.
-            state = {} if self._stateful else None
-        if noted != epoch:
-            generator = self._generator
-            state_of = None if generator is None else generator.get_state()
-            drawn = {"generator": state_of, "made": self._made}
-        return {"epoch": epoch, "state": state, **drawn}
+        epoch, here = getattr(self._loader, "iteration", 0), self._pass
+        # No state: one of its end would draw for the epoch that is over.
+        anew = {"epoch": epoch, "state": {} if self._stateful else None, **self._drawn}
+        if here is None:
+            return {**anew, "state": self._state}
+        if here.loaded is not None:
+            return here.loaded
+        if here.epoch != epoch:
+            return anew
+        if here.loader.end_of_dataloader:
+            # It counts on when it is asked for another batch.
+            return {**anew, "epoch": epoch + self.is_read}
+        goes_on = {"epoch": epoch, "state": self._state, **here.began}
+        if self.is_read:
+            return goes_on
+        # One that was left is gone on with, or begins anew: what skips batches tells, and is none here.
+        if not self._stateful:
+            return {**goes_on, "left": anew["generator"]}
+        here.saved_left = not others_read
+        return anew if others_read else goes_on
 
     def put_back(self, place: dict[str, Any]) -> None:
         """Let it begin that epoch."""
         if hasattr(self._loader, "iteration"):
             # A sampler may take the epoch's seed from there; a dispatcher that skips tells it none.
             self._loader.set_epoch(place["epoch"])
-        drawn = {name: place.get(name) for name in ("generator", "torch", "made")}
+        self._pass = _Pass(place["epoch"], place)
         if place["state"] is not None:
             self._loader.load_state_dict(place["state"])
-            self._made = drawn["made"]
+            self._made = place.get("made")
             if self._made:
                 with torch.random.fork_rng(devices=[]):
                     self._loader.base_dataloader.state_dict()
-        if drawn["generator"] is not None and self._generator is not None:
-            self._generator.set_state(drawn["generator"])
-        if drawn["torch"] is not None:
-            self._noted, self._owed = (place["epoch"], drawn), drawn["torch"]
+        self._set_generator(place.get("left", place.get("generator")))
+
+    @property
+    def _state(self) -> Any:
+        return self._loader.state_dict() if self._stateful else None
+
+    @property
+    def _drawn(self) -> dict[str, Any]:
+        generator = self._generator
+        return {
+            "generator": None if generator is None else generator.get_state(),
+            "made": self._made,
+        }
 
     @property
     def _generator(self) -> Any:
@@ -282,27 +325,43 @@ class _Order:
         alike = getattr(loader, "synchronized_generator", None)
         return getattr(loader, "generator", None) if alike is None else alike
 
+    def _set_generator(self, state: torch.Tensor | None) -> None:
+        if state is not None and self._generator is not None:
+            self._generator.set_state(state)
+
     def _watch(self, loader: Any) -> None:
         """Note generators as it begins: behind the exchange that makes them equal, before it draws."""
         if not hasattr(loader, "begin"):
             return
-        own = loader.begin
+        begin, read = loader.begin, loader.base_dataloader.__iter__
 
-        def begin() -> None:
-            self._running = loader
-            made, self._made = self._made, False
-            owed, self._owed = self._owed, None
-            # One that was broken off, as an evaluation may be, begins anew, and draws anew.
-            if owed is None or (loader is self._loader and not self._stateful):
-                generator = self._generator
-                state = None if generator is None else generator.get_state()
-                drawn = {"generator": state, "torch": torch.get_rng_state(), "made": made}
-                self._noted = self._loader.iteration, drawn
-            else:
-                _draw_again(loader, owed)
-            own()
+        def begin_pass() -> None:
+            self._begin(loader)
+            begin()
 
-        loader.begin = begin
+        def read_pass() -> Any:
+            batches = (batch for batch in read())
+            if self._pass is not None:
+                self._pass.reads = weakref.ref(batches)
+            return batches
+
+        loader.begin, loader.base_dataloader.__iter__ = begin_pass, read_pass
+
+    def _begin(self, loader: Any) -> None:
+        last, owed = self._pass, {}
+        if last is not None and last.saved_left:
+            tell(_BEGINS_ANEW, rank=PartialState().process_index)
+        # The loader itself begins anew, and draws anew, unless it goes on by itself.
+        if last is not None and last.loaded and (self._stateful or loader is not self._loader):
+            owed = last.loaded
+        if owed.get("torch") is None:
+            began = {**self._drawn, "torch": torch.get_rng_state()}
+        else:
+            began = {name: owed.get(name) for name in ("generator", "torch", "made")}
+            self._set_generator(began["generator"])
+            _draw_again(loader, began["torch"])
+        self._made = False
+        self._pass = _Pass(self._loader.iteration, loader=loader, began=began)
 
 
 def _draw_again(loader: Any, drawn: torch.Tensor) -> None:

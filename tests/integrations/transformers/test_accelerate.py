@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,115 @@ def test_a_stateful_loader_goes_on_in_its_own_order(drawn: str, tmp_path: Path) 
     for die in (2, 4, 8, 12, 16, 0):  # twice in the first epoch, and at the end of one
         found |= _stateful(tmp_path / "cut", die, **DRAWN[drawn])
     assert found == expected
+
+
+def _prepared(*, stateful: bool = False, dispatch: bool = False) -> tuple[Any, Any, Any]:
+    """An Accelerator, a loader of three batches, and one to judge by with a generator of its own."""
+    if stateful:
+        pytest.importorskip("torchdata")
+    torch.manual_seed(5)
+    config = DataLoaderConfiguration(use_stateful_dataloader=stateful, dispatch_batches=dispatch)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    own = torch.Generator().manual_seed(4)
+    loader: Any = DataLoader(range(6), batch_size=2, shuffle=True)  # type: ignore[arg-type]
+    judge: Any = DataLoader(range(6), batch_size=2, shuffle=True, generator=own)  # type: ignore[arg-type]
+    return accelerator, *accelerator.prepare(loader, judge)
+
+
+def _rest(accelerator: Any, loader: Any, skip: int) -> Any:
+    stateful = loader.use_stateful_dataloader
+    return accelerator.skip_first_batches(loader, skip) if skip and not stateful else loader
+
+
+def _judging(root: Path, die: int, judged: int, **how: bool) -> Any:
+    """Two epochs, at each second step so many batches of `judge`; saved at each, epochs behind their loop."""
+    accelerator, loader, judge = _prepared(**how)
+    seen = {}
+    with AcceleratorCheckpoint(accelerator, root, options=SMALL) as checkpoint:
+        step = checkpoint.restore() or 0
+        while step < 6:
+            for batch in _rest(accelerator, loader, step % 3):
+                step += 1
+                found = [] if step % 2 else [it.tolist() for it in islice(judge, judged)]
+                seen[step] = batch.tolist(), found, torch.rand(()).item()
+                if step % 3 or judged < 3:
+                    checkpoint.save(step)
+                    if step == die:
+                        return seen
+            if judged > 3:
+                checkpoint.save(step)
+            if step == die:
+                return seen
+    return seen
+
+
+@pytest.mark.parametrize("judged", [1, 4], ids=["in part", "whole"])
+@pytest.mark.parametrize("how", [{"stateful": True}, {}, {"dispatch": True}], ids=str)
+def test_evaluations_and_later_epochs_are_what_they_would_have_been(
+    how: dict[str, bool], judged: int, tmp_path: Path
+) -> None:
+    expected = _judging(tmp_path / "whole", 0, judged, **how)
+    found: dict[int, Any] = {}
+    for die in (2, 3, 4, 0):  # behind an evaluation, and behind the loop of an epoch
+        found |= _judging(tmp_path / "cut", die, judged, **how)
+    assert found == expected
+
+
+@pytest.mark.parametrize("how", [{"stateful": True}, {}, {"dispatch": True}], ids=str)
+@pytest.mark.parametrize("trained", [False, True])
+def test_what_is_saved_between_a_restore_and_the_next_batch_is_the_same_place(
+    trained: bool, how: dict[str, bool], tmp_path: Path
+) -> None:
+    accelerator, loader, _ = _prepared(**how)
+    with AcceleratorCheckpoint(accelerator, tmp_path, options=SMALL) as checkpoint:
+        expected = []
+        for number, batch in enumerate(loader, 1):
+            expected.append(batch.tolist())
+            if number == 1:
+                checkpoint.save(1)
+        expected += [batch.tolist() for batch in loader]
+        if trained:
+            checkpoint.restore(1)
+            checkpoint.save(2)
+    if not trained:
+        accelerator, loader, _ = _prepared(**how)
+        with AcceleratorCheckpoint(accelerator, tmp_path, options=SMALL) as checkpoint:
+            checkpoint.restore()
+            checkpoint.save(2)
+    accelerator, loader, _ = _prepared(**how)
+    with AcceleratorCheckpoint(accelerator, tmp_path, options=SMALL) as checkpoint:
+        assert checkpoint.restore() == 2
+        found = [batch.tolist() for batch in _rest(accelerator, loader, 1)]
+        assert found + [batch.tolist() for batch in loader] == expected[1:]
+
+
+@pytest.mark.parametrize("how", [{"stateful": True}, {}, {"dispatch": True}], ids=str)
+def test_an_epoch_that_was_left_to_save_is_gone_on_with(
+    how: dict[str, bool], tmp_path: Path
+) -> None:
+    accelerator, _, loader = _prepared(**how)
+    expected = [batch.tolist() for batch in loader]
+    accelerator, _, loader = _prepared(**how)
+    with AcceleratorCheckpoint(accelerator, tmp_path, options=SMALL) as checkpoint:
+        for _ in loader:
+            break
+        checkpoint.save(1)
+    accelerator, _, loader = _prepared(**how)
+    with AcceleratorCheckpoint(accelerator, tmp_path, options=SMALL) as checkpoint:
+        checkpoint.restore()
+        assert [batch.tolist() for batch in _rest(accelerator, loader, 1)] == expected[1:]
+
+
+def test_a_stateful_loader_that_was_left_saved_and_begins_anew_is_told_of(tmp_path: Path) -> None:
+    accelerator, loader, judge = _prepared(stateful=True)
+    with AcceleratorCheckpoint(accelerator, tmp_path, options=SMALL) as checkpoint:
+        for number, _ in enumerate(loader, 1):
+            next(iter(judge))
+            checkpoint.save(number)
+        next(iter(judge))
+        checkpoint.save(4)  # nothing tells that it was no training
+        with pytest.warns(CheckpointWarning, match="begins anew"):
+            next(iter(judge))
 
 
 def test_skipping_batches_of_a_stateful_loader_is_told_of(tmp_path: Path) -> None:
