@@ -71,9 +71,8 @@ def main() -> None:
                 ck.wait()
                 print(f"stopped at step {done}", flush=True)
                 sys.exit(STOPPED)
-    write_result(
-        args.result, step=len(losses), losses=losses, objects=[model, optimizer, scheduler]
-    )
+    done, objects = len(losses), [model, optimizer, scheduler]
+    write_result(args.result, step=done, losses=losses, objects=objects)
     print(f"done, fingerprint in {args.result}")
 
 
