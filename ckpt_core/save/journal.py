@@ -255,7 +255,14 @@ def stalling(
                 mine.undo = None
                 return result
             except BaseException as exc:
-                _undo(mine, journal.stall, exc, began_s)
+                # Here: an interrupt at the entry of a function of its own would come before its `try`.
+                try:
+                    mine.failed(exc)
+                except BaseException:
+                    # A second interrupt: what it cut short is done now. A third leaves it to the next call.
+                    mine.failed(exc)
+                    raise
+                _count_failed(mine, journal.stall, exc, began_s)
                 raise
         except BaseException:
             journal.drop_turn(takes)
@@ -264,14 +271,7 @@ def stalling(
     return counted
 
 
-def _undo(mine: Underway, stall: Stall, exc: BaseException, began_s: float) -> None:
-    """A call has ended in this error."""
-    try:
-        mine.failed(exc)
-    except BaseException:
-        # A second interrupt: what it cut short is done now. A third leaves it to the next call.
-        mine.failed(exc)
-        raise
+def _count_failed(mine: Underway, stall: Stall, exc: BaseException, began_s: float) -> None:
     stall.ended_s = time.monotonic()
     stall.seconds += stall.ended_s - began_s
     if isinstance(exc, Exception):
