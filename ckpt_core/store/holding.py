@@ -88,6 +88,6 @@ class HeldRoot:
                     f"root={self._root} is no directory: name another", path=self._root
                 )
             ensure_root(self._files, self._root)
-        self.lock.acquire()
-        with mapped("look at the checkpoint root", path=self._root):
+            # Order matters: what fails behind the lock would leave it with nobody.
             self._disk.note()
+        self.lock.acquire()
