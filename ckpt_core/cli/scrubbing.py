@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ckpt_core.anywhere import local, url_of
 from ckpt_core.cli.places import check_directory
 from ckpt_core.cli.text import note, say, say_json, say_wrong
-from ckpt_core.errors import RestoreError
+from ckpt_core.cli.verifying import refuse_unread
 from ckpt_core.levels import Away, Scrubbed, places_of, scrub
 from ckpt_core.observe import progress_bar
 from ckpt_core.options import Level
@@ -54,10 +54,7 @@ def _check_read(found: list[Scrubbed]) -> None:
     unread = [_name(one) for one in found if one.is_refused]
     if unread and all(one.ok or one.is_refused for one in found):
         more = f" and {len(unread) - 1} more" if unread[1:] else ""
-        raise RestoreError(
-            f"this user has no permission to read {unread[0]}{more}: whether that is sound is not known. Run "
-            f"it as the owner"
-        )
+        refuse_unread(f"{unread[0]}{more}")
 
 
 def _places(request: ScrubRequest) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ckpt_core.cli.at_levels import url_of_level
 from ckpt_core.cli.places import directory_of, seen
@@ -73,10 +73,14 @@ def verify_path(request: VerifyRequest) -> bool:
 def _check_read(reports: Sequence[StepReport]) -> None:
     unread = [_name(report) for report in reports if report.is_unread]
     if unread and all(report.ok or report.is_unread for report in reports):
-        raise RestoreError(
-            f"this user has no permission to read {_some(unread)}: whether that is sound is not known. Run "
-            f"it as the owner"
-        )
+        refuse_unread(_some(unread))
+
+
+def refuse_unread(what: str) -> NoReturn:
+    """The end of a command that has found nothing wrong, and may not read all. Raises RestoreError."""
+    raise RestoreError(
+        f"this user has no permission to read {what}: whether that is sound is not known. Run it as the owner"
+    )
 
 
 def _steps(path: Path, step: int | None) -> tuple[list[Path], bool]:

@@ -85,10 +85,10 @@ class Connection:
     whoever asked waits for a future, with a deadline.
     """
 
-    def __init__(self, address: Address, timeout_s: float) -> None:
+    def __init__(self, address: Address, timeout_s: float, opening_s: float) -> None:
         self._address = address
         self._timeout_s = timeout_s
-        self.opening_s = _OPENING_S
+        self.opening_s = min(opening_s, timeout_s)
         self._jobs: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]] | None]
         self._jobs = queue.SimpleQueue()
         self.idle_since = time.monotonic()
@@ -337,10 +337,9 @@ class Clients:
     def _new(self, opening_s: float = _OPENING_S) -> Connection:
         self._check_usable()
         try:
-            connection = Connection(self.address, self.patience_s)
+            connection = Connection(self.address, self.patience_s, opening_s)
         except PersistError as exc:  # no more threads, at this moment
             raise StoreGone(f"the store at {self.address} cannot be asked: {exc}") from exc
-        connection.opening_s = min(opening_s, self.patience_s)
         self._all.add(connection)
         return connection
 

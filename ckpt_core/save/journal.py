@@ -54,6 +54,11 @@ class Stall:
     seconds: float = 0.0
     ended_s: float = 0.0
 
+    def count(self, began_s: float) -> None:
+        """A call that began then ends now."""
+        self.ended_s = now_s = time.monotonic()
+        self.seconds += now_s - began_s
+
 
 @dataclass(slots=True)
 class Underway:
@@ -75,8 +80,14 @@ class Underway:
     collecting: bool = False
     aging: bool = False
 
+    def begin(self) -> None:
+        """A call begins, which is in no other one."""
+        self.sweep()
+        if self.undo is None:
+            self.making = ()
+
     def sweep(self, closed: ConfigError | None = None) -> None:
-        """Undo what an interrupted call has left. Every call begins with it."""
+        """Undo what an interrupted call has left."""
         undo = self.undo
         self.resume_collector()
         if undo is not None:
@@ -98,7 +109,7 @@ class Underway:
                 raise cut from cause
 
     def resume_collector(self) -> None:
-        """See `Journal.resume_collector`."""
+        """As it was before `Journal.pause_collector`. Idempotent; at the latest when the call ends."""
         if self.collecting:
             if self.aging and not gc.get_freeze_count():
                 # By one call that is written in C: between the two, nothing at all would be collected.
@@ -139,6 +150,15 @@ class Journal:
         had: bool = self.turn._is_owned()  # type: ignore[attr-defined]
         return had
 
+    def is_within_turn(self, frame: FrameType | None) -> bool:
+        """Whether a call further out on this thread, which `frame` is of, has the turn: this one goes on.
+
+        One that interrupts have kept an earlier call from giving back is given back.
+        """
+        if self.has_turn and not _is_inside(self, frame):
+            self.turn.release()
+        return self.has_turn
+
     def give_turn(self, takes: bool) -> None:
         """Give it back, if this call has taken it. Idempotent."""
         if takes and self.has_turn:
@@ -151,13 +171,17 @@ class Journal:
         finally:
             self.give_turn(takes)
 
-    def await_turn(self, call: str) -> None:
-        """Wait until no other thread starts a save, and have the turn.
+    def take_turn(self, call: str, check_usable: Callable[[], None]) -> None:
+        """Have the turn, as soon as no other thread starts a save.
 
         Raises:
-            ConfigError: a thread of the engine calls, for which the other one may wait.
+            ConfigError: what `check_usable` raises, since in a fork nobody gives it back; or a thread of
+                the engine calls, for which the other one may wait.
             StagingError: not within `timeout`.
         """
+        if self.turn.acquire(blocking=False):
+            return
+        check_usable()
         self.refuse(call)
         began_s = time.monotonic()
         had = self.turn.acquire(timeout=min(self.timeout_s, threading.TIMEOUT_MAX))
@@ -209,10 +233,6 @@ class Journal:
             # Again: a handler that came in between may have saved, and resumed it.
             mine.collecting = True
 
-    def resume_collector(self) -> None:
-        """As it was before. Idempotent; at the latest when the call ends."""
-        self.mine.resume_collector()
-
 
 def stalling(
     method: Callable[Concatenate[Any, _Given], _Result],
@@ -225,31 +245,23 @@ def stalling(
         refuse_halfway(method.__name__)
         journal: Journal = self._journal
         mine = journal.mine
-        if journal.has_turn and not _is_inside(journal, sys._getframe(1)):
-            journal.turn.release()  # What interrupts have kept a call of this thread from.
-        # Within another call of this thread, which has it, this one goes on.
-        takes = starts and not journal.has_turn
+        takes = not journal.is_within_turn(sys._getframe(1)) and starts
         try:
-            if takes and not journal.turn.acquire(blocking=False):
-                self._check_usable()  # In a fork nobody gives it back.
-                journal.await_turn(method.__name__)
+            if takes:
+                journal.take_turn(method.__name__, self._check_usable)
             outer = mine.undo
             if outer is not None and _is_inside(journal, sys._getframe(1)):
                 result = _nested(mine, outer, functools.partial(method, self, *args, **kwargs))
                 journal.give_turn(takes)
                 return result
-            mine.sweep()
-            if mine.undo is None:
-                mine.making = ()
+            mine.begin()
             began_s = time.monotonic()
             try:
                 result = method(self, *args, **kwargs)
                 mine.raise_cut()
                 mine.resume_collector()
                 journal.give_turn(takes)
-                stall = journal.stall
-                stall.ended_s = now_s = time.monotonic()
-                stall.seconds += now_s - began_s
+                journal.stall.count(began_s)
                 # Together: no interrupt comes between, so that the caller gets the result or the error.
                 mine.making = ()
                 mine.undo = None
@@ -262,20 +274,15 @@ def stalling(
                     # A second interrupt: what it cut short is done now. A third leaves it to the next call.
                     mine.failed(exc)
                     raise
-                _count_failed(mine, journal.stall, exc, began_s)
+                journal.stall.count(began_s)
+                if isinstance(exc, Exception):
+                    mine.raise_cut(exc)
                 raise
         except BaseException:
             journal.drop_turn(takes)
             raise
 
     return counted
-
-
-def _count_failed(mine: Underway, stall: Stall, exc: BaseException, began_s: float) -> None:
-    stall.ended_s = time.monotonic()
-    stall.seconds += stall.ended_s - began_s
-    if isinstance(exc, Exception):
-        mine.raise_cut(exc)
 
 
 def _nested(mine: Underway, outer: Undo, call: Callable[[], _Result]) -> _Result:

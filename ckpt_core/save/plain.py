@@ -103,13 +103,14 @@ class PlainSaves:
         plan = self._plan(state, scope)
         if self._admission.must_wait():
             # Where nothing waits, the collector would only walk the plan, and once more at the end.
-            journal.resume_collector()
+            journal.mine.resume_collector()
         self._admission.admit(inflight)
         journal.pause_collector(self._leaf_count)
         self._start(inflight, plan)
         # It goes on by itself from here, also while this thread waits for it.
-        journal.mine.undo = None
-        journal.resume_collector()
+        mine = journal.mine
+        mine.undo = None
+        mine.resume_collector()
         return SaveHandle.of(inflight, began, blocking=self._pipeline.options.blocking)
 
     def prepare(

@@ -97,8 +97,8 @@ def test_a_connection_ahead_that_cannot_be_opened_is_nobodys_error(
     made: list[client.Connection] = []
 
     class Refused(client.Connection):
-        def __init__(self, address: Address, timeout_s: float) -> None:
-            super().__init__(address, timeout_s)
+        def __init__(self, address: Address, timeout_s: float, opening_s: float) -> None:
+            super().__init__(address, timeout_s, opening_s)
             made.append(self)
 
         def _connect(self) -> Any:

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,6 +38,15 @@ def options(**more: Any) -> Options:
     return Options(**given)
 
 
+def in_threads(count: int, save: Callable[[int], None]) -> None:
+    """Each saves from a step of its own on, at the same time as the others."""
+    threads = [threading.Thread(target=save, args=(100 * n,)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_saves_of_several_threads_are_all_committed(tmp_path: Path) -> None:
     state, errors = {"x": torch.randn(1000, 100)}, []
     with Checkpointer(tmp_path, options(in_flight=3)) as ck:
@@ -48,11 +58,7 @@ def test_saves_of_several_threads_are_all_committed(tmp_path: Path) -> None:
             except Exception as exc:
                 errors.append(exc)
 
-        threads = [threading.Thread(target=save, args=(100 * n,)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(4, save)
         ck.wait()
         assert not errors and len(ck.steps()) == 32
 
@@ -202,11 +208,7 @@ def test_saves_that_several_threads_hold_open_are_all_committed(tmp_path: Path) 
             except Exception as exc:
                 errors.append(exc)
 
-        threads = [threading.Thread(target=save, args=(100 * n,)) for n in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(3, save)
         assert not errors and len(ck.steps()) == 60
 
 

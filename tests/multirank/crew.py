@@ -176,5 +176,6 @@ def _run_rank(call: str, who: Rank, arguments: dict[str, Any], place: Path) -> N
 def all_well(outcomes: list[dict[str, Any]]) -> list[Any]:
     """The results, once it is sure that every rank ended well."""
     for rank, outcome in enumerate(outcomes):
-        assert not outcome["problem"] and not outcome["signal"], f"rank {rank}: {outcome}"
+        # All of them: the first one that failed may only have waited for another.
+        assert not outcome["problem"] and not outcome["signal"], f"rank {rank} of {outcomes}"
     return [outcome["result"] for outcome in outcomes]
