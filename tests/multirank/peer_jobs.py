@@ -204,7 +204,7 @@ def fall_behind(
         for step in (1, 2, 3):
             handle = ck.save(step, make_state(who.rank, step), per_rank=["sampler"])
             handle.reached(name_of(shape)).result(_REACHED_S)
-        until(lambda: _goes_by_the_newest(ck.root), "the agent to go by what was agreed on last")
+        until(lambda: _has_what_is_sought(ck.root), "the agent to say so in its status")
         (Path(place) / f"reached-{who.rank}").touch()
         agent = agent_of(ck.root)
         if who.rank in sleepers and agent is not None:
@@ -220,13 +220,15 @@ def fall_behind(
         return {"kept": agreed.kept, "sought": agreed.sought, "steps": committed_steps(ck.root)}
 
 
-def _goes_by_the_newest(root: Path) -> bool:
-    """Whether the agent has said so: until then its node does not say that it has the step that is sought."""
+def _has_what_is_sought(root: Path) -> bool:
+    """Whether the agent has said all that the next vote needs: a step has reached before it is told so."""
     run, status = read_run(root), read_status(root)
     agreed = None if run is None else read_agreed(root, run)
-    if agreed is None or status is None:
+    if agreed is None or agreed.sought is None or status is None:
         return False
-    return tuple(status.levels[0].keeps) == agreed.order
+    step, attempt = agreed.sought
+    seen = status.levels[0]
+    return tuple(seen.keeps) == agreed.order and seen.steps.get(step) == attempt
 
 
 def save_fast(who: Rank, place: str, shape: str, steps: list[int], seed: int) -> int:
