@@ -20,7 +20,7 @@ from ckpt_core.coordination.address import Address
 from ckpt_core.coordination.line import cut, open_sockets, opened_since
 from ckpt_core.errors import PersistError
 from ckpt_core.system.interrupts import putting_back
-from ckpt_core.system.threads import Monitor, Worker, at_exit, join_all, own_lock
+from ckpt_core.system.threads import Monitor, OwnFuture, Worker, at_exit, join_all, own_lock
 
 Store = Any
 """A `torch.distributed.TCPStore`: torch does not export the type, and is not loaded before it is needed."""
@@ -100,7 +100,7 @@ class Connection:
 
     def start(self, action: Callable[[Store], _Result]) -> Future[_Result]:
         """Run `action` on the connection's thread."""
-        future: Future[_Result] = Future()
+        future = OwnFuture[_Result]()
         self._jobs.put((action, future))
         return future
 

@@ -27,7 +27,8 @@ _log = logging.getLogger("ckpt_core")
 
 T = TypeVar("T")
 
-_IS_OWN: Callable[[Any], bool] = type(threading.RLock())._is_owned  # type: ignore[attr-defined]
+_RLock: Any = type(threading.RLock())
+_IS_OWN: Callable[[Any], bool] = _RLock._is_owned
 
 _locks: set[weakref.ref[Any]] = set()
 """All that `own_lock` has made. Each is added, dropped or looked at by one call that is written in C."""
@@ -46,11 +47,15 @@ _HURRIED = "%r at the end of the process: what is in flight is given up, committ
 
 def own_lock() -> threading.RLock:
     """For `with`: a lock of which `locks_held` knows whether this thread has it."""
-    global _newest
     lock = threading.RLock()
+    _know(lock)
+    return lock
+
+
+def _know(lock: threading.RLock) -> None:
+    global _newest
     _locks.add(weakref.ref(lock, _locks.discard))
     _newest = object()
-    return lock
 
 
 def locks_held() -> list[Any]:
@@ -131,7 +136,48 @@ class Monitor:
             self._bells.pop().release()
 
 
-class ThreadFuture(Future[T]):
+class _Condition(_RLock):  # type: ignore[misc]
+    """What a future has of `threading.Condition`; entered and left as `own_lock` is, by no Python code."""
+
+    def __init__(self) -> None:
+        self._bells: list[threading.Lock] = []
+        _know(self)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See `threading.Condition`; interrupted, it comes back with the lock as well."""
+        had = 1, threading.get_ident()
+        bell = threading.Lock()
+        bell.acquire()
+
+        def sleep() -> bool:
+            nonlocal had
+            self._bells.append(bell)
+            had = self._release_save()
+            return bell.acquire(timeout=-1 if timeout is None else max(timeout, 0))
+
+        def take() -> None:
+            if not self._is_owned():
+                self._acquire_restore(had)
+            if bell in self._bells:
+                self._bells.remove(bell)
+
+        return putting_back(sleep, take)
+
+    def notify_all(self) -> None:
+        """See `threading.Condition`."""
+        while self._bells:
+            self._bells.pop().release()
+
+
+class OwnFuture(Future[T]):
+    """A future that an interrupt leaves whole: it can be settled, and asked again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = _Condition()
+
+
+class ThreadFuture(OwnFuture[T]):
     """A future that a thread of this process settles: no fork of it waits for one that is not done.
 
     `result`, `exception` and `add_done_callback` raise ConfigError there, at once: the threads stayed behind.
