@@ -183,7 +183,8 @@ class _Rank:
         for path in self._a.items.keys() & self._b.items.keys():
             if all(side.items[path].tensor is not None for side in (self._a, self._b)):
                 key, left, _ = self._pair(path)
-                yield key, 0 if left is None else left.nbytes
+                shown = _known(self._a.items[path], left).get("view")
+                yield key, 0 if left is None else len(_extent(shown, left))
 
     def compare(self) -> None:
         """Gather tensors in what was found so far, and everything else in `notes`."""
@@ -245,24 +246,21 @@ class _Rank:
     def _values(
         self, path: str, left: StoredLeaf, right: StoredLeaf, known: list[dict[str, Any]]
     ) -> TensorDiff | None:
+        shown = _extent(known[0].get("view"), left)
         # A step that is compared with itself is read: it may lie about what it holds.
         if self._a.path != self._b.path and self._a.places(left) == self._b.places(right):
-            self._whole.told(left.nbytes)
+            self._whole.told(len(shown))
             return None
         size = itemsize(left.spec.dtype)
         distance: Any = None
         pieces = (
-            self._a.pieces(left, size * _PIECE_ELEMENTS),
-            self._b.pieces(right, size * _PIECE_ELEMENTS),
+            self._a.pieces(left, shown, size * _PIECE_ELEMENTS),
+            self._b.pieces(right, shown, size * _PIECE_ELEMENTS),
         )
-        shown, at = _extent(known[0].get("view"), left), 0
         for one, other in zip(*pieces, strict=True):
             self._whole.told(len(one))
-            begin, end = (min(max(edge - at, 0), len(one)) for edge in (shown.start, shown.stop))
-            at += len(one)
-            if one == other or one[begin:end] == other[begin:end]:
+            if one == other:
                 continue
-            one, other = one[begin:end], other[begin:end]
             if distance is None:
                 from ckpt_core.cli.numbers import Distance
 

@@ -82,10 +82,10 @@ class Side:
         """Whether a place shows what ranks store together: it is then the same for all of them."""
         return item.tensor is not None and self._leaves.is_shared(item.tensor.leaf)
 
-    def pieces(self, leaf: StoredLeaf, nbytes: int) -> Iterator[bytearray]:
-        """Its bytes, `nbytes` at a time."""
+    def pieces(self, leaf: StoredLeaf, shown: range, nbytes: int) -> Iterator[bytearray]:
+        """The bytes of it that are shown, `nbytes` at a time."""
         rest = bytearray()
-        for block in self._reader.blocks(leaf):
+        for block in self._reader.blocks(leaf, shown):
             start = min(nbytes - len(rest), len(block)) if rest else 0
             rest += block[:start]
             if len(rest) == nbytes:

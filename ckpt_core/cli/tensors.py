@@ -30,6 +30,13 @@ class View:
     stride: tuple[int, ...]
     flags: str
 
+    @property
+    def extent(self) -> range:
+        """The bytes of the leaf from the first element that it shows to the last one."""
+        reach = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        elements = 0 if 0 in self.shape else reach + 1
+        return range(self.offset, self.offset + elements * itemsize(self.dtype))
+
     @classmethod
     def of(cls, tensor: TensorRef, leaf: StoredLeaf) -> View:
         """The view of an occurrence, or of the whole leaf.
@@ -53,16 +60,14 @@ class View:
 
 
 def view_bytes(view: View, leaves: RankLeaves) -> memoryview:
-    """Row-major bytes of a view; the leaf and the result are in memory."""
+    """Row-major bytes of a view; what it shows of the leaf and the result are in memory."""
     data = bytearray()
-    for block in leaves.blocks(view.leaf):  # one by one: the next one overwrites it
+    for block in leaves.blocks(view.leaf, view.extent):  # one by one: the next one overwrites it
         data += block
-    del data[: view.offset]
     kind = dtype_of(view.dtype)
-    room = len(data) - len(data) % kind.itemsize
-    if not room:
+    if not data:
         return memoryview(b"")
-    tensor = torch.frombuffer(data, dtype=torch.uint8, count=room).view(kind)
+    tensor = torch.frombuffer(data, dtype=torch.uint8).view(kind)
     tensor = tensor.as_strided(view.shape, view.stride)
     if "n" in view.flags:
         tensor = torch._neg_view(tensor)
@@ -118,9 +123,7 @@ def _sizes(value: Json) -> tuple[int, ...]:
 def _fits(view: View, leaf_bytes: int) -> bool:
     if type(view.offset) is not int or view.offset < 0 or len(view.shape) != len(view.stride):
         return False
-    reach = sum((size - 1) * step for size, step in zip(view.shape, view.stride, strict=True))
-    elements = 0 if 0 in view.shape else reach + 1
-    return view.offset + elements * itemsize(view.dtype) <= leaf_bytes
+    return view.extent.stop <= leaf_bytes
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

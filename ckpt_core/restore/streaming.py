@@ -126,29 +126,33 @@ class LeafReader:
         """The leaves as one rank of the step has them."""
         return RankLeaves(self, manifest)
 
-    def blocks(self, leaf: StoredLeaf) -> Iterator[memoryview]:
+    def blocks(self, leaf: StoredLeaf, wanted: range | None = None) -> Iterator[memoryview]:
         """Row-major bytes of a leaf of `leaves`, in blocks; each is overwritten by the next one.
+
+        Args:
+            wanted: which of its bytes; the chunks that they lie in are read. None: all.
 
         Raises:
             CorruptCheckpoint: its bytes are not what was written, or not all of them are there.
             RestoreError: this is the root of a node, and another one holds a part of the leaf.
             OSError: the system refused a read.
         """
-        if leaf.nbytes == 0:
+        wanted = range(leaf.nbytes) if wanted is None else wanted
+        if not wanted:
             return
         self._check_whole(leaf)
         first = leaf.places[0]
         if first.part is None:
-            yield from self._file(first).blocks(first.offset, leaf.nbytes)
+            yield from self._file(first).blocks(first.offset + wanted.start, len(wanted))
             return
         spans = spans_of(leaf)
         if spans is None:
-            yield from self._boxes(leaf)
+            yield from self._boxes(leaf, wanted)
             return
-        position = 0
+        position = wanted.start
         for begin, end, place in spans:
             # What another slice has held already is passed over.
-            skip = max(position - begin, 0)
+            skip, end = max(position - begin, 0), min(end, wanted.stop)
             if begin + skip < end:
                 yield from self._file(place).blocks(place.offset + skip, end - begin - skip)
                 position = end
@@ -181,11 +185,15 @@ class LeafReader:
             raise self.leaves.lacks(leaf.spec.name, gap)
         self._whole.add(id(leaf))
 
-    def _boxes(self, leaf: StoredLeaf) -> Iterator[memoryview]:
+    def _boxes(self, leaf: StoredLeaf, wanted: range) -> Iterator[memoryview]:
         window = memoryview(bytearray(WINDOW_BYTES))
         spare = memoryview(bytearray(WINDOW_BYTES))
-        shape, unit = leaf.spec.shape, itemsize(leaf.spec.dtype)
+        shape, unit, at = leaf.spec.shape, itemsize(leaf.spec.dtype), 0
         for box, nbytes in windows(shape, unit, WINDOW_BYTES):
+            begin, end = max(wanted.start - at, 0), min(wanted.stop - at, nbytes)
+            at += nbytes
+            if begin >= end:
+                continue
             for place in leaf.places:
                 assert place.part is not None
                 runs = needed_ranges(place.part, shape, unit, box)
@@ -196,7 +204,7 @@ class LeafReader:
                 self._copy(place, first, spare[: last - first])
                 for source, target, size in runs:
                     window[target : target + size] = spare[source - first : source - first + size]
-            yield window[:nbytes]
+            yield window[begin:end]
 
     def _copy(self, place: LeafPlace, begin: int, into: memoryview) -> None:
         done = 0
@@ -252,7 +260,7 @@ class RankLeaves:
         """
         self._leaves.of(self.manifest, names, whole=True)
 
-    def blocks(self, name: str) -> Iterator[memoryview]:
+    def blocks(self, name: str, wanted: range | None = None) -> Iterator[memoryview]:
         """Row-major bytes of a leaf, as `LeafReader.blocks`.
 
         Raises:
@@ -261,4 +269,4 @@ class RankLeaves:
         leaf = self.leaf(name)
         if leaf is None:
             raise KeyError(name)
-        return self._reader.blocks(leaf)
+        return self._reader.blocks(leaf, wanted)

@@ -17,6 +17,7 @@ from torch import nn
 
 from ckpt_core import Checkpointer, Options, RngState
 from ckpt_core.cli import main
+from ckpt_core.system.files import Files
 from tests.cli.far_places import (  # noqa: F401
     alone,
     at_faulty,
@@ -150,6 +151,27 @@ def damage() -> Callable[[Path, int], None]:
             file.write(bytes([byte[0] ^ 1]))
 
     return run
+
+
+@dataclass
+class Heard:
+    """How many bytes of files were read since `nbytes` was last set."""
+
+    nbytes: int = 0
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+    """What is read of steps from here on."""
+    found, preadv = Heard(), Files.preadv
+
+    def counted(files: Files, *arguments: Any) -> int:
+        got = preadv(files, *arguments)
+        found.nbytes += got
+        return got
+
+    monkeypatch.setattr(Files, "preadv", counted)
+    return found
 
 
 # -- steps of several ranks --------------------------------------------------------------------

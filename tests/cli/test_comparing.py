@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ckpt_core.cli import comparing, numbers
 from ckpt_core.cli.numbers import Distance
+from tests.cli.conftest import Heard
 
 Cli = Callable[..., Any]
 Save = Callable[..., Path]
@@ -135,6 +136,22 @@ def test_a_view_differs_where_what_it_shows_does(cli: Cli, save: Save) -> None:
         row["path"]: (row["differing"], row["elements"]) for row in _diff(cli, a, last)["tensors"]
     }
     assert counts == {"x": (1, 20), "t": (1, 16), "v": (1, 3)}
+
+
+def test_views_of_one_buffer_are_read_by_what_they_show(cli: Cli, save: Save, heard: Heard) -> None:
+    count, size = 200, 500
+
+    def state(last: float) -> dict[str, torch.Tensor]:
+        flat = torch.arange(float(count * size))
+        flat[-1] = last
+        return {"flat": flat} | {f"p{at}": flat[at * size : (at + 1) * size] for at in range(count)}
+
+    steps = save(state(0), chunk_bytes=4096), save(state(1), "b", chunk_bytes=4096)
+    heard.nbytes = 0
+    found = _diff(cli, *steps)
+    assert [row["path"] for row in found["tensors"]] == ["flat", f"p{count - 1}"]
+    # Of each step its sums, the leaf, and each view.
+    assert heard.nbytes <= 2 * (3 * count * size * 4 + count * 4096)
 
 
 def test_parts_of_sparse_tensors_are_compared(cli: Cli, save: Save) -> None:

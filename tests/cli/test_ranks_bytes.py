@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import ckpt_core
-from ckpt_core.restore import streaming
+from ckpt_core.restore import LeafReader, read_manifests, streaming
 from ckpt_core.restore.windows import windows
+from ckpt_core.system.files import Files
 from tests.cli.several import ALIKE, BOXED, GOLDEN, JOB, diff, flat, same
 from tests.restore.ranks import write_ranks
 
@@ -167,6 +168,21 @@ def test_no_byte_of_any_rank_is_exported_unchecked(
     assert answer.code == 2
     assert f"{row['file']}: chunk " in answer.err
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("window", [256, 1 << 18])
+def test_a_part_of_a_leaf_is_what_the_whole_has_there(
+    four: Path, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    monkeypatch.setattr(streaming, "WINDOW_BYTES", window)
+    with LeafReader(read_manifests(four, files=Files())) as reader:
+        leaves = [*reader.leaves.shared.values(), *reader.leaves.private[1].values()]
+        for leaf in leaves:
+            whole = b"".join(map(bytes, reader.blocks(leaf)))
+            edges = sorted({at * leaf.nbytes // 7 + shift for at in range(8) for shift in (0, 3)})
+            for wanted in [range(leaf.nbytes)[a:b] for a in edges for b in edges]:
+                part = b"".join(map(bytes, reader.blocks(leaf, wanted)))
+                assert part == whole[wanted.start : wanted.stop], (leaf.spec.name, wanted)
 
 
 @given(
