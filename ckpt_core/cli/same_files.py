@@ -24,16 +24,31 @@ def identity(path: Path) -> Identity | None:
     return None
 
 
-def steps_with(path: Path) -> list[int]:
-    """The other steps of the same root that have this file."""
-    root, wanted = path.parent.parent, identity(path)
-    found = []
-    for step in committed_steps(root) if wanted is not None else ():
-        folder = step_path(root, step)
-        names = entries(folder) if step != parse_step_dir(path.parent.name) else ()
+class SameFiles:
+    """Which steps of a root have a file; the root is gone through once, when that is first asked."""
+
+    def __init__(self) -> None:
+        self._steps: dict[Path, dict[Identity, list[int]]] = {}
+
+    def steps_with(self, path: Path) -> list[int]:
+        """The other steps of the same root that have this file."""
+        root, wanted = path.parent.parent, identity(path)
+        if wanted is None:
+            return []
+        if root not in self._steps:
+            self._steps[root] = _steps_by_file(root)
+        own = parse_step_dir(path.parent.name)
+        return [step for step in self._steps[root].get(wanted, ()) if step != own]
+
+
+def _steps_by_file(root: Path) -> dict[Identity, list[int]]:
+    found: dict[Identity, list[int]] = {}
+    for step in committed_steps(root):
+        names = entries(step_path(root, step))
         shards = [Path(entry.path) for entry in names if parse_shard_name(entry.name) is not None]
-        if any(identity(shard) == wanted for shard in shards):
-            found.append(step)
+        for file in {identity(shard) for shard in shards}:
+            if file is not None:
+                found.setdefault(file, []).append(step)
     return found
 
 

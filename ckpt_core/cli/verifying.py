@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ckpt_core.cli.at_levels import url_of_level
 from ckpt_core.cli.places import directory_of, seen
-from ckpt_core.cli.same_files import steps_with
+from ckpt_core.cli.same_files import SameFiles
 from ckpt_core.cli.steps import elsewhere_text, find_step, held_text
 from ckpt_core.cli.text import note, say, say_json, say_wrong, shorten
 from ckpt_core.errors import CkptError, NotCommitted, RestoreError
 from ckpt_core.layout import RankManifest, parse_shard_name, rank_manifest_name
 from ckpt_core.observe import progress_bar
-from ckpt_core.restore import BadChunk, SharedFile, StepReport, verify
+from ckpt_core.restore import BadChunk, KnownFiles, StepReport, verify
 from ckpt_core.store import committed_steps, step_path
 from ckpt_core.types import parse_step_dir
 from ckpt_core.units import count_text, size_text
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckpt_core.cli.requests import VerifyRequest
 
 _LEAVES_SHOWN = 8
+_STEPS_SHOWN = 12
 
 
 def verify_path(request: VerifyRequest) -> bool:
@@ -41,7 +42,7 @@ def verify_path(request: VerifyRequest) -> bool:
         place = url_of_level(root, request.level)
     reports: list[StepReport] = []
     retired: list[int | None] = []
-    sound: set[SharedFile] = set()
+    known: KnownFiles = {}
     with progress_bar(shown=not request.no_progress, tell=note) as show, seen(place) as there:
         paths, is_root = _steps(there.path, request.step)
         if len(paths) > 1:
@@ -51,7 +52,7 @@ def verify_path(request: VerifyRequest) -> bool:
             try:
                 step = there.ready(path)
                 told = partial(show, label)
-                reports += verify(step, progress=told, files=there.files, sound=sound).steps
+                reports += verify(step, progress=told, files=there.files, known=known).steps
             except NotCommitted:
                 if not is_root:
                     raise
@@ -59,13 +60,13 @@ def verify_path(request: VerifyRequest) -> bool:
                 retired.append(parse_step_dir(path.name))
                 note(f"{path.name} was retired meanwhile: left out")
         there.check()
-    ok = all(report.ok for report in reports)
+    ok, same = all(report.ok for report in reports), SameFiles()
     if request.json:
-        steps = [_json(report) for report in reports]
+        steps = [_json(report, same) for report in reports]
         say_json({"path": place, "ok": ok, "steps": steps, "retired": retired})
     else:
         for report in reports:
-            _say(report)
+            _say(report, same)
     _check_read(reports)
     return ok
 
@@ -99,7 +100,7 @@ def _name(report: StepReport) -> str:
     return report.path.name if report.step is None else f"step {report.step}"
 
 
-def _say(report: StepReport) -> None:
+def _say(report: StepReport, same: SameFiles) -> None:
     name = _name(report)
     checked = f"{size_text(report.checked_bytes)} checked"
     if report.unchecked_bytes:
@@ -123,16 +124,22 @@ def _say(report: StepReport) -> None:
             say(f"    {count_text(len(leaves), 'leaf')} hit: {_some(leaves)}")
         elif leaves is not None:
             say("    no leaf hit: only the header or padding")
-    for file, steps in _shared(report).items():
-        numbers = ", ".join(map(str, steps))
-        say(f"  {file} is one file with that of {'step' if len(steps) == 1 else 'steps'} {numbers}")
+    for file, steps in _shared(report, same).items():
+        say(f"  {file} is one file with that of {_numbers(steps)}")
     _say_elsewhere(report)
 
 
-def _shared(report: StepReport) -> dict[str, list[int]]:
+def _numbers(steps: Sequence[int]) -> str:
+    shown = ", ".join(map(str, steps[:_STEPS_SHOWN]))
+    if len(steps) > _STEPS_SHOWN:
+        return f"{count_text(len(steps), 'step')}: {shown}, ..."
+    return f"{'step' if len(steps) == 1 else 'steps'} {shown}"
+
+
+def _shared(report: StepReport, same: SameFiles) -> dict[str, list[int]]:
     """Damaged files that other steps have too, and which."""
     files = dict.fromkeys(bad.file for bad in report.bad_chunks)
-    found = {file: steps_with(report.path / file) for file in files}
+    found = {file: same.steps_with(report.path / file) for file in files}
     return {file: steps for file, steps in found.items() if steps}
 
 
@@ -172,7 +179,7 @@ def _manifest(step_dir: Path, bad: BadChunk) -> RankManifest | None:
 # -- for programs ------------------------------------------------------------------------------
 
 
-def _json(report: StepReport) -> dict[str, Any]:
+def _json(report: StepReport, same: SameFiles) -> dict[str, Any]:
     return {
         "step": report.step,
         "path": str(report.path),
@@ -184,7 +191,7 @@ def _json(report: StepReport) -> dict[str, Any]:
         "unchecked_bytes": report.unchecked_bytes,
         "problems": list(report.problems),
         "unread": list(report.unread),
-        "shared": _shared(report),
+        "shared": _shared(report, same),
         "bad_chunks": [
             _bad_json(bad, leaves)
             for bad, leaves in zip(report.bad_chunks, _leaves_hit(report), strict=True)

@@ -26,7 +26,7 @@ from ckpt_core.restore.leaves import LeafPlace, StepLeaves, StoredLeaf
 from ckpt_core.restore.manifests import StepManifest, read_manifests
 from ckpt_core.restore.streaming import LeafReader, RankLeaves
 from ckpt_core.restore.units import BadChunk
-from ckpt_core.restore.verifying import Report, SharedFile, StepReport, verify
+from ckpt_core.restore.verifying import KnownFiles, Report, StepReport, verify
 from ckpt_core.restore.watch import Watch
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ _LAZY = {
 __all__ = [
     "BadChunk",
     "Guard",
+    "KnownFiles",
     "LeafPlace",
     "LeafReader",
     "NoGuard",
@@ -60,7 +61,6 @@ __all__ = [
     "RestoredStep",
     "Restorer",
     "Retired",
-    "SharedFile",
     "StepLeaves",
     "StepManifest",
     "StepReport",

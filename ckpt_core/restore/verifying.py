@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from ckpt_core.restore.deadline import READ_TIMEOUT_S, within
 from ckpt_core.restore.failures import NoMeans, Retired, check_means
 from ckpt_core.restore.leaves import StepLeaves
 from ckpt_core.restore.manifests import StepManifest, file_problem, read_json, read_start
-from ckpt_core.restore.reading import ParallelReader, Progress
+from ckpt_core.restore.reading import Outcome, ParallelReader, Progress
 from ckpt_core.restore.units import BadChunk, Discard, ReadJob
 from ckpt_core.restore.watch import undisturbed
 from ckpt_core.store import committed_steps, resolve, step_path
@@ -36,6 +36,9 @@ from ckpt_core.types import parse_step_dir
 
 SharedFile = tuple[int, int, int, FileEntry]
 """A file of this machine, when it was written, and what it should be."""
+
+KnownFiles = dict[SharedFile, tuple[BadChunk, ...]]
+"""Files that several steps have and that were read in one of them, and what is wrong with each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +126,13 @@ def verify(
     keep_cached: bool = False,
     progress: Progress | None = None,
     files: Files | None = None,
-    sound: set[SharedFile] | None = None,
+    known: KnownFiles | None = None,
 ) -> Report:
     """`ckpt_core.verify` of a directory: the arguments, what it returns and its errors are those.
 
     Args:
         files: how its files are read; also those of a stand-in (`ckpt_core.levels`).
-        sound: files that several steps have and an earlier call has found sound: they are not read again.
+        known: what earlier calls have found; these files are not read again.
     """
     path = Path(path) if isinstance(path, str) else path
     share = _checked_share(share)
@@ -140,7 +143,7 @@ def verify(
         progress=progress,
         buffered=keep_cached,
     )
-    how = _How(reader, share, set() if sound is None else sound)
+    how = _How(reader, share, {} if known is None else known)
     found = resolve(path)
     if found == path:
         return Report(path, (_verify_step(path, how),))
@@ -165,8 +168,7 @@ class _How:
 
     reader: ParallelReader
     share: tuple[int, int]
-    sound: set[SharedFile]
-    """Files that several steps have, and that were found sound in one of them."""
+    known: KnownFiles
 
 
 class _Faulty(Exception):
@@ -177,19 +179,25 @@ class _Faulty(Exception):
 
 
 def _verify_step(path: Path, how: _How) -> StepReport:
+    fresh: KnownFiles = {}
+
     def read() -> StepReport:
-        report = _look_at(path, how)
+        fresh.clear()
+        report = _look_at(path, how, fresh)
         if not report.ok:
             raise _Faulty(report)
         return report
 
     try:
-        return undisturbed(path, read, timeout_s=how.reader.timeout_s)
+        report = undisturbed(path, read, timeout_s=how.reader.timeout_s)
     except _Faulty as found:
-        return found.report
+        report = found.report
+    # Only now: what was read of a step that was replaced meanwhile says nothing of a file.
+    how.known.update(fresh)
+    return report
 
 
-def _look_at(path: Path, how: _How) -> StepReport:
+def _look_at(path: Path, how: _How, fresh: KnownFiles) -> StepReport:
     number, reader = parse_step_dir(path.name), how.reader
     try:
         step = within(reader.timeout_s, lambda: read_json(path, files=reader.files), path=path)
@@ -198,7 +206,7 @@ def _look_at(path: Path, how: _How) -> StepReport:
     except RestoreError as exc:  # all that can be wrong with a manifest
         return _without_bytes(number, path, exc)
     try:
-        return _verify_files(step, how)
+        return _verify_files(step, how, fresh)
     except NoMeans:
         raise
     except RestoreError as exc:  # the storage hangs
@@ -225,31 +233,48 @@ def _number(step: StepManifest) -> int | None:
     return step.manifest.step if step.manifest.directory is None else None
 
 
-def _verify_files(step: StepManifest, how: _How) -> StepReport:
+def _verify_files(step: StepManifest, how: _How, fresh: KnownFiles) -> StepReport:
     reader, (number, count) = how.reader, how.share
     problems, found = within(reader.timeout_s, lambda: _inspect(step, reader.files), path=step.path)
-    jobs = _part([job for job, which in found if which not in how.sound], number, count)
-    known = [job.entry for job, which in found if which in how.sound]
+    known = [(job, how.known[which]) for job, which in found if which in how.known]
+    found = [(job, which) for job, which in found if which not in how.known]
+    jobs = _part([job for job, _ in found], number, count)
     gaps, elsewhere = _coverage(step)
     problems += gaps
     outcome = reader.run(jobs, keep_going=True)
-    if count == 1 and not outcome.bad and not outcome.failed:
-        how.sound.update(which for _, which in found if which is not None)
+    if count == 1:
+        fresh.update(_read_whole(found, outcome))
+    bad = outcome.bad + [
+        replace(one, path=job.path, file=job.entry.name) for job, wrong in known for one in wrong
+    ]
     for path, error in outcome.failed:
         problems.append(_refused(path, error))
     unchecked = sum(_unchecked_bytes(job.entry, job.wanted) for job in jobs)
     return StepReport(
         _number(step),
         step.path,
-        tuple(sorted(outcome.bad, key=lambda bad: (bad.file, bad.index))),
+        tuple(sorted(bad, key=lambda one: (one.file, one.index))),
         tuple(map(str, problems)),
-        checked_bytes=max(outcome.done_bytes - unchecked, 0) + sum(one.nbytes for one in known),
+        checked_bytes=max(outcome.done_bytes - unchecked, 0)
+        + sum(job.entry.nbytes for job, _ in known),
         unchecked_bytes=min(outcome.done_bytes, unchecked),
         ranks=tuple(rank.rank for rank in step.ranks),
         world_size=step.manifest.world_size,
         elsewhere=tuple(elsewhere),
         unread=tuple([str(text) for text in problems if isinstance(text, _Unread)]),
     )
+
+
+def _read_whole(found: Sequence[tuple[ReadJob, SharedFile | None]], outcome: Outcome) -> KnownFiles:
+    failed = {path for path, _ in outcome.failed}
+    wrong: dict[Path, list[BadChunk]] = {}
+    for bad in outcome.bad:
+        wrong.setdefault(bad.path, []).append(bad)
+    return {
+        which: tuple(wrong.get(job.path, ()))
+        for job, which in found
+        if which is not None and job.path not in failed
+    }
 
 
 def _coverage(step: StepManifest) -> tuple[list[str], list[str]]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,13 +93,57 @@ def test_verify_reads_a_file_that_several_steps_have_once(root: Path) -> None:
     assert report.ok and len({step.checked_bytes for step in report.steps}) == 1
 
 
-def test_verify_reads_a_damaged_file_for_each_step_and_tells_it_of_both(root: Path) -> None:
-    with (step_path(root, 1) / "shard-00000-1.safetensors").open("r+b") as file:
+def test_verify_reads_a_damaged_file_that_several_steps_have_once_and_tells_it_of_each(
+    root: Path,
+) -> None:
+    shard = step_path(root, 1) / "shard-00000-1.safetensors"
+    with shard.open("r+b") as file:
         file.seek(8000)
         file.write(b"damaged!")
-    assert [step.ok for step in verify_with(root).steps] == [False, False, True]
+    files = Heard()
+    report = verify_with(root, files=files)
+    assert [step.ok for step in report.steps] == [False, False, True]
+    first, second = report.bad_chunks
+    assert second == replace(first, path=step_path(root, 2) / shard.name)
+    assert len({step.checked_bytes for step in report.steps}) == 1
+    opened = [path for path in files.opened if path.name == shard.name]
+    # The second step's header is looked at.
+    assert opened.count(first.path) > opened.count(second.path) > 0
     rows = json.loads(run("verify", root, "--json")[1])["steps"]
     assert [row["ok"] for row in rows] == [False, False, True]
+
+
+def test_verify_of_many_steps_with_one_damaged_file_looks_at_each_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, count = {"base": torch.arange(5000.0), "adapter": torch.zeros(300)}, 30
+    options = Options(share_unchanged=True, frozen=["base"], rebase_every=99, keep_last=None)
+    with Checkpointer(tmp_path, options) as ck:
+        for step in range(count):
+            state["adapter"] += 1
+            ck.save(step, state).committed.result(60)
+    with (step_path(tmp_path, 0) / "shard-00000-1.safetensors").open("r+b") as file:
+        file.seek(8000)
+        file.write(b"damaged!")
+    looks, scandir = [], os.scandir
+
+    def noted(path: Path) -> Any:
+        looks.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", noted)
+    code, text = run("verify", tmp_path)
+    assert code == 1 and len(looks) <= 4 * count
+    told = [line.strip() for line in text.splitlines() if "is one file with" in line]
+    assert len(told) == count
+    numbers = ", ".join(map(str, range(1, 13)))
+    assert told[0].endswith(f" is one file with that of 29 steps: {numbers}, ...")
+    looks.clear()
+    rows = json.loads(run("verify", tmp_path, "--json")[1])["steps"]
+    assert len(looks) <= 4 * count
+    assert [[*range(step), *range(step + 1, count)] for step in range(count)] == [
+        row["shared"]["shard-00000-1.safetensors"] for row in rows
+    ]
 
 
 def test_diff_takes_what_steps_share_for_equal_and_compares_the_rest(root: Path) -> None:
