@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +9,10 @@ from pathlib import Path
 from ckpt_core.store.store import StepStore
 from ckpt_core.system.files import Files
 
-_ALL_SLOTS = sys.maxsize
-"""Opening a store trims its slots; ours must not take any from the training job that comes next."""
-
 
 def store_by_hand(root: Path, *, files: Files) -> StepStore:
-    """A store that retires nothing by itself, and leaves every slot. Not open yet."""
-    return StepStore(root, files=files, keep_last=None, keep_every=None, spare_slots=_ALL_SLOTS)
+    """A store that retires nothing by itself, leaves every slot and makes none. Not open yet."""
+    return StepStore(root, files=files, keep_last=None, keep_every=None, spare_slots=None)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ class Slots:
     """The `.slots` directory of one root. Thread-safe; the caller holds the root's lock, or only takes.
 
     Args:
-        spare: how many files are kept.
+        spare: how many files are kept; None, by hand: those that wait for the next training job, and no more.
         shared: other processes take slots as well.
         rank: of this process.
         kept: what this process has mapped of the root.
@@ -55,7 +55,7 @@ class Slots:
         root: Path,
         *,
         files: Files,
-        spare: int,
+        spare: int | None,
         shared: bool = False,
         rank: int = 0,
         kept: KeptMappings | None = None,
@@ -142,7 +142,7 @@ class Slots:
         """
         name = secrets.token_hex(8)
         with self._mutex:
-            if _slot(path) is None or len(self._all()) >= self._spare:
+            if self._spare is None or _slot(path) is None or len(self._all()) >= self._spare:
                 return False
             writer = parse_shard_name(path.name)
             if self._shared and writer is not None and self._kept.keeps(self.path.parent):

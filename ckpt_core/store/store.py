@@ -50,7 +50,7 @@ class StepStore(KeptSteps):
         files: Files,
         keep_last: int | None,
         keep_every: int | None,
-        spare_slots: int,
+        spare_slots: int | None,
         shared: bool = False,
         rank: int = 0,
         kept: KeptMappings | None = None,
@@ -62,7 +62,7 @@ class StepStore(KeptSteps):
             files: every change of the filesystem goes through it.
             keep_last: newest steps that `retire` keeps; None keeps all.
             keep_every: `retire` keeps the multiples of it; None keeps none for that reason.
-            spare_slots: shard files of retired steps kept for recycling.
+            spare_slots: shard files of retired steps kept for recycling; None: as `Slots`.
             shared: other ranks write to this root too, each through a `GuestStore`.
             rank: of this process.
             kept: what this process has mapped of the root.

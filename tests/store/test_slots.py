@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ckpt_core.errors import PersistError
-from ckpt_core.store import GuestStore, StepStore, step_path
+from ckpt_core.store import GuestStore, StepStore, opened_by_hand, step_path
 from ckpt_core.system.kept_mappings import KeptMappings
 from tests.store.harness import (
     SHARD,
@@ -66,6 +66,22 @@ def test_no_more_slots_are_kept_than_allowed(root: Path) -> None:
     fewer.open()
     assert len(left(root, ".slots")) == 1
     fewer.close()
+
+
+def test_a_store_by_hand_leaves_slots_for_others_and_makes_none(root: Path) -> None:
+    store = make_store(root, keep_last=1, spare_slots=3)
+    store.open()
+    for step in range(4):
+        save(store, step)
+    store.retire()
+    store.close()
+    slots = left(root, ".slots")
+    assert len(slots) == 3
+    with opened_by_hand(root, files=QuickFiles()) as by_hand:
+        assert left(root, ".slots") == slots
+        save(by_hand, 3, mark=5)  # which takes one
+    assert mark_of(step_path(root, 3)) == 5
+    assert len(left(root, ".slots")) == 2 and set(left(root, ".slots")) < set(slots)
 
 
 def test_a_file_that_a_user_linked_elsewhere_is_never_overwritten(root: Path) -> None:

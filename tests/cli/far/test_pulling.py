@@ -60,6 +60,7 @@ def test_pull_brings_what_is_there_already_if_it_is_told_to(
     assert "verified" in cli("pull", level, "--to", root, "--force").out
     assert _bytes_of(step_path(root, 30)) == _bytes_of(step_path(ckpts, 30))
     assert os.listdir(root / ".inflight") == []
+    assert not (root / ".slots").exists()
 
 
 def test_pull_replaces_what_one_node_has_of_a_step_or_of_a_directory(
