@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_core.cli.places import directory_of
-from ckpt_core.cli.pushing import name_of
+from ckpt_core.cli.pushing import check_meant, name_of
 from ckpt_core.cli.text import note, say, say_json
 from ckpt_core.errors import ConfigError
 from ckpt_core.levels import Pulled, pull
@@ -23,6 +23,7 @@ def pull_save(request: PullRequest) -> bool:
     """Bring it and say so; always a success. Raises as `pull`."""
     if not request.to:
         raise ConfigError("say which root is to hold it: --to ROOT")
+    check_meant(request.step)
     root = directory_of(request.to, command="ckpt-core pull --to")
     url, name = _meant(request)
     with progress_bar(shown=not request.no_progress, tell=note) as show:

@@ -23,6 +23,7 @@ def push_save(request: PushRequest) -> bool:
     """Send it and say what came of it; False when it is not whole there. Raises as `push`."""
     if not request.to:
         raise ConfigError("say where to: --to s3://bucket/run, or --to DIRECTORY")
+    check_meant(request.step)
     root = directory_of(request.root, command="ckpt-core push")
     level = Level(request.to, bandwidth=request.bandwidth)
     path = _path(root, request.step)
@@ -42,6 +43,12 @@ def push_save(request: PushRequest) -> bool:
 def name_of(copy: Copy) -> str:
     """A save, in words."""
     return f"step {copy.step}" if copy.directory is None else copy.directory
+
+
+def check_meant(name: str | None) -> None:
+    """Raises ConfigError where STEP is empty, as an unset variable of a shell is: not the newest is meant."""
+    if name == "":
+        raise ConfigError("STEP is empty: leave it out for the newest step")
 
 
 def _path(root: Path, name: str | None) -> Path:

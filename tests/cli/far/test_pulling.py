@@ -85,6 +85,13 @@ def test_pull_replaces_what_one_node_has_of_a_step_or_of_a_directory(
     assert _bytes_of(root / "tag1") == _bytes_of(tags / "tag1")
 
 
+def test_an_empty_step_is_not_the_newest_one(cli: Cli, ckpts: Path, tmp_path: Path) -> None:
+    for command in ("push", "pull"):
+        answer = cli(command, ckpts, "", "--to", tmp_path / "there")
+        assert (answer.code, answer.out) == (2, "")
+        assert "STEP is empty" in answer.err and not (tmp_path / "there").exists()
+
+
 def test_a_directory_of_which_a_level_has_a_part_is_not_pulled(cli: Cli, tmp_path: Path) -> None:
     level, fresh = _with_tags(tmp_path / "tags"), tmp_path / "fresh"
     _only_rank(level / "tag2", 2)
