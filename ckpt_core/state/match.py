@@ -21,7 +21,7 @@ from ckpt_core.state.kinds import KINDS
 from ckpt_core.state.leaf import dtype_name, dtypes
 from ckpt_core.state.memory import is_gone, why_gone
 from ckpt_core.state.nodes import Array, Map, Node, Obj, Opaque, Record, Ref, Seq
-from ckpt_core.state.objects import kept_shape, needs_load, parameters_of, takes, to_fill
+from ckpt_core.state.objects import is_extra, kept_shape, needs_load, parameters_of, takes, to_fill
 from ckpt_core.state.pickled import Literal, Unlike, pair_up
 from ckpt_core.state.plain import (
     SEQUENCES,
@@ -308,8 +308,8 @@ class Matcher:
             self.match(state, here, path)
             return
         saved = self._by_key(state)
-        extra = {key for key in here.keys() & saved.keys() if str(key).endswith("_extra_state")}
-        if extra:
+        if not self._fill:  # Else there is none, and what is called so is a tensor to fill.
+            extra = set(filter(is_extra, here.keys() & saved.keys()))
             saved, here = (
                 {key: value for key, value in side.items() if key not in extra}
                 for side in (saved, here)

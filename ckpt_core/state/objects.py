@@ -73,6 +73,11 @@ def is_live(module: Module, state: Any) -> bool:
     return all(own.issuperset(_storages(tensor)) for tensor in state.values())
 
 
+def is_extra(key: object) -> bool:
+    """Whether what a `state_dict()` has under this name is the extra state of a module."""
+    return str(key).rpartition(".")[2] == "_extra_state"
+
+
 def to_fill(module: Module, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """What of a module to fill, where its `state_dict()` is its live memory.
 

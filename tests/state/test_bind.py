@@ -220,6 +220,40 @@ def test_extra_state_is_delivered() -> None:
     assert live.note == "hello"
 
 
+class NamedAsExtra(nn.Module):
+    """A parameter and buffers whose names are those of extra state, or end as they do."""
+
+    def __init__(self, size: int = 2) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.inner.register_buffer("_extra_state", torch.zeros(size))
+        self.register_buffer("rnn_extra_state", torch.zeros(size))
+        self.p_extra_state = nn.Parameter(torch.zeros(size))
+
+
+class LoadedAsExtra(NamedAsExtra):
+    """Its own load takes them."""
+
+    def __init__(self, size: int = 2) -> None:
+        super().__init__(size)
+        del self.inner._extra_state  # torch's own load does not know it
+
+    def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
+        return super().load_state_dict(state, False, assign)
+
+
+@pytest.mark.parametrize("cls", [NamedAsExtra, LoadedAsExtra])
+def test_tensors_whose_names_end_as_extra_state_come_back(cls: type[NamedAsExtra]) -> None:
+    state, live = cls(), cls()
+    for tensor in state.state_dict().values():
+        tensor.fill_(5)
+    restore({"m": state}, {"m": live})
+    assert same_state(state, live)
+    found = problems({"m": state}, {"m": cls(3)})
+    assert len(found) == len(state.state_dict()) - 2
+    assert "m.p_extra_state: shape [2] in the checkpoint, [3] here" in found
+
+
 def test_a_tensor_that_torch_does_not_fill_is_named() -> None:
     with torch.inference_mode():
         live = {"h": [torch.ones(3).to_sparse()]}
