@@ -11,19 +11,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ckpt_core.state.distributed import local_of
 from ckpt_core.state.quiet import quietly
+from ckpt_core.system.interrupts import putting_back
 
 
 def load_exactly(live: Any, saved_of: Callable[[], Any], *, partial: bool = False) -> None:
     """Call `live.load_state_dict`, and put back what torch's optimizers made of the saved values.
 
-    Whatever a class of its own makes of them on purpose stays. The device is that of the parameter.
+    Whatever hooks, or a class of its own, make of them on purpose stays. The device is that of the parameter.
 
     Args:
         saved_of: gives the saved state, in new containers each time, since a load may change them.
@@ -33,16 +36,42 @@ def load_exactly(live: Any, saved_of: Callable[[], Any], *, partial: bool = Fals
     # What this tells of is put back below.
     casting = "Casting complex values to real"
     how = {"strict": False} if partial else {}
-    quietly(lambda: live.load_state_dict(_loadable(live, saved_of()), **how), casting)
+
+    def load() -> None:
+        quietly(lambda: live.load_state_dict(_loadable(live, saved_of()), **how), casting)
+
+    given = _heard(live, load)
     if isinstance(live, Optimizer):
-        _keep_states(live, saved_of())
+        _keep_states(live, given[-1] if given else saved_of())
         _keep_tensors(groups, live.param_groups)
         return
     inner = list(_optimizer_states(saved := saved_of(), ()))
     after = live.state_dict() if inner and not isinstance(live, torch.nn.Module) else None
+    known = _dtypes_of(live)
     for path in inner if after is not None else ():
         # The rows of an optimizer's own state_dict() are the live ones.
-        _keep_rows(_at(after, path), _at(saved, path))
+        rows = _at(after, path)
+        _keep_rows(rows, _at(saved, path), known.get(id(rows)))
+
+
+def _heard(live: Any, load: Callable[[], None]) -> list[Any]:
+    """Load; what torch's optimizer was given: its hooks and its class may give rows to other parameters."""
+    given: list[Any] = []
+    hooks, last = getattr(live, "_optimizer_load_state_dict_pre_hooks", {}), object()
+
+    def heard() -> None:
+        hooks[last] = lambda _, state: given.append(state)
+        load()
+
+    putting_back(heard, lambda: hooks.pop(last, None))
+    return given
+
+
+def _dtypes_of(wrapper: Any) -> dict[int, torch.dtype | None]:
+    """Of parameters, by the identity of their rows, of the optimizers that an object has as attributes."""
+    values = getattr(wrapper, "__dict__", {}).values()
+    rows = [one.state.items() for one in values if isinstance(one, Optimizer)]
+    return {id(row): getattr(owner, "dtype", None) for owner, row in chain(*rows)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +127,33 @@ def _kept(now: Any, saved: Any, dtype: torch.dtype | None) -> Any:
         dtype: to which torch has cast tensors; None: unknown.
     """
     if isinstance(now, _Wrapped):
-        return saved
+        return now.value
     if isinstance(saved, Tensor):
         if type(now) is not type(saved) or now.dtype is saved.dtype or now.shape != saved.shape:
             return now
-        return saved.to(now.device) if dtype in (None, now.dtype) else now
+        exact = saved.to(now.device)
+        return exact if dtype in (None, now.dtype) and _is_cast(now, exact) else now
     if isinstance(saved, dict) and isinstance(now, dict):
-        for key in saved.keys() & now.keys():
-            saved[key] = _kept(now[key], saved[key], dtype)
+        for key, value in saved.items():
+            saved[key] = _kept(now.get(key, value), value, dtype)
         return saved
     if type(saved) in (list, tuple, deque) and type(now) is type(saved) and len(now) == len(saved):
         kept = (_kept(*pair, dtype) for pair in zip(now, saved, strict=True))
         return deque(kept, saved.maxlen) if isinstance(saved, deque) else type(saved)(kept)
-    return saved if isinstance(saved, str | bytes | bytearray) else now
+    torn = isinstance(saved, str) and str(now).startswith("<generator object")
+    return saved if torn else now
+
+
+def _is_cast(now: Tensor, saved: Tensor) -> bool:
+    """Whether a tensor has the values of the saved one as torch casts them: no hook has changed them."""
+    now, saved = local_of(now), local_of(saved)
+    if saved.is_quantized or now.is_meta:
+        return now.is_meta
+    made = (saved.real if saved.is_complex() else saved).to(now.dtype)
+    if made.layout is not torch.strided:
+        made, now = made.to_dense(), now.to_dense()
+    # NaN is no other value than NaN here.
+    return bool(((made == now) | ((made != made) & (now != now))).all())
 
 
 def _keep_tensors(before: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None:
