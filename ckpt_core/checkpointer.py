@@ -21,6 +21,7 @@ from ckpt_core.options import Level, Options, checked_options, checked_root
 from ckpt_core.restore import RestoredStep, RestoreRequest
 from ckpt_core.save import FilesSave, LayerwiseSave, OnClose, SaveHandle, in_flight_of, stalling
 from ckpt_core.state import Selection
+from ckpt_core.system.compiling import untraced
 from ckpt_core.system.devices import Devices
 from ckpt_core.system.files import Files
 from ckpt_core.system.sigterm import SigtermGuard
@@ -250,6 +251,7 @@ class Checkpointer(Looks):
             raise self._engine.flights.not_empty()
         self._engine.failures.report()
 
+    @untraced
     def prepare(
         self,
         state: Any,
@@ -272,6 +274,7 @@ class Checkpointer(Looks):
 
     # -- restoring -------------------------------------------------------------------
 
+    @untraced
     def restore(
         self,
         state: Any,

@@ -52,7 +52,7 @@ FILES = (
     *("test_kept_mappings.py", "test_lock.py", "test_warm_deepspeed.py", "store/test_crash.py"),
     *("engine/test_threads.py",),
     # Long, and seldom concerned.
-    *("test_collector.py",),
+    *("test_collector.py", "test_compiled.py"),
     *("test_auto.py", "test_mistakes.py", "test_on_devices.py", "test_tuning_search.py"),
     *("test_forks.py", "test_gpus.py", "test_horovod_wheel.py", "test_model.py", "test_workers.py"),
     *("test_figures.py", "test_fuzz_*.py", "test_hostile*.py", "test_papers.py"),

@@ -30,6 +30,7 @@ from ckpt_core.save.journal import Stall
 from ckpt_core.save.pipeline import Pipeline
 from ckpt_core.snapshot import Snapshot
 from ckpt_core.state import local_of
+from ckpt_core.system.compiling import untraced
 from ckpt_core.system.threads import own_lock
 
 
@@ -228,13 +229,12 @@ def _hook_of(barriers: Barriers) -> Callable[..., None]:
     """What torch calls; it keeps nothing alive."""
     found = weakref.ref(barriers)
 
+    @untraced
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         barriers = found()
         if barriers is not None:
             barriers.before_step(optimizer)
 
-    # What torch.compiler.disable sets: a compiled step calls the hook, and traces nothing of it.
-    before_step._torchdynamo_disable = True  # type: ignore[attr-defined]
     return before_step
 
 

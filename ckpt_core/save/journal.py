@@ -29,6 +29,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ckpt_core.errors import ConfigError, StagingError
 from ckpt_core.save.closing import refuse_halfway
 from ckpt_core.system import collector
+from ckpt_core.system.compiling import untraced
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -240,6 +241,7 @@ def stalling(
     """Count the time of a method that training calls, of an object with a `_journal`; undo it if it fails."""
     starts = method.__name__ in _STARTS
 
+    @untraced
     @functools.wraps(method)
     def counted(self: Any, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
         refuse_halfway(method.__name__)

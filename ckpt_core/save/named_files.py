@@ -41,6 +41,7 @@ from ckpt_core.snapshot import (
     StageItem,
     StagingPool,
 )
+from ckpt_core.system.compiling import untraced
 from ckpt_core.system.devices import Queued
 from ckpt_core.torch_zip import Skipping, ZipPlan, plan_zip, tensor_paths
 from ckpt_core.types import Destination, RankInfo
@@ -141,6 +142,7 @@ class FilesSave(OpenSave):
         # Also when the watchdog gives it up: what was added before is given up by then.
         inflight.open_ended = True
 
+    @untraced
     def add(self, name: str, tree: Any, *, eager: Eager = False) -> None:
         """Give this rank's file `name` the contents that `torch.save(tree)` would, views cut to size.
 
