@@ -8,6 +8,7 @@ into that of a generator, fails for arrays and named tuples, and puts copies in 
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,10 +36,15 @@ def load_exactly(live: Any, saved_of: Callable[[], Any], *, partial: bool = Fals
     groups = [dict(group) for group in live.param_groups] if isinstance(live, Optimizer) else []
     # What this tells of is put back below.
     casting = "Casting complex values to real"
-    how = {"strict": False} if partial else {}
+    how = {"strict": False} if partial and _takes_strict(live.load_state_dict) else {}
 
     def load() -> None:
-        quietly(lambda: live.load_state_dict(_loadable(live, saved_of()), **how), casting)
+        state = _loadable(live, saved_of())
+        # What may be strict is given its own for what is not wanted, which stays as it is.
+        if partial and not how and isinstance(state, dict):
+            for name, value in live.state_dict().items():
+                state.setdefault(name, value)
+        quietly(lambda: live.load_state_dict(state, **how), casting)
 
     given = _heard(live, load)
     if isinstance(live, Optimizer):
@@ -52,6 +58,14 @@ def load_exactly(live: Any, saved_of: Callable[[], Any], *, partial: bool = Fals
         # The rows of an optimizer's own state_dict() are the live ones.
         rows = _at(after, path)
         _keep_rows(rows, _at(saved, path), known.get(id(rows)))
+
+
+def _takes_strict(load: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(load).bind({}, strict=False)
+    except TypeError:
+        return False
+    return True
 
 
 def _heard(live: Any, load: Callable[[], None]) -> list[Any]:

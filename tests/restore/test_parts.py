@@ -175,9 +175,26 @@ class Custom(Net):
         super()._load_from_state_dict(*args)
 
 
+class Strict(Custom):
+    """Its `load_state_dict` is for all of it."""
+
+    def load_state_dict(self, state: Any) -> Any:  # type: ignore[override]
+        return super().load_state_dict(state)
+
+
+class Lenient(Custom):
+    """Its `load_state_dict` is for any part of it, and cannot be told so."""
+
+    def load_state_dict(self, state: Any) -> Any:  # type: ignore[override]
+        return super().load_state_dict(state, strict=False)
+
+
 @pytest.mark.parametrize("how", [{"partial": True}, {"only": ["model.encoder"]}])
-def test_a_module_that_loads_itself_takes_a_part_too(root: Path, how: dict[str, Any]) -> None:
-    model = Custom(5)
+@pytest.mark.parametrize("cls", [Custom, Strict, Lenient])
+def test_a_module_that_loads_itself_takes_a_part_too(
+    root: Path, cls: type[Custom], how: dict[str, Any]
+) -> None:
+    model = cls(5)
     before = copy.deepcopy(model.state_dict())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RestoreWarning)
