@@ -32,10 +32,9 @@ from ckpt_core.state.plain import (
     is_plain,
     is_plain_live,
     live_form,
-    numpy_differs,
+    refused,
     shown,
 )
-from ckpt_core.state.rng import RngState
 from ckpt_core.state.selection import Difference, Selection
 from ckpt_core.state.skeleton import Skeleton
 from ckpt_core.state.special import is_uninitialized
@@ -280,7 +279,7 @@ class Matcher:
                 self._unit = path
                 self._optimizer(state, live, path)
                 self._unit = None
-            if isinstance(live, RngState) and (text := numpy_differs(state)):
+            if text := refused(state, live):
                 self._problem(path, text)
             self.loads.append(Load(state, live, path))
 

@@ -61,7 +61,17 @@ def is_generators(node: Node) -> bool:
     return isinstance(node, Obj) and node.type_name == type_name(RngState)
 
 
-def numpy_differs(node: Node) -> str | None:
+def refused(node: Node, live: Any) -> str | None:
+    """Why an object of ours or of torch's will not load what was saved of one of its kind; None: it will."""
+    if isinstance(live, RngState):
+        return _numpy_differs(node)
+    empty = isinstance(node, Map) and not node.keys
+    if empty and isinstance(live, torch.amp.GradScaler) and live.is_enabled():
+        return "saved by a scaler that was off, and is on here: make it with enabled=False"
+    return None
+
+
+def _numpy_differs(node: Node) -> str | None:
     """Why NumPy's global generator cannot take what an `RngState` has saved of it; None: it can."""
     saved, here = fields_of(node).get("numpy"), numpy_kind()
     items = saved.items if isinstance(saved, Seq) else [fields_of(saved).get("bit_generator")]

@@ -220,6 +220,14 @@ def test_extra_state_is_delivered() -> None:
     assert live.note == "hello"
 
 
+def test_a_scaler_that_was_off_is_a_difference_to_one_that_is_on() -> None:
+    off, on = (torch.amp.GradScaler("cpu", enabled=enabled) for enabled in (False, True))
+    (found,) = problems({"scaler": off}, {"scaler": on})
+    assert found.startswith("scaler: saved by a scaler that was off, and is on here")
+    for saved_one, live in ((off, off), (on, off), (on, on)):
+        restore({"scaler": saved_one}, {"scaler": live})
+
+
 class NamedAsExtra(nn.Module):
     """A parameter and buffers whose names are those of extra state, or end as they do."""
 
