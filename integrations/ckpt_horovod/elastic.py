@@ -117,6 +117,31 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
 
     # -- while training ---------------------------------------------------------------------------
 
+    def commit(self) -> None:
+        """As Horovod's: `save`, then `check_host_updates`, on every rank; also where this one could not save.
+
+        Raises:
+            CkptError: as for both. Where hosts have changed, or a rank was lost, that is raised, and what
+                failed the save is logged.
+        """
+        self._iterations.refuse_inside("commit()")
+        failed: CkptError | None = None
+        try:
+            self.save()
+        except CkptError as exc:
+            if self._checkpointer is None:
+                raise
+            failed = exc
+        # Danger: ranks that could save are in this broadcast, or will be, and wait for one that could not.
+        try:
+            self.check_host_updates()
+        except (HostsUpdatedInterrupt, HorovodInternalError):
+            if failed is not None:
+                _log.warning("the commit before this reset: %s", failed)
+            raise
+        if failed is not None:
+            raise failed
+
     def save(self) -> None:
         """Start a durable checkpoint of everything as of now; called by `commit`, on every rank.
 
@@ -141,12 +166,17 @@ class TorchState(stock.TorchState):  # type: ignore[misc]
     def check_host_updates(self) -> None:
         """As Horovod's; called by `commit`. Before it raises, what is in flight becomes durable.
 
+        Between the passes of a step (backward_passes_per_step) it waits with that until the step is made:
+        ranks that sync begin a step anew.
+
         Raises:
             ConfigError: called within `optimizer.iteration()`.
             HostsUpdatedInterrupt: hosts were added or removed. All ranks sync afterwards, also where
                 Horovod would leave that out (hosts were only removed), since they need a Checkpointer.
         """
         self._iterations.refuse_inside("check_host_updates()")
+        if self._iterations.is_accumulating():
+            return
         try:
             super().check_host_updates()
         except HostsUpdatedInterrupt as exc:

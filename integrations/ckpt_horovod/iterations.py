@@ -205,8 +205,12 @@ class Iterations:
         self.refuse_inside("commit()")
         if self._stepped:
             return self._end(parts, save=True)
-        self._refuse_accumulating(self._stepper.has_gradients())
+        self._refuse_accumulating(self.is_accumulating())
         return self._save(self.count, parts)
+
+    def is_accumulating(self) -> bool:
+        """Whether a step has some of its passes on some rank; asked on all ranks of a job (elastic jobs)."""
+        return self._stepper.have_gradients()
 
     def refuse_inside(self, call: str) -> None:
         """ConfigError within `iteration()`: what leaves the block by an exception would be trained twice."""

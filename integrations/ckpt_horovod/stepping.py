@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import horovod.torch as hvd
+import torch
 from torch import Tensor
 from torch.optim import optimizer as torch_optimizer
 
@@ -83,10 +85,15 @@ class Stepper:
         passes: int = self._optimizer.backward_passes_per_step
         return passes > 1
 
-    def has_gradients(self) -> bool:
-        """Whether this rank holds gradients of some of the passes of a step."""
+    def have_gradients(self) -> bool:
+        """Whether some rank holds gradients of some of the passes of a step; called on all ranks of a job."""
+        if not self.accumulates:
+            return False
         passes, left = self._optimizer.backward_passes_per_step, self._optimizer._allreduce_delay
-        return self.accumulates and any(count != passes for count in left.values())
+        # A pass may leave a rank without any, and what follows from them is done by all ranks or by none.
+        mine = any(count != passes for count in left.values())
+        held = torch.tensor(int(mine), device="cpu")
+        return bool(hvd.allreduce(held, op=hvd.Sum, name="ckpt_horovod.gradients"))
 
     def reduces_in_step(self) -> bool:
         """Whether all-reduces end within this step, so that layers become final one after the other."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import horovod.torch as hvd
 import torch
+from horovod.common.exceptions import HostsUpdatedInterrupt
+from horovod.runner.elastic.worker import HostUpdateResult
 
 import ckpt_horovod
-from ckpt_core import Checkpointer, CkptError
+from ckpt_core import Checkpointer, CkptError, committed_steps
+from ckpt_horovod.elastic import TorchState
 from tests.crash.layers import CHANGES
 from tests.faults.layers import FaultAt
 from tests.integrations.horovod.disks import counting, tiny
@@ -109,6 +114,52 @@ def short_of_memory(root: str) -> dict[str, Any]:
         return {"raised": raised, "steps": list(ck.steps()), "ended": training.optimizer.iterations}
 
 
+def commit_failing(root: str) -> dict[str, Any]:
+    """The disk of rank 0 fails for one commit of an elastic job; the loop catches that, and goes on."""
+    raised: list[list[Any]] = []
+    training = Training(Recipe(name="commit-failing"), {"checkpointer": None})
+    with _elastic(root, training, FaultAt(None, errno.ENOSPC, lasting=True)) as (state, fault):
+        for number in range(ITERATIONS):
+            training.iterate(number)
+            if hvd.rank() == 0:
+                fault.n = 0 if number == BROKEN else None
+            _try(number, "commit", raised, state.commit)
+            _settle(state.checkpointer)
+    return {"raised": raised, "steps": committed_steps(root)}
+
+
+def between_passes(root: str) -> dict[str, Any]:
+    """An elastic job looks for hosts, and commits, behind a pass that left gradients on rank 1 alone."""
+    raised: list[list[Any]] = []
+    recipe = Recipe(name="between-passes", horovod={"backward_passes_per_step": 2})
+    training = Training(recipe, {"checkpointer": None})
+    with _elastic(root, training, FaultAt(None, errno.ENOSPC)) as (state, _):
+        if hvd.rank() == 1:
+            training.backward(0)
+        if hvd.rank() == 0:
+            state.on_hosts_updated(time.time(), HostUpdateResult.added)
+        _try(0, "look", raised, state.check_host_updates)
+        _try(0, "commit", raised, state.commit)
+        training.backward(1)
+        training.optimizer.step()
+        _try(1, "commit", raised, state.commit)
+    return {"raised": raised, "steps": committed_steps(root)}
+
+
+@contextlib.contextmanager
+def _elastic(root: str, training: Training, fault: FaultAt) -> Iterator[tuple[TorchState, FaultAt]]:
+    """A state that has been synced, and writes through `fault`."""
+    with TorchState(training.model, training.optimizer, root=root) as state:
+        # Put there by hand: its files are faulty.
+        made = Checkpointer(
+            root, tiny(), coordination=ckpt_horovod.coordination(), files=fault.files()
+        )
+        state._checkpointer = made
+        state._iterations.use(made)
+        state.sync()
+        yield state, fault
+
+
 def _iterate(
     training: Training, number: int, raised: list[list[Any]], ends: Checkpointer | None
 ) -> str:
@@ -125,7 +176,7 @@ def _iterate(
 def _try(number: int, where: str, raised: list[list[Any]], act: Any) -> None:
     try:
         act()
-    except CkptError as exc:
+    except (CkptError, HostsUpdatedInterrupt) as exc:
         raised.append([number, where, type(exc).__name__])
 
 

@@ -363,6 +363,47 @@ def test_hosts_that_change_are_looked_for_after_an_iteration_and_not_within_it(
     assert committed_steps(tmp_path) == (1,)
 
 
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("changes", [False, True])
+def test_hosts_that_change_between_the_passes_of_a_step_are_told_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: bool
+) -> None:
+    """Ranks that meet anew begin a step anew, and the passes before would be lost."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")  # one rank reduces as well
+    model = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = ckpt_horovod.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        named_parameters=list(model.named_parameters()),
+        checkpointer=None,
+        backward_passes_per_step=2,
+    )
+    with TorchState(model, optimizer, root=tmp_path) as state:
+
+        def train() -> None:
+            nonlocal changes
+            for number in range(optimizer.iterations, 4):
+                with optimizer.iteration():
+                    model(torch.tensor([[1.0, number]])).sum().backward()
+                    if number % 2:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                if changes and number == 2:
+                    changes = False
+                    state.on_hosts_updated(time.time(), HostUpdateResult.added)
+                state.check_host_updates()
+
+        state.sync()
+        if changes:
+            with pytest.raises(HostsUpdatedInterrupt):
+                train()
+            assert optimizer.iterations == 4
+            state.on_reset()
+            state.sync()
+        train()
+    assert model.weight.tolist() == [[-4.0, -6.0]]
+
+
 def test_a_state_that_is_not_closed_finishes_its_commit_when_the_process_exits(
     tmp_path: Path,
 ) -> None:

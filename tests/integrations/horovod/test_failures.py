@@ -62,6 +62,26 @@ def test_a_parameter_that_one_rank_alone_touched_costs_that_step_and_no_other(
         assert found["steps"] == [1, 3, 4, 5]
 
 
+def test_a_commit_that_fails_on_one_rank_is_told_there_and_both_train_on(pair: Outcome) -> None:
+    """The other rank stands in the look for hosts, which is a part of the commit."""
+    first, second = pair.of("commit_failing")
+    assert first["raised"] == [[3, "commit", "PersistError"]]
+    assert second["raised"] == []
+    for found in (first, second):
+        assert found["steps"] == [1, 2, 5, 6, 7, 8]
+
+
+def test_between_passes_no_rank_commits_or_leaves_whichever_of_them_has_gradients(
+    pair: Outcome,
+) -> None:
+    for found in pair.of("between_passes"):
+        assert found["raised"] == [
+            [0, "commit", "ConfigError"],
+            [1, "commit", "HostsUpdatedInterrupt"],
+        ]
+        assert found["steps"] == [1]
+
+
 @pytest.mark.parametrize("how", ["not wanted", "broken"])
 def test_what_is_refused_in_a_step_is_told_with_its_iteration_and_with_no_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
