@@ -67,7 +67,7 @@ class Iterations:
         self._decisions = decisions
         self._in_step = layerwise is Layerwise.IN_STEP
         self._per_rank = per_rank
-        self._inside = False
+        self._inside = self._went_back = False
         self._stepped = False
         self._ended_by: str | None = None
         self._late = False
@@ -115,7 +115,7 @@ class Iterations:
             result = self._stepper.whole(checkpointer, closure)
         else:
             result = self._split(checkpointer)
-        self._stepped, self._ended_by = True, None
+        self._stepped, self._went_back, self._ended_by = True, False, None
         return result
 
     def _split(self, checkpointer: Checkpointer) -> Any:
@@ -165,7 +165,7 @@ class Iterations:
         if self._inside:
             raise ConfigError("iteration() is not to be nested: one block is one iteration")
         self.end_implicitly("iteration()")
-        self._inside = True
+        self._inside, self._went_back = True, False
         try:
             yield
         except BaseException:
@@ -178,7 +178,9 @@ class Iterations:
             raise
         finally:
             self._inside = False
-        self._end(parts, save=save)
+        # Went back: what holds now is that step and no later one, unless a pass of the next was made.
+        if not self._went_back or self.is_accumulating():
+            self._end(parts, save=save)
 
     def end_implicitly(self, by: str) -> None:
         """The next iteration begins; called by what only a next iteration does."""
@@ -209,7 +211,7 @@ class Iterations:
         return self._save(self.count, parts)
 
     def is_accumulating(self) -> bool:
-        """Whether a step has some of its passes on some rank; asked on all ranks of a job (elastic jobs)."""
+        """Whether a step has some of its passes on some rank; asked on all ranks."""
         return self._stepper.have_gradients()
 
     def refuse_inside(self, call: str) -> None:
@@ -334,7 +336,7 @@ class Iterations:
         self._layered = self._deferred = False
         found = self.checkpointer.restore(self._tree.of(parts), **how)
         if found is not None:
-            self.count = found.step
+            self.count, self._went_back = found.step, True
             self._decisions.went_back(found.step)
         return found
 

@@ -157,7 +157,8 @@ class Checkpoints:
         """Fill model, optimizer and all that is attached from the newest step; None if there is none.
 
         Called on every rank, before training. All ranks have the same step afterwards, so nothing need be
-        broadcast. `iterations` goes on from it.
+        broadcast. `iterations` goes on from it, gradients are gone, and an `iteration()` block around this
+        call is no iteration, unless it makes a step afterwards.
 
         Args:
             step, strict, trusted: as for `Checkpointer.restore`.
@@ -306,3 +307,7 @@ def _forget_reductions(optimizer: Any) -> None:
     # Horovod leaves these as they were: a group would be reduced before its last gradient is there.
     for group in getattr(optimizer, "_group_counts", ()):
         optimizer._group_counts[group] = 0
+    # They would be added to those of the next step, which has all its passes before it again.
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            param.grad = None

@@ -86,14 +86,16 @@ class Stepper:
         return passes > 1
 
     def have_gradients(self) -> bool:
-        """Whether some rank holds gradients of some of the passes of a step; called on all ranks of a job."""
+        """Whether some rank holds gradients of some of the passes of a step; called on all ranks."""
         if not self.accumulates:
             return False
         passes, left = self._optimizer.backward_passes_per_step, self._optimizer._allreduce_delay
         # A pass may leave a rank without any, and what follows from them is done by all ranks or by none.
         mine = any(count != passes for count in left.values())
         held = torch.tensor(int(mine), device="cpu")
-        return bool(hvd.allreduce(held, op=hvd.Sum, name="ckpt_horovod.gradients"))
+        ranks = getattr(self._optimizer, "process_set", hvd.global_process_set)
+        name = "ckpt_horovod.gradients"
+        return bool(hvd.allreduce(held, op=hvd.Sum, name=name, process_set=ranks))
 
     def reduces_in_step(self) -> bool:
         """Whether all-reduces end within this step, so that layers become final one after the other."""

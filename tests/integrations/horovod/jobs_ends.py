@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
@@ -80,8 +81,45 @@ def skipped_block(root: str) -> dict[str, Any]:
         return {"ended": training.optimizer.iterations, "steps": ck.steps()}
 
 
+def gone_back(root: str, mode: str) -> dict[str, Any]:
+    """Blocks that go back to the newest step: before a step of their own, behind it, and to make it anew."""
+    counts = []
+    with saving(root, keep_last=None) as ck:
+        assert ck is not None
+        training = Training(Recipe(name=f"gone-back{mode}"), _options(ck, mode))
+        training.attach()
+        optimizer = training.optimizer
+
+        def block(act: Callable[[], object], save: bool | None = None) -> None:
+            with optimizer.iteration(save=save):
+                act()
+            counts.append(optimizer.iterations)
+            ck.wait()
+
+        def anew() -> None:
+            optimizer.restore()
+            training.iterate(2)
+
+        def given_up() -> None:
+            training.iterate(2)
+            optimizer.restore()
+
+        block(lambda: training.iterate(0))
+        block(lambda: training.iterate(1))
+        expected = training.digest(buffers=False)
+        block(optimizer.restore)
+        block(optimizer.restore, save=True)
+        block(given_up)
+        same = training.digest(buffers=False) == expected
+        block(anew)
+        return {"counts": counts, "steps": ck.steps(), "same": same}
+
+
 def accumulated(root: str, mode: str) -> dict[str, Any]:
-    """Two iterations for each step, and every third is due; goes back to 4, and on to the same bits."""
+    """Two iterations for each step, and every third is due; goes back to 4, and on to the same bits.
+
+    Goes back from between the passes of a step, in a block that then makes the next pass.
+    """
     recipe = Recipe(name=f"accumulated{mode}", horovod={"backward_passes_per_step": 2})
     with saving(root, keep_last=None) as ck, warnings_logged() as warned:
         assert ck is not None
@@ -100,8 +138,13 @@ def accumulated(root: str, mode: str) -> dict[str, Any]:
         for number in range(8):
             iterate(number)
         expected = training.digest(buffers=False)
+        iterate(8)
         ck.wait()
-        optimizer.restore(step=4)
+        with optimizer.iteration():
+            optimizer.restore(step=4)
+            if hvd.rank() == 0:
+                training.backward(4)
+        assert optimizer.iterations == 5, "a pass was made"
         for number in range(optimizer.iterations, 8):
             iterate(number)
         found = training.digest(buffers=False)

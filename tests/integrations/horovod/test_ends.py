@@ -66,6 +66,14 @@ def test_a_block_without_a_step_is_an_iteration(pair: Outcome) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_block_that_went_back_and_made_no_step_since_is_no_iteration(
+    pair: Outcome, mode: str
+) -> None:
+    for found in pair.of(f"gone_back-{mode}"):
+        assert found == {"counts": [1, 2, 2, 2, 2, 3], "steps": [1, 2, 3], "same": True}
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_no_checkpoint_is_made_between_the_passes_of_one_step(pair: Outcome, mode: str) -> None:
     for found in pair.of(f"accumulated-{mode}"):
         assert found["same"]
