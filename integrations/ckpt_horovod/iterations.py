@@ -101,7 +101,15 @@ class Iterations:
 
     def step(self, closure: Callable[[], Any] | None) -> Any:
         """See DistributedOptimizer: `step` of the wrapped optimizer."""
-        self.end_implicitly("step()")
+        try:
+            self.end_implicitly("step()")
+        except CkptError:
+            # Told once the step is made: without it its all-reduces would be left, and training with them.
+            self._make(closure)
+            raise
+        return self._make(closure)
+
+    def _make(self, closure: Callable[[], Any] | None) -> Any:
         # On every rank, before this one may wait for others: they may make this step in another way.
         self._decisions.ahead(self.count + 1)
         # Danger: not at the end of this iteration, which may be the last: a rank that leaves the job then

@@ -208,6 +208,7 @@ FAILURES = {
     for on_error, code, ends, operation in (
         ("raise", "ENOSPC", "call", "pwrite"),
         ("raise", "EIO", "zero_grad", "sync"),
+        ("raise", "EIO", "step", "sync"),
         ("warn", "ENOSPC", "call", ""),
     )
 }

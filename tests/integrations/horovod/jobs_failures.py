@@ -31,7 +31,7 @@ def failing(
     """From iteration 3 to 5 the disk of rank 1 fails; where that is raised, and what becomes of training.
 
     Args:
-        ends: how iterations do, by "call" or by the next "zero_grad".
+        ends: how iterations do, by "call" or by the next "zero_grad" or "step".
         operation: of the file layer, which fails; "" for all of them.
         options: of the Checkpointer, besides those of `tiny`.
     """
@@ -52,12 +52,13 @@ def failing(
     ):
         saving = {"checkpointer": ck, "every_n_steps": 1, "layerwise": mode}
         training = Training(recipe, saving)
-        training.attach()
+        training.attach(model=ends != "step")  # whose forward would end them before
         found = []
         for number in range(ITERATIONS):
             if hvd.rank() == 1:
                 fault.n = 0 if BROKEN <= number < MENDED else None
-            found.append(_iterate(training, number, raised, ck if ends != "call" else None))
+            ending = None if ends == "call" else ck
+            found.append(_iterate(training, number, raised, ending, by_step=ends == "step"))
             if ends == "call":
                 _try(number, "end", raised, training.optimizer.end_iteration)
                 _settle(ck)
@@ -161,14 +162,27 @@ def _elastic(root: str, training: Training, fault: FaultAt) -> Iterator[tuple[To
 
 
 def _iterate(
-    training: Training, number: int, raised: list[list[Any]], ends: Checkpointer | None
+    training: Training,
+    number: int,
+    raised: list[list[Any]],
+    ends: Checkpointer | None,
+    *,
+    by_step: bool = False,
 ) -> str:
     optimizer = training.optimizer
-    _try(number, "zero_grad", raised, optimizer.zero_grad)
-    if ends is not None:
-        _settle(ends)
+    if by_step:
+        training.model.zero_grad()
+    else:
+        _try(number, "zero_grad", raised, optimizer.zero_grad)
+        if ends is not None:
+            _settle(ends)
     training.backward(number)
-    optimizer.step()  # nothing of a save is ever raised here
+    if by_step:
+        _try(number, "step", raised, optimizer.step)
+        if ends is not None:
+            _settle(ends, but=optimizer.iterations + 1)  # its layers are open
+    else:
+        optimizer.step()  # nothing of a save is ever raised here
     training.scheduler.step()
     return training.digest()
 
@@ -180,9 +194,13 @@ def _try(number: int, where: str, raised: list[list[Any]], act: Any) -> None:
         raised.append([number, where, type(exc).__name__])
 
 
-def _settle(ck: Checkpointer) -> None:
-    """Let what is in flight end, so that the next save is the one that tells; errors stay where they are."""
+def _settle(ck: Checkpointer, *, but: int = -1) -> None:
+    """Let what is in flight end, so that the next save is the one that tells; errors stay where they are.
+
+    Args:
+        but: this step goes on.
+    """
     deadline = time.monotonic() + 60
-    while ck._engine.flights.active():
+    while any(flight.step != but for flight in ck._engine.flights.active()):
         assert time.monotonic() < deadline
         time.sleep(0.002)
