@@ -308,7 +308,7 @@ class Iterations:
         tree = self._tree.of(parts)
         layers = self._layers
         if layers is not None:
-            problem = layers.problem()
+            problem = layers.problem(parts)
             if problem is None:
                 self._layers = None
                 return layers.seal(tree, self._per_rank)

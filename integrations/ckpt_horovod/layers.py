@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -53,11 +53,15 @@ class LayerSave:
         """What was staged is not what the iteration will end with."""
         self._problem = problem
 
-    def problem(self) -> str | None:
-        """Why it cannot be sealed; None if it can. Asked at the end of the iteration.
+    def problem(self, parts: Mapping[str, Any]) -> str | None:
+        """Why it cannot be sealed with these parts; None if it can. Asked at the end of the iteration.
 
-        A net and not the guarantee: an edit through `.data`, and fused optimizers, leave no trace here.
+        A net and not the guarantee: an edit through `.data`, and by fused optimizers that are in no
+        checkpoint, leaves no trace here.
         """
+        if self._problem is None and self._tree.is_shared(parts):
+            # Danger: if it is fused, its updates raise no version counter.
+            self._problem = "another optimizer that is saved has parameters of this one"
         if self._problem is None and any(was != t._version for t, was in self._versions):
             self._problem = "parameters were changed between step() and the end of the iteration"
         return self._problem

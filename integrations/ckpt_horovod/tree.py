@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ckpt_core import ConfigError, RngState
 
@@ -65,6 +66,17 @@ class StateTree:
         """The optimizer, and others in the tree that Horovod wraps."""
         found = _inside("", self.of(parts))
         return [item for _, item in found if hasattr(item, "_allreduce_delay")]
+
+    def is_shared(self, parts: Mapping[str, Any]) -> bool:
+        """Whether another optimizer in the tree changes parameters of this one, too."""
+        mine = {id(param) for param in self._optimizer_params()}
+        return any(
+            id(param) in mine
+            for _, item in _inside("", self._parts | dict(parts))
+            if isinstance(item, Optimizer) and item is not self._optimizer
+            for group in item.param_groups
+            for param in group["params"]
+        )
 
     def layers(self) -> list[Tensor]:
         """The optimizer's parameters, in its order; from now on their names are by its groups of now."""

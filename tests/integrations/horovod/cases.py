@@ -166,6 +166,7 @@ EDITS: dict[str, Saved] = {
     **_named("clamp", edit="clamp"),
     **_named("clamp-block", edit="clamp", end="block", every=2),
     **_named("moments", edit="state"),
+    **_named("second", edit="second"),
     **_named("frozen", edit="frozen"),
     **_named("ema", edit="ema", end="block"),
     **_named("ema-implicit", edit="ema", end="itself"),

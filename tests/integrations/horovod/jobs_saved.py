@@ -69,16 +69,22 @@ class Way:
         self.most_s, self.options = most_s, options or {}
         self._edit, self._end = edit, end
         self.ema: torch.optim.swa_utils.AveragedModel | None = None
+        self.second: torch.optim.Optimizer | None = None
 
     def prepare(self, training: Training, *, saves: bool) -> None:
         """Called once."""
         if self._edit == "ema":
             self.ema = torch.optim.swa_utils.AveragedModel(training.model)
+        if self._edit == "second":
+            params = training.model.last.parameters()
+            self.second = torch.optim.SGD(params, lr=0.01, momentum=0.9, fused=True)
         if not saves:
             return
         training.attach(model=self.attach)
         if self.ema is not None:
             training.optimizer.attach(ema=self.ema)
+        if self.second is not None:
+            training.optimizer.attach(second=[self.second])
 
     def iterate(self, training: Training, number: int, *, saves: bool) -> None:
         """One iteration; in a run that saves, ended as it says."""
@@ -89,6 +95,8 @@ class Way:
         found = training.state()
         if self.ema is not None:
             found["ema"] = cloned(dict(self.ema.state_dict()))
+        if self.second is not None:
+            found["second"] = cloned([self.second.state_dict()])
         if not self.attach:
             del found["model"]
         return found
@@ -127,6 +135,11 @@ class Way:
     def _ema(self, training: Training, number: int) -> None:
         assert self.ema is not None
         self.ema.update_parameters(training.model)
+
+    def _second(self, training: Training, number: int) -> None:
+        """Raises no version counter, since it is fused."""
+        assert self.second is not None
+        self.second.step()
 
     def _state(self, training: Training, number: int) -> None:
         for state in training.optimizer.state.values():

@@ -14,7 +14,7 @@ def test_late_edits_are_saved_exactly(pair: Outcome, name: str) -> None:
     check(pair, f"edit-{name}", EDITS[name].how.get("every", 1))
 
 
-@pytest.mark.parametrize("edit", ["clamp", "clamp-block", "moments", "twice"])
+@pytest.mark.parametrize("edit", ["clamp", "clamp-block", "moments", "second", "twice"])
 def test_layers_are_enqueued_at_the_end_after_the_first_edit_and_that_is_said_once(
     pair: Outcome, edit: str
 ) -> None:
@@ -29,7 +29,7 @@ def test_edits_of_what_no_step_updates_change_nothing(pair: Outcome, edit: str) 
         assert found["warnings"] == []
 
 
-@pytest.mark.parametrize("edit", ["clamp", "frozen", "ema", "twice"])
+@pytest.mark.parametrize("edit", ["clamp", "second", "frozen", "ema", "twice"])
 def test_there_is_nothing_to_say_in_lazy_mode(pair: Outcome, edit: str) -> None:
     for found in pair.of(f"edit-{edit}-lazy"):
         assert found["warnings"] == []
