@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import horovod.torch as hvd
@@ -123,7 +123,7 @@ class Checkpoints:
         self._tree.attach(parts)
         for part in parts.values():
             if isinstance(part, nn.Module):
-                part.register_forward_pre_hook(self._before_forward)
+                part.register_forward_pre_hook(_EndsIteration(self._iterations))
 
     def iteration(self, *, save: bool | None = None, **parts: Any) -> AbstractContextManager[None]:
         """A block that is one iteration: what is saved is what holds at its end.
@@ -181,12 +181,24 @@ class Checkpoints:
         """The tree that a save takes now, for `Checkpointer.save` and `restore`."""
         return self._tree.of(parts)
 
-    # -- inside ---------------------------------------------------------------------------------
 
-    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+class _EndsIteration:
+    """The hook of an attached model: its forward in training mode ends the iteration.
+
+    A copy of the model (an average, a pickle) has a hook that does nothing, and knows neither the optimizer
+    nor this package.
+    """
+
+    def __init__(self, iterations: Iterations) -> None:
+        self._iterations = iterations
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
         # A compiled forward must not take the save into its graph; zero_grad or step ends the iteration.
         if not torch.compiler.is_compiling() and module.training:
             self._iterations.end_implicitly("the next forward")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # takes anything, and returns None
 
 
 def _iterations(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,37 @@ def test_parameters_of_a_group_that_was_added_later_are_saved(tmp_path: Path, at
         optimizer.add_param_group({"params": list(other.parameters())})
         iterate(optimizer, one, other, save=True)
         assert come_back(optimizer, one, other)
+
+
+COPIES = {
+    "copy": copy.deepcopy,
+    "copy of a copy": lambda model: copy.deepcopy(copy.deepcopy(model)),
+    "average": torch.optim.swa_utils.AveragedModel,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "pickle of a pickle": lambda model: pickle.loads(
+        pickle.dumps(pickle.loads(pickle.dumps(model)))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_copy_of_an_attached_model_is_free_of_the_optimizer(tmp_path: Path, kind: str) -> None:
+    one, _ = pair()
+    with Checkpointer(tmp_path) as ck:
+        optimizer = ckpt_horovod.DistributedOptimizer(
+            torch.optim.Adam(one.parameters()),
+            named_parameters=one.named_parameters(),
+            checkpointer=ck,
+        )
+        optimizer.attach(model=one)
+        one(torch.ones(2, 6)).sum().backward()
+        optimizer.step()
+        assert b"orovod" not in pickle.dumps(one), "it is opened without Horovod, too"
+        copied = COPIES[kind](one).train()
+        assert torch.equal(copied(torch.ones(2, 6)), nn.Linear.forward(one, torch.ones(2, 6)))
+        assert optimizer.iterations == 0, "the forward of the copy ended the iteration"
+        one(torch.ones(2, 6))
+        assert optimizer.iterations == 1
 
 
 def scheduled(model: nn.Module, prefix: str, checkpointer: Checkpointer | None) -> tuple[Any, Any]:
