@@ -7,11 +7,14 @@ Scheduler, scaler, random numbers and buffers are those of the end.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from horovod.common.exceptions import HorovodInternalError
 
@@ -27,6 +30,11 @@ _AT_THE_END = "layers are enqueued at the end of the iteration from now on"
 _LESS_MEMORY = (
     'layerwise="lazy" saves one shard at a time, for which less staging memory is enough.'
 )
+
+
+_CLOCK = itertools.count(1)
+_SAVERS: WeakKeyDictionary[Checkpointer, weakref.ref[Iterations]] = WeakKeyDictionary()
+"""Who has saved last by each Checkpointer."""
 
 
 class Layerwise(StrEnum):
@@ -70,6 +78,7 @@ class Iterations:
         self._inside = self._went_back = False
         self._stepped = False
         self._ended_by: str | None = None
+        self._used_at = self._stepped_at = 0
         self._late = False
         self._layered = self._prepares = False
         self._layers: LayerSave | None = None
@@ -85,6 +94,7 @@ class Iterations:
     def use(self, checkpointer: Checkpointer | None) -> None:
         """Save by this one from now on; whatever was open of another one is forgotten."""
         self.checkpointer = checkpointer
+        self._used_at = next(_CLOCK)
         self._decisions.forget()
         self._layers, self._refused = None, None
         self._stepped, self._layered, self._deferred = False, False, False
@@ -110,6 +120,7 @@ class Iterations:
         return self._make(closure)
 
     def _make(self, closure: Callable[[], Any] | None) -> Any:
+        self._stepped_at = next(_CLOCK)
         # On every rank, before this one may wait for others: they may make this step in another way.
         self._decisions.ahead(self.count + 1)
         # Danger: not at the end of this iteration, which may be the last: a rank that leaves the job then
@@ -148,7 +159,7 @@ class Iterations:
             return None
         # Ranks that stage at the end save in the same form as those that do it in the step: one layout.
         self._layered = True
-        if self._late:
+        if self._late or self._has_rival(checkpointer):
             return None
         try:
             self._layers = LayerSave(checkpointer, self.count + 1, self._tree)
@@ -299,12 +310,24 @@ class Iterations:
             _log.warning("iteration %d was not saved, since a rank was lost: %s", step, exc)
             return None
 
+    def _has_rival(self, checkpointer: Checkpointer) -> bool:
+        """Whether another optimizer saves by it, and trains on: one that was made anew has none."""
+        last = _SAVERS.get(checkpointer, lambda: None)()
+        return last is not None and last is not self and last._stepped_at > self._used_at
+
     def _start_save(self, step: int, parts: Mapping[str, Any]) -> SaveHandle:
         assert self.checkpointer is not None
         self._prepares = False
         refused, self._refused = self._refused, None
         if refused is not None:
             raise refused
+        if self._has_rival(self.checkpointer):
+            raise ConfigError(
+                f"iteration {step} is not saved: another wrapped optimizer saves by the same Checkpointer, "
+                f"and each would replace the steps of the other. Give one of them the Checkpointer, attach "
+                f"the others to it, and wrap those with checkpointer=None"
+            )
+        _SAVERS[self.checkpointer] = weakref.ref(self)
         tree = self._tree.of(parts)
         layers = self._layers
         if layers is not None:

@@ -69,6 +69,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         jobs += [
             _job(folder, "jobs_policies", "told", mode, mode=mode),
             _job(folder, "jobs_policies", "told", f"hook-{mode}", mode=mode, rank0_hook=True),
+            _job(folder, "jobs_policies", "one_root", mode, mode=mode),
             _job(folder, "jobs_policies", "unwanted", mode, mode=mode),
             _job(folder, "jobs_policies", "made_again", f"fixed-{mode}", mode=mode),
             _job(folder, "jobs_policies", "made_again", f"told-{mode}", mode=mode, tells=True),

@@ -93,6 +93,53 @@ def two_told(root: str) -> Any:
         return [one.steps(), other.steps()]
 
 
+def one_root(root: str, mode: str) -> Any:
+    """Two optimizers save by one Checkpointer; then one that is made anew, in place of both."""
+    problems = []
+    with saving(root, keep_last=None) as ck:
+        assert ck is not None
+        first, second = (_small(f"root-{mode}-{name}", ck, mode) for name in "ab")
+        for _ in range(2):
+            for make in (first, second):
+                try:
+                    make()
+                except ConfigError as exc:
+                    problems.append(str(exc))
+        anew = _small(f"root-{mode}-c", ck, mode)
+        anew()
+        ck.wait()
+        try:
+            first()
+        except ConfigError as exc:
+            problems.append(str(exc))
+        anew()
+        ck.wait()
+        return {"problems": problems, "steps": ck.steps()}
+
+
+def _small(name: str, checkpointer: Checkpointer, mode: str) -> Callable[[], None]:
+    """Makes an iteration of an optimizer of its own, which is saved."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    optimizer = ckpt_horovod.DistributedOptimizer(
+        torch.optim.SGD(model.parameters()),
+        named_parameters=model.named_parameters(name),
+        **_options(checkpointer, mode),
+    )
+
+    def make() -> None:
+        with optimizer.iteration():
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    return make
+
+
+def _options(checkpointer: Checkpointer, mode: str) -> dict[str, Any]:
+    return {"checkpointer": checkpointer, "every_n_steps": 1, "layerwise": mode}
+
+
 def one_more(root: str) -> Any:
     """The first rank alone has made another optimizer before, and never steps it."""
     kept = []

@@ -35,6 +35,18 @@ def test_two_optimizers_whose_parameters_have_the_same_names_are_told_apart(pair
     assert pair.of("two_told") == [[FIRST, FIRST]] * 2
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_two_optimizers_that_save_by_one_checkpointer_are_told_and_one_made_anew_is_not(
+    pair: Outcome, mode: str
+) -> None:
+    for found in pair.of(f"one_root-{mode}"):
+        assert len(found["problems"]) == 3, (
+            "the second one twice, and the first when a third has come"
+        )
+        assert all("attach the others" in problem for problem in found["problems"])
+        assert found["steps"] == [1, 2]
+
+
 def test_an_optimizer_that_one_rank_alone_has_made_and_never_steps_is_no_ones_business(
     pair: Outcome,
 ) -> None:
