@@ -301,13 +301,21 @@ def keeping_groups(optimizers: Iterable[Any]) -> Iterator[None]:
     A scheduler that was made before the optimizer was wrapped sets the learning rate of those.
     """
     kept = [(optimizer, list(optimizer.param_groups)) for optimizer in optimizers]
-    yield
-    for optimizer, groups in kept:
-        for group, restored in zip(groups, optimizer.param_groups, strict=True):
-            if group is not restored:
-                group.clear()
-                group.update(restored)
-        optimizer.param_groups[:] = groups
+    try:
+        yield
+    finally:
+        # Also where another part refuses what is loaded: training may go on with what it has now.
+        for optimizer, groups in kept:
+            if len(groups) == len(optimizer.param_groups):
+                _put_back(optimizer, groups)
+
+
+def _put_back(optimizer: Any, groups: list[dict[str, Any]]) -> None:
+    for group, restored in zip(groups, optimizer.param_groups, strict=True):
+        if group is not restored:
+            group.clear()
+            group.update(restored)
+    optimizer.param_groups[:] = groups
 
 
 def _forget_reductions(optimizer: Any) -> None:

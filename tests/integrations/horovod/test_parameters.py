@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import ckpt_horovod
-from ckpt_core import Checkpointer
+from ckpt_core import Checkpointer, RestoreError
 from ckpt_horovod.elastic import TorchState
 
 
@@ -172,3 +172,30 @@ def test_schedulers_made_before_wrapping_go_on_after_all_was_lost(tmp_path: Path
             assert rates(optimizer) == scheduler.get_last_lr() == [0.5]
             state.restore()
             state.on_reset()
+
+
+class Refusing:
+    """Comes after the optimizer, and cannot be restored."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": 1}
+
+    def load_state_dict(self, found: dict[str, Any]) -> None:
+        raise KeyError("value")
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")  # torch looks at the plain one
+def test_schedulers_made_before_wrapping_go_on_after_a_restore_that_failed(tmp_path: Path) -> None:
+    one, other = pair()
+    with Checkpointer(tmp_path) as ck:
+        optimizer, scheduler = scheduled(one, "one", ck)
+        optimizer.attach(model=one, other=other, scheduler=scheduler, refusing=Refusing())
+        iterate(optimizer, one, other, save=True)
+        scheduler.step()
+        ck.wait()
+        groups = list(map(id, optimizer.param_groups))
+        with pytest.raises(RestoreError):
+            optimizer.restore()
+        assert list(map(id, optimizer.param_groups)) == groups
+        scheduler.step()
+        assert rates(optimizer) == scheduler.get_last_lr()
