@@ -12,6 +12,7 @@ appears, and `latest` moves, when the files of all ranks are durable.
 
     installing -> engine -> roots -> ckpt_core.Checkpointer.begin_files
     choosing:  which tag is loaded
+    tags:      which tag is saved, where ranks were given different ones
 """
 
 from __future__ import annotations

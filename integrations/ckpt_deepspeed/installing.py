@@ -19,7 +19,6 @@ from typing import Any
 
 import deepspeed
 import torch
-import torch.distributed as dist
 from deepspeed.checkpoint import DeepSpeedCheckpoint, ZeROCheckpoint, ds_to_universal
 from deepspeed.runtime import engine as runtime
 from deepspeed.runtime.state_dict_factory import SDLoaderBase
@@ -30,6 +29,7 @@ from ckpt_deepspeed.choosing import choose, is_missing, together
 from ckpt_deepspeed.engine import CkptCoreEngine, Saving, engine_of
 from ckpt_deepspeed.roots import ROOTS
 from ckpt_deepspeed.settings import KEY, section_of
+from ckpt_deepspeed.tags import AgreedTag, agreed_tag
 
 _log = logging.getLogger("ckpt_deepspeed")
 _MARK = "_ckpt_deepspeed"
@@ -44,8 +44,11 @@ _SCRIPTS = tuple(Path(zero_to_fp32.__file__).parent.glob("zero_to_*.py"))
 _GROUPS = ("bit16_groups", "fp16_groups", "bf16_groups")
 """Where DeepSpeed's optimizers keep the parameters of the model."""
 
-_LINE = 512
-"""Bytes; the names of most filesystems have 255 at most."""
+_NO_ENGINE = (
+    "ZeRO 3 without an optimizer: DeepSpeed gives such an engine no checkpoint engine, and cannot save it; "
+    "nothing was written. If its weights change at all, save them yourself: "
+    "deepspeed.zero.GatheredParameters gathers them"
+)
 
 _LOADED: ContextVar[str | None] = ContextVar("the tag that is being loaded", default=None)
 
@@ -83,13 +86,15 @@ def attach(engine: Any, **settings: Any) -> None:
     """Let an engine that exists already save by ckpt_core; settings as in the configuration.
 
     Raises:
-        ConfigError: a setting is wrong, or this is no training engine.
+        ConfigError: a setting is wrong, or this is no training engine, or one that DeepSpeed cannot save.
     """
     register()
     if not isinstance(engine, runtime.DeepSpeedEngine):
         raise ConfigError(
             f"engine={type(engine).__name__} is no DeepSpeedEngine: pass what initialize() gave"
         )
+    if engine.checkpoint_engine is None:
+        raise ConfigError(_NO_ENGINE)
     engine.checkpoint_engine = _engine_for(engine._config, settings)
 
 
@@ -159,9 +164,9 @@ def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
         client_state = {} if client_state is None else client_state
         ours = self.checkpoint_engine
         if not isinstance(ours, CkptCoreEngine):
-            _say_if_late(self)
+            _check_not_ours(self)
             return original(self, save_dir, tag, client_state, *args, **kwargs)
-        tag = _agreed_tag(self, tag)
+        tag = agreed_tag(self, tag)
         known = Saving(
             step=self.global_steps,
             client_state=client_state,
@@ -198,12 +203,6 @@ def _is_restless(engine: Any) -> bool:
     )
 
 
-class AgreedTag(str):
-    """A tag that all ranks have, as their caller knows: they need not tell one another."""
-
-    __slots__ = ()
-
-
 @contextmanager
 def _compared(engine: Any, tag: Any) -> Iterator[None]:
     """Within it, DeepSpeed does not compare a tag that is agreed on: that takes two collectives."""
@@ -232,49 +231,18 @@ def _caught_up(engine: Any) -> Iterator[None]:
         raise
 
 
-def _agreed_tag(engine: Any, tag: Any) -> Any:
-    """The tag of the first rank, unless DeepSpeed is to fail where they differ. Called on every rank.
+def _check_not_ours(engine: Any) -> None:
+    """An engine that was made before this package was imported has ignored the key. Called on every rank.
 
-    DeepSpeed by itself would write a directory for each, none of which is whole.
+    Raises:
+        ConfigError: it is one that DeepSpeed cannot save, and has the key. Before any collective: DeepSpeed
+            raises on the first rank alone, and the others wait for it in its barrier.
     """
-    fails = engine.checkpoint_tag_validation_enabled() and engine.checkpoint_tag_validation_fail()
-    if fails:
-        return tag if tag is None else str(tag)
-    if isinstance(tag, AgreedTag) or not dist.is_initialized() or dist.get_world_size() == 1:
-        return tag
-    mine = f"global_step{engine.global_steps}" if tag is None else str(tag)
-    told = _of_rank_0(mine, engine.device)
-    if told != mine and engine.checkpoint_tag_validation_enabled():
-        warnings.warn(
-            f"rank {dist.get_rank()} passed the tag {mine!r} and rank 0 {told!r}: all ranks save to "
-            f"{told!r}. Pass the same on all; checkpoint.tag_validation=Fail refuses it, Ignore is silent",
-            stacklevel=3,
-        )
-    return AgreedTag(told)
-
-
-def _of_rank_0(text: str, device: Any) -> str:
-    """What rank 0 passes. Called on every rank.
-
-    By one collective: `broadcast_object_list` takes two, the first for the length.
-    """
-    mine = text.encode("utf-8", "surrogatepass")
-    line = torch.zeros(_LINE, dtype=torch.uint8)
-    if mine and len(mine) <= _LINE and not mine.endswith(b"\0"):
-        line[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-    line = line.to(device)
-    dist.broadcast(line, src=0)
-    told = bytes(line.tolist()).rstrip(b"\0")
-    if told:
-        return told.decode("utf-8", "surrogatepass")
-    long = [text]
-    dist.broadcast_object_list(long, src=0)
-    return long[0]
-
-
-def _say_if_late(engine: Any) -> None:
-    """An engine that was made before this package was imported has ignored the key."""
-    if hasattr(engine, _SAID) or (getattr(engine, "config", None) or {}).get(KEY) is None:
+    if (getattr(engine, "config", None) or {}).get(KEY) is None:
+        return
+    if engine.checkpoint_engine is None:
+        raise ConfigError(_NO_ENGINE)
+    if hasattr(engine, _SAID):
         return
     setattr(engine, _SAID, True)
     warnings.warn(

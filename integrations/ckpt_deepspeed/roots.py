@@ -25,7 +25,7 @@ from ckpt_core import (
     TorchStore,
 )
 
-_MOST_OPEN = 2
+_USUALLY_OPEN, _MOST_OPEN = 2, 8
 
 
 @dataclass(slots=True)
@@ -34,6 +34,7 @@ class _Root:
     group: Any
     options: Options
     stays: bool
+    is_back: bool
     saves: list[Future[Path]] = field(default_factory=list)
 
 
@@ -44,6 +45,7 @@ class Roots:
 
     def __init__(self) -> None:
         self._all: dict[str, _Root] = {}
+        self._trimmed: list[str] = []
         self._inherited: list[object] = []
         self._pid = os.getpid()
 
@@ -90,7 +92,7 @@ class Roots:
                     node=node, options=_store_options(options)
                 )
             made = Checkpointer(save_dir, options, coordination=coordination)
-            found = _Root(made, group, options, stays)
+            found = _Root(made, group, options, stays, is_back=key in self._trimmed)
         else:
             _check_same(found.options, options, key)
         # The one that was used last is the last. In one assignment: an interrupt leaves all of them known.
@@ -100,14 +102,22 @@ class Roots:
 
     def trim(self, save_dir: str | os.PathLike[str]) -> None:
         """Close directories that nobody has saved to for long, before `save_dir` is opened: each has threads
-        and staging memory of its own. All ranks call it; waits for their saves.
+        and staging memory of its own. One that was closed and comes back is saved to by turns with others:
+        it gets a place beside them. All ranks call it, and know no more than what was saved where; waits for
+        their saves.
 
         Raises:
             CkptError: one of these failed and was not reported yet.
         """
-        if not self.has(save_dir):
-            passing = [key for key, root in self._open.items() if not root.stays]
-            _all_of(partial(self._close, key) for key in passing[: 1 - _MOST_OPEN])
+        if self.has(save_dir):
+            return
+        passing = [key for key, root in self._open.items() if not root.stays]
+        back = sum(self._open[key].is_back for key in passing)
+        back += os.path.realpath(save_dir) in self._trimmed
+        going = passing[: 1 - min(_USUALLY_OPEN + back, _MOST_OPEN)]
+        # Of all names those of a run with a directory for each save would become many.
+        self._trimmed = [*self._trimmed, *going][-_MOST_OPEN:]
+        _all_of(partial(self._close, key) for key in going)
 
     def saved(self, save_dir: str | os.PathLike[str], handle: SaveHandle) -> None:
         """Note a save, for `wait_ended`."""

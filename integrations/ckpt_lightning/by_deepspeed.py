@@ -123,7 +123,7 @@ class DeepSpeedSession(Session):
 
     def _start(self, step: int, tree: dict[str, Any]) -> SaveHandle:
         """Called on every rank: collectives of DeepSpeed's, and one of ours."""
-        from ckpt_deepspeed.installing import AgreedTag
+        from ckpt_deepspeed.tags import AgreedTag
 
         strategy: Any = self.ranks.trainer.strategy
         engine = strategy.deepspeed_engine

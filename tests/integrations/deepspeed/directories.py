@@ -1,4 +1,4 @@
-"""Jobs about directories: one for each save, files of others in them, two engines and one directory."""
+"""Jobs about directories: one for each save, several by turns, files of others, two engines and one."""
 
 from __future__ import annotations
 
@@ -43,6 +43,26 @@ def rotated(folder: Path) -> dict[str, Any]:
         again.save_checkpoint(str(folder / "elsewhere"))
         found["resumed"] = (folder / "elsewhere" / "latest").exists()
     return found
+
+
+def by_turns(folder: Path) -> dict[str, Any]:
+    """Three engines, each with a directory: how many Checkpointers four rounds of saves take."""
+    places = [folder / name for name in ("actor", "critic", "reward")]
+    engines = [engine(1, "bf16", seed=number) for number in range(len(places))]
+    used: list[Any] = []
+    with Disk().inside():
+        for step in range(4):
+            for made, place in zip(engines, places, strict=True):
+                train(made, step, step + 1)
+                made.save_checkpoint(str(place))
+                used.append(ROOTS._open[os.path.realpath(place)].checkpointer)
+    for made in engines:
+        made.destroy()
+    return {
+        "opened": len({id(one) for one in used}),
+        "latest": [(place / "latest").read_text() for place in places],
+        "whole": [verify(place / f"global_step{step}").ok for place in places for step in (1, 4)],
+    }
 
 
 def shared_with_others(folder: Path) -> dict[str, Any]:

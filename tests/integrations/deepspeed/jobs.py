@@ -20,7 +20,8 @@ from ckpt_core.cli.importing import import_source
 from ckpt_core.cli.requests import ImportRequest
 from ckpt_deepspeed import engine as engine_module
 from tests.integrations.deepspeed.modes import SMALL, Disk
-from tests.integrations.deepspeed.training import config, digest, engine, train
+from tests.integrations.deepspeed.plain import attempt
+from tests.integrations.deepspeed.training import Model, config, digest, engine, train
 
 STEPS, AT = 5, 3
 PRESETS = {(1, "fp32"): "pccheck", (2, "fp32"): "deepfreeze"}
@@ -286,6 +287,24 @@ def late(folder: Path) -> list[str]:
         for _ in range(2):
             made.save_checkpoint(str(folder / "c"))
     return [str(one.message) for one in told if "checkpoint_engine" in str(one.message)]
+
+
+def untrained(folder: Path) -> dict[str, Any]:
+    """ZeRO 3 without an optimizer, as a reference model has it: what is told, and what the advice gives."""
+    torch.manual_seed(0)
+    model = Model(tied=False)
+    wanted = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items()}
+    made, *_ = deepspeed.initialize(model=model, config=config(3, "bf16", ours=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        told = [
+            attempt(lambda: made.save_checkpoint(str(folder / "c"))),
+            attempt(lambda: ckpt_deepspeed.attach(made)),
+        ]
+    with deepspeed.zero.GatheredParameters(list(made.module.parameters())):
+        same = all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
+    made.destroy()
+    return {"told": told, "left": (folder / "c").exists(), "same": same}
 
 
 def scripts(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Real DeepSpeed on CPU, 2 ranks: a directory for each save, files of others, and two engines."""
+"""Real DeepSpeed on CPU, 2 ranks: a directory for each save or engine, files of others, and two engines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from typing import Any
 
 import pytest
 
+from ckpt_core import Options
+from ckpt_deepspeed.roots import Roots
 from tests.integrations.deepspeed.launch import Job, run
 
-JOBS = ("rotated", "shared_with_others", "in_the_way", "interrupted", "other_settings", "asked")
+JOBS = (
+    "rotated",
+    "by_turns",
+    "shared_with_others",
+    "in_the_way",
+    "interrupted",
+    "other_settings",
+    "asked",
+)
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -34,6 +44,26 @@ def test_directories_that_are_saved_to_no_more_are_let_go_of(results: dict[str, 
     for found in results["rotated"]:
         assert found["open"] == [1, 2, 2, 2, 2]
         assert found["threads"][4] == found["threads"][1]
+
+
+def test_a_directory_that_is_saved_to_again_stays_open_beside_the_others(
+    results: dict[str, list[Any]],
+) -> None:
+    for found in results["by_turns"]:
+        assert found["opened"] == 3 + 1  # the first is closed for the third, and comes back
+        assert found["latest"] == ["global_step4"] * 3 and found["whole"] == [True] * 6
+
+
+def test_eight_directories_by_turns_stay_open_and_two_once_they_are_left(tmp_path: Path) -> None:
+    roots, known = Roots(), []
+    for name in [*"abcdefghi", *"abcdefghi", *"123456789"]:
+        roots.trim(tmp_path / name)
+        roots.of(tmp_path / name, Options(writers=1), per_node=False)
+        known.append(len(roots._open))
+    roots.close()
+    assert known[:9] == [1, *[2] * 8]
+    assert known[9:18] == [3, 4, 5, 6, 7, 8, 8, 8, 8]
+    assert max(known) == 8 and known[-1] == 2
 
 
 def test_files_of_others_in_a_tag_are_never_deleted(results: dict[str, list[Any]]) -> None:

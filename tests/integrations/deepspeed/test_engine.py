@@ -10,7 +10,17 @@ import pytest
 from tests.integrations.deepspeed.launch import Job, run
 
 MATRIX = [(zero, dtype) for zero in range(4) for dtype in ("bf16", "fp32")]
-OTHERS = ("tools", "arguments", "client_state", "damaged", "failing", "late", "scripts", "apart")
+OTHERS = (
+    "tools",
+    "arguments",
+    "client_state",
+    "damaged",
+    "failing",
+    "late",
+    "untrained",
+    "scripts",
+    "apart",
+)
 RESTLESS = [(zero, most) for zero in (0, 2) for most in (1 << 20, 0)]
 
 pytestmark = pytest.mark.timeout(400)
@@ -102,6 +112,13 @@ def test_a_save_that_fails_is_reported_and_a_later_one_works(results: dict[Any, 
 def test_a_key_that_came_too_late_is_told_once_at_the_first_save(results: dict[Any, Any]) -> None:
     for found in results["late"]:
         assert len(found) == 1 and "TorchCheckpointEngine" in found[0] and "attach(" in found[0]
+
+
+def test_what_deepspeed_cannot_save_is_refused_on_all_ranks(results: dict[Any, Any]) -> None:
+    for found in results["untrained"]:
+        for told in found["told"]:
+            assert "ConfigError: ZeRO 3 without an optimizer" in told
+        assert found["same"] and not found["left"]
 
 
 def test_scripts_that_are_there_are_not_copied_again(results: dict[Any, Any]) -> None:
