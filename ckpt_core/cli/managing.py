@@ -39,7 +39,8 @@ def remove_steps(request: RemoveRequest) -> bool:
     With `--after`, also at the further levels: a restart would go on from what is there.
 
     Raises:
-        ConfigError: it is not clear which, a step is pinned, or nobody said yes.
+        ConfigError: it is not clear which, a step is pinned, nobody said yes, or there are directories of
+            files and no steps.
         NotCommitted: there is no such step or root.
         RootBusy: somebody else writes to the root, or its agent is at work.
         PersistError: a step could not be removed durably.
@@ -233,10 +234,24 @@ def _doomed(request: RemoveRequest, root: Path, kept: frozenset[int]) -> list[in
     if request.step:
         return sorted(set(request.step))
     steps = committed_steps(root)
+    if not steps:
+        _check_no_directories(root)
     if request.after is not None:
         return [step for step in steps if step > request.after]
     assert request.keep_last is not None
     return [step for step in steps[: -request.keep_last] if step not in kept]
+
+
+def _check_no_directories(root: Path) -> None:
+    """That nothing is removed from a root of DeepSpeed's tags would be taken for gone back in time."""
+    from ckpt_core.restore import committed_directories
+
+    if names := committed_directories(root):
+        count = count_text(len(names), "directory of files")
+        raise ConfigError(
+            f"{root} holds no steps but {count} ({names[0]}, ...), such as DeepSpeed's tags, which rm leaves "
+            f"alone; delete them yourself, here and at each further level; nothing was removed"
+        )
 
 
 def _chosen(

@@ -40,6 +40,17 @@ def test_commands_tell_directories_of_files_from_steps(
     assert "a.pt" in damaged.out
 
 
+def test_rm_says_that_directories_of_files_are_no_steps_and_leaves_them(
+    tmp_path: Path, cli: Callable[..., Answer]
+) -> None:
+    _with_tags(tmp_path)
+    for choice in (("--after", 1), ("--keep-last", 1), ("--after", 1, "--dry-run", "--json")):
+        answer = cli("rm", tmp_path, *choice, "--yes")
+        assert (answer.code, answer.out) == (2, "")
+        assert "no steps but 2 directories of files (tag2, ...)" in answer.err
+    assert {"tag1", "tag2"} <= set(os.listdir(tmp_path))
+
+
 # -- ls, watch and report ----------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core import Checkpointer, CommitError, Level
+from ckpt_core import Checkpointer, CommitError, Level, bring_directory
 from ckpt_core.layout import Manifest
 from ckpt_core.levels import Away, Far, read_status, write_plan
 from ckpt_core.levels.agent.board import Board, Timing
@@ -103,6 +103,29 @@ def test_a_directory_that_is_saved_again_replaces_the_one_at_the_level(
             until(lambda step=step: whole_number(far, "best") == step)
     agents.ended(process, root)
     assert whole(far) == {"best": 20} and pointer(far) is None
+
+
+def test_a_run_goes_back_where_newer_tags_are_deleted_here_and_at_the_level(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far, fresh = tmp_path / "far", tmp_path / "fresh"
+    with Checkpointer(root, SMALL) as ck:
+        process = agents.start(root, plan_of(level(far)))
+        for step in (10, 20, 30):
+            save_in(ck, step)
+            until(lambda step=step: pointer(far) == f"global_step{step}")
+    agents.ended(process, root)
+    for place in (root, far):
+        for name in ("global_step20", "global_step30"):
+            shutil.rmtree(place / name)
+    assert bring_directory(fresh, [Level(str(far))], pointer="latest") == "global_step10"
+    with Checkpointer(root, SMALL) as ck:
+        process = agents.start(root, plan_of(level(far)))
+        save_in(ck, 20)
+        until(lambda: pointer(far) == "global_step20")
+    agents.ended(process, root)
+    assert whole(far) == {"global_step10": 10, "global_step20": 20}
+    assert pointer(root) == "global_step20"
 
 
 def whole_number(place: Path, name: str) -> int | None:
