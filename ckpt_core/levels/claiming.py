@@ -52,6 +52,7 @@ class _Claim:
     Attributes:
         run: that of the root; None: it has none yet.
         fresh: the root holds no step, so that it may join a run that it finds.
+        copied: it is a copy of one that may be at work: as one that joins, it looks on first.
         least: a session that this root has had already; the next one is above it.
         host, pid: whose claim it is.
         token: likewise.
@@ -60,6 +61,7 @@ class _Claim:
 
     run: str | None
     fresh: bool
+    copied: bool
     least: int
     host: str
     pid: int
@@ -100,6 +102,7 @@ def claim(request: Json, progress: Progress) -> Json:
         asked = _Claim(
             run=request["run"],
             fresh=bool(request["fresh"]),
+            copied=bool(request.get("copied")),
             least=int(request.get("session", 0)),
             host=request["host"],
             pid=int(request["pid"]),
@@ -171,7 +174,7 @@ def _claimed(
         words = _words(levels, asked, warnings)
         found = {far.url: _object(far, word) for far, word in words if word is not None}
         run = _run(found, asked)
-        if run != asked.run and found:
+        if found and (run != asked.run or asked.copied):
             _be_alone(words, found, progress)
         session = 1 + max([asked.least, *(int(word["session"]) for word in found.values())])
         others = max([asked.least, *(_others(word, asked) for word in found.values())])

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ from ckpt_core.system.files import Files
 
 LEVELS = ".levels"
 """The folder in the root; readers of steps ignore it."""
+
+RUN = "run"
+"""The file in it that holds the id of the run."""
 
 PLAN = "plan.json"
 STATUS = "status.json"
@@ -292,7 +296,7 @@ def write_plan(root: Path, plan: Plan, *, others: int | None = None) -> None:
     if before is None or before.run != plan.run or others > before.session:
         # The run may have gone on elsewhere, and a step that was unpinned here have been pinned again there.
         forget_marks(root, unpinned_marks(root), files=Files())
-    _write(root, PLAN, plan.to_json())
+    _write(root, PLAN, {**plan.to_json(), "place": _place(root)})
     (root / UNPINNED).mkdir(exist_ok=True)
 
 
@@ -302,6 +306,24 @@ def read_plan(root: Path) -> Plan | None:
     with contextlib.suppress(KeyError, TypeError, ValueError):  # ConfigError is one
         return None if obj is None else Plan.from_json(obj)
     return None
+
+
+def is_copied(root: Path) -> bool:
+    """Whether the plan of a root was written elsewhere: it is a copy, or was moved to another disk."""
+    there, here = (_read(root, PLAN) or {}).get("place"), _place(root)
+    if not isinstance(there, dict) or there.get("file") in (None, here["file"]):
+        return False
+    # A network filesystem may number its files anew when it is mounted again, or elsewhere.
+    return Files().is_local(root) or there.get("path") != here["path"]
+
+
+def _place(root: Path) -> dict[str, Any]:
+    """What no copy of a root has; a root that is renamed keeps `file`."""
+    with contextlib.suppress(OSError):
+        found = os.stat(root / LEVELS / RUN)
+        # With the time, which nobody can set: on another disk the number may be the same.
+        return {"file": [found.st_ino, found.st_ctime_ns], "path": os.path.realpath(root)}
+    return {"file": None, "path": os.path.realpath(root)}
 
 
 def write_mounts(root: Path, mounts: Mapping[str, str]) -> None:
@@ -317,15 +339,18 @@ def read_mounts(root: Path) -> dict[str, str]:
     return _read(root, MOUNTS) or {}
 
 
-def note_claim(root: Path, token: str) -> list[str]:
+def note_claim(root: Path, token: str, *, copied: bool = False) -> list[str]:
     """Note that a Checkpointer is about to claim the levels: it may be killed before there is a plan of it.
 
     Called with the root locked. Raises OSError.
 
+    Args:
+        copied: those that have noted it before did so in another root.
+
     Returns:
         The tokens of those that have noted it in this root, this one too.
     """
-    before = (_read(root, CLAIMS) or {}).get("tokens", [])
+    before = [] if copied else (_read(root, CLAIMS) or {}).get("tokens", [])
     tokens = [*before, token][-REMEMBERED:]
     _write(root, CLAIMS, {"tokens": tokens})
     return tokens

@@ -193,6 +193,25 @@ def test_a_fresh_root_is_refused_while_somebody_renews_the_lease(url: str) -> No
     assert word(url)["session"] == 1
 
 
+def test_a_copy_of_a_root_looks_on_as_one_that_joins(url: str) -> None:
+    run = claimed(url, host=ELSEWHERE)["run"]
+    copy = {"run": run, "fresh": False, "copied": True}
+    assert claimed(url, **copy)["session"] == 2, "nobody was seen for a while"
+    claiming.WATCH_S = 3600.0
+    over = threading.Event()
+    with open_far(url) as far:
+        renewing = threading.Thread(target=_renew, args=(far, run, over))
+        renewing.start()
+        try:
+            with pytest.raises(RootBusy, match="at work in this run"):
+                claimed(url, **copy)
+        finally:
+            over.set()
+            renewing.join()
+        write_lease(far, run, session=2, closed=True)
+    assert claimed(url, **copy)["session"] == 3, "all has ended: nothing is looked on at"
+
+
 def test_a_pause_of_the_machine_is_no_silence(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = claimed(url, host=ELSEWHERE)["run"]
     looks, ahead_s = itertools.count(1), 0.0

@@ -309,6 +309,20 @@ def test_a_start_that_comes_to_no_plan_hides_no_other_root_that_had_the_run_befo
     assert pins(far) == {1}
 
 
+def test_what_was_unpinned_before_a_root_was_copied_is_in_doubt_and_stays_pinned(
+    here: Path, tmp_path: Path
+) -> None:
+    far, copy = tmp_path / "far", tmp_path / "copy"
+    pin_and_unpin(here, str(far))
+    shutil.copytree(here, copy)
+    try:
+        train(copy, str(far), 3, 4)
+        wait_for_agent(copy)
+    finally:
+        end_agent(copy)
+    assert pins(far) == {1}
+
+
 def test_a_later_session_elsewhere_has_its_pins_left_alone(
     root: Path, tmp_path: Path, agents: Agents
 ) -> None:

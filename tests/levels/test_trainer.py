@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -26,14 +28,16 @@ from ckpt_core import (
 )
 from ckpt_core.layout import Manifest
 from ckpt_core.levels import LevelStatus, read_plan
+from ckpt_core.levels.mailbox import is_copied
 from ckpt_core.levels.trainer import following, tending
 from ckpt_core.levels.trainer import levels as trainer
 from ckpt_core.levels.trainer.joining import read_run, write_run
 from ckpt_core.observe import EventName
 from ckpt_core.store import committed_steps
+from ckpt_core.system.files import Files
 from tests.crash.layers import hooked
 from tests.crash.promises import QuickFiles
-from tests.levels.trainers import SOON_S, Bench, agent_of, attempt_of, bench, until
+from tests.levels.trainers import SOON_S, Bench, agent_of, attempt_of, bench, end_agent, until
 
 __all__ = ["bench"]
 
@@ -444,6 +448,30 @@ def test_the_id_of_a_run_that_a_kill_cut_off_leaves_nothing_behind_the_next_one(
             write_run(tmp_path, "one", files=Killing())
     write_run(tmp_path, "one", files=QuickFiles())
     assert os.listdir(tmp_path / ".levels") == ["run"]
+
+
+def test_a_root_knows_whether_it_is_a_copy(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_copied(bench.root), "it has no plan yet"
+    bench.open().close()
+    end_agent(bench.root)
+    copy, linked, moved = (bench.root.with_name(name) for name in ("copy", "linked", "moved"))
+    shutil.copytree(bench.root, copy)
+    assert is_copied(copy) and not is_copied(bench.root)
+    bench.root.rename(moved)
+    assert not is_copied(moved), "it has another name, and is the same"
+    shutil.copytree(moved, linked, copy_function=os.link)
+    assert is_copied(linked)
+    copy.rename(bench.root)
+    assert is_copied(bench.root)
+    monkeypatch.setattr(Files, "is_local", lambda self, path: False)
+    assert not is_copied(bench.root), "it may be the same, numbered anew"
+    plan = bench.root / ".levels/plan.json"
+    of_before = {
+        name: value for name, value in json.loads(plan.read_text()).items() if name != "place"
+    }
+    plan.write_text(json.dumps(of_before))
+    monkeypatch.undo()
+    assert not is_copied(bench.root), "a release of before has told nothing of it"
 
 
 def test_an_agent_that_is_killed_is_started_again_with_one_warning(

@@ -167,6 +167,27 @@ def test_a_root_that_was_lost_goes_on_from_the_level_and_stays_the_same_run(
     check_whole(root)
 
 
+def test_a_copy_of_a_root_takes_no_level_from_whoever_is_at_work_and_goes_on_behind_its_end(
+    root: Path, far: Path
+) -> None:
+    copy = root.with_name("copy")
+    try:
+        with opened(root, far) as ck:
+            ck.save(1, make_state(1)).reached(1).result(SOON_S)
+            # The agent replaces that file while it is at work.
+            shutil.copytree(root, copy, ignore=shutil.ignore_patterns("*status.json"))
+            with pytest.raises(RootBusy, match="at work in this run"):
+                opened(copy, far)
+            ck.save(2, make_state(2)).reached(1).result(SOON_S)
+        all_ended(root)
+        with opened(copy, far) as ck:
+            found = ck.restore(make_state(0))
+            assert found is not None and found.step == 2
+            ck.save(3, make_state(3)).reached(1).result(SOON_S)
+    finally:
+        end_agent(copy)
+
+
 def check_next_machine(warm: Warm, root: Path, url: str, **environ: str) -> None:
     levels = [{"url": url, "every": 50, "bandwidth": SLOW}]
     steps = [50, 60, 73]

@@ -25,7 +25,15 @@ from ckpt_core.layout import RUN_NAME
 from ckpt_core.levels.errands import Errands, errand
 from ckpt_core.levels.far.door import Away
 from ckpt_core.levels.helping import run_here
-from ckpt_core.levels.mailbox import LEVELS, note_claim, read_mounts, read_plan, write_mounts
+from ckpt_core.levels.mailbox import (
+    LEVELS,
+    RUN,
+    is_copied,
+    note_claim,
+    read_mounts,
+    read_plan,
+    write_mounts,
+)
 from ckpt_core.levels.trainer.ring import Known
 from ckpt_core.options import Level
 from ckpt_core.save import look_together
@@ -33,9 +41,6 @@ from ckpt_core.store import committed_steps
 from ckpt_core.system.files import Files, advice
 
 _log = logging.getLogger("ckpt_core")
-
-RUN = "run"
-"""The file in `.levels/` that holds the id of the run."""
 
 _NOTHING = Known()
 _NOT_JOINED = {"failed": "use the levels", "so": "No rank goes on"}
@@ -177,14 +182,15 @@ def claim_here(
     Raises as `claim_together`.
     """
     run, before, token = read_run(root) or known.run, read_plan(root), secrets.token_hex(8)
-    mine: list[str] = []
+    mine, copied = list[str](), is_copied(root)
     if before is not None:
         with contextlib.suppress(OSError):  # then its sessions may be those of others
-            mine = note_claim(root, token)
+            mine = note_claim(root, token, copied=copied)
     session = before.session if before is not None and before.run == run else 0
     request = {
         "run": run,
         "fresh": run is None and not committed_steps(root),
+        "copied": copied,
         "leads": True,
         "session": max(session, known.session),
         "host": socket.gethostname(),
@@ -194,6 +200,8 @@ def claim_here(
     }
     answer = _ask(root, "claim", request, levels, errands)
     _warn(answer)
+    if copied:  # also the session of its plan was another root's
+        answer["others"] = answer["session"]
     return {**{name: answer[name] for name in ("run", "session", "others")}, "token": token}
 
 
