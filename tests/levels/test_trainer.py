@@ -27,9 +27,10 @@ from ckpt_core import (
     SaveHandle,
 )
 from ckpt_core.layout import Manifest
-from ckpt_core.levels import LevelStatus, read_plan
+from ckpt_core.levels import LevelStatus, claiming, read_plan
+from ckpt_core.levels.errands import Errands
 from ckpt_core.levels.mailbox import is_copied
-from ckpt_core.levels.trainer import following, tending
+from ckpt_core.levels.trainer import following, joining, tending
 from ckpt_core.levels.trainer import levels as trainer
 from ckpt_core.levels.trainer.joining import read_run, write_run
 from ckpt_core.observe import EventName
@@ -472,6 +473,29 @@ def test_a_root_knows_whether_it_is_a_copy(bench: Bench, monkeypatch: pytest.Mon
     plan.write_text(json.dumps(of_before))
     monkeypatch.undo()
     assert not is_copied(bench.root), "a release of before has told nothing of it"
+
+
+def test_a_root_whose_agent_is_at_work_is_no_copy_though_its_files_were_touched(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "WATCH_S", 0.0)
+    asked = []
+    claim = joining.errand("claim")
+    monkeypatch.setattr(
+        joining,
+        "errand",
+        lambda _: lambda request, tell: asked.append(request) or claim(request, tell),
+    )
+    with bench.open():
+        until(lambda: agent_of(bench.root) is not None, "the agent")
+        file = bench.root / ".levels/run"
+        file.chmod(0o600)
+        assert is_copied(bench.root)
+        joining.claim_here(bench.root, [Level(bench.url)], Errands())
+    end_agent(bench.root)
+    file.chmod(0o640)
+    joining.claim_here(bench.root, [Level(bench.url)], Errands())
+    assert [request["copied"] for request in asked] == [False, False, True]
 
 
 def test_an_agent_that_is_killed_is_started_again_with_one_warning(

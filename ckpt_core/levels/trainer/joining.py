@@ -37,7 +37,7 @@ from ckpt_core.levels.mailbox import (
 from ckpt_core.levels.trainer.ring import Known
 from ckpt_core.options import Level
 from ckpt_core.save import look_together
-from ckpt_core.store import committed_steps
+from ckpt_core.store import committed_steps, writer_of
 from ckpt_core.system.files import Files, advice
 
 _log = logging.getLogger("ckpt_core")
@@ -182,7 +182,8 @@ def claim_here(
     Raises as `claim_together`.
     """
     run, before, token = read_run(root) or known.run, read_plan(root), secrets.token_hex(8)
-    mine, copied = list[str](), is_copied(root)
+    # An agent that works here is its own, and no copy has it: something else has touched its files.
+    mine, copied = list[str](), is_copied(root) and writer_of(root / LEVELS) is None
     if before is not None:
         with contextlib.suppress(OSError):  # then its sessions may be those of others
             mine = note_claim(root, token, copied=copied)
