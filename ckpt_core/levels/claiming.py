@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ckpt_core.errors import CkptError, ConfigError, RestoreError, RootBusy
@@ -39,6 +40,7 @@ LEASE = "lease.json"
 WATCH_S = 40.0
 """How long a lease is watched: longer than two of its renewals."""
 
+_BOOT_ID, _PIDS = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
 _LOOK_EVERY_S = 1.0
 _TRIES = 20
 
@@ -293,7 +295,8 @@ def _is_over(run: Mapping[str, Any], lease: Mapping[str, Any] | None) -> bool:
 
 
 def _is_dead(holder: Mapping[str, Any]) -> bool:
-    if holder.get("host") != socket.gethostname():
+    # Another machine may have the same name, and another container, or this one anew, other processes.
+    if holder.get("host") != socket.gethostname() or not holder.get("pids") == pids_here() != "":
         return False
     try:
         os.kill(int(holder["pid"]), 0)
@@ -316,11 +319,21 @@ def parsed(word: Word | None) -> dict[str, Any]:
 # -- words -------------------------------------------------------------------------------------------
 
 
+def pids_here() -> str:
+    """Where the number of a process means what it means here; "" where that cannot be told."""
+    with suppress(OSError):
+        return f"{Path(_BOOT_ID).read_text().strip()} {os.readlink(_PIDS)}"
+    return ""
+
+
 def claim_word(run: str, session: int, *, host: str, pid: int, **more: Any) -> bytes:
-    """What `RUN_NAME` holds of a level that a session claims now; `first_root=True`: it is one."""
+    """What `RUN_NAME` holds of a level that a session claims now; `first_root=True`: it is one.
+
+    Called on the machine, and in the container, of that process.
+    """
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    word = {"run": run, "session": session, "host": host, "pid": pid, "since": since, **more}
-    return json.dumps(word).encode()
+    word = {"run": run, "session": session, "host": host, "pid": pid, "pids": pids_here()}
+    return json.dumps({**word, "since": since, **more}).encode()
 
 
 def _object(far: Far, word: Word) -> dict[str, Any]:

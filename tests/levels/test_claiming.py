@@ -154,9 +154,38 @@ def test_a_fresh_root_joins_at_once_where_trainer_and_agent_of_this_machine_are_
 ) -> None:
     run = claimed(url, pid=dead_pid())["run"]
     with open_far(url) as far:
-        write_lease(far, run, host=HOST, pid=dead_pid())
+        write_lease(far, run, host=HOST, pid=dead_pid(), pids=claiming.pids_here())
     claiming.WATCH_S = 3600.0
     assert claimed(url)["run"] == run
+
+
+@pytest.mark.parametrize("other", ["boot", "namespace", "release", "unknown"])
+def test_a_process_of_another_container_or_another_machine_of_this_name_is_not_taken_for_dead(
+    url: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = claimed(url, pid=dead_pid())["run"]
+    boot, namespace = claiming.pids_here().split(" ")
+    pids = {"boot": f"another {namespace}", "namespace": f"{boot} pid:[1]"}.get(other, "")
+    told = {} if other == "release" else {"pids": pids}  # one of before tells nothing of it
+    if other == "unknown":
+        monkeypatch.setattr(claiming, "_PIDS", "/proc/self/ns/none")
+    claiming.WATCH_S = 3600.0
+    over = threading.Event()
+    with open_far(url) as far:
+        there = far.read_word(RUN_NAME)
+        assert there is not None
+        word = {name: value for name, value in json.loads(there.data).items() if name != "pids"}
+        far.write_word(RUN_NAME, json.dumps({**word, **told}).encode(), over=there.tag)
+        lease = {"host": HOST, "pid": dead_pid(), **told}
+        write_lease(far, run, **lease)
+        renewing = threading.Thread(target=_renew, args=(far, run, over), kwargs=lease)
+        renewing.start()
+        try:
+            with pytest.raises(RootBusy, match="at work in this run"):
+                claimed(url)
+        finally:
+            over.set()
+            renewing.join()
 
 
 @pytest.mark.parametrize("leased", [True, False])
@@ -170,11 +199,11 @@ def test_a_fresh_root_joins_when_nobody_was_seen_for_a_while(url: str, leased: b
     assert len(said) > 2, "whoever waits for the errand must hear of it"
 
 
-def _renew(far: Far, run: str, over: threading.Event) -> None:
+def _renew(far: Far, run: str, over: threading.Event, **more: Any) -> None:
     beat = 0
     while not over.wait(0.05):
         beat += 1
-        write_lease(far, run, beat=beat)
+        write_lease(far, run, beat=beat, **more)
 
 
 def test_a_fresh_root_is_refused_while_somebody_renews_the_lease(url: str) -> None:

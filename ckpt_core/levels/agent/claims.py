@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from ckpt_core.errors import CkptError
 from ckpt_core.layout import RUN_NAME
-from ckpt_core.levels.claiming import LEASE, claim_word, parsed
+from ckpt_core.levels.claiming import LEASE, claim_word, parsed, pids_here
 from ckpt_core.levels.far.door import Away, Conflict, Far, Word
 from ckpt_core.levels.mailbox import Plan
 
@@ -84,6 +84,7 @@ def beat(far: Far, plan: Plan, *, closed: bool = False) -> None:
         "session": plan.session,
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "pids": pids_here(),
         "beat": time.time(),
         "closed": closed,
     }
