@@ -45,6 +45,7 @@ _LOOK_EVERY_S = 1.0
 _TRIES = 20
 
 R = TypeVar("R")
+_Read = tuple[Far, Word | None, Word | None]
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def _claimed(
 ) -> tuple[str, int, int]:
     for _ in range(_TRIES):
         words = _words(levels, asked, warnings)
-        found = {far.url: _object(far, word) for far, word in words if word is not None}
+        found = {far.url: _object(far, said) for far, _, said in words if said is not None}
         run = _run(found, asked)
         if found and (run != asked.run or asked.copied):
             _be_alone(words, found, progress)
@@ -183,7 +184,7 @@ def _claimed(
         told: dict[str, Any] = {"host": asked.host, "pid": asked.pid}
         told |= {"token": asked.token, "others": others}
         try:
-            for far, word in words:
+            for far, word, _ in words:
                 _write(far, word, claim_word(run, session, **told), asked, warnings)
         except Conflict:
             continue  # somebody else is at it in this very moment: look again who it is
@@ -193,20 +194,24 @@ def _claimed(
     )
 
 
-def _words(
-    levels: Sequence[Far], asked: _Claim, warnings: list[str]
-) -> list[tuple[Far, Word | None]]:
-    """`run.json` of each level that answers."""
-    words: list[tuple[Far, Word | None]] = []
-    for far, (word, error) in zip(
-        levels, _at_once(levels, lambda far: far.read_word(RUN_NAME)), strict=True
-    ):
+def _words(levels: Sequence[Far], asked: _Claim, warnings: list[str]) -> list[_Read]:
+    """`run.json` of each level that answers, and what says whose it is: that, or else the lease.
+
+    Who fills a level anew, which somebody has emptied, may have come to renew the lease alone.
+    """
+
+    def read(far: Far) -> tuple[Word | None, Word | None]:
+        word = far.read_word(RUN_NAME)
+        return word, far.read_word(LEASE) if word is None else word
+
+    words: list[_Read] = []
+    for far, (found, error) in zip(levels, _at_once(levels, read), strict=True):
         if isinstance(error, Away):
             _warn_or_raise(error, asked, warnings)
         elif error is not None:
             raise error
-        else:
-            words.append((far, word))
+        elif found is not None:
+            words.append((far, *found))
     return words
 
 
@@ -251,7 +256,7 @@ def _others(word: Mapping[str, Any], asked: _Claim) -> int:
 
 
 def _be_alone(
-    words: Sequence[tuple[Far, Word | None]],
+    words: Sequence[_Read],
     found: Mapping[str, Mapping[str, Any]],
     progress: Progress,
 ) -> None:
@@ -261,9 +266,9 @@ def _be_alone(
         RootBusy: somebody is.
     """
     watched: list[tuple[Far, Word | None, Word | None]] = []
-    for far, word in words:
+    for far, word, said in words:
         lease = far.read_word(LEASE)
-        if word is not None and not _is_over(
+        if said is not None and not _is_over(
             found[far.url], None if lease is None else _object(far, lease)
         ):
             watched.append((far, word, lease))

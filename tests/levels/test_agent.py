@@ -146,7 +146,10 @@ def test_an_agent_publishes_and_retires_nothing_where_a_later_session_is(
     store = make_store(root)
     save(store, 3)
     run = json.dumps({"run": "ab" * 8, "session": session, "host": "other", "pid": 1}).encode()
-    DirectoryFar(far, files=Files()).write_word("run.json", run, over=None)
+    words = DirectoryFar(far, files=Files())
+    claimed = words.read_word("run.json")
+    assert claimed is not None
+    words.write_word("run.json", run, over=claimed.tag)
     process = agents.start(root, plan_of(level(far, keep_last=1), session=5))
     if session == 6:
         status = agents.ended(process, root)
@@ -455,6 +458,22 @@ def test_the_lease_is_renewed_while_somebody_trains_and_closed_at_the_end(
     store.close()
     agents.ended(process, root)
     assert word(far, "lease.json")["closed"] is True
+
+
+def test_a_level_that_is_filled_anew_is_claimed_anew(
+    root: Path, tmp_path: Path, agents: Agents
+) -> None:
+    far = tmp_path / "far"
+    store = make_store(root)
+    save(store, 1)
+    agents.start(root, plan_of(level(far), session=3))
+    until(lambda: 1 in look(far))
+    far.rename(tmp_path / "gone")
+    save(store, 2)
+    until(lambda: 2 in look(far))
+    claim = word(far, "run.json")
+    assert (claim["run"], claim["session"]) == ("ab" * 8, 3)
+    store.close()
 
 
 def test_an_agent_that_does_not_sweep_has_no_lease_and_retires_nothing(

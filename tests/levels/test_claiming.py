@@ -241,6 +241,35 @@ def test_a_copy_of_a_root_looks_on_as_one_that_joins(url: str) -> None:
     assert claimed(url, **copy)["session"] == 3, "all has ended: nothing is looked on at"
 
 
+def test_where_a_lease_is_and_no_run_the_run_of_the_lease_is_meant(url: str) -> None:
+    run = "ab" * 16
+    claiming.WATCH_S = 3600.0
+    over = threading.Event()
+    with open_far(url) as far:
+        write_lease(far, run)
+        renewing = threading.Thread(target=_renew, args=(far, run, over))
+        renewing.start()
+        try:
+            with pytest.raises(RootBusy, match="at work in this run: process 1 on another"):
+                claimed(url)
+            with pytest.raises(RootBusy, match="another run"):
+                claimed(url, run="f" * 32, fresh=False)
+            assert far.read_word(RUN_NAME) is None
+        finally:
+            over.set()
+            renewing.join()
+        assert claimed(url, run=run, fresh=False)["session"] == 2
+    assert word(url)["run"] == run
+
+
+def test_a_fresh_root_joins_the_run_of_a_lease_that_nobody_renews(url: str) -> None:
+    run = "ab" * 16
+    with open_far(url) as far:
+        write_lease(far, run, session=4)
+    answer = claimed(url)
+    assert (answer["run"], answer["session"]) == (run, 5)
+
+
 def test_a_pause_of_the_machine_is_no_silence(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = claimed(url, host=ELSEWHERE)["run"]
     looks, ahead_s = itertools.count(1), 0.0

@@ -330,7 +330,10 @@ def test_a_later_session_elsewhere_has_its_pins_left_alone(
     pin_the_first(root, 1)
     agents.run(root, plan_of(Level(str(far))))
     word = json.dumps({"run": "ab" * 8, "session": 9, "host": "elsewhere", "pid": 1}).encode()
-    DirectoryFar(far, files=Files()).write_word("run.json", word, over=None)
+    words = DirectoryFar(far, files=Files())
+    claimed = words.read_word("run.json")
+    assert claimed is not None
+    words.write_word("run.json", word, over=claimed.tag)
     unpin(root, 1)
     assert agents.run(root).ended == "fenced"
     assert pins(far) == {1}

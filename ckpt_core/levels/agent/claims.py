@@ -22,11 +22,16 @@ class Fenced(CkptError):
 def check_fence(far: Far, plan: Plan) -> None:
     """Be sure that no later session has the level. Called before anything is published or retired.
 
+    One that was claimed, and is filled anew since, is claimed anew by the agent that has the lease there.
+
     Raises:
         Fenced: one has.
         Away: it cannot be told, or the level is another run's, or a first root now.
     """
-    _check(far, far.read_word(RUN_NAME), plan)
+    word = far.read_word(RUN_NAME)
+    _check(far, word, plan)
+    if word is None and plan.sweeps:
+        _write(far, None, plan)
 
 
 def _check(far: Far, word: Word | None, plan: Plan) -> None:
@@ -60,8 +65,11 @@ def take(far: Far, plan: Plan) -> None:
     # Order matters: what is replaced is what was looked at, so that a later session keeps its claim.
     word = far.read_word(RUN_NAME)
     _check(far, word, plan)
-    if parsed(word).get("session", -1) == plan.session:
-        return
+    if parsed(word).get("session", -1) != plan.session:
+        _write(far, word, plan)
+
+
+def _write(far: Far, word: Word | None, plan: Plan) -> None:
     mine = claim_word(plan.run, plan.session, host=socket.gethostname(), pid=os.getpid())
     try:
         far.write_word(RUN_NAME, mine, over=None if word is None else word.tag)
