@@ -43,6 +43,9 @@ _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _PEER = re.compile(
     r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):([0-9]{1,5})/([^/.][^/]*)(/.*)?", re.ASCII | re.DOTALL
 )
+_NO_NAMES = frozenset(("", ".", ".."))
+"""Clients resolve them, or refuse them: what would be at one place is looked for at another."""
+
 _THIS_MACHINE = re.compile(r"\Alocalhost(?=/)", re.IGNORECASE)
 _SIGNED = re.compile(r"\?.*(sig|signature|token|credential|key|secret)[^/&=]*=", re.IGNORECASE)
 """A query as signed URLs have it, pasted with the place."""
@@ -243,6 +246,12 @@ def _checked_url(url: object) -> str:
         raise ConfigError(
             f"url={text!r} is no place at a peer: write it like peer://node-b:7070/run"
         )
+    wrong = next((name for name in rest.split("/") if name in _NO_NAMES), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"url={text!r} has {wrong!r} between its slashes, as no place in a store has: write it like "
+            f"{scheme}://bucket/run"
+        )
     return f"{scheme}://{rest}"
 
 
@@ -276,7 +285,7 @@ def at_home(path: str | os.PathLike[str] | None) -> str:
 def _is_peer(rest: str) -> bool:
     found = _PEER.fullmatch(rest)
     names = rest.split("/")[1:]
-    return found is not None and 0 < int(found[2]) < 65536 and not {"", ".", ".."} & {*names}
+    return found is not None and 0 < int(found[2]) < 65536 and not _NO_NAMES & {*names}
 
 
 def _check_alone(level: Level) -> None:

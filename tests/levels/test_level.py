@@ -78,6 +78,14 @@ def test_levels_are_given_as_objects_mappings_urls_or_json(given: Any, level: Le
             )
         ],
         (["s3://"], "names no bucket"),
+        *[
+            (
+                [f"{scheme}://bucket/{path}"],
+                f"has '{wrong}' between its slashes.*{scheme}://bucket/run",
+            )
+            for scheme in ("s3", "gs", "az")
+            for path, wrong in {"/x": "", "a//x": "", "a/./x": "[.]", "a/../x": "[.][.]"}.items()
+        ],
         ([{"every": 10}], "number 1: url is missing"),
         (
             ["/a", {"url": "/b", "evrey": 10}],
