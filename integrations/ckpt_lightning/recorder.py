@@ -51,7 +51,7 @@ from ckpt_lightning.loops import (
 )
 from ckpt_lightning.position import DataPosition
 from ckpt_lightning.ranking import Change, Ranking
-from ckpt_lightning.rescue import Armed
+from ckpt_lightning.rescue import Armed, where_taken
 from ckpt_lightning.resume import extras_of, own_buffers
 from ckpt_lightning.session import Session
 from ckpt_lightning.stopping import asked_to_stop, stops_again
@@ -320,7 +320,8 @@ class Recorder:
         """Keep a whole step at hand, if a failure should save it."""
         # What such optimizers own changes before the next step: then it is copied as well.
         self._lends = not swapping_optimizers(trainer)
-        self._armed.arm(step, frozen(tree, Owned.of(trainer) if self._lends else Owned(())))
+        owned = Owned.of(trainer) if self._lends else Owned(())
+        self._armed.arm(step, frozen(tree, owned), where_taken(tree))
 
     def _prepare(self, trainer: Trainer, moment: Moment) -> None:
         """Once, when optimizers have their state: the first save finds memory that is page-locked."""
@@ -349,11 +350,7 @@ class Recorder:
         return complete(dump(trainer), trainer, self.position, moment)
 
     def _save(
-        self,
-        step: int,
-        tree: dict[str, Any],
-        began: float,
-        change: Change = _NO_CHANGE,
+        self, step: int, tree: dict[str, Any], began: float, change: Change = _NO_CHANGE
     ) -> bool:
         self._armed.disarm()
         started = self._start_save(step, tree, began, change)

@@ -2,10 +2,13 @@
 
 One process saves it by itself. Several ranks save it together, or not at all:
 
-    the rank that fails    tells the others its step, then meets them
+    the rank that fails    tells the others its step, and its place in the run; then meets them
     the others             hear of it in a thread of their own, since training may hang in a collective that
-                           the one that failed does not come to; they meet it as soon as they hold that step
-    all of them            save, if all hold the same step; the engine commits it as any other
+                           the one that failed does not come to; they meet it as soon as they are there
+    all of them            save, if all hold the same step of one place; the engine commits it as any other
+
+The number of a step is not enough: where batches make none, the same one is taken again behind a validation
+and between two epochs, with another place in the data.
 
 No collective is used, and every wait has a deadline. On a device nobody listens: a copy would wait behind the
 collective that hangs. There only ranks that all fail meet.
@@ -17,18 +20,46 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt_core import CkptError, CommitError, TorchStore
+from ckpt_lightning.capture import EXTRAS
 from ckpt_lightning.texts import CheckpointWarning
 
 Tree = dict[str, Any]
 _log = logging.getLogger("ckpt_core")
 Save = Callable[[int, Tree], object]
+Where = tuple[int, ...]
+_BEHIND = ("", " and a validation", " and their hooks", " and an epoch")
 
 _TOPIC = "save_on_exception"
 _WITHIN_S = 30.0
 _LISTEN_EVERY_S = 0.5
+
+
+def where_taken(tree: Tree) -> Where:
+    """Which state of its step this is: equal on ranks that took it in the same hook, greater later on.
+
+    Returns:
+        Epochs begun, batches begun, and behind what of the last batch, as in `_BEHIND`.
+    """
+    loops, ours = tree["loops"]["fit_loop"], tree[EXTRAS]
+    begun = [
+        loops[name]["total"]["ready"] for name in ("epoch_progress", "epoch_loop.batch_progress")
+    ]
+    # `Moment.owed`: nothing is, behind a module's own hook and where training stops.
+    behind = 3 if ours["boundary"] else ("batch", "validation", "").index(ours["owed"])
+    return (*begun, behind)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A whole step; its place in the run is the step, and where it was taken."""
+
+    step: int
+    tree: Tree
+    place: list[int]
 
 
 class Armed:
@@ -36,11 +67,11 @@ class Armed:
 
     def __init__(self, save: Save) -> None:
         self._save = save
-        self._held: tuple[int, Tree] | None = None
+        self._held: _Held | None = None
 
-    def arm(self, step: int, tree: Tree) -> None:
-        """This step is whole; `tree` stays so until `disarm`."""
-        self._held = (step, tree)
+    def arm(self, step: int, tree: Tree, where: Where = ()) -> None:
+        """This step is whole; `tree` stays so until `disarm`. `where`: as of `where_taken`."""
+        self._hold(_Held(step, tree, [step, *where]))
 
     def disarm(self) -> None:
         """What `tree` refers to is about to change, or is saved already."""
@@ -49,9 +80,9 @@ class Armed:
     def outlast(self, copied: Callable[[Tree], Tree]) -> None:
         """What `tree` refers to is about to change without a step: hold a copy from here on."""
         if self._held is not None:
-            step, tree = self._held[0], copied(self._held[1])
+            held = replace(self._held, tree=copied(self._held.tree))
             self.disarm()
-            self.arm(step, tree)
+            self._hold(held)
 
     def fail(self) -> None:
         """Training has failed: save the step that is held.
@@ -60,12 +91,15 @@ class Armed:
             CkptError: as a save.
         """
         if self._held is not None:
-            self._save(*self._held)
+            self._save(self._held.step, self._held.tree)
             self._held = None
 
     def close(self) -> None:
         """Nothing is saved from here on. Idempotent."""
         self._held = None
+
+    def _hold(self, held: _Held) -> None:
+        self._held = held
 
 
 class ArmedTogether(Armed):
@@ -88,12 +122,6 @@ class ArmedTogether(Armed):
         self._listener = threading.Thread(target=self._listen, name="ckpt-rescue", daemon=True)
         if listens:
             self._listener.start()
-
-    def arm(self, step: int, tree: Tree) -> None:
-        """See Armed."""
-        with self._changed:
-            self._changing, self._held = False, (step, tree)
-            self._changed.notify_all()
 
     def disarm(self) -> None:
         """See Armed. Waits while the ranks are about to save what is held: one of them has failed."""
@@ -124,9 +152,14 @@ class ArmedTogether(Armed):
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _hold(self, held: _Held) -> None:
+        with self._changed:
+            self._changing, self._held = False, held
+            self._changed.notify_all()
+
     def _tell_and_meet(self) -> None:
-        told = self._store.tell_once(_TOPIC, {"step": self._step}, self._within_s)
-        if told["step"] is not None:
+        told = self._store.tell_once(_TOPIC, {"place": self._place}, self._within_s)
+        if told["place"] is not None:
             self._meet()
         elif self._changing:
             _warn("this rank had begun to change it")
@@ -134,19 +167,21 @@ class ArmedTogether(Armed):
     def _meet(self) -> None:
         """Save what is held, if all ranks hold the same."""
         held = self._held
-        steps = self._store.gather(_TOPIC, self._step, self._within_s)
-        if len(set(steps)) > 1:
-            shown = ", ".join(f"rank {rank}: {_shown(step)}" for rank, step in enumerate(steps[:8]))
+        places = self._store.gather(_TOPIC, self._place, self._within_s)
+        if any(place != places[0] for place in places):
+            shown = ", ".join(
+                f"rank {rank}: {_shown(place)}" for rank, place in enumerate(places[:8])
+            )
             raise CommitError(f"the ranks do not hold the same step ({shown})")
         with self._changed:
             # Not if training has gone on meanwhile: then it changes already.
             if held is not None and held is self._held:
-                self._save(*held)
+                self._save(held.step, held.tree)
 
     @property
-    def _step(self) -> int | None:
+    def _place(self) -> list[int] | None:
         held = self._held
-        return None if held is None else held[0]
+        return None if held is None else held.place
 
     def _may_meet(self) -> bool:
         """Whether this thread is to meet the other ranks: they meet once."""
@@ -168,7 +203,7 @@ class ArmedTogether(Armed):
             while (told := self._store.told(_TOPIC, self._within_s)) is None:
                 if self._over(_LISTEN_EVERY_S):
                     return
-            if told["step"] is not None and self._reached(told["step"]):
+            if told["place"] is not None and self._reached(told["place"]):
                 try:
                     self._meet()
                 finally:
@@ -181,18 +216,22 @@ class ArmedTogether(Armed):
         with self._changed:
             return self._changed.wait_for(lambda: self._met or self._closed, seconds)
 
-    def _reached(self, step: int) -> bool:
-        """Wait until this step is held, a while at most; whether this thread is to meet the others then."""
+    def _reached(self, place: list[int]) -> bool:
+        """Wait until training is there, a while at most; whether this thread is to meet the others then."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._met or self._closed or (self._step or 0) >= step, self._within_s / 2
+                lambda: self._met or self._closed or (self._place or []) >= place,
+                self._within_s / 2,
             )
             # At once: `disarm` must not come between.
             return self._may_meet()
 
 
-def _shown(step: int | None) -> str:
-    return "none" if step is None else f"step {step}"
+def _shown(place: list[int] | None) -> str:
+    if place is None:
+        return "none"
+    step, *where = place
+    return f"step {step}" + (f" behind {where[1]} batches{_BEHIND[where[2]]}" if where else "")
 
 
 def _warn(why: str) -> None:

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ckpt_core.data import ResumableLoader
 from ckpt_lightning import fsdp
-from tests.integrations.lightning.models import FEATURES, Net
+from tests.integrations.lightning.models import FEATURES, Net, val_loader
 from tests.integrations.lightning.running import SMALL, ending, preset, saver, trainer_of
 
 SAMPLES, BATCH_SIZE = 48, 4
@@ -172,6 +172,32 @@ class Watch(Callback):
             trainer.save_checkpoint(self.save_to["path"])
 
 
+class Apart:
+    """Before one of the modules: rank 1 fails while rank `ahead` is behind a validation, the other before it.
+
+    That one waits for the file `there` in batch 2, behind the collectives with which its step begins.
+    """
+
+    ahead: int
+    there: Path
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> torch.Tensor:
+        while batch_idx == 2 and self.global_rank != self.ahead and not self.there.exists():
+            time.sleep(0.01)
+        if batch_idx == 2 and self.global_rank != self.ahead:
+            self._fail()
+        return super().training_step(batch, batch_idx)
+
+    def on_validation_end(self: Any) -> None:  # behind those of callbacks
+        if self.global_rank == self.ahead:
+            self.there.touch()
+            self._fail()
+
+    def _fail(self: Any) -> None:
+        if self.global_rank == 1:
+            raise Stop
+
+
 class Rank:
     """What this process is."""
 
@@ -189,9 +215,12 @@ class Rank:
             kind = type(f"{kind.__name__}ByHand", (ByHand, kind), {})
         if job.get("resting"):
             kind = type(f"{kind.__name__}Resting", (Resting, kind), {})
+        if "apart" in job:
+            kind = type(f"{kind.__name__}Apart", (Apart, kind), {"ahead": job["apart"]})
         mine = {**job, **job.get("mine", {}).get(str(self.rank), {})}
         module = kind(mine.get("stop_at"), mine.get("pause_at"), job.get("width", 0))
         module.paused = Path(f"{job['out']}.paused{self.rank}")
+        module.there = Path(f"{job['out']}.there")
         watch = Watch(job.get("save_to"))
         saving = dict(mine.get("saving", {}))
         if "preset" in mine:
@@ -208,7 +237,8 @@ class Rank:
         )
         with contextlib.suppress(Stop):
             data = loader((self.ranks, self.rank) if job.get("plain") else None)
-            trainer.fit(module, data, ckpt_path=job.get("ckpt_path"))
+            val = val_loader() if job.get("validates") else None
+            trainer.fit(module, data, val, ckpt_path=job.get("ckpt_path"))
         model = trainer.strategy.model if "fsdp" in job else module
         last = whole(ending(trainer, model)) if mine.get("stop_at") is None else None
         torch.save({"begin": watch.begin, "last": last}, f"{job['out']}.{self.rank}")

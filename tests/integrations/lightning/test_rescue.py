@@ -67,6 +67,45 @@ def test_ranks_that_all_fail_save_together(
     _assert_goes_on(pair, root, expected, 5, sharded=sharded)
 
 
+# A step in each second batch, and a validation behind one without: step 1 is whole behind batches 1 and 2.
+VALIDATES: dict[str, Any] = {
+    "trainer": {"accumulate_grad_batches": 2, "val_check_interval": 3},
+    "validates": True,
+}
+
+
+def _fail_apart(forks: Forks, folder: Path, root: Path, ahead: int) -> list[str]:
+    """Rank 1 fails while rank 0 holds step 1 of another place, and then hangs; the warnings of rank 1."""
+    with Crew(forks, 2, folder) as crew:
+        crew.begin(root=root, **RESCUE, **VALIDATES, apart=ahead)
+        failed = crew.answer_of(1)
+        assert "error" not in failed, failed["traceback"]
+        crew.processes[1].kill()
+        assert "error" in crew.answer_of(0)
+    told: list[str] = failed["warnings"]
+    return told
+
+
+def test_a_step_that_another_rank_holds_as_of_behind_a_validation_is_not_saved(
+    forks: Forks, root: Path, tmp_path: Path
+) -> None:
+    (told,) = _fail_apart(forks, tmp_path, root, ahead=0)
+    assert (
+        "(rank 0: step 1 behind 3 batches and a validation, rank 1: step 1 behind 2 batches)"
+        in told
+    )
+    assert committed_steps(root) == ()
+
+
+def test_a_rank_that_is_still_before_that_validation_comes_to_it_and_both_save(
+    forks: Forks, pair: Crew, root: Path, tmp_path: Path
+) -> None:
+    expected = pair.fit(**VALIDATES)
+    assert not _fail_apart(forks, tmp_path, root, ahead=1)
+    assert committed_steps(root) == (1,)
+    _assert_goes_on(pair, root, expected, 1, **VALIDATES)
+
+
 @pytest.fixture
 def stores() -> Iterator[list[TorchStore]]:
     """Those of two ranks, here in one process."""
@@ -115,6 +154,46 @@ def test_a_rank_that_is_not_there_yet_is_waited_for(stores: list[TorchStore]) ->
     behind.disarm()
     behind.close()
     assert saved == [4, 4]
+
+
+def test_a_rank_that_holds_the_step_of_a_later_place_is_not_waited_for(
+    stores: list[TorchStore],
+) -> None:
+    ahead, failing = (
+        ArmedTogether(lambda *_: pytest.fail("saved"), store=store, timeout_s=60, listens=True)
+        for store in stores
+    )
+    ahead.arm(1, {}, (1, 3, 1))
+    failing.arm(1, {}, (1, 2, 0))
+    with pytest.warns(
+        CheckpointWarning,
+        match="rank 0: step 1 behind 3 batches and a validation, rank 1: step 1 behind 2",
+    ):
+        failing.fail()
+    ahead.disarm()
+    ahead.close()
+
+
+def test_a_rank_that_holds_the_step_of_an_earlier_place_is_waited_for(
+    stores: list[TorchStore],
+) -> None:
+    saved: list[Any] = []
+    behind, failing = (
+        ArmedTogether(lambda _, tree: saved.append(tree), store=store, timeout_s=60, listens=True)
+        for store in stores
+    )
+    failing.arm(1, {"as of": 3}, (1, 3, 1))
+    behind.arm(1, {"as of": 2}, (1, 2, 0))
+    with ThreadPoolExecutor(1) as pool:
+        failed = pool.submit(failing.fail)
+        while stores[0].told("save_on_exception", 60) is None:
+            time.sleep(0.01)
+        behind.outlast(dict)
+        behind.arm(1, {"as of": 3}, (1, 3, 1))
+        failed.result()
+    behind.disarm()
+    behind.close()
+    assert saved == [{"as of": 3}, {"as of": 3}]
 
 
 def test_a_rank_that_had_begun_to_change_it_says_so(stores: list[TorchStore]) -> None:
