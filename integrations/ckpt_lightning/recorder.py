@@ -352,7 +352,7 @@ class Recorder:
     def _save(
         self, step: int, tree: dict[str, Any], began: float, change: Change = _NO_CHANGE
     ) -> bool:
-        self._armed.disarm()
+        self._armed.disarm(saved=True)
         started = self._start_save(step, tree, began, change)
         if swapping_optimizers(self.session.ranks.trainer):
             # The module may swap weights in its own hook, which comes next, and no barrier before it.

@@ -73,8 +73,8 @@ class Armed:
         """This step is whole; `tree` stays so until `disarm`. `where`: as of `where_taken`."""
         self._hold(_Held(step, tree, [step, *where]))
 
-    def disarm(self) -> None:
-        """What `tree` refers to is about to change, or is saved already."""
+    def disarm(self, *, saved: bool = False) -> None:
+        """What `tree` refers to is about to change, or `saved` by who asks."""
         self._held = None
 
     def outlast(self, copied: Callable[[Tree], Tree]) -> None:
@@ -123,11 +123,13 @@ class ArmedTogether(Armed):
         if listens:
             self._listener.start()
 
-    def disarm(self) -> None:
+    def disarm(self, *, saved: bool = False) -> None:
         """See Armed. Waits while the ranks are about to save what is held: one of them has failed."""
         with self._changed:
             self._changed.wait_for(lambda: not self._meeting, self._within_s)
-            self._changing, self._held = self._held is not None, None
+            # Still, if it was before: until another step is whole.
+            self._changing = not saved and (self._changing or self._held is not None)
+            self._held = None
 
     def fail(self) -> None:
         """See Armed. Returns when a save was started, or when it is known that there will be none."""

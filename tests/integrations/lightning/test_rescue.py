@@ -196,16 +196,32 @@ def test_a_rank_that_holds_the_step_of_an_earlier_place_is_waited_for(
     assert saved == [{"as of": 3}, {"as of": 3}]
 
 
-def test_a_rank_that_had_begun_to_change_it_says_so(stores: list[TorchStore]) -> None:
+@pytest.mark.parametrize(
+    "hooks", [1, 2]
+)  # an update is followed by others, by its end and by a validation
+def test_a_rank_that_had_begun_to_change_it_says_so(stores: list[TorchStore], hooks: int) -> None:
     well, failing = (
         ArmedTogether(lambda *_: pytest.fail("saved"), store=store, timeout_s=60, listens=True)
         for store in stores
     )
     for rank in (well, failing):
         rank.arm(3, {})
-    failing.disarm()
+    for _ in range(hooks):
+        failing.disarm()
     with pytest.warns(CheckpointWarning, match="had begun to change it"):
         failing.fail()
+    well.close()
+
+
+def test_a_rank_that_has_saved_it_says_nothing(stores: list[TorchStore]) -> None:
+    well, failing = (
+        ArmedTogether(lambda *_: pytest.fail("saved"), store=store, timeout_s=60, listens=True)
+        for store in stores
+    )
+    failing.arm(3, {})
+    failing.disarm(saved=True)
+    failing.disarm()
+    failing.fail()
     well.close()
 
 
